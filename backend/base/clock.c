@@ -1,0 +1,16 @@
+/* CLOCK_MONOTONIC in the units the callers want. */
+#include "backend/base/clock.h"
+#include <time.h>
+
+int64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+int64_t clock_ms(void) { return clock_ns() / 1000000; }
+int64_t clock_deadline(int64_t timeout_ms)
+{
+    int64_t now = clock_ms();
+    return timeout_ms <= 0 || timeout_ms > INT64_MAX - now ? INT64_MAX : now + timeout_ms;
+}

@@ -1,0 +1,108 @@
+/* The environment, read once. Texts are copied, so later changes of the environment change nothing. */
+#include "backend/base/settings.h"
+#include "backend/base/log.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern char **environ;
+static const struct settings_row rows[] = {
+#define X(field, variable, kind, value, help) { variable, value, help },
+    SETTINGS_MAP(X)
+#undef X
+};
+enum { ROWS = sizeof rows / sizeof *rows, NAME_BYTES = 64 };
+static struct settings current;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+int settings_table(const struct settings_row **out)
+{
+    *out = rows;
+    return ROWS;
+}
+
+/* ---- nearest name ---- */
+static int smallest(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+static int edit_distance(const char *a, const char *b)                 /* Levenshtein, one row at a time; long names are cut */
+{
+    int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
+    for (int j = 0; j <= length; j++) row[j] = j;
+    for (int i = 1; a[i - 1] && i <= NAME_BYTES; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= length; j++) {
+            int change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = smallest(row[j] + 1, row[j - 1] + 1, change);
+        }
+    }
+    return row[length];
+}
+const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context)
+{
+    const char *best = NULL, *candidate;
+    int best_distance = (int)strlen(name) / 2 + 1;
+    for (int i = 0; (candidate = next(context, i)) != NULL; i++) {
+        int distance = edit_distance(name, candidate);
+        if (distance < best_distance) { best = candidate; best_distance = distance; }
+    }
+    return best;
+}
+
+/* ---- reading ---- */
+static const char *row_name(void *context, int index)
+{
+    (void)context;
+    return index < ROWS ? rows[index].variable : NULL;
+}
+static bool is_known(const char *name, size_t length)
+{
+    for (int i = 0; i < ROWS; i++)
+        if (strlen(rows[i].variable) == length && strncmp(rows[i].variable, name, length) == 0) return true;
+    return false;
+}
+static void warn_of_unknown(void)
+{
+    for (char **entry = environ; entry && *entry; entry++) {
+        const char *end = strchr(*entry, '=');
+        if (strncmp(*entry, "TUTTI_", 6) != 0 || !end || is_known(*entry, (size_t)(end - *entry))) continue;
+        char name[NAME_BYTES] = "";
+        memcpy(name, *entry, (size_t)(end - *entry) < NAME_BYTES - 1 ? (size_t)(end - *entry) : NAME_BYTES - 1);
+        const char *near = settings_nearest(name, row_name, NULL);
+        LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+    }
+}
+static void read_TEXT(const char **field, const char *variable, const char *value)
+{
+    const char *given = getenv(variable);
+    *field = given ? strdup(given) : value;
+    if (!*field) *field = value;
+}
+static void read_NUMBER(int64_t *field, const char *variable, const char *value)
+{
+    const char *given = getenv(variable);
+    char *end = NULL;
+    errno = 0;
+    *field = strtoll(given ? given : value, &end, 10);
+    if (given && (end == given || *end || errno)) {
+        LOG(WARN, "%s=%s is not a whole number; using %s", variable, given, value);
+        *field = strtoll(value, NULL, 10);
+    }
+}
+static void load(void)
+{
+#define X(field, variable, kind, value, help) read_##kind(&current.field, variable, value);
+    SETTINGS_MAP(X)
+#undef X
+    int level = log_level_parse(current.log);
+    if (level >= 0) log_limit = level;
+    else LOG(WARN, "TUTTI_LOG=%s is no level; it may be error, warn, info or debug", current.log);
+    warn_of_unknown();
+}
+void settings_reload(void) { load(); }
+const struct settings *settings_get(void)
+{
+    pthread_once(&once, load);
+    return &current;
+}
