@@ -1,0 +1,373 @@
+"""Trains a small character-level GPT with DistributedDataParallel, on any backend of torch.distributed.
+
+    python examples/train_gpt.py                         two ranks here, on tutti (starts torchrun itself)
+    python examples/train_gpt.py --compare               the same training on tutti and on gloo, side by side
+    torchrun --nproc-per-node 4 examples/train_gpt.py    any other number of ranks
+
+The text is the source of the Python standard library (or --data FILE), a character is a byte. What a rank reads at
+a step depends only on (seed, rank, step), so a run on another backend, or one resumed from a checkpoint, sees the
+same batches and must show the same losses: that is what --compare checks.
+"""
+import argparse
+import hashlib
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+BUCKET_MB = 1           # several buckets even for a model this small, so that reduction overlaps with the backward pass
+WARM_STEPS = 5          # not timed: DDP regroups its buckets after the first step
+LOSS_TOLERANCE = 1e-5   # of a loss near 5, in fp32; with two ranks the sums are a + b, so the difference ought to be 0
+
+
+# ---- the model ----
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.join = nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def attention(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.join(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm_attention(x))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, characters, context, width, heads, layers):
+        super().__init__()
+        self.context = context
+        self.token = nn.Embedding(characters, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, characters, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:        # GPT-2's initialisation: what is added to the residual stream starts smaller
+                added = name.endswith(("join.weight", "mlp.2.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
+
+    def forward(self, ids, targets=None):
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]
+        logits = self.head(self.norm(self.blocks(x)))
+        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def continue_text(self, ids, count, seed):
+        chance = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            logits = self(ids[:, -self.context:])[0, -1].float().cpu() / 0.8
+            following = torch.multinomial(logits.softmax(0), 1, generator=chance).to(ids.device)
+            ids = torch.cat([ids, following[None]], dim=1)
+        return ids[0]
+
+
+# ---- the text ----
+class Text:
+    """Bytes as small numbers; the last tenth is kept for validation."""
+
+    def __init__(self, path, context, batch):
+        data = torch.frombuffer(bytearray(self.read(path)), dtype=torch.uint8).long()
+        self.characters, ids = data.unique(return_inverse=True)
+        if len(ids) < 20 * (context + 1):
+            raise SystemExit(f"the text has {len(ids)} bytes; that is too short for a context of {context}")
+        edge = len(ids) * 9 // 10
+        self.parts = {"train": ids[:edge], "validation": ids[edge:]}
+        self.context, self.batch = context, batch
+
+    @staticmethod
+    def read(path):
+        if path:
+            return Path(path).read_bytes()
+        return b"\n".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("*.py")))
+
+    def sample(self, part, seed, rank, step):
+        """Inputs and targets; the same for the same arguments, whatever was asked before."""
+        chance = torch.Generator().manual_seed((seed * 1_000_003 + step) * 4099 + rank)
+        ids = self.parts[part]
+        starts = torch.randint(len(ids) - self.context, (self.batch,), generator=chance)
+        windows = torch.stack([ids[start: start + self.context + 1] for start in starts])
+        return windows[:, :-1], windows[:, 1:]
+
+    def decode(self, ids):
+        return bytes(self.characters[ids.cpu()].tolist()).decode("utf-8", "replace")
+
+
+# ---- what is shown ----
+class Progress:
+    """One line that is rewritten on a terminal; elsewhere a line for every tenth of the way."""
+
+    def __init__(self, title, steps, shown):
+        self.title, self.steps, self.shown = title, steps, shown
+        self.terminal = sys.stdout.isatty()
+
+    def show(self, step, loss, tokens_per_second, waiting):
+        done = step + 1
+        tenth = done * 10 // self.steps > step * 10 // self.steps
+        if not self.shown or not (self.terminal or tenth):
+            return
+        bar = ("=" * (done * 24 // self.steps)).ljust(24)
+        line = (f"{self.title:>6} [{bar}] {done:4}/{self.steps}  loss {loss:.3f}  "
+                f"{tokens_per_second:7,.0f} tokens/s  waiting {waiting:5.1%}")
+        end = "\n" if not self.terminal or done == self.steps else ""
+        print(("\r" if self.terminal else "") + line, end=end, flush=True)
+
+
+def show_table(results):
+    rows = [("tokens/s, all ranks", lambda r: f"{r['tokens_per_second']:,.0f}"),
+            ("step, median", lambda r: f"{r['step_ms']:.1f} ms"),
+            ("waiting for communication", lambda r: "not measured" if r["waiting"] is None else f"{r['waiting']:.1%}"),
+            ("loss, first step", lambda r: f"{r['losses'][0]:.6f}"),
+            ("loss, last step", lambda r: f"{r['losses'][-1]:.6f}"),
+            ("loss on unseen text", lambda r: f"{r['validation']:.6f}"),
+            ("parameters of all ranks", lambda r: "identical" if r["ranks_agree"] else "DIFFERENT"),
+            ("their SHA-256 begins with", lambda r: r["digest"][:12])]
+    print("\n" + " " * 28 + "".join(f"{r['backend']:>15}" for r in results))
+    for name, cell in rows:
+        print(f"{name:<28}" + "".join(f"{cell(r):>15}" for r in results))
+
+
+def check(results):
+    """Whether every rank holds the same parameters and the backends gave the same losses; prints what it finds."""
+    sound = all(r["ranks_agree"] for r in results)
+    for other in results[1:]:
+        first = results[0]
+        difference = max(abs(a - b) for a, b in zip(first["losses"], other["losses"], strict=True))
+        same = "the same bits" if first["digest"] == other["digest"] else "not the same bits"
+        print(f"\n{first['backend']} and {other['backend']}: over {len(first['losses'])} steps the losses differ by "
+              f"at most {difference:.3g} (allowed {LOSS_TOLERANCE:g}); the trained parameters are {same}.")
+        sound = sound and difference <= LOSS_TOLERANCE
+    return sound
+
+
+# ---- training ----
+class Trainer:
+    """One training on one backend, from joining the group to leaving it."""
+
+    def __init__(self, options, backend, text, device):
+        self.options, self.backend, self.text, self.device = options, backend, text, device
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(options.seed)
+        model = GPT(len(text.characters), options.context, options.width, options.heads, options.layers).to(device)
+        self.last_gradient = 0.0
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.note_gradient)
+        self.model = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1)
+        self.losses, self.step_seconds, self.waits = [], [], []
+        if options.resume:
+            self.load(options.resume)
+
+    def note_gradient(self, _):
+        self.last_gradient = time.perf_counter()
+
+    def rate(self, step):
+        """Linear warm-up over a twentieth of the way, then half a cosine."""
+        warm = max(1, self.options.steps // 20)
+        if step < warm:
+            return self.options.rate * (step + 1) / warm
+        angle = math.pi * (step - warm) / max(1, self.options.steps - warm)
+        return self.options.rate * (0.05 + 0.95 * (1 + math.cos(angle)) / 2)
+
+    def step(self, step):
+        """The time in which this rank only waits for communication is taken from its last gradient being ready to
+        the end of backward(): by then everything is computed, and DDP waits for the buckets still under way. It
+        includes waiting for a slower rank, as any synchronous training does. It does not include what communication
+        costs while it overlaps with computing (its threads need a core, too); that shows in the time of the
+        step."""
+        begin = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(step)
+        batch = self.text.sample("train", self.options.seed, self.rank, step)
+        inputs, targets = (part.to(self.device) for part in batch)
+        loss = self.model(inputs, targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.waits.append(time.perf_counter() - self.last_gradient)
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.step_seconds.append(time.perf_counter() - begin)
+
+    def run(self):
+        progress = Progress(self.backend, self.options.steps, self.rank == 0)
+        for step in range(len(self.losses), self.options.steps):
+            self.step(step)
+            tokens_per_second, waiting = self.speed()
+            progress.show(step, self.losses[-1], tokens_per_second, waiting)
+            if self.options.checkpoint and (step + 1) % self.options.every == 0:
+                self.save(self.options.checkpoint)
+        return self.result()
+
+    def speed(self):
+        steps, waits = (timed[WARM_STEPS:] or timed for timed in (self.step_seconds, self.waits))
+        tokens = len(steps) * self.size * self.options.batch * self.options.context
+        return tokens / max(sum(steps), 1e-9), sum(waits) / max(sum(steps), 1e-9)
+
+    def result(self):
+        tokens_per_second, waiting = self.speed()
+        steps = self.step_seconds[WARM_STEPS:] or self.step_seconds or [0.0]
+        digests = self.gather_digests()
+        return {"backend": self.backend, "losses": self.mean_over_ranks(self.losses), "validation": self.validate(),
+                "tokens_per_second": tokens_per_second, "step_ms": 1e3 * statistics.median(steps),
+                "waiting": waiting if self.device.type == "cpu" else None,
+                "digest": digests[0].hex(), "ranks_agree": len(set(digests)) == 1}
+
+    def mean_over_ranks(self, values):
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return (total / self.size).tolist()
+
+    @torch.no_grad()
+    def validate(self):
+        losses = []
+        for step in range(8):
+            batch = self.text.sample("validation", self.options.seed, self.rank, step)
+            inputs, targets = (part.to(self.device) for part in batch)
+            losses.append(self.model.module(inputs, targets).item())
+        return statistics.mean(self.mean_over_ranks(losses))
+
+    def gather_digests(self):
+        """SHA-256 over the bits of all parameters, of every rank: that they stay equal is what DDP promises."""
+        bits = hashlib.sha256()
+        for parameter in self.model.module.parameters():
+            bits.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        mine = torch.tensor(list(bits.digest()), dtype=torch.uint8, device=self.device)
+        everyones = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyones, mine)
+        return [bytes(digest.tolist()) for digest in everyones]
+
+    def save(self, path):
+        """On all ranks; rank 0 writes. Written beside and renamed, so that an interrupted run leaves the old checkpoint or
+        the new one. On any later number of ranks the losses so far are the mean ones."""
+        losses = self.mean_over_ranks(self.losses)
+        if self.rank != 0:
+            return
+        beside = f"{path}.{os.getpid()}"
+        try:
+            torch.save({"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict(),
+                        "losses": losses, "seed": self.options.seed}, beside)
+            os.replace(beside, path)
+        finally:
+            Path(beside).unlink(missing_ok=True)
+
+    def load(self, path):
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        if saved["seed"] != self.options.seed:
+            raise SystemExit(f"{path} was written with --seed {saved['seed']}, not {self.options.seed}")
+        self.model.module.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.losses = saved["losses"]
+
+
+def train(options, backend, text):
+    device = torch.device(options.device)
+    if device.type != "cpu" and device.index is None:
+        device = torch.device(device.type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=dist.PrefixStore(backend, store), rank=rank, world_size=size)
+    try:
+        trainer = Trainer(options, backend, text, device)
+        if rank == 0:
+            count = sum(p.numel() for p in trainer.model.parameters())
+            print(f"{backend}: {count / 1e6:.1f} M parameters, "
+                  f"{size} ranks x {options.batch} x {options.context} characters a step", flush=True)
+        return trainer.run(), trainer.model.module
+    finally:
+        dist.destroy_process_group()
+
+
+def work(options):
+    torch.set_num_threads(options.threads)
+    rank = int(os.environ["RANK"])
+    text = Text(options.data, options.context, options.batch)
+    results = []
+    for backend in [options.backend, "gloo"] if options.compare else [options.backend]:
+        result, model = train(options, backend, text)
+        results.append(result)
+    if options.losses and rank == 0:
+        torch.save({r["backend"]: r["losses"] for r in results}, options.losses)
+    if rank == 0:
+        prompt = text.parts["validation"][: options.context][None]
+        written = model.continue_text(prompt.to(options.device), options.sample, options.seed)[prompt.shape[1]:]
+        print(f"\nThe model writes:\n{'-' * 80}\n{text.decode(written)}\n{'-' * 80}")
+        show_table(results)
+        return 0 if check(results) else 1
+    return 0 if all(r["ranks_agree"] for r in results) else 1
+
+
+# ---- starting and stopping ----
+def interrupt(_number, _frame):
+    raise KeyboardInterrupt
+
+
+def main():
+    options = parse(sys.argv[1:])
+    if "RANK" not in os.environ:
+        return launch(options)
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)     # a shell's background job would ignore it otherwise
+    try:
+        return work(options)
+    except KeyboardInterrupt:
+        return 130
+
+
+def launch(options):
+    """What the command torchrun does. Ctrl-C ends it without its stack trace; it stops the ranks before it raises."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.run import main as torchrun
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    try:
+        torchrun(["--standalone", f"--nproc-per-node={options.ranks}", __file__, *sys.argv[1:]])
+    except SignalException as stopped:
+        print("\ninterrupted", file=sys.stderr)
+        return 128 + stopped.sigval.value
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description="Train a small character-level GPT with DDP.")
+    parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
+    parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
+    parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
+    parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")
+    parser.add_argument("--data", metavar="FILE", help="text to learn (default: source of the Python standard library)")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=8, help="sequences of a rank and step (default 8)")
+    parser.add_argument("--context", type=int, default=64, help="characters of a sequence (default 64)")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (default 1e-3)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=240, help="characters to write at the end (default 240)")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save there every --every steps")
+    parser.add_argument("--every", type=int, default=100)
+    parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
+    parser.add_argument("--losses", metavar="FILE", help="save the loss of every step, for tests")
+    options = parser.parse_args(arguments)
+    if options.compare and options.resume:
+        parser.error("--compare starts from the beginning; leave out --resume")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

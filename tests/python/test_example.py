@@ -1,0 +1,81 @@
+"""examples/train_gpt.py on a tiny model: goes on from a checkpoint as if never stopped, agrees with gloo, and Ctrl-C
+ends it cleanly."""
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = "--steps 12 --layers 1 --width 32 --heads 2 --context 16 --batch 2 --sample 20".split()
+
+
+def installed():
+    try:
+        return bool(importlib.metadata.version("torch-tutti"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+needs_tutti = pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
+BACKENDS = [pytest.param("tutti", marks=needs_tutti), "gloo"]
+
+
+def command(*arguments):
+    text = ["--data", str(ROOT / "c_api/tutti.h")]
+    return [sys.executable, str(ROOT / "examples/train_gpt.py"), *TINY, *text, *map(str, arguments)]
+
+
+def train(*arguments):
+    run = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resumed_run_has_the_same_losses(backend, tmp_path):
+    train("--backend", backend, "--checkpoint", tmp_path / "at8", "--every", 8, "--losses", tmp_path / "whole")
+    shown = train("--backend", backend, "--resume", tmp_path / "at8", "--losses", tmp_path / "resumed")
+    whole, resumed = (torch.load(tmp_path / name)[backend] for name in ("whole", "resumed"))
+    assert " 12/12" in shown and " 8/12" not in shown
+    assert len(whole) == 12 and whole == resumed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["at8", "resumed", "whole"]
+
+
+@needs_tutti
+def test_losses_equal_those_on_gloo():
+    shown = train("--compare")
+    assert "differ by at most 0 " in shown and "the same bits" in shown and "DIFFERENT" not in shown
+
+
+def processes_of(run):
+    """Those whose environment carries the mark of this run."""
+    mark, found = f"TEST_RUN={run}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_interrupt_leaves_nothing(backend):
+    mark = f"{os.getpid()}-{backend}"
+    run = subprocess.Popen(command("--backend", backend, "--steps", 10**6), env=dict(os.environ, TEST_RUN=mark), text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        assert "parameters" in run.stdout.readline()
+        time.sleep(0.5)
+        os.killpg(run.pid, signal.SIGINT)       # what a terminal does on Ctrl-C
+        rest, _ = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 130 and "Traceback" not in rest, rest
+    assert not processes_of(mark)
