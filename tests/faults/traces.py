@@ -1,0 +1,66 @@
+"""What a killed job may leave behind: processes, names in /dev/shm, sockets, files, descriptors of the parent."""
+import os
+import time
+from pathlib import Path
+
+GRACE_S = 2.0           # the kernel, and the parent's end of a connection, notice a death a moment after it
+
+
+def names_in_shared_memory():
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def sockets():
+    """Inodes of the abstract sockets whose name begins with tutti."""
+    rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {row[6] for row in rows if len(row) > 7 and row[7].startswith("@tutti")}
+
+
+def owners(inode):
+    """Processes that hold this socket."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == f"socket:[{inode}]":
+                found.add(int(link.parts[2]))
+        except OSError:
+            continue
+    return found
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def child_is_running():
+    """Reaps those that have ended. The storm is a subreaper: what its ranks started and left becomes its child."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    except ChildProcessError:
+        return False
+
+
+class Traces:
+    """What was there before a cycle. Sockets that another job on this machine holds do not count."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.names, self.sockets, self.descriptors = names_in_shared_memory(), sockets(), descriptors()
+
+    def left_now(self):
+        found = [f"/dev/shm/{name}" for name in names_in_shared_memory() - self.names]
+        found += [f"socket {inode}" for inode in sockets() - self.sockets if owners(inode) <= {os.getpid()}]
+        found += [f"file {name}" for name in os.listdir(self.folder)]
+        if descriptors() > self.descriptors:
+            found.append("a descriptor of the parent")
+        if child_is_running():
+            found.append("a process")
+        return found
+
+    def left(self):
+        deadline = time.monotonic() + GRACE_S
+        while (found := self.left_now()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
