@@ -27,8 +27,9 @@ def test_a_good_end_is_well():
     assert kill_storm.judge(replace(PLAN, both=True), kill_storm.Outcome(died="ended with -9 and said nothing")) == ""
 
 
-@pytest.mark.parametrize("change", [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"}, {"finished": True},
-                                    {"status": rank.TIMEOUT}, {"text": "rank 0 is gone"}, {"left": ["socket 12345"]}])
+@pytest.mark.parametrize("change", [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"},
+                                    {"finished": True}, {"status": rank.TIMEOUT}, {"text": "rank 0 is gone"},
+                                    {"left": ["socket 12345"]}])
 def test_a_bad_end_is_noticed(change):
     assert kill_storm.judge(PLAN, replace(WELL, **change))
 
