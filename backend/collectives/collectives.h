@@ -2,8 +2,8 @@
 #pragma once
 #include "backend/schedule/schedule.h"
 
-extern const struct algorithm collectives_table[];                     /* grouped by family; ends with name NULL                   */
-const char *family_name(enum family family);                           /* "allreduce", "reduce_scatter", …                         */
-const struct algorithm *collectives_find(enum family family, const char *name);        /* NULL: none of that name                  */
+extern const struct algorithm collectives_table[];                     /* grouped by family; ends with name NULL */
+const char *family_name(enum family family);                           /* "allreduce", "reduce_scatter", … */
+const struct algorithm *collectives_find(enum family family, const char *name);        /* NULL: none of that name */
 /* What runs when nobody chose: ranks all on one host, `bytes` the whole message of a rank, `uneven` counts. */
 const struct algorithm *collectives_select(enum family family, int size, size_t bytes, bool uneven);

@@ -1,0 +1,77 @@
+/* All-to-all: block j of rank i becomes block i of rank j. Blocks of different pairs may differ in size, except
+ * where an algorithm carries the blocks of others. n is the message of all p blocks. */
+#include "backend/collectives/common.h"
+
+static void copy_own(struct schedule *s)
+{
+    step_copy(s, chunk(s->rank, OUTPUT, s->rank), chunk(s->rank, INPUT, s->rank));
+}
+static void send_to(struct schedule *s, int peer) { step_send(s, chunk(s->rank, INPUT, peer), peer); }
+static void recv_from(struct schedule *s, int peer) { step_recv(s, chunk(s->rank, OUTPUT, peer), peer); }
+
+/* Pairwise: in round k send to the rank k above, receive from the rank k below, and begin the next round when that
+   has arrived, so that nobody is sent to by many at once. p - 1 rounds of n/p. (Thakur, Rabenseifner, Gropp 2005) */
+void all_to_all_pairwise(struct schedule *s)
+{
+    copy_own(s);
+    for (int hop = 1; hop < s->size; hop++) {
+        int from = mod(s->rank - hop, s->size);
+        send_to(s, mod(s->rank + hop, s->size));
+        recv_from(s, from);
+        step_copy(s, chunk(s->rank, OUTPUT, from), chunk(s->rank, OUTPUT, from));      /* moves nothing, waits for it */
+    }
+}
+
+/* Direct: post all receives, then all sends, and let the network sort it out. 1 latency, (p - 1)/p n. */
+void all_to_all_direct(struct schedule *s)
+{
+    for (int hop = 1; hop < s->size; hop++) recv_from(s, mod(s->rank - hop, s->size));
+    for (int hop = 1; hop < s->size; hop++) send_to(s, mod(s->rank + hop, s->size));
+    copy_own(s);
+}
+
+/* Where the block that still has to travel `hop` ranks in all lies before round `bit`: it has made the hops of the
+   bits below. A block that arrives in a round never lands where the block of the same hop leaves from, else all
+   ranks would wait for each other. */
+static struct span bruck_block(struct schedule *s, struct span landing, int hop, int bit)
+{
+    int made = hop & (bit - 1), moves = 0;
+    for (int rest = made; rest; rest &= rest - 1) moves++;
+    if (made == hop) return chunk(s->rank, OUTPUT, mod(s->rank - hop, s->size));
+    if (moves == 0) return chunk(s->rank, INPUT, mod(s->rank + hop, s->size));
+    return span_part(landing, moves % 2 * s->size + hop, 1);
+}
+/* Bruck: a block makes its hop in powers of two, all blocks that share a bit in one message. ⌈log2 p⌉ rounds of
+   about n/2. For short messages. (Bruck et al. 1997) */
+void all_to_all_bruck(struct schedule *s)
+{
+    struct span landing = fresh(s, 2 * s->size);
+    copy_own(s);
+    for (int bit = 1; bit < s->size; bit *= 2) {
+        step_send(s, bruck_block(s, landing, bit, bit), mod(s->rank + bit, s->size));
+        for (int hop = bit + 1; hop < s->size; hop++)
+            if (hop & bit) step_also(s, bruck_block(s, landing, hop, bit));
+        step_recv(s, bruck_block(s, landing, bit, 2 * bit), mod(s->rank - bit, s->size));
+        for (int hop = bit + 1; hop < s->size; hop++)
+            if (hop & bit) step_also(s, bruck_block(s, landing, hop, 2 * bit));
+    }
+}
+
+/* ---- on one host ---- */
+/* Read: take my block from everyone. 1 round; each rank reads (p - 1)/p n. */
+void all_to_all_read(struct schedule *s)
+{
+    for (int hop = 0; hop < s->size; hop++) {
+        int peer = mod(s->rank + hop, s->size);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, INPUT, s->rank));
+    }
+}
+
+/* Write: put everyone's block into its memory. 1 round; each rank writes (p - 1)/p n. */
+void all_to_all_write(struct schedule *s)
+{
+    for (int hop = 0; hop < s->size; hop++) {
+        int peer = mod(s->rank + hop, s->size);
+        step_copy(s, chunk(peer, OUTPUT, s->rank), chunk(s->rank, INPUT, peer));
+    }
+}

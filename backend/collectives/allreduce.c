@@ -1,0 +1,176 @@
+/* Allreduce: everyone gets the sum of what everyone brings. Partial sums lie in OUTPUT only where this rank later
+ * adds to them or receives over them. The team forms serve a flat group here and one level of a hierarchy elsewhere. */
+#include "backend/collectives/common.h"
+#include <assert.h>
+
+/* Naive: rank 0 adds up all messages and sends the sum to everyone. 2(p - 1) rounds; rank 0 sends (p - 1)n, the
+   others n. The sum is made in rank order. */
+void allreduce_naive(struct schedule *s)
+{
+    struct span out = whole(s, s->rank, OUTPUT), have = whole(s, s->rank, INPUT), landing = fresh(s, 2 * out.count);
+    struct team all = team_all(s);
+    if (team_is_alone(s, &all)) return;
+    if (s->rank > 0) {
+        step_send(s, have, 0);
+        step_recv(s, out, 0);
+        return;
+    }
+    for (int peer = 1; peer < s->size; peer++) {
+        struct span landed = span_part(landing, peer % 2 * out.count, out.count);
+        step_recv(s, landed, peer);
+        have = accumulate(s, out, have, landed);
+    }
+    for (int peer = 1; peer < s->size; peer++) step_send(s, out, peer);
+}
+
+/* Tree: binomial reduce to rank 0, then binomial broadcast. 2 ⌈log2 p⌉ rounds; rank 0 sends ⌈log2 p⌉ n. */
+void allreduce_tree(struct schedule *s)
+{
+    struct team all = team_all(s);
+    team_reduce_binomial(s, &all, 0, whole(s, s->rank, OUTPUT));
+    team_broadcast_binomial(s, &all, 0);
+}
+
+/* Double tree: each half of the message goes up and down a tree of its own. At most 4 ⌈log2 p⌉ + 1 rounds of n/2;
+   nobody sends more than 2n, and tiles follow each other: 2n at full speed for long messages, at logarithmic depth.
+   (Sanders, Speck, Träff 2009) */
+void allreduce_double_tree(struct schedule *s)
+{
+    schedule_cut(s, 2);
+    double_tree_reduce(s, 0, whole(s, s->rank, OUTPUT));
+    double_tree_broadcast(s, 0);
+}
+
+/* Ring: partial sums travel once round, then the complete pieces do. 2(p - 1) rounds of n/p. (Patarasuk, Yuan 2009) */
+void team_allreduce_ring(struct schedule *s, const struct team *t)
+{
+    struct span landing = fresh(s, 2), have = team_piece(s, t, t->source, t->me - 1);
+    assert(t->pieces == t->size);
+    if (team_is_alone(s, t)) return;
+    for (int k = 1; k < t->size; k++) {
+        struct span landed = span_part(landing, k % 2, 1);
+        int next = t->me - k - 1;
+        step_send(s, have, team_rank(t, t->me + 1));
+        step_recv(s, landed, team_rank(t, t->me - 1));
+        have = accumulate(s, team_piece(s, t, OUTPUT, next), team_piece(s, t, t->source, next), landed);
+    }
+    team_allgather_ring(s, t);
+}
+void allreduce_ring(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    struct team all = team_all(s);
+    team_allreduce_ring(s, &all);
+}
+
+/* Recursive doubling, the butterfly: in round k exchange sums with the rank 2^k away. log2 p rounds of n for powers of
+   two, else ⌊log2 p⌋ + 2, to fold. For short messages. (Thakur, Rabenseifner, Gropp 2005) */
+void team_allreduce_doubling(struct schedule *s, const struct team *t)
+{
+    struct fold f = fold_of(t->size, t->me);
+    struct span landing = fresh(s, 2 * t->pieces), out = team_part(s, t, OUTPUT), have = team_part(s, t, t->source);
+    if (team_is_alone(s, t) || !fold_in(s, t, &f, out, &have)) return;
+    for (int bit = 1, half = 0; bit < f.power; bit *= 2, half = !half) {
+        struct span landed = span_part(landing, half * t->pieces, t->pieces);
+        int peer = team_rank(t, fold_member(&f, f.id ^ bit));
+        step_send(s, have, peer);
+        step_recv(s, landed, peer);
+        have = accumulate(s, out, have, landed);
+    }
+    fold_out(s, t, &f, out);
+}
+void allreduce_doubling(struct schedule *s)
+{
+    struct team all = team_all(s);
+    team_allreduce_doubling(s, &all);
+}
+
+/* Rabenseifner: halve the message with the rank 2^k away, from far to near, then double it back. 2 log2 p rounds and
+   2(p - 1)/p n for powers of two; else 2 ⌊log2 p⌋ + 2 rounds and up to n more, to fold.
+   (Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005) */
+void team_allreduce_rabenseifner(struct schedule *s, const struct team *t)
+{
+    struct fold f = fold_of(t->size, t->me);
+    struct span out = team_part(s, t, OUTPUT), have = team_part(s, t, t->source);
+    int first = 0;
+    assert(t->pieces == f.power);
+    if (team_is_alone(s, t) || !fold_in(s, t, &f, out, &have)) return;
+    for (int bit = f.power / 2; bit; bit /= 2, have = out) {
+        int peer = team_rank(t, fold_member(&f, f.id ^ bit)), its = first + (~f.id & bit), mine = first + (f.id & bit);
+        struct span landed = fresh(s, bit);
+        step_send(s, span_part(have, its, bit), peer);
+        step_recv(s, landed, peer);
+        accumulate(s, span_part(out, mine, bit), span_part(have, mine, bit), landed);
+        first = mine;
+    }
+    for (int bit = 1; bit < f.power; bit *= 2, first &= ~(bit - 1)) {
+        int peer = team_rank(t, fold_member(&f, f.id ^ bit));
+        step_send(s, span_part(out, first, bit), peer);
+        step_recv(s, span_part(out, first ^ bit, bit), peer);
+    }
+    fold_out(s, t, &f, out);
+}
+void allreduce_rabenseifner(struct schedule *s)
+{
+    schedule_cut(s, power_below(s->size));
+    struct team all = team_all(s);
+    team_allreduce_rabenseifner(s, &all);
+}
+
+/* Circulant: send the far half of the pieces that still concern me, add what comes to the near half; then the mirror
+   image. 2 ⌈log2 p⌉ rounds and 2(p - 1)/p n for every p.
+   (Träff 2024: Optimal, non-pipelined reduce-scatter and allreduce algorithms) */
+void team_allreduce_circulant(struct schedule *s, const struct team *t)
+{
+    int me = t->me, widths[32], rounds = 0;
+    enum buffer have = t->source;
+    assert(t->pieces == t->size);
+    if (team_is_alone(s, t)) return;
+    for (int width = t->size, skip; width > 1; width = skip, have = OUTPUT) {
+        int half = width / 2;
+        struct span landed = fresh(s, half);
+        widths[rounds++] = width;
+        skip = width - half;
+        run_send(s, team_run(s, t, have, me + skip, half), team_rank(t, me + skip));
+        step_recv(s, landed, team_rank(t, me - skip));
+        run_accumulate(s, team_run(s, t, OUTPUT, me, half), team_run(s, t, have, me, half), landed);
+        if (half < skip && have != OUTPUT)
+            step_copy(s, team_piece(s, t, OUTPUT, me + half), team_piece(s, t, have, me + half));
+    }
+    while (rounds-- > 0) {
+        int half = widths[rounds] / 2, skip = widths[rounds] - half;
+        run_send(s, team_run(s, t, OUTPUT, me, half), team_rank(t, me - skip));
+        run_recv(s, team_run(s, t, OUTPUT, me + skip, half), team_rank(t, me + skip));
+    }
+}
+void allreduce_circulant(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    struct team all = team_all(s);
+    team_allreduce_circulant(s, &all);
+}
+
+/* ---- on one host ---- */
+/* One shot: everyone reads everyone. 1 round; each rank reads (p - 1)n. */
+void allreduce_one_shot(struct schedule *s) { accumulate_host(s, whole(s, s->rank, OUTPUT), 0); }
+
+/* Two shot: sum my chunk of everyone and write the result to everyone. 2 rounds; each rank reads (p - 1)/p n and
+   writes as much. */
+void allreduce_two_shot(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    struct span mine = chunk(s->rank, OUTPUT, s->rank);
+    accumulate_host(s, mine, s->rank);
+    for (int hop = 1; hop < s->size; hop++) step_copy(s, chunk(mod(s->rank + hop, s->size), OUTPUT, s->rank), mine);
+}
+
+/* The same, but everyone reads the results. 2 rounds; each rank reads 2(p - 1)/p n. */
+void allreduce_two_shot_read(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    accumulate_host(s, chunk(s->rank, OUTPUT, s->rank), s->rank);
+    for (int hop = 1; hop < s->size; hop++) {
+        int peer = mod(s->rank + hop, s->size);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, OUTPUT, peer));
+    }
+}

@@ -1,0 +1,71 @@
+/* Broadcast: everyone gets what the root brings. Only the root has INPUT; the others receive into OUTPUT and pass on
+ * from there. */
+#include "backend/collectives/common.h"
+
+static void root_copies(struct schedule *s)
+{
+    if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
+}
+
+/* Naive: the root sends the message to everyone. p - 1 rounds of n. */
+void broadcast_naive(struct schedule *s)
+{
+    root_copies(s);
+    if (s->rank != s->root) step_recv(s, whole(s, s->rank, OUTPUT), s->root);
+    for (int hop = 1; hop < s->size && s->rank == s->root; hop++)
+        step_send(s, whole(s, s->rank, OUTPUT), mod(s->root + hop, s->size));
+}
+
+/* Binomial tree: in every round all who have the message send it on, over half the last distance. ⌈log2 p⌉ rounds of
+   n. */
+void team_broadcast_binomial(struct schedule *s, const struct team *t, int root)
+{
+    int v = mod(t->me - root, t->size), bit = 1;
+    struct span out = team_part(s, t, OUTPUT);
+    while (bit < t->size && !(v & bit)) bit *= 2;
+    if (v) step_recv(s, out, team_rank(t, v - bit + root));
+    for (bit /= 2; bit; bit /= 2)
+        if (v + bit < t->size) step_send(s, out, team_rank(t, v + bit + root));
+}
+void broadcast_binomial(struct schedule *s)
+{
+    struct team all = team_all(s);
+    root_copies(s);
+    team_broadcast_binomial(s, &all, s->root);
+}
+
+/* Chain: rank after rank. p - 1 rounds of n; in S tiles p - 2 + S rounds of n/S, for long messages. */
+void broadcast_chain(struct schedule *s)
+{
+    int v = mod(s->rank - s->root, s->size);
+    root_copies(s);
+    if (v > 0) step_recv(s, whole(s, s->rank, OUTPUT), mod(s->rank - 1, s->size));
+    if (v < s->size - 1) step_send(s, whole(s, s->rank, OUTPUT), mod(s->rank + 1, s->size));
+}
+
+/* Double tree: each half of the message goes down a tree of its own. At most 2 ⌈log2 p⌉ + 1 rounds of n/2; nobody sends
+   more than n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
+void broadcast_double_tree(struct schedule *s)
+{
+    schedule_cut(s, 2);
+    root_copies(s);
+    double_tree_broadcast(s, s->root);
+}
+
+/* ---- on one host ---- */
+/* Read: everyone reads the root. 1 round; each rank reads n, all from one place. */
+void broadcast_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->root, INPUT)); }
+
+/* Two shot: every rank reads one chunk from the root, the other chunks from those who read them. 2 rounds; each rank
+   reads n, and the root's memory is read about 2n instead of (p - 1)n. */
+void broadcast_two_shot_read(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    root_copies(s);
+    if (s->rank == s->root) return;
+    step_copy(s, chunk(s->rank, OUTPUT, s->rank), chunk(s->root, INPUT, s->rank));
+    for (int hop = 1; hop < s->size; hop++) {
+        int peer = mod(s->rank + hop, s->size);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, peer == s->root ? INPUT : OUTPUT, peer));
+    }
+}

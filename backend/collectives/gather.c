@@ -1,0 +1,42 @@
+/* Gather: the root gets the blocks of all ranks, in rank order. Only the root has OUTPUT. b is the bytes of one
+ * block. */
+#include "backend/collectives/common.h"
+
+/* Naive: everyone sends its block to the root. p - 1 rounds of b. */
+void gather_naive(struct schedule *s)
+{
+    if (s->rank != s->root) {
+        step_send(s, whole(s, s->rank, INPUT), s->root);
+        return;
+    }
+    for (int hop = 1; hop < s->size; hop++) {
+        int peer = mod(s->root + hop, s->size);
+        step_recv(s, chunk(s->rank, OUTPUT, peer), peer);
+    }
+    step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT));
+}
+
+/* Binomial tree: in round k the rank 2^k away hands in all it has. ⌈log2 p⌉ rounds; the root receives (p - 1)b,
+   others send at most p/2 b. Blocks are collected in order of distance from the root. */
+void gather_binomial(struct schedule *s)
+{
+    struct branch b = branch_of(s);
+    for (int bit = 1; bit < b.count; bit *= 2)
+        run_recv(s, branch_blocks(s, &b, OUTPUT, bit, least(bit, b.count - bit)), mod(s->rank + bit, s->size));
+    if (b.parent < 0) step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT));
+    else step_send(s, whole(s, s->rank, INPUT), b.parent);
+    if (b.parent >= 0 && b.count > 1) step_also(s, span_part(b.landing, 1, b.count - 1));
+}
+
+/* ---- on one host ---- */
+/* Read: the root takes everyone's block. 1 round; the root reads (p - 1)b. */
+void gather_read(struct schedule *s)
+{
+    for (int hop = 0; hop < s->size && s->rank == s->root; hop++) {
+        int peer = mod(s->root + hop, s->size);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), whole(s, peer, INPUT));
+    }
+}
+
+/* Write: everyone puts its block into the root's memory. 1 round; each rank writes b. */
+void gather_write(struct schedule *s) { step_copy(s, chunk(s->root, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }

@@ -1,0 +1,71 @@
+/* Reduce: the root gets the sum of what everyone brings. Only the root has OUTPUT; the others work in SCRATCH of
+ * their own. */
+#include "backend/collectives/common.h"
+
+/* Where this rank may add up the message. */
+static struct span own_sum(struct schedule *s)
+{
+    return s->rank == s->root ? whole(s, s->rank, OUTPUT) : fresh(s, s->chunks[INPUT]);
+}
+
+/* Naive: the root receives all messages and adds them up. p - 1 rounds of n. */
+void reduce_naive(struct schedule *s)
+{
+    struct span have = whole(s, s->rank, INPUT), landing = fresh(s, 2 * have.count);
+    struct team all = team_all(s);
+    if (s->rank != s->root) step_send(s, have, s->root);
+    if (s->rank != s->root || team_is_alone(s, &all)) return;
+    for (int hop = 1; hop < s->size; hop++) {
+        struct span landed = span_part(landing, hop % 2 * have.count, have.count);
+        step_recv(s, landed, mod(s->root + hop, s->size));
+        have = accumulate(s, whole(s, s->rank, OUTPUT), have, landed);
+    }
+}
+
+/* Binomial tree: in round k the rank 2^k away hands in its sum. ⌈log2 p⌉ rounds; everyone but the root sends n once. */
+void team_reduce_binomial(struct schedule *s, const struct team *t, int root, struct span sum)
+{
+    int v = mod(t->me - root, t->size), half = 0, bit = 1;
+    struct span have = team_part(s, t, t->source), landing = fresh(s, 2 * sum.count);
+    if (team_is_alone(s, t)) return;
+    for (; bit < t->size && !(v & bit); bit *= 2, half = !half) {
+        if (v + bit >= t->size) continue;
+        struct span landed = span_part(landing, half * sum.count, sum.count);
+        step_recv(s, landed, team_rank(t, v + bit + root));
+        have = accumulate(s, sum, have, landed);
+    }
+    if (v) step_send(s, have, team_rank(t, v - bit + root));
+}
+void reduce_binomial(struct schedule *s)
+{
+    struct team all = team_all(s);
+    team_reduce_binomial(s, &all, s->root, own_sum(s));
+}
+
+/* Double tree: each half of the message goes up a tree of its own. At most 2 ⌈log2 p⌉ rounds of n/2; nobody sends more
+   than n, and tiles follow each other. (Sanders, Speck, Träff 2009) */
+void reduce_double_tree(struct schedule *s)
+{
+    schedule_cut(s, 2);
+    double_tree_reduce(s, s->root, own_sum(s));
+}
+
+/* ---- on one host ---- */
+/* Read: the root reads everyone. 1 round; the root reads (p - 1)n, the others nothing. */
+void reduce_read(struct schedule *s)
+{
+    if (s->rank == s->root) accumulate_host(s, whole(s, s->rank, OUTPUT), 0);
+}
+
+/* Two shot: every rank sums one chunk of everyone, the root reads the results. 2 rounds; each rank reads (p - 1)/p
+   n, the root twice. */
+void reduce_two_shot_read(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    struct span mine = fresh(s, 1), sum = s->rank == s->root ? chunk(s->rank, OUTPUT, s->rank) : mine;
+    accumulate_host(s, sum, s->rank);
+    for (int hop = 1; hop < s->size && s->rank == s->root; hop++) {
+        int peer = mod(s->root + hop, s->size);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, SCRATCH, mine.first));
+    }
+}

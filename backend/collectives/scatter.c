@@ -1,0 +1,34 @@
+/* Scatter: rank i gets block i of the root. Only the root has INPUT. b is the bytes of one block. */
+#include "backend/collectives/common.h"
+
+/* Naive: the root sends everyone its block. p - 1 rounds of b. */
+void scatter_naive(struct schedule *s)
+{
+    if (s->rank != s->root) {
+        step_recv(s, whole(s, s->rank, OUTPUT), s->root);
+        return;
+    }
+    for (int hop = 1; hop < s->size; hop++) {
+        int peer = mod(s->root + hop, s->size);
+        step_send(s, chunk(s->rank, INPUT, peer), peer);
+    }
+    step_copy(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank));
+}
+
+/* Binomial tree, gather backwards: whoever has blocks hands on the far half of them. ⌈log2 p⌉ rounds; the root sends
+   (p - 1)b. */
+void scatter_binomial(struct schedule *s)
+{
+    struct branch b = branch_of(s);
+    struct span out = whole(s, s->rank, OUTPUT);
+    if (b.parent >= 0) step_recv(s, out, b.parent);
+    if (b.parent >= 0 && b.count > 1) step_also(s, span_part(b.landing, 1, b.count - 1));
+    for (int bit = power_below(b.count); bit; bit /= 2)
+        if (bit < b.count)
+            run_send(s, branch_blocks(s, &b, INPUT, bit, least(bit, b.count - bit)), mod(s->rank + bit, s->size));
+    if (b.parent < 0) step_copy(s, out, chunk(s->rank, INPUT, s->rank));
+}
+
+/* ---- on one host ---- */
+/* Read: take my block from the root. 1 round; each rank reads b. */
+void scatter_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), chunk(s->root, INPUT, s->rank)); }

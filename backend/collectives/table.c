@@ -1,0 +1,30 @@
+/* The table of all algorithms, made from the list in table.h, and looking things up in it by name. */
+#include "backend/collectives/table.h"
+#include <assert.h>
+#include <string.h>
+
+const struct algorithm collectives_table[] = {
+#define X(family_, name_, function_, flags_)                                                                        \
+    { .name = #name_, .family = family_, .record = function_, .host_memory = ((flags_) & HOST_MEMORY) != 0,          \
+      .stage_in_place = ((flags_) & STAGE_IN_PLACE) != 0, .equal_chunks = ((flags_) & EQUAL_CHUNKS) != 0 },
+    COLLECTIVES_TABLE(X)
+#undef X
+    { .name = NULL },
+};
+
+const char *family_name(enum family family)
+{
+    static const char *const names[FAMILY_COUNT] = {
+        [ALLREDUCE] = "allreduce",   [REDUCE] = "reduce",         [BROADCAST] = "broadcast",
+        [ALLGATHER] = "allgather",   [ALL_TO_ALL] = "all_to_all", [REDUCE_SCATTER] = "reduce_scatter",
+        [GATHER] = "gather",         [SCATTER] = "scatter",       [BARRIER] = "barrier",
+    };
+    assert(family < FAMILY_COUNT);
+    return names[family];
+}
+const struct algorithm *collectives_find(enum family family, const char *name)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (a->family == family && strcmp(a->name, name) == 0) return a;
+    return NULL;
+}

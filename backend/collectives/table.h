@@ -1,0 +1,62 @@
+/* The one list of algorithms. A row is all that makes a function an algorithm: it declares the function and puts it
+ * in the table, and with that in the proofs, the counts, the printer and the settings. Rows of one family stand
+ * together.
+ *
+ * family, name, function, flags
+ *
+ * MESSAGES: only send and recv between ranks, wherever they live. HOST_MEMORY: touches the memory of peers, all on
+ * one host. STAGE_IN_PLACE and EQUAL_CHUNKS: see struct algorithm in backend/schedule/schedule.h. */
+#pragma once
+#include "backend/collectives/collectives.h"
+
+enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4 };
+#define COLLECTIVES_TABLE(X)                                                              \
+    X(ALLREDUCE, naive, allreduce_naive, MESSAGES)                                        \
+    X(ALLREDUCE, tree, allreduce_tree, MESSAGES)                                          \
+    X(ALLREDUCE, double_tree, allreduce_double_tree, MESSAGES)                            \
+    X(ALLREDUCE, ring, allreduce_ring, MESSAGES)                                          \
+    X(ALLREDUCE, doubling, allreduce_doubling, MESSAGES)                                  \
+    X(ALLREDUCE, rabenseifner, allreduce_rabenseifner, MESSAGES)                          \
+    X(ALLREDUCE, circulant, allreduce_circulant, MESSAGES)                                \
+    X(ALLREDUCE, one_shot, allreduce_one_shot, HOST_MEMORY)                               \
+    X(ALLREDUCE, two_shot, allreduce_two_shot, HOST_MEMORY)                               \
+    X(ALLREDUCE, two_shot_read, allreduce_two_shot_read, HOST_MEMORY)                     \
+    X(REDUCE, naive, reduce_naive, MESSAGES)                                              \
+    X(REDUCE, binomial, reduce_binomial, MESSAGES)                                        \
+    X(REDUCE, double_tree, reduce_double_tree, MESSAGES)                                  \
+    X(REDUCE, read, reduce_read, HOST_MEMORY)                                             \
+    X(REDUCE, two_shot_read, reduce_two_shot_read, HOST_MEMORY)                           \
+    X(BROADCAST, naive, broadcast_naive, MESSAGES)                                        \
+    X(BROADCAST, binomial, broadcast_binomial, MESSAGES)                                  \
+    X(BROADCAST, chain, broadcast_chain, MESSAGES)                                        \
+    X(BROADCAST, double_tree, broadcast_double_tree, MESSAGES)                            \
+    X(BROADCAST, read, broadcast_read, HOST_MEMORY)                                       \
+    X(BROADCAST, two_shot_read, broadcast_two_shot_read, HOST_MEMORY)                     \
+    X(REDUCE_SCATTER, ring, reduce_scatter_ring, MESSAGES)                                \
+    X(REDUCE_SCATTER, halving, reduce_scatter_halving, MESSAGES)                          \
+    X(REDUCE_SCATTER, circulant, reduce_scatter_circulant, MESSAGES)                      \
+    X(REDUCE_SCATTER, read, reduce_scatter_read, HOST_MEMORY)                             \
+    X(ALLGATHER, ring, allgather_ring, MESSAGES)                                          \
+    X(ALLGATHER, bruck, allgather_bruck, MESSAGES)                                        \
+    X(ALLGATHER, read, allgather_read, HOST_MEMORY)                                       \
+    X(ALLGATHER, write, allgather_write, HOST_MEMORY)                                     \
+    X(ALL_TO_ALL, pairwise, all_to_all_pairwise, STAGE_IN_PLACE)                          \
+    X(ALL_TO_ALL, direct, all_to_all_direct, STAGE_IN_PLACE)                              \
+    X(ALL_TO_ALL, bruck, all_to_all_bruck, STAGE_IN_PLACE | EQUAL_CHUNKS)                 \
+    X(ALL_TO_ALL, read, all_to_all_read, HOST_MEMORY)                                     \
+    X(ALL_TO_ALL, write, all_to_all_write, HOST_MEMORY)                                   \
+    X(GATHER, naive, gather_naive, MESSAGES)                                              \
+    X(GATHER, binomial, gather_binomial, MESSAGES)                                        \
+    X(GATHER, read, gather_read, HOST_MEMORY)                                             \
+    X(GATHER, write, gather_write, HOST_MEMORY)                                           \
+    X(SCATTER, naive, scatter_naive, MESSAGES)                                            \
+    X(SCATTER, binomial, scatter_binomial, MESSAGES)                                      \
+    X(SCATTER, read, scatter_read, HOST_MEMORY)                                           \
+    X(BARRIER, naive, allreduce_naive, MESSAGES)                                          \
+    X(BARRIER, tree, allreduce_tree, MESSAGES)                                            \
+    X(BARRIER, dissemination, barrier_dissemination, MESSAGES)                            \
+    X(BARRIER, read, barrier_read, HOST_MEMORY)
+
+#define X(family, name, function, flags) record_function function;
+COLLECTIVES_TABLE(X)
+#undef X
