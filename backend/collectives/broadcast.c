@@ -16,8 +16,8 @@ void broadcast_naive(struct schedule *s)
         step_send(s, whole(s, s->rank, OUTPUT), mod(s->root + hop, s->size));
 }
 
-/* Binomial tree: in every round all who have the message send it on, over half the last distance. ⌈log2 p⌉ rounds of
-   n. */
+/* Binomial tree: in every round all who have the message send it on, over half the last distance. ⌈log2 p⌉ rounds;
+   the root sends ⌈log2 p⌉ n. */
 void team_broadcast_binomial(struct schedule *s, const struct team *t, int root)
 {
     int v = mod(t->me - root, t->size), bit = 1;

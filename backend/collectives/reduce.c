@@ -57,8 +57,8 @@ void reduce_read(struct schedule *s)
     if (s->rank == s->root) accumulate_host(s, whole(s, s->rank, OUTPUT), 0);
 }
 
-/* Two shot: every rank sums one chunk of everyone, the root reads the results. 2 rounds; each rank reads (p - 1)/p
-   n, the root twice. */
+/* Two shot: every rank sums one chunk of everyone, the root reads the results. 2 rounds; each rank reads (p - 1)/p n,
+   the root twice that. */
 void reduce_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);

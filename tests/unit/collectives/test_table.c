@@ -1,0 +1,64 @@
+/* The table: names are unique within their family, families stand together, every row is found by its name. */
+#include "backend/collectives/collectives.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <string.h>
+
+static void every_row_is_found_by_its_name(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (collectives_find(a->family, a->name) != a)
+            fail_msg("%s %s is there twice", family_name(a->family), a->name);
+}
+static void what_is_not_there_is_not_found(void **state)
+{
+    (void)state;
+    assert_null(collectives_find(ALLREDUCE, "ringg"));
+    assert_null(collectives_find(ALLREDUCE, ""));
+    assert_null(collectives_find(GATHER, "ring"));                     /* a name of another family */
+}
+static void families_stand_together(void **state)
+{
+    (void)state;
+    int begun[FAMILY_COUNT] = { 0 };
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (a == collectives_table || a->family != a[-1].family) begun[a->family]++;
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        if (begun[f] != 1) fail_msg("%s begins %d times", family_name((enum family)f), begun[f]);
+}
+static void every_family_has_messages_and_host_memory(void **state)
+{
+    (void)state;
+    int count[FAMILY_COUNT][2] = { 0 };
+    for (const struct algorithm *a = collectives_table; a->name; a++) count[a->family][a->host_memory]++;
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        if (!count[f][0] || !count[f][1]) fail_msg("%s: %d, %d", family_name((enum family)f), count[f][0], count[f][1]);
+}
+static void family_names_differ(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        for (int g = 0; g < f; g++) assert_string_not_equal(family_name((enum family)f), family_name((enum family)g));
+}
+static void names_are_lower_case_words(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        assert_int_equal(strspn(a->name, "abcdefghijklmnopqrstuvwxyz_"), strlen(a->name));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_row_is_found_by_its_name),
+        cmocka_unit_test(what_is_not_there_is_not_found),
+        cmocka_unit_test(families_stand_together),
+        cmocka_unit_test(every_family_has_messages_and_host_memory),
+        cmocka_unit_test(family_names_differ),
+        cmocka_unit_test(names_are_lower_case_words),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,153 @@
+/* The team forms carry a hierarchy: the ranks of each host add up slices by reading each other, a team algorithm works
+ * on every slice across the hosts, and the hosts' ranks read the other slices. Proved for equal and unequal hosts, in
+ * place and not, with shared tensors and without. */
+#include "backend/collectives/common.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+enum { MOST_HOSTS = 7 };
+static team_function *across_hosts;                                    /* what is under test between the hosts */
+static int (*pieces_of)(int hosts);
+
+/* As many slices as the largest host has ranks; on a host the ranks take turns to own one. */
+static int slices(const struct schedule *s)
+{
+    int most = 1;
+    for (int h = 0; h < s->layout->hosts; h++)
+        most = host_size(s->layout, h) > most ? host_size(s->layout, h) : most;
+    return most;
+}
+static struct team slice_team(const struct schedule *s, int slice, int pieces)
+{
+    struct team across = team_across(s, slice);
+    across.base = slice * pieces;
+    across.pieces = pieces;
+    across.source = OUTPUT;
+    return across;
+}
+static struct span slice_of(int rank, enum buffer buffer, int slice, int pieces)
+{
+    return (struct span){ rank, buffer, slice * pieces, pieces };
+}
+static void sum_over_host(struct schedule *s, const struct team *host, struct span into, int slice, int pieces)
+{
+    step_copy(s, into, slice_of(team_rank(host, 0), INPUT, slice, pieces));
+    for (int i = 1; i < host->size; i++) step_reduce(s, into, slice_of(team_rank(host, i), INPUT, slice, pieces));
+}
+static void collect_slices(struct schedule *s, const struct team *host, int count, int pieces)
+{
+    for (int k = 0; k < count; k++)
+        if (k % host->size != host->me)
+            step_copy(s, slice_of(s->rank, OUTPUT, k, pieces), slice_of(team_rank(host, k), OUTPUT, k, pieces));
+}
+static void hierarchical_allreduce(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int count = slices(s), pieces = pieces_of(s->layout->hosts);
+    schedule_cut(s, count * pieces);
+    for (int k = host.me; k < count; k += host.size)
+        sum_over_host(s, &host, slice_of(s->rank, OUTPUT, k, pieces), k, pieces);
+    for (int k = host.me; k < count; k += host.size) {
+        struct team across = slice_team(s, k, pieces);
+        across_hosts(s, &across);
+    }
+    collect_slices(s, &host, count, pieces);
+}
+static void hierarchical_broadcast(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int count = slices(s), from = host_of(s->layout, s->root);
+    schedule_cut(s, count);
+    for (int k = host.me; k < count; k += host.size) {
+        struct team across = slice_team(s, k, 1);
+        if (s->host == from) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
+        team_broadcast_binomial(s, &across, from);
+    }
+    collect_slices(s, &host, count, 1);
+}
+
+static void prove(const struct algorithm *a, const int *sizes, int hosts, int root, unsigned mode)
+{
+    int first[MOST_HOSTS + 1] = { 0 };
+    char why[160] = "";
+    for (int h = 0; h < hosts; h++) first[h + 1] = first[h] + sizes[h];
+    struct layout layout = { hosts, first };
+    struct plan plan = { .algorithm = a, .layout = &layout, .size = first[hosts], .root = root,
+        .count = first[hosts], .slots = 2, .in_place = mode & 1 ? UINT64_MAX : 0, .shared = mode & 2 ? UINT64_MAX : 0,
+        .hoist = (mode & 4) != 0 };
+    if (plan_build_staging(&plan) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, plan.size, plan.error);
+    if (!plan_check(&plan, 5, 2, mode, why, sizeof why))
+        fail_msg("%s of %d ranks, mode %u: %s", a->name, plan.size, mode, why);
+    plan_finish(&plan);
+}
+static void prove_everywhere(const struct algorithm *a)
+{
+    static const int layouts[][MOST_HOSTS] = { { 1 }, { 3 }, { 1, 1 }, { 2, 2 }, { 3, 2, 1 }, { 1, 3, 2 },
+        { 2, 1, 1, 2 }, { 1, 2, 1, 1, 2 }, { 1, 1, 1, 1, 1, 1 }, { 2, 1, 1, 1, 1, 1, 1 } };
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        int hosts = 0, ranks = 0;
+        while (hosts < MOST_HOSTS && layouts[l][hosts]) ranks += layouts[l][hosts++];
+        for (int root = 0; root < (a->family == BROADCAST ? ranks : 1); root++)
+            for (unsigned mode = 0; mode < 8; mode++) prove(a, layouts[l], hosts, root, mode);
+    }
+}
+static int one_piece(int hosts) { (void)hosts; return 1; }
+static int piece_each(int hosts) { return hosts; }
+static void check_allreduce(const char *name, team_function *between, int (*pieces)(int))
+{
+    struct algorithm a = { .name = name, .family = ALLREDUCE, .record = hierarchical_allreduce, .host_memory = true };
+    across_hosts = between;
+    pieces_of = pieces;
+    prove_everywhere(&a);
+}
+static void ring_works_between_hosts(void **state)
+{
+    (void)state;
+    check_allreduce("ring", team_allreduce_ring, piece_each);
+}
+static void doubling_works_between_hosts(void **state)
+{
+    (void)state;
+    check_allreduce("doubling", team_allreduce_doubling, one_piece);
+}
+static void rabenseifner_works_between_hosts(void **state)
+{
+    (void)state;
+    check_allreduce("rabenseifner", team_allreduce_rabenseifner, power_below);
+}
+static void circulant_works_between_hosts(void **state)
+{
+    (void)state;
+    check_allreduce("circulant", team_allreduce_circulant, piece_each);
+}
+static void reduce_to_the_first_host(struct schedule *s, const struct team *t)
+{
+    team_reduce_binomial(s, t, 0, team_part(s, t, OUTPUT));
+    team_broadcast_binomial(s, t, 0);
+}
+static void binomial_trees_work_between_hosts(void **state)
+{
+    (void)state;
+    check_allreduce("trees", reduce_to_the_first_host, one_piece);
+}
+static void broadcast_works_between_hosts(void **state)
+{
+    (void)state;
+    prove_everywhere(&(struct algorithm){ .name = "broadcast", .family = BROADCAST, .record = hierarchical_broadcast,
+        .host_memory = true });
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ring_works_between_hosts),
+        cmocka_unit_test(doubling_works_between_hosts),
+        cmocka_unit_test(rabenseifner_works_between_hosts),
+        cmocka_unit_test(circulant_works_between_hosts),
+        cmocka_unit_test(binomial_trees_work_between_hosts),
+        cmocka_unit_test(broadcast_works_between_hosts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
