@@ -1,28 +1,29 @@
 /* tutti: collective communication between the ranks of a parallel program.
  *
- * A *communicator* is one rank's membership of a group. Make one with tutti_comm_init_rank (an id passed around by you), with
- * tutti_comm_init (a key-value store, as torch.distributed has), or from another with tutti_comm_split. A process may hold as many
- * communicators as it likes, for several ranks or several groups.
+ * A *communicator* is one rank's membership of a group. Make one with tutti_comm_init_rank (an id passed around by
+ * you), with tutti_comm_init (a key-value store, as torch.distributed has), or from another with tutti_comm_split. A
+ * process may hold as many communicators as it likes, for several ranks or several groups.
  *
- * The verbs and the order of their arguments are NCCL's. Where NCCL takes a stream, the last argument here is a *request*:
- *     NULL              the call returns when the operation is over (the calling thread does the work itself when it can);
- *     &request          the call only starts the operation; tutti_wait or tutti_test tell when it is over.
- * A request is the caller's memory, zero-initialised, and must stay where it is until the operation is over. Its first members are
- * options. Collectives of one communicator run one after the other, in the order of the calls, which must be the same on all ranks;
- * sends and receives run beside them.
+ * The verbs and the order of their arguments are NCCL's. Where NCCL takes a stream, the last argument is a *request*:
+ *     NULL        the call returns when the operation is over (the calling thread does the work itself when it can);
+ *     &request    the call only starts the operation; tutti_wait or tutti_test tell when it is over.
+ * A request is the caller's memory, zero-initialised, and must stay where it is until the operation is over. Its first
+ * members are options. Collectives of one communicator run one after the other, in the order of the calls, which must
+ * be the same on all ranks; sends and receives run beside them.
  *
- * Buffers are plain host memory. Counts are in elements. In place means: all_reduce, reduce, broadcast with send == recv;
- * all_gather, gather with send == recv + rank * count; reduce_scatter, scatter with recv == send + rank * count. Other overlap is an
- * error of the caller. After a successful call the buffers belong to the caller again at once.
+ * Buffers are plain host memory. Counts are in elements. In place means: all_reduce, reduce, broadcast with send ==
+ * recv; all_gather, gather with send == recv + rank * count; reduce_scatter, scatter with recv == send + rank * count.
+ * Other overlap is an error of the caller. After a successful call the buffers belong to the caller again at once.
  *
- * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells this thread what
- * happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before anything is sent and leave the
- * communicator as it was. Everything else (a peer that died, a timeout, ranks that disagree) fails the communicator: every later call
- * on it returns the same error, and tutti_comm_destroy is all that is left to do.
+ * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
+ * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before
+ * anything is sent and leave the communicator as it was. Everything else (a peer that died, a timeout, ranks that
+ * disagree) fails the communicator: every later call on it returns the same error, and tutti_comm_destroy is all that
+ * is left to do.
  *
- * Threads: any thread may call any function at any time; calls on one communicator are queued in the order in which they arrive.
- * fork: a child must not use its parent's communicators (it gets TUTTI_FORKED); it may make its own. No signal handlers are installed.
- */
+ * Threads: any thread may call any function at any time; calls on one communicator are queued in the order in which
+ * they arrive. fork: a child must not use its parent's communicators (it gets TUTTI_FORKED); it may make its own. No
+ * signal handlers are installed. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,18 +36,18 @@ extern "C" {
 #define TUTTI_VERSION "0.1.0"
 
 /* ---- status: code, value, message, Python exception ---- */
-#define TUTTI_STATUS_MAP(X)                                                                                  \
-    X(OK, 0, "success", "")                                                                                  \
-    X(IN_PROGRESS, 1, "the operation is not over yet", "")                                                   \
-    X(INVALID_ARGUMENT, -1, "an argument is wrong", "ValueError")                                            \
-    X(UNSUPPORTED, -2, "not supported", "NotImplementedError")                                               \
-    X(NO_MEMORY, -3, "out of memory", "MemoryError")                                                         \
-    X(SYSTEM, -4, "the operating system refused", "SystemError")                                             \
-    X(TIMEOUT, -5, "timed out", "TimeoutError")                                                              \
-    X(MISMATCH, -6, "ranks disagree about the operation", "MismatchError")                                   \
-    X(PEER_LOST, -7, "a rank of the group is gone", "PeerError")                                             \
-    X(ABORTED, -8, "the communicator was aborted", "AbortedError")                                           \
-    X(FORKED, -9, "a communicator does not survive fork", "ForkedError")                                     \
+#define TUTTI_STATUS_MAP(X) \
+    X(OK, 0, "success", "") \
+    X(IN_PROGRESS, 1, "the operation is not over yet", "") \
+    X(INVALID_ARGUMENT, -1, "an argument is wrong", "ValueError") \
+    X(UNSUPPORTED, -2, "not supported", "NotImplementedError") \
+    X(NO_MEMORY, -3, "out of memory", "MemoryError") \
+    X(SYSTEM, -4, "the operating system refused", "SystemError") \
+    X(TIMEOUT, -5, "timed out", "TimeoutError") \
+    X(MISMATCH, -6, "ranks disagree about the operation", "MismatchError") \
+    X(PEER_LOST, -7, "a rank of the group is gone", "PeerError") \
+    X(ABORTED, -8, "the communicator was aborted", "AbortedError") \
+    X(FORKED, -9, "a communicator does not survive fork", "ForkedError") \
     X(INTERNAL, -10, "internal error of tutti", "InternalError")
 typedef enum tutti_status {
 #define X(name, value, message, exception) TUTTI_##name = value,
@@ -55,15 +56,17 @@ typedef enum tutti_status {
 } tutti_status;
 
 TUTTI_API const char *tutti_get_version(void);
-TUTTI_API const char *tutti_get_error_string(tutti_status status);      /* the message of the table above                     */
-TUTTI_API const char *tutti_get_error_class(tutti_status status);       /* the Python exception of the table above            */
-TUTTI_API const char *tutti_get_last_error(void);                       /* what went wrong last on this thread; never NULL    */
+TUTTI_API const char *tutti_get_error_string(tutti_status status);  /* the message of the table above */
+TUTTI_API const char *tutti_get_error_class(tutti_status status);  /* the Python exception of the table above */
+TUTTI_API const char *tutti_get_last_error(void);       /* what went wrong last on this thread; never NULL */
 
 /* ---- element types and reduction operations ---- */
-#define TUTTI_DTYPE_MAP(X) /* name, bytes, printed */                                                                           \
-    X(INT8, 1, "int8") X(UINT8, 1, "uint8") X(INT16, 2, "int16") X(UINT16, 2, "uint16") X(INT32, 4, "int32") X(UINT32, 4, "uint32") \
-    X(INT64, 8, "int64") X(UINT64, 8, "uint64") X(FLOAT16, 2, "float16") X(BFLOAT16, 2, "bfloat16") X(FLOAT32, 4, "float32")    \
-    X(FLOAT64, 8, "float64") X(BOOL, 1, "bool") X(FLOAT8_E4M3, 1, "float8_e4m3fn") X(FLOAT8_E5M2, 1, "float8_e5m2")
+/* name, bytes, printed */
+#define TUTTI_DTYPE_MAP(X) \
+    X(INT8, 1, "int8") X(UINT8, 1, "uint8") X(INT16, 2, "int16") X(UINT16, 2, "uint16") X(INT32, 4, "int32") \
+    X(UINT32, 4, "uint32") X(INT64, 8, "int64") X(UINT64, 8, "uint64") X(FLOAT16, 2, "float16") \
+    X(BFLOAT16, 2, "bfloat16") X(FLOAT32, 4, "float32") X(FLOAT64, 8, "float64") X(BOOL, 1, "bool") \
+    X(FLOAT8_E4M3, 1, "float8_e4m3fn") X(FLOAT8_E5M2, 1, "float8_e5m2")
 typedef enum tutti_dtype {
 #define X(name, bytes, printed) TUTTI_##name,
     TUTTI_DTYPE_MAP(X)
@@ -71,13 +74,13 @@ typedef enum tutti_dtype {
     TUTTI_DTYPE_COUNT
 } tutti_dtype;
 
-/* AVG divides the sum by the number of ranks, once, at the end (integers: towards zero). PREMUL_SUM multiplies what each rank brings
-   by request.factor, which must be the same on all ranks, before it is summed (floating-point types). The bitwise operations take
-   integers and bool. bool is logical: SUM, MAX and BOR are "or", PROD, MIN and BAND are "and", BXOR is "xor". float8 is summed in
-   float32 and rounded once. */
-#define TUTTI_OP_MAP(X)                                                                                                            \
-    X(SUM, "sum") X(PROD, "product") X(MIN, "min") X(MAX, "max") X(AVG, "average") X(BAND, "band") X(BOR, "bor") X(BXOR, "bxor")  \
-    X(PREMUL_SUM, "premul_sum")
+/* AVG divides the sum by the number of ranks, once, at the end (integers: towards zero). PREMUL_SUM multiplies what
+   each rank brings by request.factor, which must be the same on all ranks, before it is summed (floating-point types).
+   The bitwise operations take integers and bool. bool is logical: SUM, MAX and BOR are "or", PROD, MIN and BAND are
+   "and", BXOR is "xor". float8 is summed in float32 and rounded once. */
+#define TUTTI_OP_MAP(X) \
+    X(SUM, "sum") X(PROD, "product") X(MIN, "min") X(MAX, "max") X(AVG, "average") X(BAND, "band") X(BOR, "bor") \
+    X(BXOR, "bxor") X(PREMUL_SUM, "premul_sum")
 typedef enum tutti_op {
 #define X(name, printed) TUTTI_##name,
     TUTTI_OP_MAP(X)
@@ -91,90 +94,113 @@ TUTTI_API const char *tutti_op_name(tutti_op op);
 /* ---- requests ---- */
 typedef struct tutti_comm tutti_comm;
 typedef struct tutti_request tutti_request;
-struct tutti_request {                                                   /* zero-initialise; then set what you need            */
-    const char *algorithm;                                               /* NULL: the communicator's choice; see tutti_algorithm_name */
-    int64_t timeout_ms;                                                  /* 0: the communicator's                              */
-    double factor;                                                       /* of TUTTI_PREMUL_SUM                                */
-    bool blocking;                                                       /* return when over although a request is given       */
-    void (*done)(tutti_request *request, void *context);                 /* called once when over, on the thread that finished
-                                                                            it; must not block nor call back; may be NULL      */
+struct tutti_request {                                  /* zero-initialise; then set what you need */
+    const char *algorithm;                              /* NULL: the communicator's choice; see tutti_algorithm_name */
+    int64_t timeout_ms;                                 /* 0: the communicator's */
+    double factor;                                      /* of TUTTI_PREMUL_SUM */
+    bool blocking;                                      /* return when over although a request is given */
+    /* called once when over, on the thread that finished it, also when a call fails at once; must not block nor call
+       back; the request must stay until then */
+    void (*done)(tutti_request *request, void *context);
     void *context;
-    int source;                                                          /* out: a receive's sender                            */
-    uint64_t sequence;                                                   /* out: 1, 2, … for the collectives of a communicator */
+    int source;                                         /* out: a receive's sender */
+    uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
     uint64_t reserved[40];
 };
-TUTTI_API tutti_status tutti_test(tutti_request *request);               /* TUTTI_IN_PROGRESS, or how it ended                 */
-TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);   /* 0: until over. TUTTI_TIMEOUT: not over yet,
-                                                                            the communicator is failed, the request ends soon  */
+TUTTI_API tutti_status tutti_test(tutti_request *request);  /* TUTTI_IN_PROGRESS, or how it ended */
+/* Until it is over. timeout_ms > 0: when it is not over in time, the communicator fails with TUTTI_TIMEOUT. */
+TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 
 /* ---- communicators ---- */
 typedef struct tutti_unique_id { unsigned char bytes[16]; } tutti_unique_id;
-typedef struct tutti_store {                                             /* both may block; both return a status               */
+typedef struct tutti_store {                            /* both may block; both return a status */
     void *context;
     tutti_status (*put)(void *context, const char *key, const void *value, size_t bytes);
-    /* waits up to timeout_ms for the key; TUTTI_TIMEOUT when it does not come; value larger than capacity: TUTTI_NO_MEMORY */
-    tutti_status (*get)(void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms);
+    /* waits up to timeout_ms for the key; TUTTI_TIMEOUT when it does not come; value larger than capacity:
+       TUTTI_NO_MEMORY */
+    tutti_status (*get)(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+        int64_t timeout_ms);
 } tutti_store;
-typedef struct tutti_config {                                            /* zero-initialise; then set what you need            */
+typedef struct tutti_config {                           /* zero-initialise; then set what you need */
     int rank, size;
-    tutti_store store;                                                   /* used only while the communicator is made           */
-    const char *name;                                                    /* for messages; copied; NULL: "group"                */
-    const char *algorithm;                                               /* for example "allreduce=ring,broadcast=chain"; copied */
-    int64_t timeout_ms;                                                  /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
+    tutti_store store;                                  /* used only while the communicator is made */
+    const char *name;                                   /* for messages; copied; NULL: "group" */
+    const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
+    int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
 } tutti_config;
-TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);        /* one rank makes it, all pass it to init_rank        */
+TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);
-/* Collective over `comm`: ranks with the same color >= 0 form a group, ordered by key, then by rank; color -1: *out is NULL. */
+/* Collective over `comm`: ranks with the same color >= 0 form a group, ordered by key, then by rank; color -1: *out is
+   NULL. */
 TUTTI_API tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out);
-TUTTI_API tutti_status tutti_comm_destroy(tutti_comm *comm);             /* NULL is fine; never waits for a peer; ends what runs with ABORTED */
-TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);               /* fails it here and on all ranks; destroy it afterwards */
-TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);     /* OK, or why it failed (text: tutti_get_last_error)  */
+/* NULL is fine; never waits for a peer; ends what runs with ABORTED */
+TUTTI_API tutti_status tutti_comm_destroy(tutti_comm *comm);
+TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);  /* fails it here and on all ranks; destroy it afterwards */
+/* OK, or why it failed (text: tutti_get_last_error) */
+TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);
 TUTTI_API int tutti_comm_count(const tutti_comm *comm);
 TUTTI_API int tutti_comm_user_rank(const tutti_comm *comm);
-TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms);    /* of operations started from now on    */
-/* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next operation. */
+/* of operations started from now on */
+TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms);
+/* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next
+   operation. */
 TUTTI_API tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm);
 
 /* ---- collectives (count: elements of one rank's part, as in NCCL; p: ranks) ---- */
 /* count elements in, count elements out on every rank */
-TUTTI_API tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
+    tutti_comm *comm, tutti_request *request);
 /* recv only matters on root */
-TUTTI_API tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, int root, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
+    int root, tutti_comm *comm, tutti_request *request);
 /* send only matters on root */
-TUTTI_API tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root,
+    tutti_comm *comm, tutti_request *request);
 /* send count elements, receive p * count */
-TUTTI_API tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype,
+    tutti_comm *comm, tutti_request *request);
 /* send p * count elements, receive count */
-TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype,
+    tutti_op op, tutti_comm *comm, tutti_request *request);
 /* p * count elements each way; not in place */
-TUTTI_API tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
-/* Uneven: send_counts[q] elements at send + send_offsets[q] go to rank q; all four arrays have p entries, in elements, and are read
-   before the call returns. Ranks whose counts do not add up all get TUTTI_MISMATCH. */
-TUTTI_API tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
+TUTTI_API tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
+    tutti_request *request);
+/* Uneven: send_counts[q] elements at send + send_offsets[q] go to rank q; all four arrays have p entries, in elements,
+   and are read before the call returns. Ranks whose counts do not add up all get TUTTI_MISMATCH. */
+TUTTI_API tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets,
+    void *recv,
     const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
 /* recv (p * count elements) only matters on root */
-TUTTI_API tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
+    tutti_comm *comm, tutti_request *request);
 /* send (p * count elements) only matters on root */
-TUTTI_API tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root, tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
+    tutti_comm *comm, tutti_request *request);
 TUTTI_API tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request);
 
 /* ---- point to point ---- */
 enum { TUTTI_ANY_SOURCE = -1 };
-/* Messages from one rank with one tag arrive in the order in which they were sent. A rank may send to itself (with requests).
-   The counts of both ends must be equal: TUTTI_MISMATCH on both. */
-TUTTI_API tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm, tutti_request *request);
-TUTTI_API tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm, tutti_request *request);
-/* Between start and end, calls of this thread without a request only start; end returns when all are over. May be nested. */
+/* Messages from one rank with one tag arrive in the order in which they were sent. A rank may send to itself (with
+   requests). The counts of both ends must be equal: TUTTI_MISMATCH on both. */
+TUTTI_API tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag,
+    tutti_comm *comm, tutti_request *request);
+TUTTI_API tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
+    tutti_request *request);
+/* Between start and end, calls of this thread without a request only start; end returns when all are over. May be
+   nested. */
 TUTTI_API tutti_status tutti_group_start(void);
 TUTTI_API tutti_status tutti_group_end(void);
 
 /* ---- introspection ---- */
-/* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the same. */
+/* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the
+   same. */
 TUTTI_API const char *tutti_collective_name(int index);
 TUTTI_API const char *tutti_algorithm_name(const char *collective, int index);
-/* The schedule of every rank, as text, into buffer (always terminated). *bytes: its whole length; call again with more if larger. */
-TUTTI_API tutti_status tutti_schedule_print(const char *collective, const char *algorithm, int ranks, int root, char *buffer, size_t capacity, size_t *bytes);
+/* The schedule of every rank, as text, into buffer (always terminated). *bytes: its whole length; call again with more
+   if larger. */
+TUTTI_API tutti_status tutti_schedule_print(const char *collective, const char *algorithm, int ranks, int root,
+    char *buffer, size_t capacity, size_t *bytes);
 /* Versions, instruction set, transports or why not, limits, settings, as JSON; same convention. */
 TUTTI_API tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes);
 #if defined(__cplusplus)

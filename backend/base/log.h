@@ -1,4 +1,5 @@
-/* One line per event on stderr: "tutti[pid] warn: …". Nothing is formatted unless the level is on (setting TUTTI_LOG). */
+/* One line per event on stderr: "tutti[pid] warn: …". Nothing is formatted unless the level is on (setting TUTTI_LOG).
+   */
 #pragma once
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };

@@ -4,11 +4,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* calloc that can be told to fail: after memory_fail_after(n), the n-th allocation from now returns NULL (tests; 0: never). */
+/* calloc that can be told to fail: after memory_fail_after(n), the n-th allocation from now returns NULL (tests; 0:
+   never). */
 void *memory_zeroed(size_t count, size_t bytes);
 /* A zeroed block that starts on a cache-line boundary; NULL when out of memory; freed with free. */
 void *memory_aligned(size_t bytes);
-/* Room for one more of `bytes` each: returns the array, moved if need be, with *room grown; NULL when out of memory (array kept). */
+/* Room for one more of `bytes` each: returns the array, moved if need be, with *room grown; NULL when out of memory
+   (array kept). */
 void *memory_grow(void *array, int count, int *room, size_t bytes);
 void memory_fail_after(int allocations);
 

@@ -22,9 +22,11 @@ int settings_table(const struct settings_row **out)
     return ROWS;
 }
 
+const char *settings_given(const char *variable) { return getenv(variable); }
+
 /* ---- nearest name ---- */
 static int smallest(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-static int edit_distance(const char *a, const char *b)                 /* Levenshtein, one row at a time; long names are cut */
+static int edit_distance(const char *a, const char *b)  /* Levenshtein, one row at a time; long names are cut */
 {
     int row[NAME_BYTES + 1], length = (int)strnlen(b, NAME_BYTES);
     for (int j = 0; j <= length; j++) row[j] = j;

@@ -1,18 +1,21 @@
-/* Everything that can be set from outside: one table, the only getenv of the project. It prints itself, makes the README's table, and
-   warns of a TUTTI_* name that it does not know. Read once per process, by settings_load. */
+/* Everything that can be set from outside: one table, the only getenv of the project. It prints itself, makes the
+   README's table, and warns of a TUTTI_* name that it does not know. Read once per process, by settings_load. */
 #pragma once
 #include "c_api/tutti.h"
 
 /*  field, environment variable, kind, default, help */
-#define SETTINGS_MAP(X)                                                                                                           \
-    X(log, "TUTTI_LOG", TEXT, "warn", "what is logged on stderr: error, warn, info, debug")                                       \
-    X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", "how long an operation or a join may take, in milliseconds")             \
-    X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "algorithms by collective, as in allreduce=ring,broadcast=chain")                   \
-    X(isa, "TUTTI_ISA", TEXT, "", "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)")        \
-    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "131072", "bytes of a message that are worked on at a time")                        \
-    X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)")                           \
-    X(pauses, "TUTTI_PAUSES", NUMBER, "-1", "polls with a pause before a waiting thread yields (-1: by cores and ranks)")         \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)")                     \
+#define SETTINGS_MAP(X) \
+    X(log, "TUTTI_LOG", TEXT, "warn", "what is logged on stderr: error, warn, info, debug") \
+    X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", \
+      "how long an operation or a join may take, in milliseconds") \
+    X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "algorithms by collective, as in allreduce=ring,broadcast=chain") \
+    X(isa, "TUTTI_ISA", TEXT, "", \
+      "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)") \
+    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "131072", "bytes of a message that are worked on at a time") \
+    X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)") \
+    X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
+      "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
     X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "backend names that mean tutti in this program, as in nccl,gloo")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
@@ -26,6 +29,7 @@ struct settings {
 const struct settings *settings_get(void);
 void settings_reload(void);                                            /* for tests */
 struct settings_row { const char *variable, *value, *help; };
-int settings_table(const struct settings_row **out);                   /* variable, default, help; returns the number of rows */
+int settings_table(const struct settings_row **out);    /* variable, default, help; returns the number of rows */
+const char *settings_given(const char *variable);       /* what the environment says, or NULL */
 /* The candidate nearest to `name` by edit distance, or NULL if none is near. `next` returns NULL after the last. */
 const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context);

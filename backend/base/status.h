@@ -1,4 +1,5 @@
-/* Errors as values. The function that first decides what the error is calls status_fail once, with the cause; callers only return it. */
+/* Errors as values. The function that first decides what the error is calls status_fail once, with the cause; callers
+   only return it. */
 #pragma once
 #include "c_api/tutti.h"
 #include <stdarg.h>
