@@ -254,8 +254,8 @@ class Trainer:
         return [bytes(digest.tolist()) for digest in everyones]
 
     def save(self, path):
-        """On all ranks; rank 0 writes. Written beside and renamed, so that an interrupted run leaves the old checkpoint or
-        the new one. On any later number of ranks the losses so far are the mean ones."""
+        """On all ranks; rank 0 writes. Written beside and renamed, so that an interrupted run leaves the old checkpoint
+        or the new one. The losses kept are those averaged over the ranks, so they mean the same to every rank."""
         losses = self.mean_over_ranks(self.losses)
         if self.rank != 0:
             return

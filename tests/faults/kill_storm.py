@@ -226,7 +226,7 @@ def main():
     options = parse()
     phases = options.phases.split(",")
     if "ddp" in phases:
-        import torch._dynamo  # noqa: F401  (what DistributedDataParallel imports when first made: a second that ranks save)
+        import torch._dynamo  # noqa: F401  (DistributedDataParallel imports it when first made, for a second)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     library = Library(options.library or find_library(Path(__file__).resolve().parents[2]))
     numbers = range(options.cycles) if options.only is None else [options.only]

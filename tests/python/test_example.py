@@ -68,8 +68,8 @@ def processes_of(run):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_interrupt_leaves_nothing(backend):
     mark = f"{os.getpid()}-{backend}"
-    run = subprocess.Popen(command("--backend", backend, "--steps", 10**6), env=dict(os.environ, TEST_RUN=mark), text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    run = subprocess.Popen(command("--backend", backend, "--steps", 10**6), env=dict(os.environ, TEST_RUN=mark),
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert "parameters" in run.stdout.readline()
         time.sleep(0.5)
