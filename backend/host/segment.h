@@ -1,60 +1,69 @@
-/* What the ranks of one host share: for each rank a control block and a region of slots, in one memfd (sealed: it cannot shrink), mapped
-   by everyone. It has no name, so nothing is left behind whoever dies. Control blocks are resident from the start; a rank's slots only
-   when it asks for them (segment_reserve), so hundreds of groups cost little. Offsets read from it are never trusted: see segment_check. */
+/* What the ranks of one host share: for each rank a control block and a region of slots, in one memfd (sealed: it
+   cannot shrink), mapped by everyone. It has no name, so nothing is left behind whoever dies. Control blocks are
+   resident from the start; a rank's slots only when it asks for them (segment_reserve), so hundreds of groups cost
+   little. Every process computes where things lie by itself; no size and no offset is read from the shared memory. */
 #pragma once
 #include "c_api/tutti.h"
 #include <stdatomic.h>
 
 enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8 };
-struct line {                                                          /* two cache lines, written by one rank                      */
-    _Atomic uint64_t counter;                                          /* arrival; and the position reached, if there is one tile   */
-    uint64_t fingerprint;                                              /* valid once counter says that the rank has arrived         */
-    unsigned char payload[LINE_PAYLOAD];                               /* the slot of tiny messages                                 */
-    _Atomic uint64_t slots[MAX_SLOTS];                                 /* position reached by the tile in each slot                 */
+struct line {                                          /* two cache lines, written by one rank                    */
+    _Atomic uint64_t counter;                          /* arrival; and the position reached, if there is one tile */
+    uint64_t fingerprint;                              /* valid once counter says that the rank has arrived       */
+    unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
+    _Atomic uint64_t slots[MAX_SLOTS];                 /* position reached by the tile in each slot               */
 };
-struct descriptor {                                                    /* what I think we are doing, in clear, for error messages   */
-    uint32_t operation;                                                /* enum family                                               */
+struct descriptor {                                    /* what I think we are doing, in clear, for error messages */
+    uint32_t operation;                                /* enum family                                             */
     uint32_t dtype, op;
     int32_t root;
-    uint64_t count, sequence, bits;                                    /* bits: of the factor, and other things that must agree     */
+    uint64_t count, sequence, bits;                    /* bits: of the factor, and other things that must agree   */
     uint64_t tile_bytes;
-    char algorithm[24];
-    uint64_t extent;                                                   /* the largest block, where counts are uneven                */
+    uint64_t algorithm;                                /* row of collectives_table                                */
+    uint64_t extent;                                   /* the largest block, where counts are uneven              */
 };
-struct control {                                                       /* of one rank                                               */
-    struct line line[2];                                               /* alternate from operation to operation                     */
+struct control {                                       /* of one rank                                             */
+    struct line line[2];                               /* alternate from operation to operation                   */
     struct descriptor descriptor[2];
-    _Atomic uint32_t waiters __attribute__((aligned(128)));            /* threads asleep on one of this rank's words                */
-    _Atomic uint32_t joined, departed;                                 /* this rank has mapped the segment; has destroyed the group */
-    _Atomic uint32_t bell __attribute__((aligned(128)));               /* rung by whoever has something for this rank's transport   */
+    _Alignas(128) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
+    _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
+    _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     char padding[120];
 };
 enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
-struct failure {                                                       /* the first error of the group, for all its ranks           */
+struct failure {                                       /* the first error of the group, for all its ranks         */
     _Atomic uint32_t state;
     int32_t status, rank;
     char detail[500];
 };
-struct segment {                                                       /* this process's view                                       */
+struct segment {                                       /* this process's view                                     */
     int ranks;
-    size_t bytes, slot_bytes;                                          /* slot_bytes: of one rank, both halves                      */
+    size_t bytes, slot_bytes;                          /* slot_bytes: of one rank, both halves; whole pages       */
     unsigned char *base;
     struct failure *failure;
-    struct control *controls;                                          /* [ranks]                                                   */
-    uint64_t *counts;                                                  /* [ranks][2 parities][2 directions][ranks], see segment_counts */
-    unsigned char *slots;                                              /* [ranks][slot_bytes]                                       */
-    unsigned char *pairs;                                              /* [ranks][ranks][pair_bytes]: the transport's               */
-    size_t pair_bytes;
+    struct control *controls;                          /* [ranks]                                                 */
+    uint64_t *counts;                                  /* [ranks][2 parities][2 directions][ranks]                */
+    unsigned char *slots;                              /* [ranks][slot_bytes]                                     */
+    unsigned char *pairs;                              /* [ranks][ranks][pair_bytes]: the transport's             */
+    size_t pair_bytes;                                 /* as asked for, rounded up to whole pages                 */
 };
-/* Creates the memfd and maps it. `nonce` (16 bytes) is written into it; who maps it reads it back to know that memory is shared. */
-tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes, const unsigned char nonce[16], int *fd);
-/* Maps what a peer created; fails with SYSTEM when size, seals or nonce are not what they should be. Takes over fd and closes it. */
-tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes, const unsigned char nonce[16], int fd);
-void segment_detach(struct segment *segment);                          /* NULL and zeroed are fine                                  */
-/* Makes the memory real before it is touched, so that a full machine is an error and not a SIGBUS: NO_MEMORY names the bytes. */
+/* Creates the memfd and maps it. `nonce` (16 bytes) is written into it; who maps it reads it back to know that memory
+   is shared. NO_MEMORY names the bytes; SYSTEM names the call that was refused. The caller closes *fd. */
+tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
+                            const unsigned char nonce[16], int *fd);
+/* Maps what a peer created; fails with SYSTEM when size, seals or nonce are not what they should be. Takes over fd and
+   closes it. */
+tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
+                            const unsigned char nonce[16], int fd);
+void segment_detach(struct segment *segment);          /* NULL and zeroed are fine                                */
+/* Makes the memory real before it is touched, so that a full machine is an error and not a SIGBUS: NO_MEMORY names the
+   bytes and what they were for. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
-static inline unsigned char *segment_slots(const struct segment *s, int rank) { return s->slots + (size_t)rank * s->slot_bytes; }
+static inline unsigned char *segment_slots(const struct segment *s, int rank)
+{
+    return s->slots + (size_t)rank * s->slot_bytes;
+}
 static inline uint64_t *segment_counts(const struct segment *s, int rank, int parity, int direction)
 {
     return s->counts + (((size_t)rank * 2 + (size_t)parity) * 2 + (size_t)direction) * (size_t)s->ranks;

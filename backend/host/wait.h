@@ -1,25 +1,29 @@
-/* Waiting for a word that another rank writes: a ladder of pauses, then yields, then sleep in the kernel on the very words polled. */
+/* Waiting for a word that another rank writes: a ladder of pauses, then yields, then sleep in the kernel on the very
+   words polled. */
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-struct ladder { int pauses, yields; };                                 /* how long each rung is                                    */
+struct ladder { int pauses, yields; };                 /* how long each rung is                                   */
 /* For a thread that has nothing else to do (driver) or that shares its core with computation; ranks: of this host. */
 struct ladder ladder_for(int ranks, bool driver);
 
 enum { WAIT_WORDS = 16 };
-struct wait_set {                                                      /* words whose change is worth waking up for                */
+struct wait_set {                                      /* words whose change is worth waking up for               */
     int count;
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
-/* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. Ignored when full. */
+/* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
+   ignores it, and then sleeps for 1 ms at most. */
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
-/* The n-th fruitless poll (0, 1, …): pause, yield, or sleep until a word changes, but no longer than most_ms. True: it slept or yielded. */
+/* The n-th fruitless poll (0, 1, …): pause, yield, or sleep until a word changes, but no longer than most_ms. True:
+   it slept or yielded. */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
-void word_wake(_Atomic uint32_t *word, bool shared);                   /* wakes all sleepers of a word                             */
-/* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from being missed. */
+void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
+/* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from
+   being missed. */
 static inline void counter_publish(_Atomic uint64_t *counter, uint64_t value, _Atomic uint32_t *waiters)
 {
     atomic_exchange_explicit(counter, value, memory_order_seq_cst);

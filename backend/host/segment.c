@@ -1,0 +1,218 @@
+/* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
+   first failure, control blocks, counts), then the sparse part: slots and pairs, each on pages of its own. The size is
+   fixed by seals before anybody maps it, so no rank can make another's access fault by shrinking the file. */
+#include "backend/host/segment.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23                                         /* Linux 5.14 */
+#endif
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, ALIGNMENT = 128 };
+struct header {
+    char magic[8];
+    unsigned char nonce[16];
+    uint32_t filled;                                   /* this kernel cannot populate, so everything was allocated */
+    uint32_t unused;
+    struct failure failure;
+};
+static const char magic[8] = "tutti-s1";
+static_assert(sizeof(struct line) == 128, "a line is two cache lines");
+static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
+
+static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+/* ---- where things lie ---- */
+struct layout { size_t controls, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
+
+/* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
+static bool place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
+{
+    size_t start, length;
+    if (!size_add(*end, step - 1, &start) || !size_multiply(count, bytes, &length)) return false;
+    *at = start / step * step;
+    return size_add(*at, length, end);
+}
+static bool round_to_pages(size_t bytes, size_t *out)
+{
+    if (!size_add(bytes, page_bytes() - 1, out)) return false;
+    *out = *out / page_bytes() * page_bytes();
+    return true;
+}
+/* Fills in all of *out but the addresses. */
+static bool layout_compute(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes, struct layout *layout)
+{
+    size_t page = page_bytes(), end = sizeof(struct header), square = (size_t)ranks * (size_t)ranks, none = 0;
+    *out = (struct segment){ .ranks = ranks };
+    bool fits = round_to_pages(slot_bytes, &out->slot_bytes) && round_to_pages(pair_bytes, &out->pair_bytes)
+        && place(&end, (size_t)ranks, sizeof(struct control), ALIGNMENT, &layout->controls)
+        && place(&end, square, 4 * sizeof(uint64_t), ALIGNMENT, &layout->counts)
+        && place(&end, (size_t)ranks, out->slot_bytes, page, &layout->slots)
+        && place(&end, square, out->pair_bytes, page, &layout->pairs)
+        && place(&end, 0, 0, page, &none);
+    layout->bytes = out->bytes = none;
+    return fits && none <= INT64_MAX;
+}
+static tutti_status segment_plan(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
+                                 struct layout *layout)
+{
+    assert(ranks > 0);
+    if (layout_compute(out, ranks, slot_bytes, pair_bytes, layout)) return TUTTI_OK;
+    return status_fail(TUTTI_NO_MEMORY, "the shared memory of %d ranks with %zu bytes of slots each is larger than an "
+                       "address can say", ranks, slot_bytes);
+}
+static tutti_status segment_map(struct segment *out, const struct layout *layout, int descriptor)
+{
+    void *base = mmap(NULL, layout->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (base == MAP_FAILED)
+        return status_fail(TUTTI_NO_MEMORY, "cannot map %zu bytes of shared memory: %s (limit on address space? see "
+                           "ulimit -v)", layout->bytes, strerror(errno));
+    out->base = base;
+    out->failure = &((struct header *)base)->failure;
+    out->controls = (struct control *)(void *)(out->base + layout->controls);
+    out->counts = (uint64_t *)(void *)(out->base + layout->counts);
+    out->slots = out->base + layout->slots;
+    out->pairs = out->base + layout->pairs;
+    return TUTTI_OK;
+}
+
+/* ---- making memory real ---- */
+static tutti_status allocate(int descriptor, size_t bytes, const char *what)
+{
+    int refused;
+    do refused = fallocate(descriptor, 0, 0, (off_t)bytes) != 0;
+    while (refused && errno == EINTR);
+    if (!refused) return TUTTI_OK;
+    if (errno == ENOSPC || errno == ENOMEM)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
+                           bytes, strerror(errno));
+    return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
+}
+static int populate(void *at, size_t bytes)                            /* 0 or errno */
+{
+    while (madvise(at, bytes, MADV_POPULATE_WRITE) != 0)
+        if (errno != EINTR && errno != EAGAIN) return errno;
+    return 0;
+}
+tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what)
+{
+    size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base), first = offset / page * page;
+    assert((unsigned char *)at >= segment->base && bytes <= segment->bytes && offset <= segment->bytes - bytes);
+    if (!bytes || ((const struct header *)(const void *)segment->base)->filled) return TUTTI_OK;
+    size_t length = size_round_up(offset + bytes - first, page);
+    int error = populate(segment->base + first, length);
+    if (!error) return TUTTI_OK;
+    if (error == EFAULT || error == ENOMEM || error == ENOSPC)   /* EFAULT: else a SIGBUS */
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
+                           length, strerror(error));
+    return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
+                       strerror(error));
+}
+
+/* ---- create ---- */
+static tutti_status check_file_limit(size_t bytes)     /* to pass it would be a signal (SIGXFSZ), not an error */
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
+    if (bytes <= limit.rlim_cur) return TUTTI_OK;
+    return status_fail(TUTTI_SYSTEM, "the limit on file sizes (ulimit -f) is %llu bytes, the shared memory of this "
+                       "group takes %zu; raise the limit", (unsigned long long)limit.rlim_cur, bytes);
+}
+static const char *memfd_advice(int error)
+{
+    if (error == EMFILE || error == ENFILE) return " (too many open files? see ulimit -n)";
+    if (error == EPERM || error == ENOSYS) return " (does a seccomp filter or an old kernel forbid it?)";
+    return "";
+}
+static tutti_status open_sealed(size_t bytes, int *out)
+{
+    TRY(check_file_limit(bytes));
+    *out = memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*out < 0)
+        return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
+                           memfd_advice(errno));
+    if (ftruncate(*out, (off_t)bytes) != 0)
+        return status_fail(TUTTI_SYSTEM, "ftruncate of a memfd to %zu bytes: %s", bytes, strerror(errno));
+    if (fcntl(*out, F_ADD_SEALS, SEALS) != 0)
+        return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
+    return TUTTI_OK;
+}
+static tutti_status build(struct segment *out, const struct layout *layout, const unsigned char nonce[16], int *fd)
+{
+    TRY(open_sealed(layout->bytes, fd));
+    TRY(allocate(*fd, layout->slots, "control blocks"));
+    TRY(segment_map(out, layout, *fd));
+    struct header *header = (struct header *)(void *)out->base;
+    header->filled = populate(out->base, page_bytes()) == EINVAL;
+    if (header->filled) TRY(allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
+    memcpy(header->magic, magic, sizeof magic);
+    memcpy(header->nonce, nonce, sizeof header->nonce);
+    return TUTTI_OK;
+}
+tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
+                            const unsigned char nonce[16], int *fd)
+{
+    struct segment made;
+    struct layout layout;
+    int descriptor = -1;
+    TRY(segment_plan(&made, ranks, slot_bytes, pair_bytes, &layout));
+    tutti_status status = build(&made, &layout, nonce, &descriptor);
+    if (status != TUTTI_OK) {
+        segment_detach(&made);
+        if (descriptor >= 0) close(descriptor);
+        return status;
+    }
+    *out = made;
+    *fd = descriptor;
+    return TUTTI_OK;
+}
+
+/* ---- attach ---- */
+static tutti_status check_file(int descriptor, size_t bytes)
+{
+    struct stat file;
+    if (fstat(descriptor, &file) != 0)
+        return status_fail(TUTTI_SYSTEM, "fstat of the group's shared memory: %s", strerror(errno));
+    if (file.st_size < 0 || (size_t)file.st_size != bytes)
+        return status_fail(TUTTI_SYSTEM, "the group's shared memory is %lld bytes and should be %zu: do all ranks "
+                           "run the same version of tutti?", (long long)file.st_size, bytes);
+    int seals = fcntl(descriptor, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return status_fail(TUTTI_SYSTEM, "the group's shared memory is not sealed against shrinking; it is not used");
+    return TUTTI_OK;
+}
+static tutti_status check_header(const struct segment *segment, const unsigned char nonce[16])
+{
+    const struct header *header = (const struct header *)(const void *)segment->base;
+    if (memcmp(header->magic, magic, sizeof magic) != 0 || memcmp(header->nonce, nonce, sizeof header->nonce) != 0)
+        return status_fail(TUTTI_SYSTEM, "the shared memory that was received is not that of this group");
+    return TUTTI_OK;
+}
+tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
+                            const unsigned char nonce[16], int fd)
+{
+    struct segment found;
+    struct layout layout;
+    tutti_status status = segment_plan(&found, ranks, slot_bytes, pair_bytes, &layout);
+    if (status == TUTTI_OK) status = check_file(fd, layout.bytes);
+    if (status == TUTTI_OK) status = segment_map(&found, &layout, fd);
+    if (status == TUTTI_OK) status = check_header(&found, nonce);
+    close(fd);
+    if (status != TUTTI_OK) segment_detach(&found);
+    else *out = found;
+    return status;
+}
+void segment_detach(struct segment *segment)
+{
+    if (!segment || !segment->base) return;
+    munmap(segment->base, segment->bytes);
+    *segment = (struct segment){ 0 };
+}

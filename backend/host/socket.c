@@ -1,0 +1,140 @@
+/* SOCK_SEQPACKET keeps messages whole and in order and shows the end of the other process, which a datagram socket does
+   not. Every descriptor is closed on exec and never blocks. */
+#include "backend/host/socket.h"
+#include "backend/base/status.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { BACKLOG = 512, MOST_DESCRIPTORS = 4 };
+
+tutti_status random_fill(void *bytes, size_t count)
+{
+    for (size_t filled = 0; filled < count;) {
+        ssize_t got = getrandom((unsigned char *)bytes + filled, count - filled, 0);
+        if (got < 0 && errno != EINTR) return status_fail(TUTTI_SYSTEM, "getrandom: %s", strerror(errno));
+        if (got > 0) filled += (size_t)got;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- names ---- */
+static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    *out = (struct sockaddr_un){ .sun_family = AF_UNIX };              /* a first byte of zero: abstract */
+    size_t room = sizeof out->sun_path - 1, used = (size_t)snprintf(out->sun_path + 1, room, "tutti-%.16s-", purpose);
+    for (int i = 0; i < NONCE_BYTES; i++)
+        used += (size_t)snprintf(out->sun_path + 1 + used, room - used, "%02x", nonce[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + used);
+}
+static int close_with(int descriptor, int error)
+{
+    close(descriptor);
+    return -error;
+}
+static int check_user(int descriptor)                                  /* 0 or -errno */
+{
+    struct ucred other;
+    socklen_t bytes = sizeof other;
+    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &other, &bytes) != 0) return -errno;
+    return other.uid == geteuid() ? 0 : -EPERM;
+}
+static int checked(int descriptor)                                     /* the descriptor, or it is closed and -errno */
+{
+    int error = check_user(descriptor);
+    return error ? close_with(descriptor, -error) : descriptor;
+}
+
+/* ---- connections ---- */
+static int open_socket(void)
+{
+    int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return descriptor < 0 ? -errno : descriptor;
+}
+int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    struct sockaddr_un name;
+    socklen_t bytes = name_socket(&name, purpose, nonce);
+    int descriptor = open_socket();
+    if (descriptor < 0) return descriptor;
+    if (bind(descriptor, (struct sockaddr *)&name, bytes) != 0 || listen(descriptor, BACKLOG) != 0)
+        return close_with(descriptor, errno);
+    return descriptor;
+}
+int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    struct sockaddr_un name;
+    socklen_t bytes = name_socket(&name, purpose, nonce);
+    int descriptor = open_socket();
+    if (descriptor < 0) return descriptor;
+    if (connect(descriptor, (struct sockaddr *)&name, bytes) != 0) return close_with(descriptor, errno);
+    return checked(descriptor);
+}
+int socket_accept(int listener)
+{
+    int descriptor;
+    do descriptor = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
+    return descriptor < 0 ? -errno : checked(descriptor);
+}
+
+/* ---- messages ---- */
+union control_room {                                                   /* aligned as the kernel wants it */
+    char bytes[CMSG_SPACE(MOST_DESCRIPTORS * sizeof(int))];
+    struct cmsghdr aligned;
+};
+int socket_send(int socket, const void *message, size_t bytes, int descriptor)
+{
+    union control_room room = { .bytes = { 0 } };
+    struct iovec part = { (void *)(uintptr_t)message, bytes };
+    struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+    if (descriptor >= 0) {
+        header.msg_control = room.bytes;
+        header.msg_controllen = CMSG_SPACE(sizeof descriptor);
+        struct cmsghdr *control = CMSG_FIRSTHDR(&header);
+        control->cmsg_level = SOL_SOCKET;
+        control->cmsg_type = SCM_RIGHTS;
+        control->cmsg_len = CMSG_LEN(sizeof descriptor);
+        memcpy(CMSG_DATA(control), &descriptor, sizeof descriptor);
+    }
+    ssize_t sent;
+    do sent = sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent < 0 ? -errno : 0;
+}
+/* Keeps the first descriptor and closes all others: they have been installed, wanted or not. */
+static void take_descriptors(struct msghdr *header, int *out)
+{
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(header); control; control = CMSG_NXTHDR(header, control)) {
+        if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int one;
+            memcpy(&one, CMSG_DATA(control) + i * sizeof one, sizeof one);
+            if (*out < 0) *out = one;
+            else close(one);
+        }
+    }
+}
+int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
+{
+    union control_room room;
+    struct iovec part = { message, bytes };
+    struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof room };
+    int came = -1;
+    ssize_t got;
+    if (descriptor) *descriptor = -1;
+    /* ECONNRESET means that the other end closed with something unread, and comes once and before what it had sent. */
+    do got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (got < 0 && (errno == EINTR || errno == ECONNRESET));
+    if (got < 0) return -errno;
+    take_descriptors(&header, &came);
+    bool whole = got > 0 && !(header.msg_flags & MSG_TRUNC);
+    if (came >= 0 && !(descriptor && whole)) { close(came); came = -1; }
+    if (descriptor) *descriptor = came;
+    return whole || got == 0 ? (int)got : -EMSGSIZE;
+}

@@ -1,0 +1,127 @@
+/* The ladder and the two futex calls. No wake-up is lost: a sleeper first counts itself in `waiters`, and then the
+   kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
+   both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper. */
+#include "backend/host/wait.h"
+#include "backend/base/settings.h"
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a counter's low half is the word at its address");
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449                                            /* Linux 5.16, the same on every architecture */
+#endif
+enum { FUTEX_32_BITS = 2, PRIVATE = 128, WORDS_PER_CALL = 16 };
+struct futex_word { uint64_t value, address; uint32_t flags, unused; }; /* the kernel's struct futex_waitv */
+static_assert(sizeof(struct futex_word) == 24 && (int)WAIT_WORDS <= (int)WORDS_PER_CALL, "as the kernel has it");
+static _Atomic bool only_single;                                       /* futex_waitv is missing or forbidden */
+
+/* ---- how long ---- */
+static int usable_cores(void)
+{
+    for (int most = 1024; most <= 1 << 20; most *= 2) {                /* EINVAL: the machine may have more */
+        cpu_set_t *set = CPU_ALLOC((size_t)most);
+        if (!set) break;
+        size_t bytes = CPU_ALLOC_SIZE((size_t)most);
+        int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
+        CPU_FREE(set);
+        if (count > 0) return count;
+        if (errno != EINVAL) break;
+    }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 && online < INT_MAX ? (int)online : 1;
+}
+static void override(int *rung, int64_t setting)
+{
+    if (setting >= 0) *rung = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
+}
+/* Measured: README.md. A pause is about 40 ns, a yield that finds nobody else 300 ns, a sleep with its wake-up 8 us. A
+   yield costs little more than a pause when the core is ours, and is what saves us when it turns out not to be. */
+struct ladder ladder_for(int ranks, bool driver)
+{
+    static const struct ladder alone = { 100, 200 }, crowded = { 5, 20 }, guest = { 100, 10 };
+    struct ladder ladder = !driver ? guest : ranks <= usable_cores() ? alone : crowded;
+    override(&ladder.pauses, settings_get()->pauses);
+    override(&ladder.yields, settings_get()->yields);
+    return ladder;
+}
+
+/* ---- what for ---- */
+void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared)
+{
+    if (set->count == WAIT_WORDS) return;
+    set->item[set->count].word = word;
+    set->item[set->count].waiters = waiters;
+    set->item[set->count].seen = seen;
+    set->item[set->count++].shared = shared;
+}
+void word_wake(_Atomic uint32_t *word, bool shared)
+{
+    syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- sleep ---- */
+static struct timespec time_of_ms(int ms) { return (struct timespec){ ms / 1000, ms % 1000 * 1000000L }; }
+
+static void sleep_on_one(const struct wait_set *set, int most_ms)
+{
+    struct timespec most = time_of_ms(most_ms);
+    int call = set->item[0].shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
+    syscall(SYS_futex, set->item[0].word, call, set->item[0].seen, &most, NULL, 0);
+}
+static bool sleep_on_all(const struct wait_set *set, int most_ms)      /* false: this kernel cannot */
+{
+    struct futex_word words[WAIT_WORDS];
+    struct timespec until, most = time_of_ms(most_ms);
+    for (int i = 0; i < set->count; i++) {
+        uint32_t scope = set->item[i].shared ? 0 : PRIVATE;
+        words[i] = (struct futex_word){ set->item[i].seen, (uintptr_t)set->item[i].word, FUTEX_32_BITS | scope, 0 };
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += most.tv_sec;
+    until.tv_nsec += most.tv_nsec;
+    if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+    return syscall(SYS_futex_waitv, words, set->count, 0, &until, CLOCK_MONOTONIC) >= 0
+        || (errno != ENOSYS && errno != EPERM);
+}
+static void sleep_counted(const struct wait_set *set, int most_ms)
+{
+    if (set->count == WAIT_WORDS && most_ms > 1) most_ms = 1;          /* there may be words that found no room */
+    if (set->count > 1 && !atomic_load_explicit(&only_single, memory_order_relaxed)) {
+        if (sleep_on_all(set, most_ms)) return;
+        atomic_store_explicit(&only_single, true, memory_order_relaxed);
+    }
+    sleep_on_one(set, set->count > 1 && most_ms > 1 ? 1 : most_ms);
+}
+void wait_sleep(const struct wait_set *set, int most_ms)
+{
+    struct timespec most = time_of_ms(most_ms);
+    if (most_ms <= 0) return;
+    if (set->count == 0) { clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL); return; }
+    for (int i = 0; i < set->count; i++) atomic_fetch_add_explicit(set->item[i].waiters, 1, memory_order_seq_cst);
+    sleep_counted(set, most_ms);
+    for (int i = 0; i < set->count; i++) atomic_fetch_sub_explicit(set->item[i].waiters, 1, memory_order_relaxed);
+}
+
+/* ---- the ladder ---- */
+static void pause_briefly(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
+#endif
+}
+bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
+{
+    if (n < ladder->pauses) { pause_briefly(); return false; }
+    if (n - ladder->pauses < ladder->yields) sched_yield();
+    else wait_sleep(set, most_ms);
+    return true;
+}

@@ -1,0 +1,76 @@
+/* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the ladder, to choose the
+   constants of ladder_for. Usage: measure_ladder RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With COMPUTE_US, the
+   last rank computes for so long before each barrier. Prints microseconds per barrier and the processor time of all. */
+#include "backend/base/clock.h"
+#include "backend/host/wait.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST_RANKS = 64 };
+struct flag { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint32_t waiters; };
+static struct flag *flags;
+
+static void await(struct ladder ladder, struct flag *flag, uint64_t target)
+{
+    for (int n = 0;; n++) {
+        struct wait_set set = { .count = 0 };
+        uint64_t now = atomic_load_explicit(&flag->counter, memory_order_acquire);
+        if (now >= target) return;
+        wait_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
+        ladder_climb(&ladder, n, &set, 100);
+    }
+}
+static void compute(int64_t us)
+{
+    for (int64_t until = clock_ns() + us * 1000; clock_ns() < until;) {}
+}
+static uint64_t run(struct ladder ladder, int rank, int ranks, int64_t ms, int64_t compute_us)
+{
+    uint64_t rounds = 0, last = UINT64_MAX;
+    for (int64_t until = clock_ms() + ms; rounds < last;) {
+        rounds++;
+        if (rank == ranks - 1 && compute_us) compute(compute_us);
+        if (rank == 0 && clock_ms() >= until) {                        /* this round is the last: say so before it */
+            last = rounds;
+            atomic_store(&flags[MOST_RANKS].counter, last);
+        }
+        counter_publish(&flags[rank].counter, rounds, &flags[rank].waiters);
+        for (int peer = 0; peer < ranks; peer++) await(ladder, &flags[peer], rounds);
+        uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
+        if (said) last = said;
+    }
+    return rounds;
+}
+static int64_t processor_us(int whose)
+{
+    struct rusage used;
+    getrusage(whose, &used);
+    int64_t seconds = used.ru_utime.tv_sec + used.ru_stime.tv_sec;
+    return seconds * 1000000 + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
+}
+int main(int count, char **arguments)
+{
+    int ranks = count > 3 ? atoi(arguments[1]) : 0;
+    if (ranks < 1 || ranks > MOST_RANKS) {
+        fprintf(stderr, "usage: measure_ladder RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
+        return 2;
+    }
+    struct ladder ladder = { atoi(arguments[2]), atoi(arguments[3]) };
+    int64_t ms = count > 4 ? atoi(arguments[4]) : 1000, compute_us = count > 5 ? atoi(arguments[5]) : 0;
+    flags = mmap(NULL, (MOST_RANKS + 1) * sizeof *flags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (flags == MAP_FAILED) return 1;
+    int64_t begin = clock_ns();
+    for (int rank = 1; rank < ranks; rank++)
+        if (fork() == 0) { run(ladder, rank, ranks, ms, compute_us); _exit(0); }
+    uint64_t rounds = run(ladder, 0, ranks, ms, compute_us);
+    int64_t took = clock_ns() - begin;
+    while (wait(NULL) > 0) {}
+    int64_t cpu_us = processor_us(RUSAGE_SELF) + processor_us(RUSAGE_CHILDREN);
+    printf("%d ranks, %d pauses, %d yields: %.3f us per barrier, %.2f us of processor time\n", ranks, ladder.pauses,
+           ladder.yields, (double)took / 1000 / (double)rounds, (double)cpu_us / (double)rounds);
+    return 0;
+}

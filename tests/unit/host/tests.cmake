@@ -1,0 +1,5 @@
+tutti_unit(host/test_segment base host)
+tutti_unit(host/test_wait base host)
+add_executable(measure_ladder unit/host/measure_ladder.c)
+target_link_libraries(measure_ladder PRIVATE tutti_flags)
+target_sources(measure_ladder PRIVATE $<TARGET_OBJECTS:room_base> $<TARGET_OBJECTS:room_host>)
