@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import select
 import signal
 import statistics
@@ -82,8 +83,9 @@ def judge(plan, outcome):
         return "" if plan.phase == "init" else "the survivor ended without noticing"
     if outcome.status != PEER_LOST and not (plan.phase == "init" and outcome.status == TIMEOUT):
         return f"the error is {outcome.status}, not PEER_LOST: {outcome.text}"
-    if f"rank {plan.victim}" not in outcome.text:
-        return f"the error does not name rank {plan.victim}: {outcome.text}"
+    blamed = re.search(r"rank (\d+)", outcome.text)         # the text may go on to say who saw it
+    if not blamed or int(blamed[1]) != plan.victim:
+        return f"the error does not blame rank {plan.victim}: {outcome.text}"
     return ""
 
 

@@ -18,7 +18,7 @@ import traces  # noqa: E402
 
 CYCLES = int(os.environ.get("STORM_CYCLES", "25"))
 PLAN = kill_storm.Plan(number=0, phase="collective", victim=1, both=False, delay_s=0, verb="broadcast", count=1)
-WELL = kill_storm.Outcome(status=rank.PEER_LOST, text="rank 1 is gone")
+WELL = kill_storm.Outcome(status=rank.PEER_LOST, text="rank 1 of group died, seen by rank 0")
 
 
 def test_a_good_end_is_well():
@@ -28,7 +28,7 @@ def test_a_good_end_is_well():
 
 
 @pytest.mark.parametrize("change", [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"},
-                                    {"finished": True}, {"status": rank.TIMEOUT}, {"text": "rank 0 is gone"},
+                                    {"finished": True}, {"status": rank.TIMEOUT}, {"text": "rank 0 died, seen by rank 1"}, {"text": "gone"},
                                     {"left": ["socket 12345"]}])
 def test_a_bad_end_is_noticed(change):
     assert kill_storm.judge(PLAN, replace(WELL, **change))
