@@ -22,7 +22,8 @@ void all_to_all_pairwise(struct schedule *s)
     }
 }
 
-/* Direct: post all receives, then all sends, and let the network sort it out. 1 latency, (p - 1)/p n. */
+/* Direct: post all receives, then all sends, and let the network sort it out. 1 latency, p - 1 rounds of n/p. In place
+   the receives come over blocks that are yet to be sent, which the builder sees and copies first. */
 void all_to_all_direct(struct schedule *s)
 {
     for (int hop = 1; hop < s->size; hop++) recv_from(s, mod(s->rank - hop, s->size));

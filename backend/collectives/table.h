@@ -41,7 +41,7 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4 };
     X(ALLGATHER, read, allgather_read, HOST_MEMORY)                                       \
     X(ALLGATHER, write, allgather_write, HOST_MEMORY)                                     \
     X(ALL_TO_ALL, pairwise, all_to_all_pairwise, STAGE_IN_PLACE)                          \
-    X(ALL_TO_ALL, direct, all_to_all_direct, STAGE_IN_PLACE)                              \
+    X(ALL_TO_ALL, direct, all_to_all_direct, MESSAGES)                                    \
     X(ALL_TO_ALL, bruck, all_to_all_bruck, STAGE_IN_PLACE | EQUAL_CHUNKS)                 \
     X(ALL_TO_ALL, read, all_to_all_read, HOST_MEMORY)                                     \
     X(ALL_TO_ALL, write, all_to_all_write, HOST_MEMORY)                                   \
