@@ -11,102 +11,106 @@
 
 /* ---- what algorithms use ---- */
 enum buffer { INPUT, OUTPUT, SCRATCH };
-struct span { int rank; enum buffer buffer; int first, count; };      /* counted in chunks, not bytes                              */
-enum family { ALLREDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL, GATHER, SCATTER, BARRIER, FAMILY_COUNT };
-/* Chunks before schedule_cut (p: ranks).   ALLREDUCE, BROADCAST, REDUCE, BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER: INPUT 1, OUTPUT p.
-   REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. REDUCE and GATHER have OUTPUT on the root only, BROADCAST and SCATTER
-   have INPUT on the root only: touching what is absent is a build error. BARRIER: every OUTPUT holds every contribution at least once. */
+struct span { int rank; enum buffer buffer; int first, count; };  /* counted in chunks, not bytes */
+enum family { ALLREDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL, GATHER, SCATTER, BARRIER,
+    FAMILY_COUNT };
+/* Chunks before schedule_cut (p: ranks). ALLREDUCE, BROADCAST, REDUCE, BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER:
+   INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. REDUCE and GATHER have OUTPUT on
+   the root only, BROADCAST and SCATTER have INPUT on the root only: touching what is absent is a build error. BARRIER:
+   every OUTPUT holds every contribution at least once. */
 
-struct layout { int hosts; const int *first; };                       /* ranks first[h] … first[h + 1] - 1 live on host h          */
+struct layout { int hosts; const int *first; };         /* ranks first[h] … first[h + 1] - 1 live on host h */
 
 enum step_kind { WORK, SEND, RECV, AWAIT, LEAVE };
-enum lag { SAME_TILE, SLOT_REUSE, EVERY_TILE };                        /* which tile of the other a wait means                      */
-struct wait { int rank, step; enum lag lag; };                        /* a peer's position; of the own rank: that message is complete */
-struct step {                                                         /* WORK: to[0] = to[1] = … = from[0] + from[1] + …           */
-    enum step_kind kind;                                              /* SEND: the froms as one message; RECV: one message to the tos */
-    int peer, number;                                                 /* the number-th message of this tile to / from peer         */
-    int span, from_count, to_count;                                   /* schedule.spans[span …]: first the froms, then the tos     */
-    int wait, wait_count;                                             /* schedule.waits[wait …]                                    */
-    bool finish;                                                      /* leaves the full sum in OUTPUT: an average divides here    */
-    bool raw;                                                         /* a copy from INPUT of a plan with stage_inputs: PREMUL_SUM
-                                                                         multiplies here                                           */
-    bool by_tile, by_reuse, by_leave;                                 /* published for every tile; for tiles whose slot is reused;
-                                                                         for the last tile of every slot                           */
+enum lag { SAME_TILE, SLOT_REUSE, EVERY_TILE };         /* which tile of the other a wait means */
+struct wait { int rank, step; enum lag lag; };  /* a peer's position; of the own rank: that message is complete */
+struct step {                                           /* WORK: to[0] = to[1] = … = from[0] + from[1] + … */
+    enum step_kind kind;  /* SEND: the froms as one message; RECV: one message to the tos */
+    int peer, number;                                   /* the number-th message of this tile to / from peer */
+    int span, from_count, to_count;                     /* schedule.spans[span …]: first the froms, then the tos */
+    int wait, wait_count;                               /* schedule.waits[wait …] */
+    bool finish;                                        /* leaves the full sum in OUTPUT: an average divides here */
+    bool raw;  /* a copy from INPUT of a plan with stage_inputs: PREMUL_SUM multiplies here */
+    bool by_tile, by_reuse, by_leave;                   /* published for every tile; for tiles whose slot is reused; for
+                                                           the last tile of every slot */
 };
 struct schedule {
+    enum family family;
     int rank, size, root;
-    int host, host_first, host_end;                                   /* my host, and its ranks host_first … host_end - 1          */
-    int cut;                                                          /* pieces the message of one rank is cut into                */
-    int chunks[3];                                                    /* by buffer                                                 */
-    bool absent[3];                                                   /* this rank has no such buffer                              */
+    int host, host_first, host_end;                     /* my host, and its ranks host_first … host_end - 1 */
+    int cut;                                            /* pieces the message of one rank is cut into */
+    int chunks[3];                                      /* by buffer */
+    bool absent[3];                                     /* this rank has no such buffer */
     const struct layout *layout;
-    const char *error;                                                /* sticky: the first thing that went wrong, or NULL          */
+    const char *error;                                  /* sticky: the first thing that went wrong, or NULL */
+    int error_rank;                                     /* the rank that is to blame, if not this one; else -1 */
     struct step *steps;
     struct span *spans;
     struct wait *waits;
     int step_count, step_room, span_count, span_room, wait_count, wait_room;
-    int prelude;                                                      /* steps before this one only copy my tensors into my SCRATCH:
-                                                                         they may run before the peers have come                   */
-    int first_message, last_message;                                  /* steps between these feed the network (-1: no messages)    */
+    int prelude;                                        /* steps before this one only copy my tensors into my SCRATCH:
+                                                           they may run before the peers have come */
+    int first_message, last_message;                    /* steps between these feed the network (-1: no messages) */
 };
 typedef void record_function(struct schedule *);
 
-/* A team: ranks that work together on a part of the message. Piece i is chunk base + i, and i wraps at `pieces`; `source` holds what a
-   rank brings (INPUT, or OUTPUT when an earlier stage has left it there); the result is left in OUTPUT. One text of an algorithm
-   serves a flat group (team_all) and one level of a hierarchy (team_host, team_across). */
+/* A team: ranks that work together on a part of the message. Piece i is chunk base + i, and i wraps at `pieces`;
+   `source` holds what a rank brings (INPUT, or OUTPUT when an earlier stage has left it there); the result is left in
+   OUTPUT. One text of an algorithm serves a flat group (team_all) and one level of a hierarchy (team_host,
+   team_across). */
 struct team { const struct layout *layout; int kind, slice, size, me, base, pieces; enum buffer source; };
 
-void step_copy(struct schedule *s, struct span to, struct span from);         /* either may be a span of a peer on this host       */
-void step_reduce(struct schedule *s, struct span into, struct span from);     /* into (op)= from                                   */
+void step_copy(struct schedule *s, struct span to, struct span from);  /* either may be a span of a peer on this host */
+void step_reduce(struct schedule *s, struct span into, struct span from);  /* into (op)= from */
 void step_send(struct schedule *s, struct span from, int peer);
 void step_recv(struct schedule *s, struct span into, int peer);
-void step_also(struct schedule *s, struct span more);                         /* one more span of the message just recorded        */
-void schedule_cut(struct schedule *s, int pieces);                            /* first call of an algorithm that cuts the message  */
+void step_also(struct schedule *s, struct span more);   /* one more span of the message just recorded */
+void schedule_cut(struct schedule *s, int pieces);      /* first call of an algorithm that cuts the message */
 struct span chunk(int rank, enum buffer buffer, int index);
 struct span whole(const struct schedule *s, int rank, enum buffer buffer);
-struct span fresh(struct schedule *s, int count);                             /* new SCRATCH chunks of my own                      */
+struct span fresh(struct schedule *s, int count);       /* new SCRATCH chunks of my own */
 struct team team_all(const struct schedule *s);
 struct team team_host(const struct schedule *s);
-struct team team_across(const struct schedule *s, int slice);                 /* the ranks that carry this slice between the hosts */
-int team_rank(const struct team *t, int index);                               /* index wraps                                       */
+struct team team_across(const struct schedule *s, int slice);  /* the ranks that carry this slice between the hosts */
+int team_rank(const struct team *t, int index);         /* index wraps */
 int host_size(const struct layout *l, int host);
 int host_of(const struct layout *l, int rank);
 
 /* ---- the table of algorithms (backend/collectives) ---- */
 struct algorithm {
-    const char *name;                                                 /* "ring"; unique within its family                          */
+    const char *name;                                   /* "ring"; unique within its family */
     enum family family;
     record_function *record;
-    bool host_memory;                                                 /* touches peers' memory: all ranks on one host              */
-    bool stage_in_place;                                              /* in place, chunks that are sent must be copied first, or all
-                                                                         ranks wait for each other; no host can see this alone, so it
-                                                                         stands here and a test keeps it true                      */
-    bool equal_chunks;                                                /* not for uneven counts                                     */
+    bool host_memory;                                   /* touches peers' memory: all ranks on one host */
+    bool stage_in_place;                                /* in place, chunks that are sent must be copied first, or all
+                                                           ranks wait for each other; no host can see this alone, so it
+                                                           stands here and a test keeps it true */
+    bool equal_chunks;                                  /* not for uneven counts */
 };
 
 /* ---- plans ---- */
 struct plan {
     const struct algorithm *algorithm;
     const struct layout *layout;
-    int size, root, first, count;                                     /* members: ranks first … first + count - 1                  */
-    int slots;                                                        /* tiles in flight                                           */
-    int period;                                                       /* the longest schedule of the members, in steps             */
-    uint64_t in_place, shared;                                        /* bit rank % 64: INPUT and OUTPUT are one tensor; lie in
-                                                                         memory the host's ranks share (else: are staged)          */
-    bool stage_sends;                                                 /* copy sent INPUT chunks that are overwritten               */
-    bool stage_inputs;                                                /* copy every INPUT chunk first (PREMUL_SUM)                 */
-    bool hoist;                                                       /* post receives as early as possible                        */
-    int cycle_rank;                                                   /* after a failed build: who waits for itself, or -1         */
+    int size, root, first, count;                       /* members: ranks first … first + count - 1 */
+    int slots;                                          /* tiles in flight */
+    int period;                                         /* the longest schedule of the members, in steps */
+    uint64_t in_place, shared;                          /* bit rank % 64: INPUT and OUTPUT are one tensor; lie in memory
+                                                           the host's ranks share (else: are staged) */
+    bool stage_sends;                                   /* copy sent INPUT chunks that are overwritten */
+    bool stage_inputs;                                  /* copy every INPUT chunk first (PREMUL_SUM) */
+    bool hoist;                                         /* post receives as early as possible */
+    int cycle_rank;                                     /* after a failed build: who waits for itself, or -1 */
     char error[160];
     struct schedule *ranks;
 };
-/* The caller zeroes the plan and fills algorithm … hoist but period. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0: staging
-   may cure it). plan_finish is due in every case. */
+/* The caller zeroes the plan and fills algorithm … hoist but period. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with
+   error filled (cycle_rank >= 0: staging may cure it). plan_finish is due in every case. */
 tutti_status plan_build(struct plan *plan);
-tutti_status plan_build_staging(struct plan *plan);                    /* the same, curing cycles by staging                       */
-void plan_finish(struct plan *plan);                                   /* frees what the plan holds, not the plan                  */
-/* Runs a plan of ALL ranks symbolically: `operations` in a row of `tiles` tiles, choosing what runs next by `seed` (0: in order).
-   true: proved. false: why says what is wrong, and where. */
+tutti_status plan_build_staging(struct plan *plan);     /* the same, curing cycles by staging */
+void plan_finish(struct plan *plan);                    /* frees what the plan holds, not the plan */
+/* Runs a plan of ALL ranks symbolically: `operations` in a row of `tiles` tiles, choosing what runs next by `seed` (0:
+   in order). true: proved. false: why says what is wrong, and where. */
 bool plan_check(const struct plan *plan, int tiles, int operations, unsigned seed, char *why, size_t why_bytes);
 /* Appends the text to buffer like snprintf; returns the whole length. */
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
@@ -116,7 +120,8 @@ static inline struct schedule *plan_member(const struct plan *p, int rank)
     return rank >= p->first && rank < p->first + p->count ? &p->ranks[rank - p->first] : NULL;
 }
 static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
-static inline struct span *step_to(const struct schedule *s, const struct step *t) { return &s->spans[t->span + t->from_count]; }
+static inline struct span *step_to(const struct schedule *s,
+    const struct step *t) { return &s->spans[t->span + t->from_count]; }
 static inline bool plan_in_place(const struct plan *p, int rank) { return p->in_place >> (rank % 64) & 1; }
 static inline bool plan_shared(const struct plan *p, int rank) { return p->shared >> (rank % 64) & 1; }
 /* The cell a chunk lives in; in place the smaller buffer lies inside the larger. */
