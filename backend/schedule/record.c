@@ -1,0 +1,238 @@
+/* Recording: what an algorithm calls. The first mistake sticks to the schedule and everything after it is ignored, so
+ * algorithms hold no error handling. Consecutive steps that make one value are recorded as one step. */
+#include "backend/schedule/build.h"
+#include "backend/base/memory.h"
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char schedule_no_memory[] = "out of memory";
+
+void schedule_fail(struct schedule *s, const char *error)
+{
+    if (s->error) return;
+    s->error = error;
+    s->error_rank = -1;
+}
+void schedule_release(struct schedule *s)
+{
+    free(s->steps);
+    free(s->spans);
+    free(s->waits);
+}
+struct schedule schedule_restart(struct schedule *s)
+{
+    struct schedule old = *s;
+    s->steps = NULL;
+    s->spans = NULL;
+    s->waits = NULL;
+    s->step_count = s->step_room = s->span_count = s->span_room = s->wait_count = s->wait_room = 0;
+    return old;
+}
+
+/* ---- layouts, families, teams ---- */
+int host_size(const struct layout *l, int host) { return l->first[host + 1] - l->first[host]; }
+int host_of(const struct layout *l, int rank)
+{
+    int low = 0, high = l->hosts;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (l->first[middle] <= rank) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+bool family_has(enum family family, int root, int rank, enum buffer buffer)
+{
+    bool input_on_root = family == BROADCAST || family == SCATTER, output_on_root = family == REDUCE || family == GATHER;
+    return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
+}
+bool family_reduces(enum family family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
+
+enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };
+struct team team_all(const struct schedule *s)
+{
+    return (struct team){ s->layout, TEAM_ALL, 0, s->size, s->rank, 0, s->cut, INPUT };
+}
+struct team team_host(const struct schedule *s)
+{
+    int size = s->host_end - s->host_first;
+    return (struct team){ s->layout, TEAM_HOST, s->host, size, s->rank - s->host_first, 0, 1, INPUT };
+}
+struct team team_across(const struct schedule *s, int slice)
+{
+    return (struct team){ s->layout, TEAM_ACROSS, slice, s->layout->hosts, s->host, 0, 1, INPUT };
+}
+int team_rank(const struct team *t, int index)
+{
+    int i = (index % t->size + t->size) % t->size;
+    if (t->kind == TEAM_HOST) return t->layout->first[t->slice] + i;
+    return t->kind == TEAM_ACROSS ? t->layout->first[i] + t->slice % host_size(t->layout, i) : i;
+}
+
+/* ---- spans ---- */
+struct span chunk(int rank, enum buffer buffer, int index) { return (struct span){ rank, buffer, index, 1 }; }
+struct span whole(const struct schedule *s, int rank, enum buffer buffer)
+{
+    return (struct span){ rank, buffer, 0, s->chunks[buffer] };
+}
+struct span fresh(struct schedule *s, int count)
+{
+    int first = s->chunks[SCRATCH];
+    if (count < 0 || count > INT_MAX - first) schedule_fail(s, "too much scratch");
+    else s->chunks[SCRATCH] = first + count;
+    return (struct span){ s->rank, SCRATCH, first, count };
+}
+void schedule_cut(struct schedule *s, int pieces)
+{
+    int most = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
+    if (s->error) return;
+    if (s->step_count || s->cut != 1) schedule_fail(s, "cuts the message after the first step");
+    else if (pieces < 1 || pieces > INT_MAX / 2 / most) schedule_fail(s, "cuts the message into no pieces, or too many");
+    if (s->error) return;
+    s->chunks[INPUT] *= pieces;
+    s->chunks[OUTPUT] *= pieces;
+    s->cut = pieces;
+}
+bool span_equal(struct span a, struct span b)
+{
+    return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
+}
+static bool span_overlaps(struct span a, struct span b)
+{
+    return a.rank == b.rank && a.buffer == b.buffer && a.first < b.first + b.count && b.first < a.first + a.count;
+}
+static bool span_valid(struct schedule *s, struct span a)
+{
+    if (s->error) return false;
+    if (a.rank < s->host_first || a.rank >= s->host_end) schedule_fail(s, "touches the memory of another host");
+    else if (a.first < 0 || a.count < 1 || a.count > INT_MAX - a.first) schedule_fail(s, "span out of range");
+    else if (a.buffer == SCRATCH && a.first + a.count > s->chunks[SCRATCH]) s->chunks[SCRATCH] = a.first + a.count;
+    else if (a.first + a.count > s->chunks[a.buffer]) schedule_fail(s, "span out of range");
+    else if (!family_has(s->family, s->root, a.rank, a.buffer)) {
+        schedule_fail(s, "has no such buffer");
+        s->error_rank = a.rank;
+    }
+    return !s->error;
+}
+static bool target_valid(struct schedule *s, struct span to)
+{
+    if (span_valid(s, to) && to.buffer == INPUT) schedule_fail(s, "writes an input chunk");
+    return !s->error;
+}
+static bool pair_valid(struct schedule *s, struct span to, struct span from)
+{
+    if (!target_valid(s, to) || !span_valid(s, from)) return false;
+    if (to.count != from.count) schedule_fail(s, "spans differ in length");
+    else if (!span_equal(to, from) && span_overlaps(to, from)) schedule_fail(s, "moves a span onto a part of itself");
+    return !s->error;
+}
+
+/* ---- steps ---- */
+struct step *step_add(struct schedule *s, enum step_kind kind)
+{
+    if (s->error) return NULL;
+    struct step *steps = memory_grow(s->steps, s->step_count, &s->step_room, sizeof *steps);
+    if (!steps) {
+        schedule_fail(s, schedule_no_memory);
+        return NULL;
+    }
+    s->steps = steps;
+    steps[s->step_count] = (struct step){ .kind = kind, .peer = -1, .span = s->span_count };
+    return &steps[s->step_count++];
+}
+static bool span_insert(struct schedule *s, int at, struct span a)
+{
+    struct span *spans = s->error ? NULL : memory_grow(s->spans, s->span_count, &s->span_room, sizeof *spans);
+    if (!spans) {
+        schedule_fail(s, schedule_no_memory);
+        return false;
+    }
+    s->spans = spans;
+    memmove(spans + at + 1, spans + at, (size_t)(s->span_count - at) * sizeof a);
+    spans[at] = a;
+    s->span_count++;
+    return true;
+}
+void step_add_from(struct schedule *s, struct step *t, struct span a)
+{
+    if (t && span_insert(s, t->span + t->from_count, a)) t->from_count++;
+}
+void step_add_to(struct schedule *s, struct step *t, struct span a)
+{
+    if (t && span_insert(s, t->span + t->from_count + t->to_count, a)) t->to_count++;
+}
+void step_append(struct schedule *s, const struct schedule *old, const struct step *t)
+{
+    struct step *copy = step_add(s, t->kind);
+    if (!copy) return;
+    copy->peer = t->peer;
+    copy->finish = t->finish;
+    copy->raw = t->raw;
+    for (int f = 0; f < t->from_count; f++) step_add_from(s, copy, step_from(old, t)[f]);
+    for (int d = 0; d < t->to_count; d++) step_add_to(s, copy, step_to(old, t)[d]);
+}
+bool step_touches_peer(const struct schedule *s, const struct step *t)
+{
+    for (int i = 0; i < t->from_count + t->to_count; i++)
+        if (s->spans[t->span + i].rank != s->rank) return true;
+    return t->kind == LEAVE;
+}
+static struct step *last_work(const struct schedule *s)
+{
+    struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
+    return t && t->kind == WORK ? t : NULL;
+}
+void step_copy(struct schedule *s, struct span to, struct span from)
+{
+    if (!pair_valid(s, to, from)) return;
+    struct step *t = last_work(s);
+    bool hands_out = t && to.rank != s->rank && to.buffer == from.buffer && span_equal(*step_to(s, t), from);
+    if (!hands_out) {
+        t = step_add(s, WORK);
+        step_add_from(s, t, from);
+    }
+    step_add_to(s, t, to);
+}
+void step_reduce(struct schedule *s, struct span into, struct span from)
+{
+    if (!pair_valid(s, into, from)) return;
+    if (span_equal(into, from)) {
+        schedule_fail(s, "reduces a span into itself");
+        return;
+    }
+    struct step *t = last_work(s);
+    if (!t || t->to_count > 1 || !span_equal(*step_to(s, t), into)) {
+        t = step_add(s, WORK);
+        step_add_from(s, t, into);
+        step_add_to(s, t, into);
+    }
+    step_add_from(s, t, from);
+}
+static struct step *message_add(struct schedule *s, enum step_kind kind, int peer)
+{
+    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_fail(s, "message to nobody");
+    struct step *t = step_add(s, kind);
+    if (t) t->peer = peer;
+    return t;
+}
+void step_send(struct schedule *s, struct span from, int peer)
+{
+    if (span_valid(s, from)) step_add_from(s, message_add(s, SEND, peer), from);
+}
+static bool landing_valid(struct schedule *s, struct span into)
+{
+    if (target_valid(s, into) && into.rank != s->rank) schedule_fail(s, "receives into a peer's memory");
+    return !s->error;
+}
+void step_recv(struct schedule *s, struct span into, int peer)
+{
+    if (landing_valid(s, into)) step_add_to(s, message_add(s, RECV, peer), into);
+}
+void step_also(struct schedule *s, struct span more)
+{
+    struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
+    if (t && t->kind == SEND && span_valid(s, more)) step_add_from(s, t, more);
+    else if (t && t->kind == RECV && landing_valid(s, more)) step_add_to(s, t, more);
+    else schedule_fail(s, "continues a message that was not begun");
+}
