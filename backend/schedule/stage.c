@@ -1,0 +1,139 @@
+/* Staging: a chunk that a reader cannot take where it lies is copied by its owner into a slot, a SCRATCH chunk, by an
+ * ordinary step. So it is with private tensors that others read, with INPUT that in place is overwritten before it is
+ * read, and with all INPUT when every contribution has to be multiplied first. */
+#include "backend/schedule/build.h"
+#include "backend/base/memory.h"
+#include <stdlib.h>
+
+/* slot[buffer][member][chunk]: 0 when not staged, else 1 + the SCRATCH chunk */
+struct staging { const struct build *b; int *slot[2]; };
+
+static int *slot_at(const struct staging *g, int rank, enum buffer buffer, int index)
+{
+    const struct plan *p = g->b->plan;
+    return &g->slot[buffer][(size_t)(rank - p->first) * (size_t)p->ranks[0].chunks[buffer] + (size_t)index];
+}
+/* Own INPUT that is read after it was overwritten; with stage_sends also INPUT that is sent and ever overwritten. */
+static bool is_overwritten(const struct build *b, const struct schedule *s, int step, struct span a)
+{
+    bool sent = b->plan->stage_sends && s->steps[step].kind == SEND;
+    for (int i = 0; i < a.count; i++) {
+        const struct writer *w = writer_of(b, a, i);
+        if (!w->exists || w->first < 0) continue;
+        if (sent || (a.rank == s->rank && w->rank == s->rank && w->first < step)) return true;
+    }
+    return false;
+}
+static bool is_staged(const struct build *b, const struct schedule *s, int step, struct span a)
+{
+    if (a.buffer == SCRATCH) return false;
+    if (a.rank != s->rank && !plan_shared(b->plan, a.rank)) return true;
+    return a.buffer == INPUT && (b->plan->stage_inputs || is_overwritten(b, s, step, a));
+}
+
+/* ---- slots ---- */
+static void mark_reads(const struct staging *g, const struct schedule *s, int step)
+{
+    const struct step *t = &s->steps[step];
+    for (int f = 0; f < t->from_count; f++) {
+        struct span a = step_from(s, t)[f];
+        if (!is_staged(g->b, s, step, a)) continue;
+        for (int i = 0; i < a.count; i++) *slot_at(g, a.rank, a.buffer, a.first + i) = 1;
+    }
+}
+static void assign_slots(const struct staging *g)
+{
+    struct plan *p = g->b->plan;
+    for (int m = 0; m < p->count; m++)
+        for (int j = 0; j < p->ranks[m].step_count; j++) mark_reads(g, &p->ranks[m], j);
+    for (int m = 0; m < p->count; m++)
+        for (int buffer = INPUT; buffer <= OUTPUT; buffer++)
+            for (int c = 0; c < p->ranks[m].chunks[buffer]; c++) {
+                int *slot = slot_at(g, p->first + m, (enum buffer)buffer, c);
+                if (*slot) *slot = ++p->ranks[m].chunks[SCRATCH];
+            }
+}
+/* How many chunks from `first` on are staged and, in OUTPUT, left by this rank's step `after`. */
+static int run_length(const struct staging *g, const struct schedule *s, enum buffer buffer, int first, int after)
+{
+    int n = 0;
+    for (; first + n < s->chunks[buffer] && *slot_at(g, s->rank, buffer, first + n); n++) {
+        const struct writer *w = writer_of(g->b, chunk(s->rank, buffer, first + n), 0);
+        if (buffer == OUTPUT && (!w->exists || w->rank != s->rank || w->last != after)) break;
+    }
+    return n;
+}
+static void stage_run(const struct staging *g, struct schedule *s, struct span tensor)
+{
+    struct span slot = { s->rank, SCRATCH, *slot_at(g, s->rank, tensor.buffer, tensor.first) - 1, tensor.count };
+    struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
+    bool just_made = tensor.buffer == OUTPUT && t && t->kind == WORK && span_equal(*step_to(s, t), tensor);
+    if (!just_made) {
+        t = step_add(s, WORK);
+        if (t) t->raw = tensor.buffer == INPUT && g->b->plan->stage_inputs;
+        step_add_from(s, t, tensor);
+    }
+    step_add_to(s, t, slot);
+}
+static void stage_input(const struct staging *g, struct schedule *s)
+{
+    for (int c = 0, n; c < s->chunks[INPUT]; c += n ? n : 1)
+        if ((n = run_length(g, s, INPUT, c, 0)) > 0) stage_run(g, s, (struct span){ s->rank, INPUT, c, n });
+}
+static void stage_output(const struct staging *g, struct schedule *s, const struct schedule *old, int step)
+{
+    const struct step *t = &old->steps[step];
+    for (int d = 0; d < t->to_count; d++) {
+        struct span to = step_to(old, t)[d];
+        if (to.rank != s->rank || to.buffer != OUTPUT) continue;
+        for (int c = to.first, n; c < to.first + to.count; c += n ? n : 1) {
+            n = run_length(g, s, OUTPUT, c, step);
+            if (n > to.first + to.count - c) n = to.first + to.count - c;
+            if (n) stage_run(g, s, (struct span){ s->rank, OUTPUT, c, n });
+        }
+    }
+}
+
+/* ---- programs ---- */
+static void read_slots(const struct staging *g, struct schedule *old, int step)
+{
+    struct step *t = &old->steps[step];
+    for (int f = 0; f < t->from_count; f++) {
+        struct span *a = &step_from(old, t)[f];
+        if (!is_staged(g->b, old, step, *a)) continue;
+        *a = (struct span){ a->rank, SCRATCH, *slot_at(g, a->rank, a->buffer, a->first) - 1, a->count };
+    }
+}
+/* What a message brings is staged as late as is safe, before the next step that touches a peer: until then the rank
+   need not wait for the message. */
+static void stage_program(const struct staging *g, struct schedule *s)
+{
+    struct schedule old = schedule_restart(s);
+    int late = 0;
+    stage_input(g, s);
+    for (int j = 0; j <= old.step_count; j++) {
+        if (j == old.step_count || step_touches_peer(&old, &old.steps[j]))
+            for (; late < j; late++)
+                if (old.steps[late].kind == RECV) stage_output(g, s, &old, late);
+        if (j == old.step_count) break;
+        read_slots(g, &old, j);
+        step_append(s, &old, &old.steps[j]);
+        if (old.steps[j].kind == WORK) stage_output(g, s, &old, j);
+    }
+    schedule_release(&old);
+}
+void stage_private(struct build *b)
+{
+    struct plan *p = b->plan;
+    struct staging g = { .b = b };
+    for (int k = INPUT; k <= OUTPUT; k++)
+        g.slot[k] = memory_zeroed((size_t)p->count * (size_t)p->ranks[0].chunks[k], sizeof *g.slot[k]);
+    if (g.slot[INPUT] && g.slot[OUTPUT]) {
+        assign_slots(&g);
+        for (int m = 0; m < p->count; m++) stage_program(&g, &p->ranks[m]);
+        for (int m = 0; m < p->count; m++)
+            if (plan_shared(p, p->ranks[m].rank)) step_add(&p->ranks[m], LEAVE);
+    } else plan_out_of_memory(p);
+    free(g.slot[INPUT]);
+    free(g.slot[OUTPUT]);
+}
