@@ -1,0 +1,61 @@
+/* The deadlock check. A tile waits only for its own tile on other ranks and for the tile that had its slot before. So
+ * if one tile runs to its end with nothing else in flight, no order of running many can stop; and since every wait is
+ * for a position that is never taken back, one order of running the ranks tells for all. Sends complete as late as they
+ * may: when the receive is posted. */
+#include "backend/schedule/build.h"
+#include "backend/base/memory.h"
+#include "backend/schedule/match.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+struct run { const struct plan *plan; struct match *match; int *at; };
+
+static bool is_met(const struct run *x, int rank, const struct wait *w)
+{
+    const struct plan *p = x->plan;
+    if (w->lag == SLOT_REUSE) return true;
+    if (w->rank != rank) return x->at[w->rank - p->first] > w->step;
+    struct place other = match_of(x->match, rank, w->step);
+    return other.rank < 0 || x->at[other.rank - p->first] > other.step;
+}
+/* As far as the member gets; true: it moved. */
+static bool run_member(const struct run *x, int member)
+{
+    const struct schedule *s = &x->plan->ranks[member];
+    int from = x->at[member];
+    for (; x->at[member] < s->step_count; x->at[member]++) {
+        const struct step *t = &s->steps[x->at[member]];
+        for (int w = 0; w < t->wait_count; w++)
+            if (!is_met(x, s->rank, &s->waits[t->wait + w])) return x->at[member] > from;
+    }
+    return x->at[member] > from;
+}
+static bool judge(const struct run *x, struct plan *p)
+{
+    for (int m = 0; m < p->count; m++)
+        if (x->at[m] < p->ranks[m].step_count) {
+            p->cycle_rank = p->first + m;
+            snprintf(p->error, sizeof p->error, "cycle: rank %d step %d waits for itself through its peers",
+                p->first + m, x->at[m]);
+            return false;
+        }
+    bool complete = match_complete(x->match);
+    if (!complete) snprintf(p->error, sizeof p->error, "a message is never sent or never received");
+    return complete;
+}
+bool deadlock_free(const struct build *b)
+{
+    struct plan *p = b->plan;
+    struct run x = { .plan = p, .match = match_create(p), .at = memory_zeroed((size_t)p->count, sizeof *x.at) };
+    bool ran = x.match && x.at, free_of_it = false;
+    if (ran) {
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (int m = 0; m < p->count; m++) moved |= run_member(&x, m);
+        }
+        free_of_it = judge(&x, p);
+    } else plan_out_of_memory(p);
+    free(x.at);
+    match_destroy(x.match);
+    return free_of_it;
+}

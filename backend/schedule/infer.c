@@ -1,0 +1,180 @@
+/* Inference: every wait of every step, from who reads and writes what. Names are versions: to others, INPUT is what the
+ * caller passed, OUTPUT and SCRATCH what is finally left there. So a peer's read waits for the last write (complete, if
+ * it is a receive), the first write that destroys an INPUT waits for the peers' reads of it, and a slot is filled again
+ * when the tile that had it before has been read. Nobody waits for a peer to come: that is the roll call's business. */
+#include "backend/schedule/build.h"
+#include "backend/base/memory.h"
+#include <stdlib.h>
+
+/* completed[member][step]: the step by which a message is known to be complete */
+struct inference { struct build *b; struct edges edges; int **completed; };
+
+static bool wait_equal(struct wait a, struct wait b) { return a.rank == b.rank && a.step == b.step && a.lag == b.lag; }
+void edge_add(struct edges *e, struct edge edge)
+{
+    const struct edge *last = e->count ? &e->list[e->count - 1] : NULL;
+    if (last && last->member == edge.member && last->step == edge.step && wait_equal(last->wait, edge.wait)) return;
+    struct edge *list = memory_grow(e->list, e->count, &e->room, sizeof *list);
+    if (list) {
+        e->list = list;
+        list[e->count++] = edge;
+    } else e->failed = true;
+}
+/* `rank`, before its step, waits for the position of `other`. */
+static void infer_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
+{
+    edge_add(&x->edges, (struct edge){ rank - x->b->plan->first, step, { other, position, lag } });
+}
+/* The step at which rank is known to be done with its step j. */
+static int completion(const struct inference *x, int rank, int j)
+{
+    struct schedule *s = plan_member(x->b->plan, rank);
+    if (!step_is_message(&s->steps[j])) return j;
+    int at = x->completed[rank - x->b->plan->first][j];
+    if (at < 0) schedule_fail(s, "nobody awaits a message that a peer depends on");
+    return at < 0 ? j : at;
+}
+/* Rank r's step j touches a peer's tensor: the peer may not return to its caller before. */
+static void infer_visit(struct inference *x, int r, int j, struct span a)
+{
+    if (a.rank == r || a.buffer == SCRATCH) return;
+    int leave = plan_member(x->b->plan, a.rank)->step_count - 1;
+    infer_wait(x, a.rank, leave, r, completion(x, r, j), EVERY_TILE);
+}
+static void infer_input(struct inference *x, int r, int j, const struct writer *w)
+{
+    struct plan *p = x->b->plan;
+    if (!w->exists || w->first < 0) return;
+    if (w->rank != r) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SAME_TILE);
+    else if (w->first < j) {
+        schedule_fail(plan_member(p, r), "reads an input chunk after overwriting it");
+        p->cycle_rank = r;
+    }
+}
+static void infer_read(struct inference *x, int r, int j, struct span a, const struct writer *w)
+{
+    if (a.buffer == INPUT) infer_input(x, r, j, w);
+    else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that nobody writes");
+    else if (w->rank != r && w->first >= 0) {               /* else: mine, or in place, there from the start */
+        infer_wait(x, r, j, w->rank, completion(x, w->rank, w->last), SAME_TILE);
+        if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SLOT_REUSE);
+    }
+}
+static void infer_step(struct inference *x, const struct schedule *s, int j)
+{
+    const struct step *t = &s->steps[j];
+    for (int d = 0; d < t->to_count; d++) infer_visit(x, s->rank, j, step_to(s, t)[d]);
+    for (int f = 0; f < t->from_count; f++) {
+        struct span a = step_from(s, t)[f];
+        infer_visit(x, s->rank, j, a);
+        for (int i = 0; i < a.count; i++) infer_read(x, s->rank, j, a, writer_of(x->b, a, i));
+    }
+}
+
+/* ---- waits ---- */
+static int compare(int a, int b) { return (a > b) - (a < b); }
+static int by_strength(const void *a, const void *b)
+{
+    const struct edge *x = a, *y = b;
+    if (x->member != y->member) return compare(x->member, y->member);
+    if (x->step != y->step) return compare(x->step, y->step);
+    if (x->wait.rank != y->wait.rank) return compare(x->wait.rank, y->wait.rank);
+    if (x->wait.lag != y->wait.lag) return compare((int)x->wait.lag, (int)y->wait.lag);
+    return compare(y->wait.step, x->wait.step);
+}
+/* A peer's step of this tile implies its earlier ones, and all of the tile that had the slot before. Of the rank's own
+   messages none implies another. */
+static bool is_implied(struct wait a, struct wait by, int own)
+{
+    if (a.rank != by.rank || a.rank == own) return wait_equal(a, by);
+    return (by.lag == SAME_TILE && a.lag == SLOT_REUSE) || (a.lag == by.lag && a.step <= by.step);
+}
+static void attach_wait(struct schedule *s, struct edge edge)
+{
+    struct step *t = &s->steps[edge.step];
+    if (t->wait_count && is_implied(edge.wait, s->waits[t->wait + t->wait_count - 1], s->rank)) return;
+    struct wait *waits = memory_grow(s->waits, s->wait_count, &s->wait_room, sizeof *waits);
+    if (!waits) {
+        schedule_fail(s, schedule_no_memory);
+        return;
+    }
+    s->waits = waits;
+    if (!t->wait_count) t->wait = s->wait_count;
+    waits[s->wait_count++] = edge.wait;
+    t->wait_count++;
+}
+/* Strongest first, so that what a wait implies follows it at once. */
+static void attach_waits(struct plan *p, struct edges *e)
+{
+    if (e->count) qsort(e->list, (size_t)e->count, sizeof *e->list, by_strength);
+    for (int i = 0; i < e->count; i++) attach_wait(&p->ranks[e->list[i].member], e->list[i]);
+}
+static void mark_publisher(struct plan *p, const struct wait *w)
+{
+    struct step *t = &plan_member(p, w->rank)->steps[w->step];
+    if (w->lag == SLOT_REUSE) t->by_reuse = true;
+    else if (w->lag == EVERY_TILE) t->by_leave = true;
+    else t->by_tile = true;
+}
+static void infer_publishers(struct plan *p)
+{
+    p->period = 0;
+    for (int m = 0; m < p->count; m++) {
+        const struct schedule *s = &p->ranks[m];
+        if (s->step_count > p->period) p->period = s->step_count;
+        for (int w = 0; w < s->wait_count; w++)
+            if (s->waits[w].rank != s->rank) mark_publisher(p, &s->waits[w]);
+    }
+}
+
+/* ---- prelude ---- */
+static bool in_prelude(const struct schedule *s, const struct step *t)
+{
+    bool fine = t->kind == WORK && !step_touches_peer(s, t);
+    for (int d = 0; d < t->to_count; d++) fine &= step_to(s, t)[d].buffer == SCRATCH;
+    for (int w = 0; w < t->wait_count; w++) fine &= s->waits[t->wait + w].lag == SLOT_REUSE;
+    return fine;
+}
+static void infer_preludes(struct plan *p)
+{
+    for (int m = 0; m < p->count; m++) {
+        struct schedule *s = &p->ranks[m];
+        s->prelude = 0;
+        while (s->prelude < s->step_count && in_prelude(s, &s->steps[s->prelude])) s->prelude++;
+    }
+}
+
+/* ---- all of it ---- */
+static bool completed_init(struct inference *x)
+{
+    struct plan *p = x->b->plan;
+    x->completed = memory_zeroed((size_t)p->count, sizeof *x->completed);
+    bool fine = x->completed != NULL;
+    for (int m = 0; m < p->count && fine; m++) {
+        x->completed[m] = memory_zeroed((size_t)p->ranks[m].step_count, sizeof **x->completed);
+        fine = x->completed[m] != NULL;
+    }
+    return fine;
+}
+static void inference_finish(struct inference *x)
+{
+    for (int m = 0; x->completed && m < x->b->plan->count; m++) free(x->completed[m]);
+    free(x->completed);
+    free(x->edges.list);
+}
+void infer_waits(struct build *b)
+{
+    struct plan *p = b->plan;
+    struct inference x = { .b = b };
+    if (!completed_init(&x)) x.edges.failed = true;
+    for (int m = 0; m < p->count && !x.edges.failed; m++)
+        awaits_find(b, &p->ranks[m], &x.edges, x.completed[m]);
+    for (int m = 0; m < p->count && !x.edges.failed; m++)
+        for (int j = 0; j < p->ranks[m].step_count; j++) infer_step(&x, &p->ranks[m], j);
+    if (!x.edges.failed) {
+        attach_waits(p, &x.edges);
+        infer_publishers(p);
+        infer_preludes(p);
+    } else plan_out_of_memory(p);
+    inference_finish(&x);
+}
