@@ -1,0 +1,103 @@
+/* A plan as text, a line for each step:
+ *
+ *     1:2  out[1] = slot[0] + r0.slot[1] + r2.slot[1]     after 0:0, 2:0; finish; published
+ *
+ * is step 2 of rank 1. It waits until ranks 0 and 2 have done their step 0, it leaves a full sum, and a peer waits for
+ * it. Buffers without a rank are the rank's own; slot is SCRATCH. */
+#include "backend/schedule/schedule.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+enum { NOTES_COLUMN = 48 };
+struct text { char *buffer; size_t capacity, length; };
+
+static void put(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct text *t, const char *format, ...)
+{
+    size_t room = t->length < t->capacity ? t->capacity - t->length : 0;
+    va_list arguments;
+    va_start(arguments, format);
+    int written = vsnprintf(room ? t->buffer + t->length : NULL, room, format, arguments);
+    va_end(arguments);
+    if (written > 0) t->length += (size_t)written;
+}
+static void put_span(struct text *t, const struct schedule *s, struct span a)
+{
+    static const char *const names[] = { "in", "out", "slot" };
+    if (a.rank != s->rank) put(t, "r%d.", a.rank);
+    put(t, a.count > 1 ? "%s[%d..%d]" : "%s[%d]", names[a.buffer], a.first, a.first + a.count - 1);
+}
+static void put_spans(struct text *t, const struct schedule *s, const struct span *a, int count, const char *between)
+{
+    for (int i = 0; i < count; i++) {
+        put(t, "%s", i ? between : "");
+        put_span(t, s, a[i]);
+    }
+}
+static void put_action(struct text *t, const struct schedule *s, const struct step *step)
+{
+    const struct span *from = step_from(s, step), *to = step_to(s, step);
+    if (step->kind == AWAIT) put(t, "await");
+    if (step->kind == LEAVE) put(t, "leave");
+    if (step->kind == SEND) put(t, "send ");
+    if (step->kind == RECV) put(t, "recv ");
+    put_spans(t, s, to, step->to_count, step->kind == RECV ? ", " : " = ");
+    if (step->kind == WORK) put(t, " = ");
+    put_spans(t, s, from, step->from_count, step->kind == SEND ? ", " : " + ");
+    if (step->kind == SEND) put(t, " -> %d", step->peer);
+    if (step->kind == RECV) put(t, " <- %d", step->peer);
+}
+/* The first note of a line stands in a column of its own. */
+static void put_note(struct text *t, size_t line, int *notes)
+{
+    if (*notes)
+        put(t, "; ");
+    else
+        do put(t, " ");
+        while (t->length < line + NOTES_COLUMN);
+    ++*notes;
+}
+static void put_wait(struct text *t, const struct schedule *s, const struct wait *w)
+{
+    static const char *const tiles[] = { "", " (last tile of the slot)", " (all tiles)" };
+    if (w->rank == s->rank) put(t, "message %d", w->step);
+    else put(t, "%d:%d%s", w->rank, w->step, tiles[w->lag]);
+}
+static void put_notes(struct text *t, const struct schedule *s, int step, size_t line)
+{
+    const struct step *x = &s->steps[step];
+    int notes = 0;
+    for (int w = 0; w < x->wait_count; w++) {
+        if (w) put(t, ", ");
+        else put_note(t, line, &notes);
+        put(t, "%s", w ? "" : "after ");
+        put_wait(t, s, &s->waits[x->wait + w]);
+    }
+    const struct { bool holds; const char *text; } flags[] = { { step < s->prelude, "prelude" }, { x->raw, "raw" },
+        { x->finish, "finish" }, { x->by_tile || x->by_reuse || x->by_leave, "published" } };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        if (!flags[i].holds) continue;
+        put_note(t, line, &notes);
+        put(t, "%s", flags[i].text);
+    }
+}
+static void put_step(struct text *t, const struct schedule *s, int step)
+{
+    size_t line = t->length;
+    put(t, "%3d:%-3d ", s->rank, step);
+    put_action(t, s, &s->steps[step]);
+    put_notes(t, s, step, line);
+    put(t, "\n");
+}
+static const char *plural(int n) { return n == 1 ? "" : "s"; }
+size_t plan_print(const struct plan *p, char *buffer, size_t capacity)
+{
+    struct text t = { buffer, capacity, 0 };
+    int scratch = p->ranks[0].chunks[SCRATCH];
+    if (capacity) buffer[0] = '\0';
+    put(&t, "%s: %d rank%s on %d host%s, message cut in %d, %d slot%s of scratch\n", p->algorithm->name, p->size,
+        plural(p->size), p->layout->hosts, plural(p->layout->hosts), p->ranks[0].cut, scratch, plural(scratch));
+    for (int m = 0; m < p->count; m++)
+        for (int j = 0; j < p->ranks[m].step_count; j++) put_step(&t, &p->ranks[m], j);
+    return t.length;
+}
