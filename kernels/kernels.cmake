@@ -1,3 +1,15 @@
+# The same loops once per instruction set, each file with its flags. Without contraction of a * b + c all of them give
+# the same bits.
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.c)
+list(APPEND kernel_sources kernels/cpu/scalar.c)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+  list(APPEND kernel_sources kernels/cpu/avx2.c kernels/cpu/avx512.c)
+  set_source_files_properties(kernels/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
+  set_source_files_properties(kernels/cpu/avx512.c PROPERTIES
+    COMPILE_OPTIONS "-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  list(APPEND kernel_sources kernels/cpu/neon.c)
+endif()
 add_library(room_kernels OBJECT ${kernel_sources})
 target_link_libraries(room_kernels PRIVATE tutti_flags)
+target_compile_options(room_kernels PRIVATE -O3 -ffp-contract=off -fno-stack-protector)

@@ -1,0 +1,57 @@
+/* float8 by way of float16, which the instruction sets convert: float8_e5m2 is the upper half of a float16,
+ * float8_e4m3fn has the same bits one place lower, but for a factor 2^8 and the NaN. On the way back the number is
+ * rounded to the format in float32, once, so that all further steps are exact. The including file has float16_unpack
+ * and float16_pack. */
+#pragma once
+#include "kernels/cpu/rounding.h"
+
+struct float8 {
+    int mantissa;
+    uint32_t smallest_normal; /* as float32 bits, like the next */
+    uint32_t limit;           /* what all larger numbers become */
+    float factor;             /* from float16 */
+};
+static const struct float8 E5M2 = { 2, 113u << 23, 0x47800000, 1.0f }; /* 65536: infinity */
+static const struct float8 E4M3 = { 3, 121u << 23, 0x43e00000,
+    256.0f }; /* 448: there is no infinity; torch saturates as well */
+
+INLINE void float8_e5m2_unpack(vector v, vector *part)
+{
+    float16_unpack((v << 8) & 0xff00ff00u, part);
+    float16_unpack(v & 0xff00ff00u, part + 2);
+}
+
+INLINE void float8_e4m3_unpack(vector v, vector *part)
+{
+    for (int i = 0; i < 2; i++) {
+        vector byte = (v >> (8 * i)) & 0x00ff00ffu, magnitude = byte & 0x007f007fu;
+        vector nan = (vector)((lanes_u16)magnitude == 0x7f) & 0x7c007c00u;
+        float16_unpack((byte << 8 & 0x80008000u) | magnitude << 7 | nan, part + 2 * i);
+    }
+    for (int i = 0; i < 4; i++) part[i] = (vector)((lanes_f32)part[i] * E4M3.factor);
+}
+
+/* To the nearest number of the format, ties to even, and to the range of float16. NaN becomes one whose bits in the
+   format are 0x7f. */
+INLINE vector float8_round(struct float8 format, vector number)
+{
+    vector whole = number & 0x7fffffffu, sign = number & 0x80000000u;
+    vector magnitude = lanes_smaller(whole, vector_all(format.limit));
+    lanes_f32 magic = (lanes_f32)rounding_magic(magnitude, format.mantissa, format.smallest_normal);
+    vector rounded = (vector)((((lanes_f32)magnitude + magic) - magic) * (1 / format.factor)) | sign;
+    return vector_select((vector)((lanes_i32)whole > 0x7f800000), vector_all(0x7fffe000u), rounded);
+}
+
+INLINE vector float8_e5m2_pack(vector *part)
+{
+    for (int i = 0; i < 4; i++) part[i] = float8_round(E5M2, part[i]);
+    return (float16_pack(part) >> 8 & 0x00ff00ffu) | (float16_pack(part + 2) & 0xff00ff00u);
+}
+
+INLINE vector float8_e4m3_pack(vector *part)
+{
+    for (int i = 0; i < 4; i++) part[i] = float8_round(E4M3, part[i]);
+    vector low = float16_pack(part), high = float16_pack(part + 2);
+    vector magnitude = (low >> 7 & 0x007f007fu) | (high << 1 & 0x7f007f00u);
+    return magnitude | (low >> 8 & 0x00800080u) | (high & 0x80008000u);
+}

@@ -1,0 +1,10 @@
+/* What one instruction set brings: its functions by dtype and op. kernels/reduce.c chooses among them. */
+#pragma once
+#include "kernels/reduce.h"
+
+struct kernels {
+    const char *isa;
+    reduce_function *reduce[TUTTI_DTYPE_COUNT][TUTTI_OP_COUNT];
+    scale_function *scale[TUTTI_DTYPE_COUNT];
+};
+extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;

@@ -1,0 +1,236 @@
+/* The loops over arrays and the table of functions made of them, compiled once per instruction set: the including
+ * file says WIDTH, how float16 is converted, and the table's name KERNELS. A block is one vector from each source;
+ * every block is read whole before it is written, so a destination may be a source, and a block's bytes pass through
+ * memory once however many sources and destinations there are. Nothing outside [0, count) is read or written. */
+#pragma once
+#include "kernels/cpu/float8.h"
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/lanes.h"
+
+enum { GROUP = 4 }; /* accumulators: enough to hide the latency of an addition */
+
+struct task {
+    char *const *to;
+    const char *const *from;
+    int to_count, from_count, divisor;
+};
+
+/* The type in which a dtype is computed. */
+INLINE tutti_dtype lane_of(tutti_dtype dtype)
+{
+    switch (dtype) {
+    case TUTTI_BOOL: return TUTTI_UINT8;
+    case TUTTI_FLOAT16:
+    case TUTTI_BFLOAT16:
+    case TUTTI_FLOAT8_E4M3:
+    case TUTTI_FLOAT8_E5M2: return TUTTI_FLOAT32;
+    default: return dtype;
+    }
+}
+
+INLINE tutti_op op_of(tutti_dtype dtype, tutti_op op)
+{
+    if (dtype != TUTTI_BOOL || op == TUTTI_BXOR) return op;
+    return op == TUTTI_SUM || op == TUTTI_MAX || op == TUTTI_BOR ? TUTTI_BOR : TUTTI_BAND;
+}
+
+/* Vectors of lanes that one vector of elements becomes. */
+INLINE int parts_of(tutti_dtype dtype)
+{
+    switch (dtype) {
+    case TUTTI_FLOAT16:
+    case TUTTI_BFLOAT16: return 2;
+    case TUTTI_FLOAT8_E4M3:
+    case TUTTI_FLOAT8_E5M2: return 4;
+    default: return 1;
+    }
+}
+
+/* To nearest even; a canonical NaN stays one. */
+INLINE vector bfloat16_round(vector v) { return v + 0x7fffu + ((v >> 16) & 1); }
+
+/* Which element goes to which lane does not matter as long as pack puts it back: the parts of bfloat16 are the upper
+   and the lower halves of 32-bit lanes, so no shuffle is needed. */
+INLINE void unpack(tutti_dtype dtype, vector v, vector *part)
+{
+    switch (dtype) {
+    case TUTTI_BOOL: part[0] = (vector)((lanes_u8)v != 0) & 0x01010101u; break;
+    case TUTTI_FLOAT16: float16_unpack(v, part); break;
+    case TUTTI_BFLOAT16:
+        part[0] = v << 16;
+        part[1] = v & 0xffff0000u;
+        break;
+    case TUTTI_FLOAT8_E4M3: float8_e4m3_unpack(v, part); break;
+    case TUTTI_FLOAT8_E5M2: float8_e5m2_unpack(v, part); break;
+    default: part[0] = v;
+    }
+}
+
+INLINE vector pack(tutti_dtype dtype, vector *part)
+{
+    if (dtype != TUTTI_FLOAT8_E4M3 && dtype != TUTTI_FLOAT8_E5M2 && lanes_floating(lane_of(dtype))) {
+        for (int i = 0; i < parts_of(dtype); i++) part[i] = lanes_canonical(lane_of(dtype), part[i]);
+    }
+    switch (dtype) {
+    case TUTTI_FLOAT16: return float16_pack(part);
+    case TUTTI_BFLOAT16: return bfloat16_round(part[0]) >> 16 | (bfloat16_round(part[1]) & 0xffff0000u);
+    case TUTTI_FLOAT8_E4M3: return float8_e4m3_pack(part);
+    case TUTTI_FLOAT8_E5M2: return float8_e5m2_pack(part);
+    default: return part[0];
+    }
+}
+
+/* Reads `vectors` whole blocks, or one of fewer bytes when bytes < WIDTH. */
+INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int vectors, vector *out)
+{
+    if (bytes < WIDTH) {
+        unpack(dtype, vector_load_some(from, bytes), out);
+        return;
+    }
+    for (int i = 0; i < vectors; i++) unpack(dtype, vector_load(from + i * WIDTH), out + i * parts_of(dtype));
+}
+
+INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block)
+{
+    if (bytes < WIDTH) {
+        vector_store_some(to, block[0], bytes);
+        return;
+    }
+    for (int i = 0; i < vectors; i++) vector_store(to + i * WIDTH, block[i]);
+}
+
+INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
+{
+    const tutti_dtype lane = lane_of(dtype);
+    const int parts = vectors * parts_of(dtype);
+    vector total[GROUP], next[GROUP];
+    group_load(dtype, task.from[0] + at, bytes, vectors, total);
+    for (int k = 1; k < task.from_count; k++) {
+        group_load(dtype, task.from[k] + at, bytes, vectors, next);
+        for (int i = 0; i < parts; i++) total[i] = lanes_combine(lane, op_of(dtype, op), total[i], next[i]);
+    }
+    if (op == TUTTI_SUM && dtype != TUTTI_BOOL && task.divisor != 1) {
+        for (int i = 0; i < parts; i++) total[i] = lanes_divide(lane, total[i], task.divisor);
+    }
+    for (int i = 0; i < vectors; i++) next[i] = pack(dtype, total + i * parts_of(dtype));
+    for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next);
+}
+
+/* The whole groups; returns where they end. */
+INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
+{
+    const int vectors = GROUP / parts_of(dtype);
+    size_t at = 0;
+    for (; at + vectors * WIDTH <= bytes; at += vectors * WIDTH) group_reduce(dtype, op, task, at, WIDTH, vectors);
+    return at;
+}
+
+/* With constant counts and pointers in registers, for the counts and dtypes that carry the traffic of training. */
+INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t bytes)
+{
+    char *to[2] = { task.to[0], task.to[task.to_count - 1] };
+    const char *from[2] = { task.from[0], task.from[task.from_count - 1] };
+    const struct task one = { to, from, 1, 2, 1 }, both = { to, from, 2, 2, 1 },
+                      many = { to, task.from, 1, task.from_count, 1 };
+    if (task.from_count == 2 && task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, one, bytes);
+    if (task.from_count == 2 && task.to_count == 2) return groups_reduce(dtype, TUTTI_SUM, both, bytes);
+    if (task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, many, bytes);
+    return groups_reduce(dtype, TUTTI_SUM, task, bytes);
+}
+
+INLINE bool is_common(tutti_dtype dtype, tutti_op op)
+{
+    return op == TUTTI_SUM && (dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16);
+}
+
+static void copy(struct task task, size_t bytes)
+{
+    if (task.to_count == 1) {
+        if (task.to[0] != task.from[0]) memcpy(task.to[0], task.from[0], bytes);
+        return;
+    }
+    size_t at = groups_reduce(TUTTI_UINT8, TUTTI_BOR, task, bytes);
+    for (; at < bytes; at += WIDTH) group_reduce(TUTTI_UINT8, TUTTI_BOR, task, at, bytes - at, 1);
+}
+
+INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
+{
+    if (task.from_count == 1 && task.divisor == 1) {
+        copy(task, bytes);
+        return;
+    }
+    size_t at = 0;
+    if (bytes >= GROUP * WIDTH && parts_of(dtype) < GROUP) {
+        if (is_common(dtype, op) && task.divisor == 1) at = groups_reduce_common(dtype, task, bytes);
+        else at = groups_reduce(dtype, op, task, bytes);
+    }
+    for (; at < bytes; at += WIDTH) group_reduce(dtype, op, task, at, bytes - at, 1);
+}
+
+INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, int vectors, double factor)
+{
+    vector part[GROUP];
+    group_load(dtype, from, bytes, vectors, part);
+    for (int i = 0; i < vectors * parts_of(dtype); i++) part[i] = lanes_scale(lane_of(dtype), part[i], factor);
+    for (int i = 0; i < vectors; i++) part[i] = pack(dtype, part + i * parts_of(dtype));
+    group_store(to, bytes, vectors, part);
+}
+
+INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, double factor)
+{
+    const int vectors = GROUP / parts_of(dtype);
+    size_t at = 0;
+    for (; vectors > 1 && at + vectors * WIDTH <= bytes; at += vectors * WIDTH)
+        group_scale(dtype, to + at, from + at, WIDTH, vectors, factor);
+    for (; at < bytes; at += WIDTH) group_scale(dtype, to + at, from + at, bytes - at, 1, factor);
+}
+
+/* Which dtypes have which operations. */
+#define INTEGER_MAP(X)                                                                                                 \
+    X(INT8, 1) X(UINT8, 1) X(INT16, 2) X(UINT16, 2) X(INT32, 4) X(UINT32, 4) X(INT64, 8) X(UINT64, 8) X(BOOL, 1)
+#define FLOATING_MAP(X) X(FLOAT16, 2) X(BFLOAT16, 2) X(FLOAT32, 4) X(FLOAT64, 8) X(FLOAT8_E4M3, 1) X(FLOAT8_E5M2, 1)
+#define ARITHMETIC_MAP(Y, dtype, bytes)                                                                                \
+    Y(dtype, bytes, SUM) Y(dtype, bytes, PROD) Y(dtype, bytes, MIN) Y(dtype, bytes, MAX)
+#define BITWISE_MAP(Y, dtype, bytes) Y(dtype, bytes, BAND) Y(dtype, bytes, BOR) Y(dtype, bytes, BXOR)
+
+#define Y(dtype, bytes, op)                                                                                            \
+    static void op##_##dtype(                                                                                          \
+        void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
+    {                                                                                                                  \
+        struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor };            \
+        reduce(TUTTI_##dtype, TUTTI_##op, task, count *bytes);                                                         \
+    }
+#define X(dtype, bytes) ARITHMETIC_MAP(Y, dtype, bytes) BITWISE_MAP(Y, dtype, bytes)
+INTEGER_MAP(X)
+#undef X
+#define X(dtype, bytes) ARITHMETIC_MAP(Y, dtype, bytes)
+FLOATING_MAP(X)
+#undef X
+#undef Y
+
+#define X(dtype, bytes)                                                                                                \
+    static void scale_##dtype(void *to, const void *from, size_t count, double factor)                                 \
+    {                                                                                                                  \
+        scale(TUTTI_##dtype, to, from, count *bytes, factor);                                                          \
+    }
+FLOATING_MAP(X)
+#undef X
+
+const struct kernels KERNELS = {
+    .isa = ISA,
+    .reduce = {
+#define Y(dtype, bytes, op) [TUTTI_##op] = op##_##dtype,
+#define X(dtype, bytes)     [TUTTI_##dtype] = { ARITHMETIC_MAP(Y, dtype, bytes) BITWISE_MAP(Y, dtype, bytes) },
+        INTEGER_MAP(X)
+#undef X
+#define X(dtype, bytes) [TUTTI_##dtype] = { ARITHMETIC_MAP(Y, dtype, bytes) },
+        FLOATING_MAP(X)
+#undef X
+#undef Y
+    },
+    .scale = {
+#define X(dtype, bytes) [TUTTI_##dtype] = scale_##dtype,
+        FLOATING_MAP(X)
+#undef X
+    },
+};

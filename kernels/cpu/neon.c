@@ -1,0 +1,20 @@
+/* 64-bit Arm. (On 32-bit Arm, NEON flushes denormals to zero: there "scalar" is used.) */
+#define ISA     "neon"
+#define KERNELS kernels_neon
+enum { WIDTH = 16 };
+#include "kernels/cpu/partial.h"
+#include "kernels/cpu/select.h"
+#include <arm_neon.h>
+
+INLINE void float16_unpack(vector v, vector *part)
+{
+    float16x8_t halves = (float16x8_t)v;
+    part[0] = (vector)vcvt_f32_f16(vget_low_f16(halves));
+    part[1] = (vector)vcvt_high_f32_f16(halves);
+}
+
+INLINE vector float16_pack(const vector *part)
+{
+    return (vector)vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t)part[0]), (float32x4_t)part[1]);
+}
+#include "kernels/cpu/loops.h"

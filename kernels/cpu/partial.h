@@ -1,0 +1,56 @@
+/* The last bytes of an array, 0 < bytes < WIDTH, as a vector with zeros behind them, where the instruction set has no
+ * masked loads. Nothing outside them is touched. One number of four or eight bytes, the case of every small
+ * operation, goes straight into a register: what is written to the stack in pieces and read back as a vector waits
+ * until the pieces have reached the cache. */
+#pragma once
+#include "kernels/cpu/vector.h"
+
+/* One move for each bit of `bytes`. */
+INLINE void bytes_copy(char *to, const char *from, size_t bytes)
+{
+    for (size_t piece = WIDTH / 2; piece > 0; piece /= 2) {
+        if (bytes & piece) {
+            memcpy(to, from, piece);
+            to += piece;
+            from += piece;
+        }
+    }
+}
+
+static __attribute__((noinline)) vector bytes_load(const char *from, size_t bytes)
+{
+    char whole[WIDTH] = { 0 };
+    bytes_copy(whole, from, bytes);
+    return vector_load(whole);
+}
+
+static __attribute__((noinline)) void bytes_store(char *to, vector v, size_t bytes)
+{
+    char whole[WIDTH];
+    vector_store(whole, v);
+    bytes_copy(to, whole, bytes);
+}
+
+INLINE vector vector_load_some(const char *from, size_t bytes)
+{
+    uint64_t eight;
+    uint32_t four;
+    if (bytes == 8) {
+        memcpy(&eight, from, 8);
+        return (vector)(lanes_u64){ eight };
+    }
+    if (bytes == 4) {
+        memcpy(&four, from, 4);
+        return (vector){ four };
+    }
+    return bytes_load(from, bytes);
+}
+
+INLINE void vector_store_some(char *to, vector v, size_t bytes)
+{
+    uint64_t eight = ((lanes_u64)v)[0];
+    uint32_t four = v[0];
+    if (bytes == 8) memcpy(to, &eight, 8);
+    else if (bytes == 4) memcpy(to, &four, 4);
+    else bytes_store(to, v, bytes);
+}

@@ -1,0 +1,43 @@
+/* Any machine: a vector is one 64-bit word, and float16 is converted by integer arithmetic, without reading or making
+ * a float32 denormal, so that the result does not depend on whether the thread flushes those to zero. */
+#define ISA     "scalar"
+#define KERNELS kernels_scalar
+enum { WIDTH = 8 };
+#include "kernels/cpu/partial.h"
+#include "kernels/cpu/select.h"
+
+#include "kernels/cpu/rounding.h"
+
+enum { DROPPED = 23 - 10 };                         /* bits of a float32 that float16 has no room for */
+static const uint32_t SMALLEST_NORMAL = 113u << 23; /* 2^-14 as a float32 */
+
+/* Each lane has a float16 in its lower half. */
+INLINE vector float16_widen(vector half)
+{
+    vector sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << DROPPED;
+    vector normal = magnitude + (112u << 23);
+    vector denormal = (vector)((lanes_f32)(magnitude + SMALLEST_NORMAL) - (lanes_f32)vector_all(SMALLEST_NORMAL));
+    vector infinity_or_nan = (vector)(magnitude >= 0x7c00u << DROPPED) & 0x7f800000u;
+    return vector_select((vector)(magnitude < 1u << 23), denormal, normal) | infinity_or_nan | sign;
+}
+
+/* The upper halves of the lanes become zero. The NaNs that come here have payload bits that stay. */
+INLINE vector float16_narrow(vector number)
+{
+    vector sign = (number >> 16) & 0x8000u, whole = number & 0x7fffffffu;
+    vector magnitude = lanes_smaller(whole, vector_all(143u << 23)); /* 65536 and above become infinity */
+    vector magic = rounding_magic(magnitude, 10, SMALLEST_NORMAL);
+    vector quanta = (vector)((lanes_f32)magnitude + (lanes_f32)magic) - magic;
+    vector above_denormals = magic - (SMALLEST_NORMAL + ((uint32_t)DROPPED << 23));
+    vector payload = (vector)(whole > 0x7f800000u) & (whole >> DROPPED) & 0x3ffu;
+    return sign | (quanta + (above_denormals >> DROPPED)) | payload;
+}
+
+INLINE void float16_unpack(vector v, vector *part)
+{
+    part[0] = float16_widen(v);
+    part[1] = float16_widen(v >> 16);
+}
+
+INLINE vector float16_pack(const vector *part) { return float16_narrow(part[0]) | float16_narrow(part[1]) << 16; }
+#include "kernels/cpu/loops.h"

@@ -1,0 +1,93 @@
+/* Chooses the instruction set and looks functions up. Invariant: `current` is NULL (not chosen yet) or one that this
+ * machine runs; threads that choose at the same time choose the same. */
+#include "kernels/reduce.h"
+#include "kernels/cpu/kernels.h"
+#include <stdatomic.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+static _Atomic(const struct kernels *) current;
+
+#if defined(__x86_64__)
+/* Asked once: under a hypervisor the instruction takes tens of microseconds. (clang 14 does not know this feature by
+   name.) */
+static bool runs_f16c(void)
+{
+    enum { UNKNOWN, NO, YES };
+    static atomic_int answer = UNKNOWN;
+    if (atomic_load_explicit(&answer, memory_order_relaxed) == UNKNOWN) {
+        unsigned a, b, c, d;
+        bool yes = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+        atomic_store_explicit(&answer, yes ? YES : NO, memory_order_relaxed);
+    }
+    return atomic_load_explicit(&answer, memory_order_relaxed) == YES;
+}
+
+static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && runs_f16c(); }
+
+static bool runs_avx512(void)
+{
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+/* Those this machine runs, worst to best; out of range: NULL. */
+static const struct kernels *kernels_at(int index)
+{
+    const struct kernels *runs[4] = { &kernels_scalar };
+    int count = 1;
+#if defined(__x86_64__)
+    if (runs_avx2()) runs[count++] = &kernels_avx2;
+    if (runs_avx512()) runs[count++] = &kernels_avx512;
+#elif defined(__aarch64__)
+    runs[count++] = &kernels_neon;
+#endif
+    return index >= 0 && index < count ? runs[index] : NULL;
+}
+
+static const struct kernels *kernels_current(void)
+{
+    const struct kernels *use = atomic_load_explicit(&current, memory_order_relaxed);
+    if (use) return use;
+    for (int i = 0; kernels_at(i); i++) use = kernels_at(i);
+    const struct kernels *none = NULL;
+    if (!atomic_compare_exchange_strong(&current, &none, use)) use = none;
+    return use;
+}
+
+reduce_function *reduce_find(tutti_dtype dtype, tutti_op op)
+{
+    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT || (unsigned)op >= TUTTI_OP_COUNT) return NULL;
+    if (op == TUTTI_AVG && dtype == TUTTI_BOOL) return NULL;
+    if (op == TUTTI_PREMUL_SUM && !scale_find(dtype)) return NULL;
+    tutti_op stored = op == TUTTI_AVG || op == TUTTI_PREMUL_SUM ? TUTTI_SUM : op;
+    return kernels_current()->reduce[dtype][stored];
+}
+
+scale_function *scale_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->scale[dtype] : NULL;
+}
+
+const char *kernels_isa_name(int index)
+{
+    const struct kernels *kernels = kernels_at(index);
+    return kernels ? kernels->isa : NULL;
+}
+
+const char *kernels_isa(void) { return kernels_current()->isa; }
+
+bool kernels_use(const char *isa)
+{
+    const struct kernels *kernels;
+    for (int i = 0; (kernels = kernels_at(i)) != NULL; i++) {
+        if (strcmp(kernels->isa, isa) == 0) {
+            atomic_store(&current, kernels);
+            return true;
+        }
+    }
+    return false;
+}
