@@ -1,0 +1,70 @@
+/* Nothing outside the arrays is touched, not even read: every array ends where memory ends, and then begins where
+ * memory begins. A violation is a segmentation fault. */
+#include "kernels/reduce.h"
+#include "tests/unit/kernels/data.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { FROM = 3, TO = 2, ARRAYS = FROM + TO };
+static char *pages[ARRAYS]; /* one page each, between two that may not be touched */
+static size_t page_bytes;
+
+static int map_pages(void **state)
+{
+    (void)state;
+    page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < ARRAYS; i++) {
+        char *three = mmap(NULL, 3 * page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (three == MAP_FAILED || mprotect(three + page_bytes, page_bytes, PROT_READ | PROT_WRITE) != 0) return -1;
+        pages[i] = three + page_bytes;
+    }
+    return 0;
+}
+
+static int unmap_pages(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ARRAYS; i++) munmap(pages[i] - page_bytes, 3 * page_bytes);
+    return 0;
+}
+
+static void call(tutti_dtype dtype, tutti_op op, size_t count, bool at_end)
+{
+    size_t bytes = count * bytes_of(dtype);
+    void *to[TO];
+    const void *from[FROM];
+    for (int i = 0; i < FROM; i++) from[i] = pages[i] + (at_end ? page_bytes - bytes : 0);
+    for (int i = 0; i < TO; i++) to[i] = pages[FROM + i] + (at_end ? page_bytes - bytes : 0);
+    for (int from_count = 1; from_count <= FROM; from_count++) {
+        for (int to_count = 1; to_count <= TO; to_count++)
+            reduce_find(dtype, op)(to, to_count, from, from_count, count, 1);
+    }
+    if (scale_find(dtype)) scale_find(dtype)(to[0], from[0], count, 0.5);
+}
+
+static void stays_inside(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+            for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++) {
+                for (size_t bytes = 0; reduce_find(dtype, op) && bytes <= 600; bytes += bytes_of(dtype)) {
+                    call(dtype, op, bytes / bytes_of(dtype), true);
+                    call(dtype, op, bytes / bytes_of(dtype), false);
+                }
+            }
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside) };
+    return cmocka_run_group_tests(tests, map_pages, unmap_pages);
+}

@@ -1,0 +1,96 @@
+/* Which functions there are, and the choice of the instruction set. */
+#include "kernels/reduce.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static bool floating(tutti_dtype dtype)
+{
+    return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT32 || dtype == TUTTI_FLOAT64 ||
+           dtype == TUTTI_FLOAT8_E4M3 || dtype == TUTTI_FLOAT8_E5M2;
+}
+
+static bool makes_sense(tutti_dtype dtype, tutti_op op)
+{
+    switch (op) {
+    case TUTTI_BAND:
+    case TUTTI_BOR:
+    case TUTTI_BXOR: return !floating(dtype);
+    case TUTTI_AVG: return dtype != TUTTI_BOOL;
+    case TUTTI_PREMUL_SUM: return floating(dtype);
+    default: return true;
+    }
+}
+
+static void each_pair_that_makes_sense_has_a_function(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+            for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++)
+                assert_int_equal(reduce_find(dtype, op) != NULL, makes_sense(dtype, op));
+            assert_int_equal(scale_find(dtype) != NULL, floating(dtype));
+        }
+    }
+}
+
+static void average_and_premultiplied_sum_are_sums(void **state)
+{
+    (void)state;
+    assert_ptr_equal(reduce_find(TUTTI_INT32, TUTTI_AVG), reduce_find(TUTTI_INT32, TUTTI_SUM));
+    assert_ptr_equal(reduce_find(TUTTI_FLOAT16, TUTTI_AVG), reduce_find(TUTTI_FLOAT16, TUTTI_SUM));
+    assert_ptr_equal(reduce_find(TUTTI_FLOAT16, TUTTI_PREMUL_SUM), reduce_find(TUTTI_FLOAT16, TUTTI_SUM));
+}
+
+static void what_is_no_dtype_or_op_has_no_function(void **state)
+{
+    (void)state;
+    assert_null(reduce_find((tutti_dtype)TUTTI_DTYPE_COUNT, TUTTI_SUM));
+    assert_null(reduce_find((tutti_dtype)-1, TUTTI_SUM));
+    assert_null(reduce_find(TUTTI_FLOAT32, (tutti_op)TUTTI_OP_COUNT));
+    assert_null(reduce_find(TUTTI_FLOAT32, (tutti_op)-1));
+    assert_null(scale_find((tutti_dtype)TUTTI_DTYPE_COUNT));
+}
+
+/* First of all tests: nothing has been chosen yet. */
+static void the_best_is_used_unless_told_otherwise(void **state)
+{
+    (void)state;
+    int last = 0;
+    while (kernels_isa_name(last + 1)) last++;
+    assert_string_equal(kernels_isa(), kernels_isa_name(last));
+}
+
+static void the_choice_takes_effect(void **state)
+{
+    (void)state;
+    assert_string_equal(kernels_isa_name(0), "scalar");
+    assert_null(kernels_isa_name(-1));
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        assert_string_equal(kernels_isa(), kernels_isa_name(i));
+    }
+    assert_true(kernels_use("scalar"));
+    reduce_function *scalar = reduce_find(TUTTI_FLOAT32, TUTTI_SUM);
+    assert_false(kernels_use("abacus"));
+    assert_string_equal(kernels_isa(), "scalar");
+    if (!kernels_isa_name(1)) return;
+    assert_true(kernels_use(kernels_isa_name(1)));
+    assert_ptr_not_equal(reduce_find(TUTTI_FLOAT32, TUTTI_SUM), scalar);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_best_is_used_unless_told_otherwise),
+        cmocka_unit_test(each_pair_that_makes_sense_has_a_function),
+        cmocka_unit_test(average_and_premultiplied_sum_are_sums),
+        cmocka_unit_test(what_is_no_dtype_or_op_has_no_function),
+        cmocka_unit_test(the_choice_takes_effect),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
