@@ -325,9 +325,13 @@ def main():
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, interrupt)     # a shell's background job would ignore it otherwise
     try:
-        return work(options)
+        status = work(options)
     except KeyboardInterrupt:
-        return 130
+        status = 130
+    # A thread of gloo's may still be about to free a tensor, which aborts the process when Python is being taken down by
+    # then (one run of eight, torch 2.13). So a rank leaves without taking it down.
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def launch(options):
