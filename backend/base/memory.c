@@ -11,8 +11,10 @@ static bool told_to_fail(void)
 {
     return atomic_load_explicit(&countdown, memory_order_relaxed) > 0 && atomic_fetch_sub(&countdown, 1) == 1;
 }
-void *memory_zeroed(size_t count, size_t bytes) { return told_to_fail() ? NULL : calloc(count ? count : 1, bytes ? bytes
-    : 1); }
+void *memory_zeroed(size_t count, size_t bytes)
+{
+    return told_to_fail() ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
+}
 void *memory_aligned(size_t bytes)
 {
     void *block = told_to_fail() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));

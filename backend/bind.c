@@ -1,0 +1,155 @@
+/* A message is cut twice: by the algorithm into chunks (a rank's part into `cut` pieces), by the executor into tiles:
+   tile k is bytes k * tile_bytes … of every chunk. Cuts fall on cache lines; so the last chunks of a tensor may be
+   short or empty, while the scratch chunks they meet are not: the shortest span of a step counts. */
+#include "backend/bind.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <assert.h>
+#include <string.h>
+
+enum { CACHE_LINE = 64, ONE_TILE_BYTES = 64 * 1024 };
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static unsigned char *half_of(const struct executor *x, int owner)      /* of a rank's slots, this operation's */
+{
+    return segment_slots(x->segment, owner) + (size_t)x->parity * (x->segment->slot_bytes / 2);
+}
+
+/* ---- cutting ---- */
+void bind_cut(struct executor *x, size_t chunk_bytes)
+{
+    const struct plan *plan = x->launch.program->plan;
+    const struct schedule *s = x->launch.program->schedule;
+    struct cut *c = &x->cut;
+    size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
+    size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
+    if (chunk_bytes * chunks > ONE_TILE_BYTES)
+        tile = size_round_up((x->tile_target + chunks - 1) / chunks, CACHE_LINE);
+    size_t most = x->segment->slot_bytes / 2 / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+    tile = smaller(smaller(tile, most), chunk_bytes);
+    c->chunk_bytes = chunk_bytes;
+    c->tile_bytes = tile ? tile : 1;
+    c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
+    c->single = c->tiles == 1;
+    c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
+    c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
+}
+void bind_operands(struct executor *x)
+{
+    const struct launch *l = &x->launch;
+    const struct uneven *u = l->uneven;
+    struct program *program = l->program;
+    size_t cut = (size_t)program->schedule->cut;
+    assert(!u || cut == 1);
+    for (int b = INPUT; b <= OUTPUT; b++) {
+        x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
+        x->operand[b].lengths = u ? u->lengths[b] : NULL;
+        x->operand[b].offsets = u ? u->offsets[b] : NULL;
+    }
+    if (!program->is_cut || program->cut.part_bytes != l->part_bytes) {
+        x->cut.part_bytes = l->part_bytes;
+        x->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
+        bind_cut(x, x->cut.piece_bytes);
+        program->cut = x->cut;
+        program->is_cut = !u;
+    } else x->cut = program->cut;
+}
+tutti_status bind_reserve(struct executor *x)
+{
+    const struct plan *plan = x->launch.program->plan;
+    if (x->cut.in_line) return TUTTI_OK;
+    size_t slots = x->cut.single ? 1 : (size_t)plan->slots;
+    size_t bytes = slots * (size_t)x->launch.program->schedule->chunks[SCRATCH] * x->cut.slot_stride;
+    if (bytes <= x->reserved[x->parity]) return TUTTI_OK;
+    unsigned char *half = half_of(x, x->rank - x->host_first);
+    TRY(segment_reserve(x->segment, half, bytes, "staging slots"));
+    x->reserved[x->parity] = bytes;
+    return TUTTI_OK;
+}
+
+/* ---- addresses ---- */
+static struct piece locate_scratch(const struct executor *x, struct span a, int index, int tile)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    const struct cut *c = &x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
+    size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
+    int owner = a.rank - x->host_first;
+    if (c->in_line)
+        return (struct piece){ x->segment->controls[owner].line[x->parity].payload + at * c->slot_stride, length,
+            length };
+    size_t slot = c->single ? 0 : (unsigned)tile % (unsigned)x->launch.program->plan->slots;
+    return (struct piece){ half_of(x, owner) + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length,
+        length };
+}
+static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
+{
+    size_t length = from < o->lengths[at] ? smaller(x->cut.tile_bytes, o->lengths[at] - from) : 0;
+    return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
+}
+struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
+{
+    if (a.buffer == SCRATCH) return locate_scratch(x, a, index, tile);
+    assert(a.rank == x->rank);                          /* private tensors: the builder has staged all others */
+    const struct operand *o = &x->operand[a.buffer];
+    const struct cut *c = &x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
+    if (o->lengths) return locate_uneven(x, o, at, from);
+    size_t cut = (size_t)x->launch.program->schedule->cut;
+    if (cut == 1) { part = at; at = 0; }
+    else if (at >= cut) { part = at / cut; at %= cut; }
+    size_t start = at * c->piece_bytes + from, wire = smaller(c->tile_bytes, c->chunk_bytes - from);
+    size_t length = start < c->part_bytes ? smaller(wire, c->part_bytes - start) : 0;
+    return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
+}
+
+/* ---- arithmetic ---- */
+enum { STREAM_AT_LEAST = 1024 };
+
+/* Is this a slot that peers wait for, and better written around the cache? */
+static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)
+{
+    return x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut.in_line && bytes >= STREAM_AT_LEAST;
+}
+static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
+    size_t bytes)
+{
+    const struct launch *l = &x->launch;
+    if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
+    else if (to == from || !bytes) return;
+    else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
+    else memcpy(to, from, bytes);
+}
+/* Slots that are streamed take the result from where it was left; they come last. */
+static void reduce(const struct executor *x, const struct step *t, size_t bytes)
+{
+    const struct launch *l = &x->launch;
+    const struct span *to = step_to(l->program->schedule, t);
+    int direct = t->to_count;
+    while (direct > 1 && is_streamed(x, t, to[direct - 1], bytes)) direct--;
+    l->reduce(l->program->to, direct, l->program->from, t->from_count, bytes / l->element_bytes, t->finish ? l->divisor
+        : 1);
+    for (int k = direct; k < t->to_count; k++) x->stream(l->program->to[k], l->program->to[0], bytes);
+}
+void bind_compute(const struct executor *x, const struct step *t, int tile)
+{
+    const struct launch *l = &x->launch;
+    const struct schedule *s = l->program->schedule;
+    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    for (int i = 0; i < to->count; i++) {
+        size_t bytes = SIZE_MAX;
+        for (int k = 0; k < t->from_count; k++) {
+            struct piece p = bind_locate(x, from[k], i, tile);
+            l->program->from[k] = p.at;
+            bytes = smaller(bytes, p.length);
+        }
+        for (int k = 0; k < t->to_count; k++) {
+            struct piece p = bind_locate(x, to[k], i, tile);
+            l->program->to[k] = p.at;
+            bytes = smaller(bytes, p.length);
+        }
+        if (t->from_count > 1 || (t->finish && l->divisor > 1)) reduce(x, t, bytes);
+        else
+            for (int k = 0; k < t->to_count; k++) copy(x, t, to[k], l->program->to[k], l->program->from[0], bytes);
+    }
+}

@@ -1,0 +1,130 @@
+/* A communicator: one rank's membership of a group. Its parts: membership (comm.c makes and unmakes it), the queue
+ * of operations and who drives it (engine.c), sends and receives (messages.c), and why it failed (failure.c).
+ *
+ * Whoever holds `driver` may touch what is marked so; everything else is constant after creation, or atomic. */
+#pragma once
+#include "backend/bootstrap.h"
+#include "backend/collectives/collectives.h"
+#include "backend/execute.h"
+#include "backend/base/status.h"
+
+enum { POINT_TO_POINT = FAMILY_COUNT };
+enum { OPERATION_PENDING, OPERATION_OVER };
+struct operation {                                      /* lives in tutti_request.reserved, or on the caller's stack */
+    struct operation *next;
+    tutti_comm *comm;
+    tutti_request *request;                             /* NULL: a blocking call */
+    _Atomic uint32_t state;
+    tutti_status status;
+    int family;                                         /* enum family, or POINT_TO_POINT */
+    const void *input;
+    void *output;
+    uint64_t count;                                     /* elements of one rank's part */
+    size_t part_bytes;
+    tutti_dtype dtype;
+    tutti_op op;
+    int root;
+    double factor;
+    const struct algorithm *algorithm;                  /* of this call, or NULL */
+    int64_t timeout_ms;
+    _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
+    struct uneven *uneven;                              /* owned */
+    uint64_t sequence;
+    uint32_t tag;                                       /* from here on of POINT_TO_POINT only */
+    struct piece piece;
+    struct transfer transfer;
+};
+struct recent {                                         /* the last choice of a family: most calls repeat it */
+    uint64_t bytes;
+    int root;
+    bool stage_inputs;
+    const struct algorithm *asked;
+    struct program *program;
+};
+struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
+
+struct tutti_comm {
+    int rank, size;
+    char name[32];
+    unsigned generation;                                /* of the process: changes with fork */
+    int64_t timeout_ms;
+    struct member *members;                             /* [size] */
+    struct peer **peers;                                /* [size]; NULL: this process */
+    struct member_watch *watches;                       /* [size] */
+    bool watching, acquired;                            /* watches are set; peers_acquire was called */
+    struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
+    struct transport *transport;
+    struct layout layout;
+    int layout_first[2];
+    struct ladder ladder;                               /* of a thread that drives */
+
+    _Atomic uint32_t driver;                            /* 1: somebody drives */
+    _Atomic(struct operation *) intake;                 /* submitted, newest first */
+    _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
+    _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
+    _Atomic uint32_t scheduled;                         /* > 0: in the progress thread's hands; counts the askings */
+    tutti_comm *next_scheduled;
+
+    /* of the driver */
+    struct executor executor;
+    struct operation *head, *tail;                      /* collectives, oldest first */
+    bool running;                                       /* head has begun */
+    const struct operation *driven;                     /* the driver's own: nobody else waits for it */
+    struct operation *messages;                         /* open sends and receives */
+    struct cache *cache;
+    struct program *programs;
+    struct recent recent[FAMILY_COUNT];
+    const struct algorithm *chosen[FAMILY_COUNT];       /* by the user, for this communicator */
+    uint64_t sequence;
+
+    _Atomic uint32_t failed;                            /* status and detail are valid */
+    tutti_status status;
+    char detail[STATUS_DETAIL_BYTES];
+};
+
+/* ---- comm.c ---- */
+enum { SPLIT_NONE = -1 };
+tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out);
+tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out);
+void comm_destroy(tutti_comm *comm);
+void comm_abort(tutti_comm *comm);
+tutti_status comm_poll_failure(tutti_comm *comm);       /* looks for a reason to fail even when nothing runs */
+unsigned process_generation(void);
+const struct segment *comm_segment(const tutti_comm *comm);
+/* "allreduce=ring,broadcast=chain": checks every name and stores the choices. */
+tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[FAMILY_COUNT]);
+tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out);
+
+/* ---- engine.c ---- */
+/* Starts the operation; with `blocking` drives it to its end. Takes over op->uneven. */
+tutti_status operation_run(struct operation *op, bool blocking);
+tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
+/* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
+void operation_complete(struct operation *op, tutti_status status);
+void operations_abandon(tutti_comm *comm);              /* ends all with the reason to stop; driver only */
+void driver_acquire(tutti_comm *comm);                  /* waits for whoever drives */
+void driver_release(tutti_comm *comm);                  /* hands what is left to the progress thread */
+tutti_status engine_acquire(void);                      /* starts the progress thread when first used */
+void engine_release(void);
+void engine_forget(tutti_comm *comm);                   /* returns when the progress thread has let go of it */
+
+/* ---- launch.c: from an operation to a program that can run ---- */
+tutti_status launch_prepare(tutti_comm *comm, struct operation *op);      /* fills the executor's launch */
+
+/* ---- messages.c ---- */
+void message_post(tutti_comm *comm, struct operation *op);
+tutti_status messages_check(tutti_comm *comm);          /* fails when one waits for a rank that has left */
+bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
+void messages_fail(tutti_comm *comm, tutti_status status);
+
+/* ---- failure.c ---- */
+/* Fails the communicator, here and on the other ranks: the first to come decides. Returns the status it failed with.
+   Driver only. */
+tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...) __attribute__((format(printf, 3,
+    4)));
+tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
+/* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. Driver only. */
+tutti_status comm_check(tutti_comm *comm);
+tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */
+void operation_describe(const tutti_comm *comm, const struct descriptor *d, char *out, size_t bytes);
+bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */

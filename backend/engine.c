@@ -1,0 +1,330 @@
+/* Who does the work. Each communicator has a driver: the one thread that may touch its queue and its executor. A
+ * blocking call takes the role if it is free, so that on an idle group nothing stands between the caller and the
+ * shared memory; otherwise, and for everything that is only started, there is one progress thread per process.
+ * Whoever drives does all the work of the communicator, whoever's it is; when it leaves while something is left, it
+ * hands the communicator to the progress thread.
+ *
+ * Submitting is a push on a list without locks. Nobody sleeps longer than MOST_MS without looking for reasons not
+ * to. */
+#include "backend/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+enum { MOST_MS = 20, CHECK_EVERY = 64 };
+
+/* ---- completion ---- */
+static _Atomic uint32_t completions, completion_sleepers;  /* of the process: an operation's own memory may be gone */
+
+void operation_complete(struct operation *op, tutti_status status)
+{
+    tutti_request *request = op->request;
+    bool is_driven = op->comm->driven == op;
+    if (op->uneven) free(op->uneven);
+    op->uneven = NULL;
+    op->status = status;
+    if (!request) {
+        atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+    } else {
+        void (*done)(tutti_request *, void *) = request->done;
+        void *context = request->context;
+        request->source = op->family == POINT_TO_POINT ? op->transfer.source : -1;
+        request->sequence = op->sequence;
+        atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+        if (done) done(request, context);
+    }
+    if (is_driven) return;
+    atomic_fetch_add(&completions, 1);
+    if (atomic_load(&completion_sleepers)) word_wake(&completions, false);
+}
+
+/* ---- the queue; driver only ---- */
+static void accept(tutti_comm *comm, struct operation *op)
+{
+    op->next = NULL;
+    if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) { operation_complete(op, comm->status); return; }
+    if (op->family == POINT_TO_POINT) { message_post(comm, op); return; }
+    if (comm->tail) comm->tail->next = op;
+    else comm->head = op;
+    comm->tail = op;
+}
+static void take_intake(tutti_comm *comm)
+{
+    if (!atomic_load_explicit(&comm->intake, memory_order_relaxed)) return;
+    struct operation *newest = atomic_exchange_explicit(&comm->intake, NULL, memory_order_acquire), *oldest = NULL;
+    while (newest) {
+        struct operation *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    while (oldest) {
+        struct operation *next = oldest->next;
+        accept(comm, oldest);
+        oldest = next;
+    }
+}
+static void leave_queue(tutti_comm *comm, tutti_status status)         /* the head is over */
+{
+    struct operation *op = comm->head;
+    comm->head = op->next;
+    if (!comm->head) comm->tail = NULL;
+    comm->running = false;
+    operation_complete(op, status);
+}
+static void fail_all(tutti_comm *comm)
+{
+    take_intake(comm);
+    if (comm->running) executor_cancel(&comm->executor);
+    while (comm->head) leave_queue(comm, comm->status);
+    messages_fail(comm, comm->status);
+}
+static tutti_status begin(tutti_comm *comm)
+{
+    comm->head->sequence = ++comm->sequence;
+    TRY(launch_prepare(comm, comm->head));
+    TRY(executor_begin(&comm->executor));
+    comm->running = true;
+    return TUTTI_OK;
+}
+/* As far as it gets without waiting. True: something moved. */
+static bool progress(tutti_comm *comm, struct wait_set *blocked)
+{
+    take_intake(comm);
+    bool moved = comm->messages && messages_progress(comm, blocked);
+    if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) fail_all(comm);
+    while (comm->head) {
+        uint64_t moves = comm->executor.moves;
+        tutti_status status = comm->running ? TUTTI_OK : begin(comm);
+        if (status == TUTTI_OK) status = executor_step(&comm->executor);
+        moved |= comm->executor.moves != moves;
+        if (status == TUTTI_IN_PROGRESS) {
+            const struct wait_set *b = &comm->executor.blocked;
+            for (int i = 0; i < b->count; i++) wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters,
+                b->item[i].shared);
+            break;
+        }
+        moved = true;
+        if (status == TUTTI_OK) { leave_queue(comm, TUTTI_OK); continue; }
+        if (status == TUTTI_MISMATCH) comm_mismatch(comm);
+        else comm_fail(comm, status, "%s", status_detail());
+        fail_all(comm);
+    }
+    return moved;
+}
+static void check(tutti_comm *comm)
+{
+    if (comm_check(comm) != TUTTI_OK) fail_all(comm);
+}
+
+void operations_abandon(tutti_comm *comm)
+{
+    comm_check(comm);
+    fail_all(comm);
+}
+
+/* ---- the progress thread ---- */
+static struct engine {
+    pthread_mutex_t lock;                               /* of users, thread */
+    int users;
+    pthread_t thread;
+    _Atomic bool stop;
+    _Atomic uint32_t bell, sleepers;
+    _Atomic(tutti_comm *) intake;
+} engine = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static unsigned generation = 1;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void after_fork(void)                                           /* in the child: no thread of ours lives here */
+{
+    generation++;
+    engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
+}
+static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
+unsigned process_generation(void) { return generation; }
+
+static void ring(void)
+{
+    atomic_fetch_add(&engine.bell, 1);
+    if (atomic_load(&engine.sleepers)) word_wake(&engine.bell, false);
+}
+static void schedule(tutti_comm *comm)
+{
+    if (atomic_fetch_add(&comm->scheduled, 1) == 0) {
+        tutti_comm *first = atomic_load(&engine.intake);
+        do comm->next_scheduled = first;
+        while (!atomic_compare_exchange_weak(&engine.intake, &first, comm));
+    }
+    ring();
+}
+static bool driver_try(tutti_comm *comm)
+{
+    return !atomic_load_explicit(&comm->driver, memory_order_relaxed) && !atomic_exchange_explicit(&comm->driver, 1,
+        memory_order_acquire);
+}
+void driver_acquire(tutti_comm *comm)
+{
+    struct wait_set none;
+    none.count = 0;
+    for (int n = 0; !driver_try(comm); n++) ladder_climb(&comm->ladder, n, &none, 1);
+}
+static bool has_open(const tutti_comm *comm) { return comm->head || comm->messages; }
+/* True: something is left to do. What is submitted just now, and not seen here, is seen by the progress thread: whoever
+   submits asks it, and it tries again for much longer than a store takes to become visible. */
+static bool leave(tutti_comm *comm)
+{
+    bool open = has_open(comm);
+    atomic_store_explicit(&comm->driver, 0, memory_order_release);
+    return open || atomic_load_explicit(&comm->intake, memory_order_relaxed);
+}
+void driver_release(tutti_comm *comm)
+{
+    if (leave(comm)) schedule(comm);
+}
+/* One visit of the progress thread: false when there is nothing left and it has let go; then the communicator may be
+   gone. */
+static bool visit(tutti_comm *comm, int n, struct wait_set *blocked, bool *moved)
+{
+    uint32_t asked = atomic_load(&comm->scheduled);
+    if (!driver_try(comm)) return true;                 /* a caller drives, and will schedule what it leaves */
+    *moved |= progress(comm, blocked);
+    if (has_open(comm) && n % CHECK_EVERY == CHECK_EVERY - 1) check(comm);
+    if (leave(comm)) return true;
+    return !atomic_compare_exchange_strong(&comm->scheduled, &asked, 0);      /* asked again meanwhile: stay */
+}
+static tutti_comm *visit_all(tutti_comm *list, int n, struct wait_set *blocked, bool *moved)
+{
+    tutti_comm *kept = NULL, *next;
+    for (tutti_comm *comm = list; comm; comm = next) {
+        next = comm->next_scheduled;
+        if (!visit(comm, n, blocked, moved)) continue;
+        comm->next_scheduled = kept;
+        kept = comm;
+    }
+    return kept;
+}
+static void *progress_main(void *unused)
+{
+    struct ladder ladder = ladder_for(1, false);
+    tutti_comm *list = NULL;
+    for (int n = 0; !atomic_load(&engine.stop); n++) {
+        struct wait_set blocked;
+        bool moved = false;
+        blocked.count = 0;
+        wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
+        tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
+        for (; arrived; arrived = next) {
+            next = arrived->next_scheduled;
+            arrived->next_scheduled = list;
+            list = arrived;
+            moved = true;
+        }
+        list = visit_all(list, n, &blocked, &moved);
+        if (moved) n = -1;
+        else if (!list) wait_sleep(&blocked, 1000);
+        /* time has passed: check at the next visit */
+        else if (ladder_climb(&ladder, n, &blocked, MOST_MS)) n |= CHECK_EVERY - 2;
+    }
+    return unused;
+}
+static tutti_status start_thread(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    atomic_store(&engine.stop, false);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (refused) return status_fail(TUTTI_SYSTEM,
+        "cannot start the progress thread: pthread_create gave error %d (limit on threads? see ulimit -u)", refused);
+    pthread_setname_np(engine.thread, "tutti-progress");
+    return TUTTI_OK;
+}
+tutti_status engine_acquire(void)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&engine.lock);
+    tutti_status status = engine.users++ ? TUTTI_OK : start_thread();
+    if (status != TUTTI_OK) engine.users--;
+    pthread_mutex_unlock(&engine.lock);
+    return status;
+}
+void engine_release(void)
+{
+    pthread_mutex_lock(&engine.lock);
+    if (--engine.users == 0) {
+        atomic_store(&engine.stop, true);
+        ring();
+        pthread_join(engine.thread, NULL);
+    }
+    pthread_mutex_unlock(&engine.lock);
+}
+void engine_forget(tutti_comm *comm)
+{
+    struct wait_set none;
+    none.count = 0;
+    for (int n = 0; atomic_load(&comm->scheduled); n++) {
+        ring();
+        ladder_climb(&comm->ladder, n, &none, 1);
+    }
+}
+
+/* ---- what callers do ---- */
+static void drive(tutti_comm *comm, struct operation *op)              /* until the operation is over */
+{
+    for (int n = 0; atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER; n++) {
+        struct wait_set blocked;
+        blocked.count = 0;
+        if (progress(comm, &blocked)) { n = -1; continue; }
+        if (n % CHECK_EVERY == CHECK_EVERY - 1) check(comm);
+        if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS) && n > comm->ladder.pauses + comm->ladder.yields)
+            n |= CHECK_EVERY - 2;
+    }
+}
+tutti_status operation_run(struct operation *op, bool blocking)
+{
+    tutti_comm *comm = op->comm;
+    atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
+    if (blocking && driver_try(comm)) {
+        take_intake(comm);
+        comm->driven = op;
+        accept(comm, op);
+        drive(comm, op);
+        comm->driven = NULL;
+        driver_release(comm);
+        return op->status == TUTTI_OK ? TUTTI_OK : comm_failure(comm);
+    }
+    struct operation *newest = atomic_load_explicit(&comm->intake, memory_order_relaxed);
+    do op->next = newest;
+    while (!atomic_compare_exchange_weak_explicit(&comm->intake, &newest, op, memory_order_release,
+        memory_order_relaxed));
+    schedule(comm);
+    return blocking ? operation_wait(op, 0) : TUTTI_OK;
+}
+static void shorten_deadline(struct operation *op, int64_t timeout_ms)
+{
+    int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->deadline_ms);
+    while ((!now || wanted < now) && !atomic_compare_exchange_weak(&op->deadline_ms, &now, wanted)) {}
+}
+tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
+{
+    tutti_comm *comm = op->comm;
+    if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
+    for (int n = 0;; n++) {
+        struct wait_set set;
+        set.count = 0;
+        wait_add(&set, &completions, atomic_load(&completions), &completion_sleepers, false);
+        if (atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER) break;
+        if (driver_try(comm)) {
+            drive(comm, op);
+            driver_release(comm);
+            break;
+        }
+        ladder_climb(&comm->ladder, n, &set, MOST_MS);
+    }
+    return op->status == TUTTI_OK ? TUTTI_OK : comm_failure(comm);
+}

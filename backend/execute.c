@@ -1,0 +1,358 @@
+/* The executor's loop. Position (tile, step) is published as one number, base + 2 + (tile / slots) * period + step, in
+   the counter of the tile's slot; base + 1 is the arrival. Several tiles are in flight, each is one integer, its next
+   step. A tile waits only for its own tile on other ranks and for the tile that had its slot before, so no order of
+   running them can deadlock (the builder ran it once to be sure). */
+#include "backend/execute.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/bind.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- counters ---- */
+static struct control *control_of(const struct executor *x,
+    int rank) { return &x->segment->controls[rank - x->host_first]; }
+static uint64_t arrival(const struct executor *x) { return x->base + 1; }
+static uint64_t position(const struct executor *x, int tile, int step)
+{
+    unsigned round = x->cut.single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
+    return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
+}
+static int slot_of(const struct executor *x, int tile) { return x->cut.single ? 0
+    : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots); }
+static _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
+{
+    struct line *line = &c->line[x->parity];
+    return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
+}
+static int counter_index(const struct executor *x, int tile) { return x->cut.single ? SEEN_COUNTER
+    : SEEN_SLOTS + slot_of(x,
+    tile); }
+static bool reached(struct executor *x, int peer, int index, uint64_t target)
+{
+    uint64_t *seen = &x->seen[peer - x->host_first][index];
+    if (*seen >= target) return true;
+    struct control *c = control_of(x, peer);
+    _Atomic uint64_t *counter = counter_at(x, c, index);
+    uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
+    if (now >= target) { *seen = now; return true; }
+    if (x->blocked_peer < 0) x->blocked_peer = peer;
+    wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
+    return false;
+}
+static void publish(struct executor *x, int index, uint64_t value)
+{
+    counter_publish(counter_at(x, x->mine, index), value, &x->mine->waiters);
+}
+
+/* ---- roll call ---- */
+static uint64_t fingerprint_of(const struct descriptor *d)              /* odd factors: no single difference cancels */
+{
+    uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
+    uint64_t sum = d->sequence * 0x9e3779b97f4a7c15u + d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu
+        + d->bits * 0xd6e8feb86659fd93u + (d->algorithm << 32 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
+    return sum ^ sum >> 29;
+}
+/* True: all have arrived. *status is MISMATCH when one of them does something else. */
+static bool roll_call(struct executor *x, tutti_status *status)
+{
+    uint64_t mine = x->mine->line[x->parity].fingerprint;
+    for (; x->roll < x->host_ranks; x->roll++) {
+        int peer = x->host_first + x->roll;
+        if (peer == x->rank) continue;
+        if (!reached(x, peer, SEEN_COUNTER, arrival(x))) return false;
+        if (control_of(x, peer)->line[x->parity].fingerprint != mine) { *status = TUTTI_MISMATCH; return false; }
+    }
+    return x->arrived = true;
+}
+bool executor_has_arrived(const struct executor *x, int rank)
+{
+    return rank == x->rank || atomic_load_explicit(&control_of(x, rank)->line[x->parity].counter,
+        memory_order_acquire) >= arrival(x);
+}
+int executor_disagreement(const struct executor *x)
+{
+    for (int peer = x->host_first; peer < x->host_first + x->host_ranks; peer++)
+        if (executor_has_arrived(x, peer) && control_of(x, peer)->line[x->parity].fingerprint !=
+            x->mine->line[x->parity].fingerprint) return peer;
+    return -1;
+}
+
+/* ---- uneven counts: everybody knows everybody's after the roll call ---- */
+static void announce_counts(struct executor *x)
+{
+    const struct uneven *u = x->launch.uneven;
+    uint64_t extent = 0;
+    for (int direction = INPUT; direction <= OUTPUT; direction++)
+        for (int q = 0; q < x->host_ranks; q++) {
+            segment_counts(x->segment, x->rank - x->host_first, x->parity, direction)[q] = u->lengths[direction][q];
+            if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
+        }
+    x->descriptor->extent = extent;
+}
+static tutti_status agree_on_counts(struct executor *x)
+{
+    uint64_t extent = 0;
+    for (int a = 0; a < x->host_ranks; a++) {
+        const struct descriptor *d = &x->segment->controls[a].descriptor[x->parity];
+        if (d->extent > extent) extent = d->extent;
+        for (int b = 0; b < x->host_ranks; b++)
+            if (segment_counts(x->segment, a, x->parity, INPUT)[b] != segment_counts(x->segment, b, x->parity,
+                OUTPUT)[a])
+                return TUTTI_MISMATCH;
+    }
+    bind_cut(x, (size_t)extent);
+    return TUTTI_OK;
+}
+
+/* ---- one step ---- */
+static struct transfer *transfer_at(const struct executor *x, int tile, int step)
+{
+    return &x->launch.program->transfers[slot_of(x, tile) * x->launch.program->schedule->step_count + step];
+}
+static bool every_tile_reached(struct executor *x, const struct wait *w)
+{
+    int slots = x->launch.program->plan->slots;
+    for (int tile = x->cut.tiles > slots ? x->cut.tiles - slots : 0; tile < x->cut.tiles; tile++)
+        if (!reached(x, w->rank, counter_index(x, tile), position(x, tile, w->step))) return false;
+    return true;
+}
+static bool is_met(struct executor *x, const struct wait *w, int tile)
+{
+    int slots = x->launch.program->plan->slots;
+    if (w->rank == x->rank) return transfer_at(x, tile, w->step)->state == TRANSFER_DONE;
+    if (w->lag == EVERY_TILE) return every_tile_reached(x, w);
+    if (w->lag == SAME_TILE) return reached(x, w->rank, counter_index(x, tile), position(x, tile, w->step));
+    return tile < slots || reached(x, w->rank, counter_index(x, tile - slots), position(x, tile - slots, w->step));
+}
+static bool is_ready(struct executor *x, int step, int tile, tutti_status *status)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    const struct step *t = &s->steps[step];
+    if (step >= s->prelude && !x->arrived && !roll_call(x, status)) return false;
+    for (int w = 0; w < t->wait_count; w++)
+        if (!is_met(x, &s->waits[t->wait + w], tile)) return false;
+    return true;
+}
+static void post(struct executor *x, int step, int tile)
+{
+    struct program *program = x->launch.program;
+    const struct schedule *s = program->schedule;
+    const struct step *t = &s->steps[step];
+    struct piece *pieces = &program->pieces[slot_of(x, tile) * program->piece_count + program->piece_at[step]];
+    int n = 0;
+    for (int span = 0; span < t->from_count + t->to_count; span++)
+        for (int i = 0; i < s->spans[t->span + span].count; i++)
+            pieces[n++] = bind_locate(x, s->spans[t->span + span], i, tile);
+    struct transfer *transfer = transfer_at(x, tile, step);
+    *transfer = (struct transfer){ .name = (x->operation & 0x3fffff) << 40 | (uint64_t)tile << 20 | (uint64_t)t->number,
+        .peer = t->peer,
+                                   .is_send = t->kind == SEND, .pieces = pieces, .piece_count = n };
+    transport_post(x->transport, transfer);
+}
+static void perform(struct executor *x, int step, int tile)
+{
+    const struct step *t = &x->launch.program->schedule->steps[step];
+    x->moves++;
+    if (t->kind == WORK) bind_compute(x, t, tile);
+    else if (t->kind == SEND || t->kind == RECV) post(x, step, tile);
+    if (step_publishes(t, tile, x->cut.tiles, x->launch.program->plan->slots)) publish(x, counter_index(x, tile),
+        position(x, tile, step));
+}
+
+/* ---- one tile without messages: nothing to choose from ---- */
+static tutti_status run_straight(struct executor *x)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    tutti_status status = TUTTI_IN_PROGRESS;
+    for (; x->pc[0] < s->step_count; x->pc[0]++) {
+        if (!is_ready(x, x->pc[0], 0, &status)) return status;
+        perform(x, x->pc[0], 0);
+    }
+    return x->arrived || roll_call(x, &status) ? TUTTI_OK : status;
+}
+
+/* ---- many tiles ---- */
+/* First what feeds the network, then what a peer of this host waits for, then the rest. */
+static int urgency(const struct schedule *s, int step)
+{
+    if (s->first_message >= 0 && step >= s->first_message && step <= s->last_message + 1) return 0;
+    return s->steps[step].by_tile ? 1 : 2;
+}
+static int program_end(const struct schedule *s)        /* LEAVE belongs to the operation, not to a tile */
+{
+    return s->step_count && s->steps[s->step_count - 1].kind == LEAVE ? s->step_count - 1 : s->step_count;
+}
+/* Runs the most urgent step that can run; among equals the oldest tile's. */
+static bool advance(struct executor *x, tutti_status *status)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    int end = program_end(s), window = x->low + x->launch.program->plan->slots;
+    for (int wanted = s->first_message >= 0 ? 0 : 1; wanted <= 2; wanted++)
+        for (int tile = x->low; tile < x->cut.tiles && tile < window; tile++) {
+            int *pc = &x->pc[slot_of(x, tile)];
+            if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
+            perform(x, *pc, tile);
+            ++*pc;
+            return true;
+        }
+    return false;
+}
+static bool is_over(const struct executor *x, int tile)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    if (x->pc[slot_of(x, tile)] < program_end(s)) return false;
+    for (int step = s->first_message; step >= 0 && step <= s->last_message; step++)
+        if ((s->steps[step].kind == SEND || s->steps[step].kind == RECV) && transfer_at(x, tile,
+            step)->state != TRANSFER_DONE) return false;
+    return true;
+}
+static tutti_status run_tiles(struct executor *x)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    tutti_status status = TUTTI_IN_PROGRESS;
+    while (x->low < x->cut.tiles) {
+        bool moved = advance(x, &status);
+        if (s->first_message >= 0) moved |= transport_poll(x->transport);
+        for (; x->low < x->cut.tiles && is_over(x, x->low); x->low++, moved = true) x->pc[slot_of(x, x->low)] = 0;
+        if (!moved || status != TUTTI_IN_PROGRESS) return status;
+    }
+    if (!x->arrived && !roll_call(x, &status)) return status;
+    return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->cut.tiles - 1, &status) ? TUTTI_OK
+        : status;
+}
+
+/* ---- an operation ---- */
+static void end(struct executor *x)
+{
+    const struct plan *plan = x->launch.program->plan;
+    uint64_t rounds = x->cut.single ? 1 : ((uint64_t)x->cut.tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
+    x->base += 2 + rounds * (uint64_t)plan->period;
+    x->operation++;
+}
+/* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
+   published at all. */
+static tutti_status start(struct executor *x)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    TRY(bind_reserve(x));
+    x->started = true;
+    if (x->launch.uneven) return TUTTI_OK;
+    bool told = x->cut.single && s->prelude > 0 && step_publishes(&s->steps[s->prelude - 1], 0, 1,
+        x->launch.program->plan->slots);
+    if (!told) publish(x, SEEN_COUNTER, arrival(x));
+    return TUTTI_OK;
+}
+void executor_prepare(struct executor *x)
+{
+    x->parity = (int)(x->operation & 1);
+    x->descriptor = &x->mine->descriptor[x->parity];
+}
+tutti_status executor_begin(struct executor *x)
+{
+    bool uneven = x->launch.uneven != NULL;
+    x->low = x->roll = 0;
+    x->arrived = x->host_ranks == 1;
+    x->started = false;
+    memset(x->pc, 0, sizeof x->pc);
+    bind_operands(x);
+    if (uneven) announce_counts(x);
+    x->mine->line[x->parity].fingerprint = fingerprint_of(x->descriptor);
+    if (!uneven) return start(x);
+    publish(x, SEEN_COUNTER, arrival(x));               /* the number of tiles is known after the roll call */
+    return TUTTI_OK;
+}
+tutti_status executor_step(struct executor *x)
+{
+    tutti_status status = TUTTI_IN_PROGRESS;
+    x->blocked.count = 0;
+    x->blocked_peer = -1;
+    if (x->launch.uneven && !x->started) {
+        if (!x->arrived && !roll_call(x, &status)) return status;
+        TRY(agree_on_counts(x));
+        TRY(start(x));
+    }
+    bool messages = x->launch.program->schedule->first_message >= 0;
+    if (messages) {
+        x->bell_seen = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
+        transport_poll(x->transport);
+    }
+    status = x->cut.single && !messages ? run_straight(x) : run_tiles(x);
+    if (status == TUTTI_OK) end(x);
+    else if (messages) wait_add(&x->blocked, &x->mine->bell, x->bell_seen, &x->mine->bell_waiters, true);
+    return status;
+}
+void executor_cancel(struct executor *x)
+{
+    const struct program *program = x->launch.program;
+    for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
+        struct transfer *transfer = &program->transfers[i];
+        while (transfer->state == TRANSFER_POSTED && !transport_cancel(x->transport, transfer))
+            transport_poll(x->transport);
+    }
+}
+
+/* ---- lifetime ---- */
+tutti_status executor_init(struct executor *x, const struct segment *segment, struct transport *transport, int rank,
+    int host_first, int host_ranks)
+{
+    *x = (struct executor){ .segment = segment, .transport = transport, .rank = rank, .host_first = host_first,
+        .host_ranks = host_ranks };
+    x->mine = control_of(x, rank);
+    x->seen = memory_aligned((size_t)host_ranks * sizeof *x->seen);
+    return x->seen ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", host_ranks);
+}
+void executor_finish(struct executor *x)
+{
+    free(x->seen);
+    x->seen = NULL;
+}
+static int program_pieces(const struct schedule *s, int *piece_at)
+{
+    int total = 0;
+    for (int step = 0; step < s->step_count; step++) {
+        const struct step *t = &s->steps[step];
+        if (piece_at) piece_at[step] = total;
+        for (int span = 0; (t->kind == SEND || t->kind == RECV) && span < t->from_count + t->to_count; span++) total +=
+            s->spans[t->span + span].count;
+    }
+    return total;
+}
+tutti_status program_create(const struct plan *plan, int rank, struct program **out)
+{
+    struct program *p = memory_zeroed(1, sizeof *p);
+    if (!p) return status_fail(TUTTI_NO_MEMORY, "no memory for a program");
+    int widest = 1;
+    p->plan = plan;
+    p->schedule = plan_member(plan, rank);
+    for (int step = 0; step < p->schedule->step_count; step++) {
+        const struct step *t = &p->schedule->steps[step];
+        if (t->from_count > widest) widest = t->from_count;
+        if (t->to_count > widest) widest = t->to_count;
+    }
+    p->to = memory_zeroed((size_t)widest, sizeof *p->to);
+    p->from = memory_zeroed((size_t)widest, sizeof *p->from);
+    bool fine = p->to && p->from;
+    if (fine && p->schedule->first_message >= 0) {
+        size_t steps = (size_t)p->schedule->step_count, slots = (size_t)plan->slots;
+        p->piece_at = memory_zeroed(steps, sizeof *p->piece_at);
+        if (p->piece_at) p->piece_count = program_pieces(p->schedule, p->piece_at);
+        p->transfers = memory_zeroed(slots * steps, sizeof *p->transfers);
+        p->pieces = memory_zeroed(slots * (size_t)p->piece_count, sizeof *p->pieces);
+        fine = p->piece_at && p->transfers && p->pieces;
+    }
+    if (!fine) { program_destroy(p); return status_fail(TUTTI_NO_MEMORY, "no memory for the messages of a program"); }
+    *out = p;
+    return TUTTI_OK;
+}
+void program_destroy(struct program *program)
+{
+    if (!program) return;
+    free(program->transfers);
+    free(program->pieces);
+    free(program->piece_at);
+    free(program->to);
+    free(program->from);
+    free(program);
+}

@@ -1,0 +1,93 @@
+/* The executor: runs one rank's schedule of one operation, tile by tile. It never blocks: at a wait that is not met
+ * it returns, and goes on from there when called again. It is the one place where schedules, the host's shared
+ * memory, the transport and the kernels meet.
+ *
+ * Every operation begins with a roll call: a rank writes what it is about to do into its line, then says that it has
+ * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
+ * agree. So a disagreement is found by every rank before any output is touched, and whoever has arrived in operation
+ * n has finished n - 1: the two halves of lines and slots, used in turns, need no other protection. */
+#pragma once
+#include "backend/host/segment.h"
+#include "backend/host/wait.h"
+#include "backend/schedule/schedule.h"
+#include "backend/transports/transport.h"
+#include "kernels/reduce.h"
+#include "kernels/stream.h"
+
+struct cut {                                            /* how a message is cut; see bind.c */
+    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
+    int tiles;
+    bool single, in_line;                               /* one tile; and its slot is the payload of the line */
+};
+struct program {                                        /* a plan made ready to run, kept with its communicator */
+    const struct plan *plan;
+    const struct schedule *schedule;                    /* mine */
+    struct transfer *transfers;                         /* [slots][step_count]; NULL without messages */
+    struct piece *pieces;                               /* [slots][piece_count] */
+    int *piece_at, piece_count;                         /* where a step's pieces begin */
+    void **to;
+    const void **from;                                  /* room for the pointers of the widest step */
+    struct cut cut;                                     /* of the last message: most calls repeat it */
+    bool is_cut;
+    struct program *next;
+};
+tutti_status program_create(const struct plan *plan, int rank, struct program **out);
+void program_destroy(struct program *program);
+
+struct uneven {                                         /* bytes, by peer; each array has an entry per rank */
+    size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT] */
+};
+struct launch {                                         /* what is bound to a program for one operation */
+    struct program *program;
+    const void *input;
+    void *output;
+    size_t part_bytes;                                  /* of one rank's part of the message */
+    size_t element_bytes;
+    reduce_function *reduce;                            /* NULL where nothing is reduced */
+    scale_function *scale;                              /* of PREMUL_SUM, else NULL */
+    double factor;
+    int divisor;                                        /* of AVG, else 1 */
+    const struct uneven *uneven;                        /* or NULL */
+};
+enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
+struct operand { unsigned char *base; const size_t *lengths, *offsets; };
+
+struct executor {
+    /* of the group */
+    const struct segment *segment;
+    struct control *mine;
+    struct transport *transport;
+    int rank, host_first, host_ranks;
+    size_t tile_target;                                 /* bytes of the message in one tile */
+    stream_function *stream;                            /* how slots that peers read are written, or NULL: as usual */
+    /* between operations; equal on all ranks of the host */
+    uint64_t base, operation;
+    uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
+    size_t reserved[2];                                 /* bytes of my slots that are real memory, per half */
+    /* of the operation that runs; whoever begins it fills launch and the descriptor first */
+    struct launch launch;
+    struct descriptor *descriptor;                      /* mine, where the others read it */
+    struct operand operand[2];
+    struct cut cut;
+    int parity, low, roll, pc[MAX_SLOTS];
+    bool started, arrived;
+    uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
+    /* why it is blocked */
+    int blocked_peer;                                   /* a rank, or -1: a message */
+    uint32_t bell_seen;
+    struct wait_set blocked;
+};
+tutti_status executor_init(struct executor *x, const struct segment *segment, struct transport *transport, int rank,
+    int host_first, int host_ranks);
+void executor_finish(struct executor *x);
+/* Chooses the half of lines and slots of the next operation, and with it the descriptor to fill. */
+void executor_prepare(struct executor *x);
+/* Announces the operation that launch and descriptor say. An error leaves nothing announced. */
+tutti_status executor_begin(struct executor *x);
+/* As far as it gets. IN_PROGRESS: blocked says on what. MISMATCH: see executor_disagreement. */
+tutti_status executor_step(struct executor *x);
+/* Gives up the operation that runs: no buffer of the caller is touched any more. */
+void executor_cancel(struct executor *x);
+/* The rank (of this host) whose descriptor differs from mine, or -1. */
+int executor_disagreement(const struct executor *x);
+bool executor_has_arrived(const struct executor *x, int rank);

@@ -1,0 +1,193 @@
+/* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
+   through the segment, on all others. Nothing here waits. */
+#include "backend/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/mapping.h"
+#include <stdio.h>
+#include <string.h>
+
+/* ---- words ---- */
+void operation_describe(const tutti_comm *comm, const struct descriptor *d, char *out, size_t bytes)
+{
+    char root[32] = "", op[40] = "";
+    enum family f = (enum family)d->operation;
+    bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
+    bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
+    if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
+    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", tutti_op_name((tutti_op)d->op));
+    if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
+    if (f == BARRIER) snprintf(out, bytes, "barrier");
+    else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", family_name(f),
+        tutti_dtype_name((tutti_dtype)d->dtype));
+    else
+        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", family_name(f), (unsigned long long)d->count,
+                 tutti_dtype_name((tutti_dtype)d->dtype), op, root, d->algorithm < 1000
+                     ? collectives_table[d->algorithm].name : "?");
+    (void)comm;
+}
+static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
+{
+    char what[160];
+    if (!comm->running) { snprintf(out, bytes, "a message"); return; }
+    operation_describe(comm, comm->executor.descriptor, what, sizeof what);
+    snprintf(out, bytes, "%s, operation %llu of %s", what,
+        (unsigned long long)comm->executor.descriptor->sequence, comm->name);
+}
+static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who has not come to the roll call */
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 0; r < comm->size && used + 16 < bytes; r++)
+        if (!executor_has_arrived(&comm->executor, r)) used += (size_t)snprintf(out + used, bytes - used, "%s%d", used
+            ? ", " : "", r);
+}
+
+/* ---- failing ---- */
+static void tell_others(const tutti_comm *comm)
+{
+    const struct segment *segment = comm_segment(comm);
+    uint32_t none = FAILURE_NONE;
+    if (!segment || !atomic_compare_exchange_strong(&segment->failure->state, &none, FAILURE_WRITING)) return;
+    segment->failure->status = comm->status;
+    segment->failure->rank = comm->rank;
+    snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->detail);
+    atomic_store_explicit(&segment->failure->state, FAILURE_READY, memory_order_release);
+    for (int r = 0; r < comm->size; r++)
+        for (int parity = 0; parity < 2; parity++)
+            for (int i = -1; i < MAX_SLOTS; i++) {
+                struct line *line = &segment->controls[r].line[parity];
+                word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
+            }
+}
+tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
+{
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return comm->status;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(comm->detail, sizeof comm->detail, format, arguments);
+    va_end(arguments);
+    comm->status = status_fail(status, "%s", comm->detail);
+    atomic_store_explicit(&comm->failed, 1, memory_order_release);
+    tell_others(comm);
+    return status;
+}
+tutti_status comm_failure(tutti_comm *comm)
+{
+    if (!atomic_load_explicit(&comm->failed, memory_order_acquire)) return TUTTI_OK;
+    return status_repeat(comm->status, comm->detail);
+}
+
+/* ---- reasons ---- */
+bool comm_has_left(const tutti_comm *comm, int rank)
+{
+    return atomic_load_explicit(&comm_segment(comm)->controls[rank].departed, memory_order_acquire) != 0;
+}
+static tutti_status check_others(tutti_comm *comm)                     /* has another rank failed the group? */
+{
+    const struct failure *f = comm_segment(comm)->failure;
+    if (atomic_load_explicit(&f->state, memory_order_acquire) != FAILURE_READY) return TUTTI_OK;
+    char detail[sizeof f->detail];
+    memcpy(detail, f->detail, sizeof detail);
+    detail[sizeof detail - 1] = 0;
+    int rank = f->rank;
+    tutti_status status = (tutti_status)f->status;
+    if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
+    return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
+}
+static tutti_status check_peers(tutti_comm *comm)
+{
+    uint32_t lost = atomic_load_explicit(&comm->lost, memory_order_acquire);
+    if (!lost) return TUTTI_OK;
+    const struct member *m = &comm->members[lost - 1];
+    char what[224];
+    describe_running(comm, what, sizeof what);
+    return comm_fail(comm, TUTTI_PEER_LOST,
+        "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; destroy this group and make a new one "
+                     "without it", (int)lost - 1, comm->name, (unsigned long long)m->identity.pid, m->identity.host,
+                         comm->rank, what);
+}
+static tutti_status check_blocked(tutti_comm *comm)                    /* waits for one that has left in good order */
+{
+    int peer = comm->executor.blocked_peer;
+    if (!comm->running || peer < 0 || !comm_has_left(comm, peer)) return TUTTI_OK;
+    if (executor_has_arrived(&comm->executor, peer)) return TUTTI_OK;  /* it left after its part was done */
+    char what[224];
+    describe_running(comm, what, sizeof what);
+    return comm_fail(comm, TUTTI_PEER_LOST,
+        "rank %d of %s has destroyed its communicator, and rank %d waits for it in %s; all ranks must make the "
+                     "same calls before they destroy", peer, comm->name, comm->rank, what);
+}
+static tutti_status check_deadline(tutti_comm *comm, struct operation *op, bool collective)
+{
+    int64_t deadline_ms = atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
+    if (!deadline_ms) {
+        deadline_ms = clock_deadline(op->timeout_ms);
+        /* unless a wait has just set its own */
+        atomic_compare_exchange_strong(&op->deadline_ms, &(int64_t){ 0 }, deadline_ms);
+    }
+    if (clock_ms() < deadline_ms) return TUTTI_OK;
+    char what[224], absent[128] = "";
+    describe_running(comm, what, sizeof what);
+    if (!collective)
+        return comm_fail(comm, TUTTI_TIMEOUT,
+            "rank %d of %s: %s rank %d with tag %u timed out after %lld ms: no matching %s came", comm->rank,
+                comm->name,
+                         op->transfer.is_send ? "send to" : "receive from", op->transfer.peer, op->tag,
+                             (long long)op->timeout_ms,
+                         op->transfer.is_send ? "receive" : "send");
+    list_absent(comm, absent, sizeof absent);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d timed out after %lld ms in %s: %s%s", comm->rank,
+        (long long)op->timeout_ms, what,
+                     absent[0] ? "this call has not been made by rank "
+                         : "all ranks have come, but one is too slow or stopped", absent);
+}
+tutti_status comm_check(tutti_comm *comm)
+{
+    uint32_t stop = atomic_load_explicit(&comm->stop, memory_order_acquire);
+    if (stop) return comm_fail(comm, (tutti_status)-(int)stop,
+        "%s was aborted, or destroyed while operations ran, by rank %d", comm->name, comm->rank);
+    TRY(comm_failure(comm));
+    TRY(check_others(comm));
+    TRY(check_peers(comm));
+    TRY(check_blocked(comm));
+    for (struct operation *op = comm->head; op; op = op->next) TRY(check_deadline(comm, op, true));
+    for (struct operation *op = comm->messages; op; op = op->next) TRY(check_deadline(comm, op, false));
+    return messages_check(comm);
+}
+
+/* ---- disagreement ---- */
+static tutti_status mismatch_counts(tutti_comm *comm)
+{
+    const struct executor *x = &comm->executor;
+    for (int a = 0; a < comm->size; a++)
+        for (int b = 0; b < comm->size; b++) {
+            uint64_t sent = segment_counts(x->segment, a, x->parity, INPUT)[b], expected = segment_counts(x->segment, b,
+                x->parity, OUTPUT)[a];
+            size_t bytes = x->launch.element_bytes;
+            if (sent != expected)
+                return comm_fail(comm, TUTTI_MISMATCH,
+                    "all_to_all with uneven counts, operation %llu of %s: rank %d sends %llu elements to rank %d, "
+                        "which "
+                                 "expects %llu", (unsigned long long)x->descriptor->sequence, comm->name, a,
+                                     (unsigned long long)(sent / bytes), b,
+                                 (unsigned long long)(expected / bytes));
+        }
+    return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
+}
+tutti_status comm_mismatch(tutti_comm *comm)
+{
+    const struct executor *x = &comm->executor;
+    int other = executor_disagreement(x);
+    if (other < 0) return mismatch_counts(comm);
+    struct descriptor theirs = x->segment->controls[other].descriptor[x->parity];
+    char here[160], there[160];
+    operation_describe(comm, x->descriptor, here, sizeof here);
+    operation_describe(comm, &theirs, there, sizeof there);
+    return comm_fail(comm, TUTTI_MISMATCH,
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d calls %s%s; all ranks must make the "
+            "same "
+                     "calls in the same order", (unsigned long long)x->descriptor->sequence, comm->name,
+                         comm->rank, here, other, there,
+                     theirs.sequence != x->descriptor->sequence ? " (and has made another number of calls)" : "");
+}

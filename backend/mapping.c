@@ -1,0 +1,115 @@
+/* A list of the segments this process has mapped, by the token of their group. The ranks of a process that share one
+   wait for whoever of them does the work (rank 0, or the lowest of the process). */
+#include "backend/mapping.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/transport.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLOT_BYTES = 16 << 20 };                         /* of one rank, both halves; only what is used becomes memory */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct mapping *mappings;
+
+static bool same_process(const struct member *a, const struct member *b)
+{
+    return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
+}
+static bool is_first_of_process(int rank, const struct member *table)
+{
+    for (int r = 0; r < rank; r++)
+        if (same_process(&table[r], &table[rank])) return false;
+    return true;
+}
+
+/* ---- making it ---- */
+static tutti_status make(struct mapping *m, int size, const struct member *table, struct peer *const *peers)
+{
+    int descriptor = -1;
+    TRY(segment_create(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, &descriptor));
+    tutti_status status = TUTTI_OK;
+    for (int r = 1; r < size && status == TUTTI_OK; r++)
+        if (peers[r] && is_first_of_process(r, table)) status = peer_send_descriptor(peers[r], m->token, descriptor);
+    close(descriptor);
+    return status;
+}
+static tutti_status receive(struct mapping *m, int size, int64_t deadline_ms)
+{
+    int descriptor = -1;
+    tutti_status status = peers_await_descriptor(m->token, deadline_ms, &descriptor);
+    if (status == TUTTI_TIMEOUT) return status_fail(status,
+        "rank 0 has not sent the shared memory of the group: it is too slow, stopped or gone");
+    TRY(status);
+    return segment_attach(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, descriptor);
+}
+
+/* ---- sharing it ---- */
+static struct mapping *find(const unsigned char token[16])
+{
+    for (struct mapping *m = mappings; m; m = m->next)
+        if (memcmp(m->token, token, sizeof m->token) == 0) return m;
+    return NULL;
+}
+static struct mapping *find_or_add(const unsigned char token[16])      /* lock held */
+{
+    struct mapping *m = find(token);
+    if (!m && (m = memory_zeroed(1, sizeof *m)) != NULL) {
+        memcpy(m->token, token, sizeof m->token);
+        m->next = mappings;
+        mappings = m;
+    }
+    if (m) m->users++;
+    return m;
+}
+static tutti_status await_ready(struct mapping *m, int64_t deadline_ms)
+{
+    pthread_mutex_lock(&lock);
+    while (!m->ready && !m->broken && clock_ms() < deadline_ms) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 50 * 1000000;
+        if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+        pthread_cond_timedwait(&changed, &lock, &until);
+    }
+    bool ready = m->ready;
+    pthread_mutex_unlock(&lock);
+    return ready ? TUTTI_OK : status_fail(TUTTI_TIMEOUT,
+        "another rank of this process has not mapped the group's shared memory");
+}
+tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,
+    int64_t deadline_ms, struct mapping **out)
+{
+    pthread_mutex_lock(&lock);
+    struct mapping *m = find_or_add(table[0].token);
+    pthread_mutex_unlock(&lock);
+    if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
+    tutti_status status;
+    if (is_first_of_process(rank, table)) {
+        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, deadline_ms);
+        pthread_mutex_lock(&lock);
+        m->ready = status == TUTTI_OK;
+        m->broken = !m->ready;
+        pthread_cond_broadcast(&changed);
+        pthread_mutex_unlock(&lock);
+    } else status = await_ready(m, deadline_ms);
+    if (status != TUTTI_OK) { mapping_release(m); return status; }
+    *out = m;
+    return TUTTI_OK;
+}
+void mapping_release(struct mapping *m)
+{
+    if (!m) return;
+    pthread_mutex_lock(&lock);
+    bool last = --m->users == 0;
+    for (struct mapping **at = &mappings; last && *at; at = &(*at)->next)
+        if (*at == m) { *at = m->next; break; }
+    pthread_mutex_unlock(&lock);
+    if (!last) return;
+    segment_detach(&m->segment);
+    free(m);
+}

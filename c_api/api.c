@@ -1,0 +1,426 @@
+/* The public functions: check arguments, fill an operation, hand it to the backend. No logic. */
+#include "backend/comm.h"
+#include "backend/base/memory.h"
+#include "backend/info.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static_assert(sizeof(struct operation) <= sizeof(((tutti_request *)0)->reserved), "an operation fits into a request");
+
+/* ---- names ---- */
+const char *tutti_get_version(void) { return TUTTI_VERSION; }
+const char *tutti_get_error_string(tutti_status status) { return status_message(status); }
+const char *tutti_get_error_class(tutti_status status) { return status_exception(status); }
+const char *tutti_get_last_error(void) { return status_detail(); }
+size_t tutti_dtype_bytes(tutti_dtype dtype)
+{
+    switch (dtype) {
+#define X(name, bytes, printed) case TUTTI_##name: return bytes;
+        TUTTI_DTYPE_MAP(X)
+#undef X
+        case TUTTI_DTYPE_COUNT: break;
+    }
+    return 0;
+}
+const char *tutti_dtype_name(tutti_dtype dtype)
+{
+    switch (dtype) {
+#define X(name, bytes, printed) case TUTTI_##name: return printed;
+        TUTTI_DTYPE_MAP(X)
+#undef X
+        case TUTTI_DTYPE_COUNT: break;
+    }
+    return "unknown type";
+}
+const char *tutti_op_name(tutti_op op)
+{
+    switch (op) {
+#define X(name, printed) case TUTTI_##name: return printed;
+        TUTTI_OP_MAP(X)
+#undef X
+        case TUTTI_OP_COUNT: break;
+    }
+    return "unknown operation";
+}
+
+/* ---- checks ---- */
+static tutti_status check_comm(tutti_comm *comm)
+{
+    if (!comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
+    if (comm->generation != process_generation())
+        return status_fail(TUTTI_FORKED,
+            "this communicator (%s, rank %d) was made before a fork; a child process must make its own", comm->name,
+                comm->rank);
+    return comm_failure(comm);
+}
+static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
+{
+    size_t bytes = tutti_dtype_bytes(dtype), all;
+    if (!bytes) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
+    if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "%zu elements of %s for %zu ranks are more bytes than there are addresses", count, tutti_dtype_name(dtype),
+                parts);
+    return TUTTI_OK;
+}
+static tutti_status check_op(tutti_dtype dtype, tutti_op op)
+{
+    if ((unsigned)op >= TUTTI_OP_COUNT) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d",
+        (int)op);
+    if (!reduce_find(dtype, op) || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
+        return status_fail(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
+            tutti_dtype_name(dtype));
+    return TUTTI_OK;
+}
+static tutti_status check_rank(const tutti_comm *comm, int rank, const char *what)
+{
+    if (rank >= 0 && rank < comm->size) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s %d is not a rank of %s, which has ranks 0 to %d", what, rank,
+        comm->name, comm->size - 1);
+}
+static tutti_status check_buffer(const void *buffer, size_t bytes, const char *what)
+{
+    return buffer || !bytes ? TUTTI_OK : status_fail(TUTTI_INVALID_ARGUMENT,
+        "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
+}
+
+/* ---- group calls ---- */
+struct grouped { tutti_request request; struct grouped *next; };
+static _Thread_local int group_depth;
+static _Thread_local struct grouped *group_first, **group_end;
+
+static tutti_status grouped_request(tutti_request **out)
+{
+    struct grouped *g = memory_aligned(sizeof *g);
+    if (!g) return status_fail(TUTTI_NO_MEMORY, "no memory for a grouped call");
+    if (!group_first) group_end = &group_first;
+    *group_end = g;
+    group_end = &g->next;
+    *out = &g->request;
+    return TUTTI_OK;
+}
+tutti_status tutti_group_start(void)
+{
+    group_depth++;
+    return TUTTI_OK;
+}
+tutti_status tutti_group_end(void)
+{
+    if (group_depth == 0) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_group_end without tutti_group_start");
+    if (--group_depth > 0) return TUTTI_OK;
+    tutti_status first = TUTTI_OK;
+    char detail[STATUS_DETAIL_BYTES] = "";
+    while (group_first) {
+        struct grouped *g = group_first;
+        tutti_status status = tutti_wait(&g->request, 0);
+        if (status != TUTTI_OK && first == TUTTI_OK) {
+            first = status;
+            strcpy(detail, status_detail());
+        }
+        group_first = g->next;
+        free(g);
+    }
+    return first == TUTTI_OK ? TUTTI_OK : status_repeat(first, detail);
+}
+
+/* ---- requests ---- */
+static struct operation *operation_of(tutti_request *request) { return (struct operation *)(void *)request->reserved; }
+static tutti_status apply_options(struct operation *op, tutti_request *request)
+{
+    op->timeout_ms = op->comm->timeout_ms;
+    if (!request) return TUTTI_OK;
+    if (request->timeout_ms > 0) op->timeout_ms = request->timeout_ms;
+    op->factor = request->factor;
+    if (!request->algorithm) return TUTTI_OK;
+    if (op->family == POINT_TO_POINT) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "a send or receive has no algorithms to choose from");
+    return algorithm_by_name(family_name((enum family)op->family), request->algorithm, &op->algorithm);
+}
+static tutti_status run(struct operation *prepared, tutti_request *request)
+{
+    if (!request && group_depth) {
+        tutti_status status = grouped_request(&request);
+        if (status != TUTTI_OK) { free(prepared->uneven); return status; }
+    }
+    tutti_status status = apply_options(prepared, request);
+    if (status != TUTTI_OK) { free(prepared->uneven); prepared->uneven = NULL; }
+    if (!request) return status == TUTTI_OK ? operation_run(prepared, true) : status;
+    struct operation *op = operation_of(request);
+    bool blocking = request->blocking && !group_depth;
+    *op = *prepared;
+    op->request = request;
+    if (status == TUTTI_OK) return operation_run(op, blocking);
+    op->status = status;
+    atomic_store(&op->state, OPERATION_OVER);
+    if (request->done) request->done(request, request->context);
+    return status;
+}
+static tutti_status check_request(const tutti_request *request)
+{
+    if (request && ((const struct operation *)(const void *)request->reserved)->comm) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
+}
+tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
+{
+    TRY(check_request(request));
+    return operation_wait(operation_of(request), timeout_ms);
+}
+tutti_status tutti_test(tutti_request *request)
+{
+    TRY(check_request(request));
+    struct operation *op = operation_of(request);
+    if (atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER) return TUTTI_IN_PROGRESS;
+    return op->status == TUTTI_OK ? TUTTI_OK : operation_wait(op, 0);
+}
+
+/* ---- communicators ---- */
+tutti_status tutti_get_unique_id(tutti_unique_id *out) { return bootstrap_random(out->bytes, sizeof out->bytes); }
+tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
+{
+    if (!out || !config) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "tutti_comm_init needs a place for the communicator and a config");
+    if (config->size > 1 && (!config->store.put || !config->store.get))
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other",
+            config->size);
+    return comm_create(config, NULL, out);
+}
+tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
+{
+    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
+    tutti_config config = { .rank = rank, .size = size };
+    return comm_create(&config, &id, out);
+}
+tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
+{
+    TRY(check_comm(comm));
+    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_split needs a place for the communicator");
+    return comm_split(comm, color, key, out);
+}
+tutti_status tutti_comm_destroy(tutti_comm *comm)
+{
+    comm_destroy(comm);
+    return TUTTI_OK;
+}
+tutti_status tutti_comm_abort(tutti_comm *comm)
+{
+    if (!comm || comm->generation != process_generation()) return check_comm(comm);
+    comm_abort(comm);
+    return TUTTI_OK;
+}
+tutti_status tutti_comm_get_async_error(tutti_comm *comm)
+{
+    TRY(check_comm(comm));
+    return comm_poll_failure(comm);
+}
+int tutti_comm_count(const tutti_comm *comm) { return comm ? comm->size : 0; }
+int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->rank : -1; }
+tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
+{
+    TRY(check_comm(comm));
+    if (timeout_ms <= 0) return status_fail(TUTTI_INVALID_ARGUMENT, "a timeout of %lld ms: it must be at least 1",
+        (long long)timeout_ms);
+    comm->timeout_ms = timeout_ms;
+    return TUTTI_OK;
+}
+tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm)
+{
+    TRY(check_comm(comm));
+    const struct algorithm *found;
+    TRY(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found));
+    driver_acquire(comm);
+    comm->chosen[found->family] = algorithm ? found : NULL;
+    driver_release(comm);
+    return TUTTI_OK;
+}
+
+/* ---- collectives ---- */
+static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
+    struct operation *out)
+{
+    TRY(check_comm(comm));
+    memset(out, 0, offsetof(struct operation, piece));  /* what follows is set by messages only */
+    out->comm = comm;
+    out->family = family;
+    out->count = count;
+    out->dtype = dtype;
+    out->root = root;
+    TRY(check_rank(comm, root, "root"));
+    return check_dtype(dtype, count, parts, &out->part_bytes);
+}
+static tutti_status with_buffers(struct operation *op, const void *send, size_t send_parts, void *recv,
+    size_t recv_parts, tutti_request *request)
+{
+    TRY(check_buffer(send, op->part_bytes * send_parts, "send"));
+    TRY(check_buffer(recv, op->part_bytes * recv_parts, "receive"));
+    op->input = send;
+    op->output = recv;
+    return run(op, request);
+}
+tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, ALLREDUCE, count, 1, dtype, 0, &o));
+    TRY(check_op(dtype, op));
+    o.op = op;
+    return with_buffers(&o, send, 1, recv, 1, request);
+}
+tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, int root,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, REDUCE, count, 1, dtype, root, &o));
+    TRY(check_op(dtype, op));
+    o.op = op;
+    return with_buffers(&o, send, 1, recv, comm->rank == root, request);
+}
+tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
+    tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, BROADCAST, count, 1, dtype, root, &o));
+    return with_buffers(&o, send, comm->rank == root, recv, 1, request);
+}
+tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm,
+    tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    return with_buffers(&o, send, 1, recv, (size_t)comm->size, request);
+}
+tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    TRY(check_op(dtype, op));
+    o.op = op;
+    return with_buffers(&o, send, (size_t)comm->size, recv, 1, request);
+}
+tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, GATHER, send_count, comm ? (size_t)comm->size : 1, dtype, root, &o));
+    return with_buffers(&o, send, 1, recv, comm->rank == root ? (size_t)comm->size : 0, request);
+}
+tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, root, &o));
+    return with_buffers(&o, send, comm->rank == root ? (size_t)comm->size : 0, recv, 1, request);
+}
+tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, BARRIER, 0, 1, TUTTI_UINT8, 0, &o));
+    return with_buffers(&o, NULL, 0, NULL, 0, request);
+}
+tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
+    tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    if (send == recv && o.part_bytes) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "all_to_all cannot work in place: send and receive buffers are the same");
+    return with_buffers(&o, send, (size_t)comm->size, recv, (size_t)comm->size, request);
+}
+
+/* ---- uneven ---- */
+static tutti_status convert_counts(const size_t *counts, const size_t *offsets, int size, size_t bytes, size_t *lengths,
+    size_t *starts, size_t *total)
+{
+    *total = 0;
+    for (int q = 0; q < size; q++) {
+        size_t end;
+        if (!size_multiply(counts[q], bytes, &lengths[q]) || !size_multiply(offsets[q], bytes, &starts[q])
+            || !size_add(lengths[q], starts[q], &end) || end > PTRDIFF_MAX)
+            return status_fail(TUTTI_INVALID_ARGUMENT, "%zu elements at %zu for rank %d are beyond all addresses",
+                counts[q], offsets[q], q);
+        if (end > *total && counts[q]) *total = end;
+    }
+    return TUTTI_OK;
+}
+tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
+    const size_t *recv_counts,
+    const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, &o));
+    if (!send_counts || !send_offsets || !recv_counts || !recv_offsets) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "all_to_all_v needs all four arrays of counts and offsets");
+    size_t size = (size_t)comm->size, bytes = tutti_dtype_bytes(dtype), sent, received;
+    struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
+    if (!u) return status_fail(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
+    size_t *room = (size_t *)(u + 1);
+    for (int i = 0; i < 2; i++) { u->lengths[i] = room + i * size; u->offsets[i] = room + (2 + i) * size; }
+    tutti_status status = convert_counts(send_counts, send_offsets, comm->size, bytes, u->lengths[0], u->offsets[0],
+        &sent);
+    if (status == TUTTI_OK) status = convert_counts(recv_counts, recv_offsets, comm->size, bytes, u->lengths[1],
+        u->offsets[1], &received);
+    if (status == TUTTI_OK) status = check_buffer(send, sent, "send");
+    if (status == TUTTI_OK) status = check_buffer(recv, received, "receive");
+    if (status == TUTTI_OK && send == recv && sent) status = status_fail(TUTTI_INVALID_ARGUMENT,
+        "all_to_all_v cannot work in place");
+    if (status != TUTTI_OK) { free(u); return status; }
+    o.part_bytes = sent / size + 1;                     /* what the choice of an algorithm goes by */
+    o.input = send;
+    o.output = recv;
+    o.uneven = u;
+    return run(&o, request);
+}
+
+/* ---- point to point ---- */
+static tutti_status message(bool is_send, const void *send, void *recv, size_t count, tutti_dtype dtype, int peer,
+    uint32_t tag,
+    tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    TRY(prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, &o));
+    TRY(check_buffer(is_send ? send : recv, o.part_bytes, "message"));
+    if (peer == comm->rank && (!request || request->blocking) && !group_depth)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "rank %d sends to or receives from itself in a blocking call, which would wait forever: use a request or "
+                "a group", peer);
+    o.input = send;
+    o.output = recv;
+    o.tag = tag;
+    o.transfer = (struct transfer){ .peer = peer, .is_send = is_send };
+    return run(&o, request);
+}
+tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
+    tutti_request *request)
+{
+    TRY(check_comm(comm));
+    TRY(check_rank(comm, peer, "peer"));
+    return message(true, send, NULL, count, dtype, peer, tag, comm, request);
+}
+tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
+    tutti_request *request)
+{
+    TRY(check_comm(comm));
+    if (peer != TUTTI_ANY_SOURCE) TRY(check_rank(comm, peer, "peer"));
+    return message(false, NULL, recv, count, dtype, peer, tag, comm, request);
+}
+
+/* ---- introspection ---- */
+const char *tutti_collective_name(int index) { return index >= 0 && index < FAMILY_COUNT
+    ? family_name((enum family)index) : NULL; }
+const char *tutti_algorithm_name(const char *collective, int index)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (collective && strcmp(family_name(a->family), collective) == 0 && index-- == 0) return a->name;
+    return NULL;
+}
+tutti_status tutti_schedule_print(const char *collective, const char *algorithm, int ranks, int root, char *buffer,
+    size_t capacity, size_t *bytes)
+{
+    const struct algorithm *found;
+    if (!collective || !algorithm) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "a schedule needs the names of a collective and of an algorithm");
+    TRY(algorithm_by_name(collective, algorithm, &found));
+    return info_schedule(found, ranks, root, buffer, capacity, bytes);
+}
+tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes) { return info_json(buffer, capacity, bytes); }

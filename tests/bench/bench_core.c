@@ -1,0 +1,168 @@
+/* The C core beside what the machine can do: allreduce between processes of this host against memcpy and against a
+ * bare flag barrier, all in one run, because the machine drifts. Ratios of medians; the owner dirties its buffer
+ * before each iteration.
+ *
+ * bench_core [ranks] [collective] [algorithm] (2 allreduce, the default algorithm) */
+#include "c_api/tutti.h"
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_RANKS = 16, MAX_SAMPLES = 400, SIZES = 9 };
+struct shared {
+    _Atomic uint64_t flag[MAX_RANKS][16];
+    double sample[2][MAX_RANKS][MAX_SAMPLES];           /* [ours, theirs] in ns */
+};
+static struct shared *shared;
+static int ranks = 2, cores;
+static uint64_t round_number;
+static const char *collective = "allreduce", *algorithm;
+
+static double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+static void relax(int tries)
+{
+    if (ranks > cores && tries > 100) sched_yield();
+    else __builtin_ia32_pause();
+}
+static void flag_barrier(int rank)                                     /* the least any meeting of ranks can cost */
+{
+    uint64_t mine = ++round_number;
+    atomic_store_explicit(&shared->flag[rank][0], mine, memory_order_release);
+    for (int q = 0; q < ranks; q++)
+        for (int n = 0; atomic_load_explicit(&shared->flag[q][0], memory_order_acquire) < mine; n++) relax(n);
+}
+static void must(tutti_status status)
+{
+    if (status == TUTTI_OK) return;
+    fprintf(stderr, "%s\n", tutti_get_last_error());
+    _exit(1);
+}
+static void call(tutti_comm *comm, float *in, float *out, size_t bytes)
+{
+    size_t n = bytes / sizeof(float), part = n / (size_t)ranks;
+    if (!strcmp(collective, "allreduce")) must(tutti_all_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL));
+    else if (!strcmp(collective, "reduce_scatter")) must(tutti_reduce_scatter(in, out, part, TUTTI_FLOAT32, TUTTI_SUM,
+        comm, NULL));
+    else if (!strcmp(collective, "allgather")) must(tutti_all_gather(in, out, part, TUTTI_FLOAT32, comm, NULL));
+    else if (!strcmp(collective, "broadcast")) must(tutti_broadcast(in, out, n, TUTTI_FLOAT32, 0, comm, NULL));
+    else if (!strcmp(collective, "all_to_all")) must(tutti_all_to_all(in, out, part, TUTTI_FLOAT32, comm, NULL));
+    else { fprintf(stderr, "no benchmark of %s\n", collective); _exit(2); }
+}
+static void dirty(float *at, size_t bytes, int seed)
+{
+    for (size_t i = 0; i < bytes / sizeof(float); i++) at[i] = (float)((int)(i & 7) + seed);
+}
+static void measure_tiny(tutti_comm *comm, int rank, float *in, size_t bytes, int samples)
+{
+    enum { BATCH = 200 };
+    for (int s = 0; s < samples; s++) {
+        flag_barrier(rank);
+        double start = now_ns();
+        for (int k = 0; k < BATCH; k++) { in[0] = (float)k; call(comm, in, in, bytes); }
+        shared->sample[0][rank][s] = (now_ns() - start) / BATCH;
+        flag_barrier(rank);
+        start = now_ns();
+        for (int k = 0; k < BATCH; k++) flag_barrier(rank);
+        shared->sample[1][rank][s] = (now_ns() - start) / BATCH;
+    }
+}
+static void measure(tutti_comm *comm, int rank, float *in, float *out, size_t bytes, int samples, bool in_place)
+{
+    for (int s = 0; s < samples; s++) {
+        dirty(in, bytes, rank + s);
+        flag_barrier(rank);
+        double start = now_ns();
+        call(comm, in, in_place ? in : out, bytes);
+        shared->sample[0][rank][s] = now_ns() - start;
+        dirty(in, bytes, rank + s);
+        flag_barrier(rank);
+        start = now_ns();
+        memcpy(out, in, bytes);
+        __asm__ volatile("" ::"r"(out) : "memory");
+        shared->sample[1][rank][s] = now_ns() - start;
+    }
+}
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double quantile(int which, int samples, double q)               /* of the slowest rank of each iteration */
+{
+    static double worst[MAX_SAMPLES];
+    for (int s = 0; s < samples; s++) {
+        worst[s] = 0;
+        for (int r = 0; r < ranks; r++)
+            if (shared->sample[which][r][s] > worst[s]) worst[s] = shared->sample[which][r][s];
+    }
+    qsort(worst, (size_t)samples, sizeof *worst, by_value);
+    return worst[(int)((samples - 1) * q)];
+}
+static void rank_main(int rank, tutti_unique_id id, const int *samples)
+{
+    static const size_t sizes[SIZES] = { 8, 48, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 64 << 20 };
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)(rank % cores), &set);
+    sched_setaffinity(0, sizeof set, &set);
+    tutti_comm *comm;
+    must(tutti_comm_init_rank(&comm, ranks, id, rank));
+    if (algorithm) must(tutti_comm_set_algorithm(comm, collective, algorithm));
+    size_t most = sizes[SIZES - 1] + 4096;
+    float *in = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    float *out = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(in, 0, most);
+    memset(out, 0, most);
+    bool in_place_possible = !strcmp(collective, "allreduce") || !strcmp(collective, "broadcast");
+    for (int i = 0; i < SIZES; i++) {
+        bool in_place = in_place_possible && i < SIZES - 1;
+        measure(comm, rank, in, out, sizes[i], 2, in_place);
+        if (sizes[i] <= 48) measure_tiny(comm, rank, in, sizes[i], samples[i]);
+        else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
+        flag_barrier(rank);
+        if (rank == 0)
+            printf("%10zu %-12s %12.2f %12.2f %12.2f   %-12s %12.2f   %6.2f\n", sizes[i], in_place ? "in place"
+                : "out of place", quantile(0, samples[i], 0.5) / 1e3,
+                   quantile(0, samples[i], 0.99) / 1e3, quantile(0, samples[i], 0) / 1e3, sizes[i] <= 48
+                       ? "flag barrier" : "memcpy",
+                   quantile(1, samples[i], 0.5) / 1e3, quantile(0, samples[i], 0.5) / quantile(1, samples[i], 0.5));
+        fflush(stdout);
+        flag_barrier(rank);
+    }
+    must(tutti_comm_destroy(comm));
+    _exit(0);
+}
+int main(int argc, char **argv)
+{
+    static const int samples[SIZES] = { 60, 60, 300, 300, 100, 40, 20, 12, 12 };
+    tutti_unique_id id;
+    cpu_set_t set;
+    int bad = 0;
+    if (argc > 1) ranks = atoi(argv[1]);
+    if (argc > 2) collective = argv[2];
+    if (argc > 3) algorithm = argv[3];
+    if (ranks < 1 || ranks > MAX_RANKS) { fprintf(stderr, "1 to %d ranks\n", MAX_RANKS); return 2; }
+    cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(tutti_get_unique_id(&id));
+    printf("%s, %d ranks on %d cores, float32 sum; times in us, of the slowest rank\n%10s %-12s %12s %12s %12s   "
+        "%-12s %12s   %6s\n", collective, ranks, cores,
+           "bytes", "", "median", "p99", "best", "beside", "median", "ratio");
+    fflush(stdout);
+    for (int r = 0; r < ranks; r++)
+        if (fork() == 0) rank_main(r, id, samples);
+    for (int r = 0, status; r < ranks; r++)
+        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)) bad = 1;
+    return bad;
+}

@@ -1,0 +1,130 @@
+/* A store in memory, and ranks as threads or processes. */
+#include "tests/support/world.h"
+#include "backend/base/clock.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+void world_require(bool condition, const char *text, const char *file, int line)
+{
+    if (condition) return;
+    fprintf(stderr, "%s:%d: not true: %s (last error: %s)\n", file, line, text, tutti_get_last_error());
+    _exit(1);
+}
+
+/* ---- store ---- */
+struct entry { char key[64]; size_t bytes; void *value; struct entry *next; };
+struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *first; };
+
+static tutti_status store_put(void *context, const char *key, const void *value, size_t bytes)
+{
+    struct memory_store *s = context;
+    struct entry *e = calloc(1, sizeof *e);
+    snprintf(e->key, sizeof e->key, "%s", key);
+    e->value = malloc(bytes ? bytes : 1);
+    e->bytes = bytes;
+    memcpy(e->value, value, bytes);
+    pthread_mutex_lock(&s->lock);
+    e->next = s->first;
+    s->first = e;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return TUTTI_OK;
+}
+static struct entry *store_find(struct memory_store *s, const char *key)
+{
+    struct entry *e = s->first;
+    while (e && strcmp(e->key, key) != 0) e = e->next;
+    return e;
+}
+static tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
+{
+    struct memory_store *s = context;
+    int64_t deadline = clock_deadline(timeout_ms);
+    struct entry *e;
+    pthread_mutex_lock(&s->lock);
+    while (!(e = store_find(s, key)) && clock_ms() < deadline) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 10000000;
+        if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    }
+    if (e && e->bytes <= capacity) { memcpy(value, e->value, e->bytes); *bytes = e->bytes; }
+    pthread_mutex_unlock(&s->lock);
+    return !e ? TUTTI_TIMEOUT : e->bytes <= capacity ? TUTTI_OK : TUTTI_NO_MEMORY;
+}
+tutti_store world_store_create(void)
+{
+    struct memory_store *s = calloc(1, sizeof *s);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    return (tutti_store){ s, store_put, store_get };
+}
+void world_store_destroy(tutti_store store)
+{
+    struct memory_store *s = store.context;
+    for (struct entry *e = s->first, *next; e; e = next) { next = e->next; free(e->value); free(e); }
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    free(s);
+}
+
+/* ---- threads ---- */
+struct thread { pthread_t thread; struct rank rank; tutti_config config; rank_function *body; };
+static void *thread_main(void *argument)
+{
+    struct thread *t = argument;
+    REQUIRE(tutti_comm_init(&t->rank.comm, &t->config) == TUTTI_OK);
+    t->body(&t->rank);
+    REQUIRE(tutti_comm_destroy(t->rank.comm) == TUTTI_OK);
+    return NULL;
+}
+void world_threads(int size, const tutti_config *options, rank_function *body, void *context)
+{
+    tutti_store store = world_store_create();
+    struct thread *threads = calloc((size_t)size, sizeof *threads);
+    for (int r = 0; r < size; r++) {
+        threads[r] = (struct thread){ .rank = { NULL, r, size, context }, .body = body };
+        if (options) threads[r].config = *options;
+        threads[r].config.rank = r;
+        threads[r].config.size = size;
+        threads[r].config.store = store;
+        pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]);
+    }
+    for (int r = 0; r < size; r++) pthread_join(threads[r].thread, NULL);
+    free(threads);
+    world_store_destroy(store);
+}
+
+/* ---- processes ---- */
+static void process_main(int rank, int size, tutti_unique_id id, int seconds, rank_function *body, void *context)
+{
+    struct rank me = { NULL, rank, size, context };
+    alarm((unsigned)seconds);
+    REQUIRE(tutti_comm_init_rank(&me.comm, size, id, rank) == TUTTI_OK);
+    body(&me);
+    REQUIRE(tutti_comm_destroy(me.comm) == TUTTI_OK);
+    _exit(0);
+}
+int world_processes(int size, int seconds, rank_function *body, void *context)
+{
+    tutti_unique_id id;
+    int bad = 0;
+    if (tutti_get_unique_id(&id) != TUTTI_OK) return size;
+    fflush(NULL);
+    for (int r = 0; r < size; r++) {
+        pid_t child = fork();
+        if (child < 0) return size;
+        if (child == 0) process_main(r, size, id, seconds, body, context);
+    }
+    for (int r = 0, status; r < size; r++)
+        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) bad++;
+    return bad;
+}

@@ -1,0 +1,18 @@
+/* Ranks for tests: threads of this process, or forked processes, each with its communicator. */
+#pragma once
+#include "c_api/tutti.h"
+
+struct rank { tutti_comm *comm; int rank, size; void *context; };
+typedef void rank_function(struct rank *me);
+
+/* Runs `body` on `size` threads that share a store in memory, with the config's options; destroys the communicators.
+   Fails the test when a communicator cannot be made. */
+void world_threads(int size, const tutti_config *options, rank_function *body, void *context);
+/* Runs `body` in `size` forked processes that find each other by a unique id. Returns the number that did not exit with
+   0. A process that hangs is killed after seconds. */
+int world_processes(int size, int seconds, rank_function *body, void *context);
+/* In a rank's body: ends a forked rank's process as failed, with a text; in a thread aborts the test program. */
+void world_require(bool condition, const char *text, const char *file, int line);
+#define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
+tutti_store world_store_create(void);                                  /* in memory, for threads of this process */
+void world_store_destroy(tutti_store store);

@@ -1,0 +1,146 @@
+/* Requests, several communicators, splitting, uneven all-to-all: what runs without a blocking caller. */
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { MANY = 40 };
+static void many_at_once(struct rank *me)                               /* waited for backwards */
+{
+    static const size_t n = 5000;
+    float *data = malloc(MANY * n * sizeof *data);
+    tutti_request *r = calloc(MANY, sizeof *r);
+    for (size_t i = 0; i < MANY * n; i++) data[i] = (float)(i % 13 + (size_t)me->rank);
+    for (size_t k = 0; k < MANY; k++) REQUIRE(tutti_all_reduce(data + k * n, data + k * n, n, TUTTI_FLOAT32, TUTTI_SUM,
+        me->comm, &r[k]) == TUTTI_OK);
+    for (int k = MANY - 1; k >= 0; k--) {
+        REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
+        REQUIRE(r[k].sequence == (uint64_t)k + 1);
+    }
+    for (size_t i = 0; i < MANY * n; i++) REQUIRE(data[i] ==
+        (float)((int)(i % 13) * me->size + me->size * (me->size - 1) / 2));
+    free(data);
+    free(r);
+}
+static void note(tutti_request *request, void *context)
+{
+    (void)request;
+    atomic_fetch_add((atomic_int *)context, 1);
+}
+static void nobody_waits(struct rank *me)                               /* the progress thread alone ends them */
+{
+    atomic_int ended = 0;
+    int32_t data[MANY];
+    tutti_request *r = calloc(MANY, sizeof *r);
+    for (int k = 0; k < MANY; k++) {
+        data[k] = k;
+        r[k].done = note;
+        r[k].context = &ended;
+        REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
+    }
+    while (atomic_load(&ended) < MANY) usleep(100);
+    for (int k = 0; k < MANY; k++) REQUIRE(tutti_test(&r[k]) == TUTTI_OK && data[k] == k * me->size);
+    free(r);
+}
+static void split_and_cross(struct rank *me)
+{
+    tutti_comm *half, *reversed, *none;
+    int32_t mine = me->rank, sum;
+    REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
+    REQUIRE(tutti_comm_split(me->comm, 0, -me->rank, &reversed) == TUTTI_OK);
+    REQUIRE(tutti_comm_split(me->comm, me->rank == 0 ? 0 : -1, 0, &none) == TUTTI_OK);
+    REQUIRE((none != NULL) == (me->rank == 0));
+    REQUIRE(tutti_comm_user_rank(half) == me->rank / 2);
+    REQUIRE(tutti_comm_count(reversed) == me->size && tutti_comm_user_rank(reversed) == me->size - 1 - me->rank);
+    for (int k = 0; k < 20; k++) {
+        tutti_request a = { 0 }, b = { 0 };
+        int32_t in_half = 0, in_all = 0;
+        REQUIRE(tutti_all_reduce(&mine, &in_half, 1, TUTTI_INT32, TUTTI_SUM, half, &a) == TUTTI_OK);
+        REQUIRE(tutti_all_reduce(&mine, &in_all, 1, TUTTI_INT32, TUTTI_SUM, reversed, &b) == TUTTI_OK);
+        REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
+        REQUIRE(tutti_wait(&b, 0) == TUTTI_OK && tutti_wait(&a, 0) == TUTTI_OK);
+        REQUIRE(sum == me->size * (me->size - 1) / 2 && in_all == sum);
+        int want = 0;
+        for (int q = me->rank % 2; q < me->size; q += 2) want += q;
+        REQUIRE(in_half == want);
+    }
+    tutti_comm_destroy(half);
+    tutti_comm_destroy(reversed);
+    tutti_comm_destroy(none);
+}
+static void uneven(struct rank *me)
+{
+    enum { MOST = 8 };
+    size_t out[MOST], out_at[MOST], in[MOST], in_at[MOST], sent = 0, received = 0;
+    for (int scale = 1; scale <= 30001; scale += 15000) {
+        sent = received = 0;
+        for (int q = 0; q < me->size; q++) {
+            out[q] = (size_t)((me->rank * 3 + q * 5) % 4 * scale);
+            in[q] = (size_t)((q * 3 + me->rank * 5) % 4 * scale);
+            out_at[q] = sent; sent += out[q] + 1;
+            in_at[q] = received; received += in[q] + 2;
+        }
+        int32_t *send = malloc((sent + 1) * 4), *recv = malloc((received + 1) * 4);
+        for (size_t i = 0; i < sent; i++) send[i] = (int32_t)i + me->rank * 1000000;
+        memset(recv, 0xff, (received + 1) * 4);
+        REQUIRE(tutti_all_to_all_v(send, out, out_at, recv, in, in_at, TUTTI_INT32, me->comm, NULL) == TUTTI_OK);
+        for (int q = 0; q < me->size; q++) {
+            size_t there = 0;
+            for (int k = 0; k < me->rank; k++) there += (size_t)((q * 3 + k * 5) % 4 * scale) + 1;
+            for (size_t i = 0; i < in[q]; i++) REQUIRE(recv[in_at[q] + i] == (int32_t)(there + i) + q * 1000000);
+            REQUIRE(recv[in_at[q] + in[q]] == -1);
+        }
+        free(send);
+        free(recv);
+    }
+}
+static void one_thread_many_ranks(struct rank *me)      /* a group drives several communicators from one thread */
+{
+    enum { GROUPS = 6 };
+    tutti_comm *comms[GROUPS];
+    int32_t data[GROUPS];
+    for (int g = 0; g < GROUPS; g++) REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comms[g]) == TUTTI_OK);
+    for (int round = 0; round < 10; round++) {
+        REQUIRE(tutti_group_start() == TUTTI_OK);
+        for (int i = 0; i < GROUPS; i++) {
+            int g = me->rank % 2 ? i : GROUPS - 1 - i;                  /* not in the same order on all ranks */
+            data[g] = g + me->rank;
+            REQUIRE(tutti_all_reduce(&data[g], &data[g], 1, TUTTI_INT32, TUTTI_SUM, comms[g], NULL) == TUTTI_OK);
+        }
+        REQUIRE(tutti_group_end() == TUTTI_OK);
+        for (int g = 0; g < GROUPS; g++) REQUIRE(data[g] == g * me->size + me->size * (me->size - 1) / 2);
+    }
+    for (int g = 0; g < GROUPS; g++) tutti_comm_destroy(comms[g]);
+}
+static rank_function *const bodies[] = { many_at_once, nobody_waits, split_and_cross, uneven, one_thread_many_ranks };
+static void all_threads(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++)
+        for (int size = 1; size <= 4; size++) world_threads(size, NULL, bodies[i], NULL);
+}
+#ifndef NO_PROCESSES
+static void all_processes(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) assert_int_equal(world_processes(3, 60, bodies[i],
+        NULL), 0);
+}
+#endif
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#ifndef NO_PROCESSES
+        cmocka_unit_test(all_processes),
+#endif
+        cmocka_unit_test(all_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,12 @@
+add_library(support STATIC support/world.c)
+target_link_libraries(support PUBLIC tutti_testing)
+foreach(name collectives messages errors async)
+  tutti_unit(backend/test_${name} all)
+  target_link_libraries(test_${name} PRIVATE support)
+  if(TUTTI_SANITIZE STREQUAL "thread")
+    target_compile_definitions(test_${name} PRIVATE NO_PROCESSES)      # the thread sanitizer sees one process only
+  endif()
+endforeach()
+if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
+  tutti_unit(backend/test_refused all)
+endif()
