@@ -102,8 +102,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     const struct segment *segment = comm_segment(comm);
     struct wait_set none;
     none.count = 0;
-    counter_publish((_Atomic uint64_t *)(void *)&segment->controls[comm->rank].joined, 1,
-        &segment->controls[comm->rank].waiters);
+    atomic_store(&segment->controls[comm->rank].joined, 1);
     for (int r = 0, n = 0; r < comm->size; n++) {
         if (atomic_load(&segment->controls[r].joined)) { r++; continue; }
         TRY(comm_check(comm));
@@ -158,6 +157,15 @@ static tutti_status choose_stores(tutti_comm *comm, int64_t deadline_ms)
     comm->executor.stream = atomic_load(verdict) == STREAMING_ON ? stream_find() : NULL;
     return TUTTI_OK;
 }
+static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
+{
+    TRY(mapping_acquire(comm->rank, comm->size, comm->members, comm->peers, deadline_ms, &comm->mapping));
+    TRY(executor_init(&comm->executor, &comm->mapping->segment, comm->rank, 0, comm->size));
+    comm->executor.tile_target = (size_t)(settings_get()->tile_bytes >= 4096 ? settings_get()->tile_bytes : 4096);
+    return TUTTI_OK;
+}
+
+/* ---- messages ---- */
 static void ring_bell(void *context, int rank)
 {
     struct control *c = &((const struct segment *)context)->controls[rank];
@@ -165,16 +173,17 @@ static void ring_bell(void *context, int rank)
     if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);
 }
 static unsigned char *pair_at(void *context, int from, int to) { return segment_pair(context, from, to); }
-static tutti_status reserve(void *context, void *at, size_t bytes) { return segment_reserve(context, at, bytes,
-    "message buffers"); }
-static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status reserve(void *context, void *at, size_t bytes)
 {
-    TRY(mapping_acquire(comm->rank, comm->size, comm->members, comm->peers, deadline_ms, &comm->mapping));
-    struct segment *segment = &comm->mapping->segment;
-    struct shm_ground ground = { .context = segment, .pair = pair_at, .reserve = reserve, .ring = ring_bell };
+    return segment_reserve(context, at, bytes, "message buffers");
+}
+static tutti_status connect_transport(tutti_comm *comm)
+{
+    struct shm_ground ground = { .context = &comm->mapping->segment, .pair = pair_at, .reserve = reserve, .ring =
+        ring_bell,
+                                 .stream = comm->executor.stream };
     TRY(shm_connect(&ground, comm->rank, comm->size, &comm->transport));
-    TRY(executor_init(&comm->executor, segment, comm->transport, comm->rank, 0, comm->size));
-    comm->executor.tile_target = (size_t)(settings_get()->tile_bytes >= 4096 ? settings_get()->tile_bytes : 4096);
+    comm->executor.transport = comm->transport;
     return TUTTI_OK;
 }
 
@@ -218,7 +227,8 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)        /* member
     TRY(map_segment(comm, deadline_ms));
     watch_peers(comm);
     TRY(await_joined(comm, deadline_ms));
-    return choose_stores(comm, deadline_ms);
+    TRY(choose_stores(comm, deadline_ms));
+    return connect_transport(comm);
 }
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {

@@ -294,10 +294,9 @@ void executor_cancel(struct executor *x)
 }
 
 /* ---- lifetime ---- */
-tutti_status executor_init(struct executor *x, const struct segment *segment, struct transport *transport, int rank,
-    int host_first, int host_ranks)
+tutti_status executor_init(struct executor *x, const struct segment *segment, int rank, int host_first, int host_ranks)
 {
-    *x = (struct executor){ .segment = segment, .transport = transport, .rank = rank, .host_first = host_first,
+    *x = (struct executor){ .segment = segment, .rank = rank, .host_first = host_first,
         .host_ranks = host_ranks };
     x->mine = control_of(x, rank);
     x->seen = memory_aligned((size_t)host_ranks * sizeof *x->seen);

@@ -77,8 +77,7 @@ struct executor {
     uint32_t bell_seen;
     struct wait_set blocked;
 };
-tutti_status executor_init(struct executor *x, const struct segment *segment, struct transport *transport, int rank,
-    int host_first, int host_ranks);
+tutti_status executor_init(struct executor *x, const struct segment *segment, int rank, int host_first, int host_ranks);
 void executor_finish(struct executor *x);
 /* Chooses the half of lines and slots of the next operation, and with it the descriptor to fill. */
 void executor_prepare(struct executor *x);
