@@ -91,6 +91,11 @@ void comm_abort(tutti_comm *comm);
 tutti_status comm_poll_failure(tutti_comm *comm);       /* looks for a reason to fail even when nothing runs */
 unsigned process_generation(void);
 const struct segment *comm_segment(const tutti_comm *comm);
+
+/* ---- join.c ---- */
+tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms);         /* members are known; afterwards it can run */
+
+/* ---- names.c ---- */
 /* "allreduce=ring,broadcast=chain": checks every name and stores the choices. */
 tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[FAMILY_COUNT]);
 tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out);

@@ -1,0 +1,50 @@
+/* Collectives and algorithms by the names that people write, with the nearest name when there is none of that name. */
+#include "backend/comm.h"
+#include "backend/base/settings.h"
+#include <stdio.h>
+#include <string.h>
+
+struct names { enum family family; };
+static const char *next_algorithm(void *context,
+    int index) { return tutti_algorithm_name(family_name(((struct names *)context)->family), index); }
+static const char *next_family(void *context, int index)
+{
+    (void)context;
+    return tutti_collective_name(index);
+}
+static tutti_status unknown(const char *what, const char *name, const char *near)
+{
+    return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name, near ? ", did you mean \"" : "",
+        near ? near : "", near ? "\"?" : "");
+}
+tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out)
+{
+    struct names names = { ALLREDUCE };
+    while (names.family < FAMILY_COUNT && strcmp(family_name(names.family), family) != 0) names.family++;
+    if (names.family == FAMILY_COUNT) return unknown("collective", family, settings_nearest(family, next_family, NULL));
+    const struct algorithm *found = collectives_find(names.family, name);
+    if (!found) {
+        char what[64];
+        snprintf(what, sizeof what, "%s algorithm", family);
+        return unknown(what, name, settings_nearest(name, next_algorithm, &names));
+    }
+    *out = found;
+    return TUTTI_OK;
+}
+tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[FAMILY_COUNT])
+{
+    char copy[512], *rest = NULL;
+    if (strlen(text) >= sizeof copy) return status_fail(TUTTI_INVALID_ARGUMENT,
+        "the list of algorithms is longer than %zu bytes", sizeof copy - 1);
+    strcpy(copy, text);
+    for (char *entry = strtok_r(copy, ", ", &rest); entry; entry = strtok_r(NULL, ", ", &rest)) {
+        char *equals = strchr(entry, '=');
+        const struct algorithm *algorithm;
+        if (!equals) return status_fail(TUTTI_INVALID_ARGUMENT,
+            "\"%s\" should read collective=algorithm, as in allreduce=ring", entry);
+        *equals = 0;
+        TRY(algorithm_by_name(entry, equals + 1, &algorithm));
+        chosen[algorithm->family] = algorithm;
+    }
+    return TUTTI_OK;
+}
