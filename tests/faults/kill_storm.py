@@ -26,7 +26,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rank import OK, PEER_LOST, TIMEOUT, VERBS, Library, be_rank, communicate, train
+from rank import OK, PEER_LOST, SYSTEM, TIMEOUT, VERBS, Library, be_rank, communicate, train
 from traces import Traces
 
 LIMIT_S = 30.0          # how long a survivor may take before it counts as hung
@@ -81,7 +81,7 @@ def judge(plan, outcome):
         return outcome.wrong
     if outcome.finished:
         return "" if plan.phase == "init" else "the survivor ended without noticing"
-    if outcome.status != PEER_LOST and not (plan.phase == "init" and outcome.status == TIMEOUT):
+    if outcome.status not in ((PEER_LOST, TIMEOUT, SYSTEM) if plan.phase == "init" else (PEER_LOST,)):
         return f"the error is {outcome.status}, not PEER_LOST: {outcome.text}"
     blamed = re.search(r"rank (\d+)", outcome.text)         # the text may go on to say who saw it
     if not blamed or int(blamed[1]) != plan.victim:

@@ -8,7 +8,7 @@ import traceback
 import numpy
 
 FLOAT32, SUM = 10, 0    # places in the lists of c_api/tutti.h; a test compares
-OK, TIMEOUT, PEER_LOST = 0, -5, -7
+OK, SYSTEM, TIMEOUT, PEER_LOST = 0, -4, -5, -7
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier")
 
 

@@ -16,16 +16,17 @@ def sockets():
     return {row[6] for row in rows if len(row) > 7 and row[7].startswith("@tutti")}
 
 
+def holds(process, inode):
+    try:
+        links = [os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")]
+    except OSError:         # it has just ended, or closed one just now
+        return False
+    return f"socket:[{inode}]" in links
+
+
 def owners(inode):
     """Processes that hold this socket."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == f"socket:[{inode}]":
-                found.add(int(link.parts[2]))
-        except OSError:
-            continue
-    return found
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and holds(name, inode)}
 
 
 def descriptors():
