@@ -1,0 +1,70 @@
+/* Gather and scatter. The cursor never passes the end of the stream, and a piece's padding is never read nor
+   written. */
+#include "backend/transports/pieces.h"
+#include "backend/base/memory.h"
+#include <assert.h>
+#include <string.h>
+
+enum { WORTH_IT = 1024 }; /* bytes of a run that a special copy is used for */
+
+bool pieces_start(struct transfer *transfer)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < transfer->piece_count; i++) {
+        assert(transfer->pieces[i].length <= transfer->pieces[i].wire);
+        if (__builtin_add_overflow(sum, transfer->pieces[i].wire, &sum)) return false;
+    }
+    transfer->wire = sum;
+    transfer->moved = 0;
+    transfer->piece = 0;
+    transfer->offset = 0;
+    return true;
+}
+struct run {
+    unsigned char *at;
+    size_t real, wire;
+};
+
+/* The longest run of the next `most` bytes that lies in one piece; the cursor moves past it. */
+static struct run next_run(struct transfer *x, size_t most)
+{
+    assert(x->piece < x->piece_count);
+    const struct piece *p = &x->pieces[x->piece];
+    size_t rest = p->wire - x->offset, wire = rest < most ? rest : most;
+    size_t left = p->length > x->offset ? p->length - x->offset : 0;
+    struct run run = { left ? p->at + x->offset : NULL, left < wire ? left : wire, wire };
+    x->offset += wire;
+    x->moved += wire;
+    if (x->offset == p->wire) {
+        x->piece++;
+        x->offset = 0;
+    }
+    return run;
+}
+static void copy_run(copy_function *copy, unsigned char *to, const unsigned char *from, size_t bytes)
+{
+    if (copy && bytes >= WORTH_IT) copy(to, from, bytes);
+    else if (bytes) memcpy(to, from, bytes);
+}
+void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes)
+{
+    while (bytes) {
+        struct run run = next_run(transfer, bytes);
+        copy_run(copy, to, run.at, run.real);
+        to += run.wire;
+        bytes -= run.wire;
+    }
+}
+void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const unsigned char *from, size_t bytes)
+{
+    while (bytes) {
+        struct run run = next_run(transfer, bytes);
+        copy_run(copy, run.at, from, run.real);
+        from += run.wire;
+        bytes -= run.wire;
+    }
+}
+void pieces_gather(struct transfer *transfer, unsigned char *to, size_t bytes)
+{ pieces_gather_with(NULL, transfer, to, bytes); }
+void pieces_scatter(struct transfer *transfer, const unsigned char *from, size_t bytes)
+{ pieces_scatter_with(NULL, transfer, from, bytes); }

@@ -1,0 +1,33 @@
+/* A first-in first-out list of transfers, linked through transfer->next: a transfer is in one queue at a time, or in
+   none. Zeroed memory is an empty queue. */
+#pragma once
+#include "backend/transports/transport.h"
+
+struct queue {
+    struct transfer *first, *last;
+};
+
+static inline void queue_push(struct queue *q, struct transfer *x)
+{
+    x->next = NULL;
+    if (q->first) q->last->next = x;
+    else q->first = x;
+    q->last = x;
+}
+/* Takes out the one that follows `before`; NULL: the first. */
+static inline struct transfer *queue_take(struct queue *q, struct transfer *before)
+{
+    struct transfer *x = before ? before->next : q->first;
+    if (before) before->next = x->next;
+    else q->first = x->next;
+    if (q->last == x) q->last = before;
+    x->next = NULL;
+    return x;
+}
+static inline bool queue_remove(struct queue *q, const struct transfer *x)
+{
+    struct transfer *before = NULL, *at = q->first;
+    for (; at && at != x; at = at->next) before = at;
+    if (at) queue_take(q, before);
+    return at != NULL;
+}

@@ -1,0 +1,127 @@
+/* The matching by itself: order, any peer, cancelling, withdrawing, and the reuse of memory. */
+#include "backend/base/memory.h"
+#include "backend/transports/matching.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static struct transfer receive(int peer, uint64_t name) { return (struct transfer){ .peer = peer, .name = name }; }
+static struct arrival *arrive(struct matching *m, int source, uint64_t name, uint64_t id)
+{
+    struct arrival *a = matching_arrival(m, 100);
+    assert_non_null(a);
+    a->source = source;
+    a->name = name;
+    a->id = id;
+    a->announced = id != 0;
+    matching_keep(m, a);
+    return a;
+}
+static void test_receives_are_taken_in_order_of_posting(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct transfer first = receive(1, 7), any = receive(TRANSFER_ANY_PEER, 7), last = receive(1, 7),
+                    other = receive(1, 8);
+    assert_null(matching_post(&m, &other));
+    assert_null(matching_post(&m, &first));
+    assert_null(matching_post(&m, &any));
+    assert_null(matching_post(&m, &last));
+    assert_ptr_equal(matching_arrive(&m, 1, 7), &first);
+    assert_ptr_equal(matching_arrive(&m, 2, 7), &any);
+    assert_null(matching_arrive(&m, 2, 7));
+    assert_ptr_equal(matching_arrive(&m, 1, 7), &last);
+    assert_ptr_equal(matching_pop(&m), &other);
+    assert_null(matching_pop(&m));
+    matching_finish(&m);
+}
+static void test_arrivals_are_taken_in_order_of_arrival(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct transfer from_two = receive(2, 7), any = receive(TRANSFER_ANY_PEER, 7), from_one = receive(1, 7);
+    struct arrival *a = arrive(&m, 1, 7, 0), *b = arrive(&m, 2, 7, 0), *c = arrive(&m, 1, 7, 0);
+    assert_ptr_equal(matching_post(&m, &from_two), b);
+    assert_ptr_equal(matching_post(&m, &any), a);
+    assert_ptr_equal(matching_post(&m, &from_one), c);
+    assert_null(matching_post(&m, &from_two));
+    matching_free(&m, a);
+    matching_free(&m, b);
+    matching_free(&m, c);
+    matching_finish(&m);
+}
+static void test_a_cancelled_receive_is_passed_over(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct transfer first = receive(1, 7), second = receive(1, 7), third = receive(1, 7);
+    matching_post(&m, &first);
+    matching_post(&m, &second);
+    assert_true(matching_cancel(&m, &second));
+    assert_false(matching_cancel(&m, &second));
+    matching_post(&m, &third); /* the end of the list was taken away */
+    assert_ptr_equal(matching_arrive(&m, 1, 7), &first);
+    assert_ptr_equal(matching_arrive(&m, 1, 7), &third);
+    matching_finish(&m);
+}
+static void test_only_announcements_are_withdrawn(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    arrive(&m, 1, 7, 0);
+    struct arrival *announced = arrive(&m, 1, 7, 5);
+    arrive(&m, 2, 7, 5);
+    arrive(&m, 1, 9, 6);
+    assert_null(matching_withdraw(&m, 1, 7, 6));
+    assert_ptr_equal(matching_withdraw(&m, 1, 7, 5), announced);
+    matching_free(&m, announced);
+    matching_withdraw_all(&m, 1);
+    struct transfer x = receive(1, 9), y = receive(1, 7), z = receive(2, 7);
+    assert_null(matching_post(&m, &x));
+    matching_free(&m, matching_post(&m, &y));
+    matching_free(&m, matching_post(&m, &z));
+    matching_finish(&m);
+}
+static void test_memory_is_used_again(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct arrival *large = matching_arrival(&m, 4096), *small = matching_arrival(&m, 64);
+    matching_free(&m, large);
+    matching_free(&m, small);
+    memory_fail_after(1);
+    assert_ptr_equal(matching_arrival(&m, 1), small);
+    assert_ptr_equal(matching_arrival(&m, 2049), large);
+    assert_null(matching_arrival(&m, 64));
+    matching_free(&m, large);
+    matching_free(&m, small);
+    matching_finish(&m);
+}
+/* Hundreds of names, each with its own receive, answered backwards. */
+static void test_many_names(void **state)
+{
+    (void)state;
+    enum { MANY = 3000 };
+    static struct transfer x[MANY];
+    struct matching m = { 0 };
+    for (int i = 0; i < MANY; i++) {
+        x[i] = receive(i % 5, (uint64_t)i << 20);
+        assert_null(matching_post(&m, &x[i]));
+    }
+    for (int i = MANY - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, i % 5, (uint64_t)i << 20), &x[i]);
+    matching_finish(&m);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_receives_are_taken_in_order_of_posting),
+        cmocka_unit_test(test_arrivals_are_taken_in_order_of_arrival),
+        cmocka_unit_test(test_a_cancelled_receive_is_passed_over),
+        cmocka_unit_test(test_only_announcements_are_withdrawn),
+        cmocka_unit_test(test_memory_is_used_again),
+        cmocka_unit_test(test_many_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,1 @@
+tutti_unit(transports/test_matching base transports)
