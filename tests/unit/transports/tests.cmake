@@ -1,1 +1,11 @@
 tutti_unit(transports/test_matching base transports)
+tutti_unit(transports/test_shm base transports)
+tutti_unit(transports/test_model base transports)
+tutti_unit(transports/test_transports base transports)
+foreach(name shm model transports)
+  target_sources(test_${name} PRIVATE unit/transports/ranks.c)
+endforeach()
+# The thread sanitizer sees one process only, and would need minutes for 4 GiB.
+if(TUTTI_SANITIZE STREQUAL "thread")
+  target_compile_definitions(test_transports PRIVATE NO_PROCESSES NO_HUGE)
+endif()

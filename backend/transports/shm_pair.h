@@ -1,0 +1,113 @@
+/* The memory that the ranks s and d of one host share for what s sends to d, and the two ends of it. One writer and
+   one reader each way, no locks. Three parts:
+       ring     envelopes in cells of one cache line; a few bytes of payload ride inside
+       eager    payload of small messages that do not fit a cell
+       pipe     slots through which large messages stream
+   A cell or slot becomes visible by its sequence number, stored last, so an envelope and its payload travel in one
+   line. What is read from here may be anything: each word is read once, and the ends refuse what they could not have
+   meant (`broken`, which stays).
+
+   Credit: a rank never has more than EAGER_CREDIT bytes of eager messages under way or waiting, unexpected, with the
+   receiver. The eager part is as large as that, so it cannot overflow. */
+#pragma once
+#include "backend/transports/pieces.h"
+
+enum {
+    RING_CELLS = 64,
+    INLINE_BYTES = 40,
+    EAGER_LIMIT = 4096,
+    EAGER_CREDIT = 65536,
+    PIPE_SLOTS = 4,
+    SLOT_BYTES = 65536,
+    DOOR_RANKS = 7680,
+    PAIR_PAGE = 4096,
+};
+enum envelope_kind {
+    ENVELOPE_EAGER = 1, /* a message, with its bytes */
+    ENVELOPE_ANNOUNCE,  /* a message; the bytes stay until it is cleared */
+    ENVELOPE_CLEAR,     /* the receive of `id` is there: stream it */
+    ENVELOPE_MISMATCH,  /* the receive of `id` wants `bytes`, not what you have */
+    ENVELOPE_WITHDRAW,  /* the send `id` is not coming any more */
+};
+struct envelope {
+    uint64_t name, bytes, id;
+    enum envelope_kind kind;
+};
+
+struct cell {
+    _Atomic uint32_t sequence, kind;
+    _Atomic uint64_t name, bytes;
+    union {
+        _Atomic uint64_t id;
+        unsigned char payload[INLINE_BYTES];
+    } body;
+};
+struct slot {
+    _Alignas(128) _Atomic uint64_t sequence;
+    _Atomic uint64_t id, bytes;
+};
+/* Only the one in the pair of a rank with itself is used: who has opened a pair to this rank. */
+struct door {
+    _Atomic uint32_t opened;
+    _Atomic uint32_t who[DOOR_RANKS / 32];
+};
+struct pair {
+    struct door door;
+    _Alignas(128) _Atomic uint32_t taken;   /* cells read */
+    _Atomic uint64_t returned;              /* credit given back */
+    _Alignas(128) _Atomic uint64_t emptied; /* slots read */
+    struct slot slots[PIPE_SLOTS];
+    _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];
+    _Alignas(PAIR_PAGE) unsigned char eager[EAGER_CREDIT];
+    _Alignas(PAIR_PAGE) unsigned char pipe[PIPE_SLOTS][SLOT_BYTES];
+};
+
+/* ---- the writer's end ---- */
+struct writer {
+    struct pair *pair;
+    uint32_t told, taken;               /* cells written; the reader's count as last seen */
+    uint64_t position, spent, returned; /* in the eager part; credit */
+    uint64_t filled, emptied;           /* slots */
+    bool broken;
+};
+bool writer_has_room(struct writer *writer);                   /* for one envelope */
+bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
+bool writer_has_slot(struct writer *writer);
+/* Each needs the room asked for above. */
+void writer_tell(struct writer *writer, const struct envelope *envelope);
+void writer_send(struct writer *writer, struct transfer *transfer, copy_function *copy);   /* the whole of it, eager */
+void writer_stream(struct writer *writer, struct transfer *transfer, copy_function *copy); /* the next slot of it */
+
+/* ---- the reader's end ---- */
+struct reader {
+    struct pair *pair;
+    uint32_t taken;                                 /* cells */
+    uint64_t position, received, returned, emptied; /* received, returned: credit */
+    bool broken;
+};
+static inline bool reader_is_ready(const struct reader *r)
+{
+    const struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
+    return atomic_load_explicit(&cell->sequence, memory_order_acquire) == r->taken + 1;
+}
+static inline bool reader_has_slot(const struct reader *r)
+{
+    const struct slot *slot = &r->pair->slots[r->emptied % PIPE_SLOTS];
+    return atomic_load_explicit(&slot->sequence, memory_order_acquire) == r->emptied + 1;
+}
+/* The envelope of a ready cell; false (and broken): it makes no sense. */
+bool reader_look(struct reader *reader, struct envelope *out);
+/* The payload of an eager envelope, into a transfer or into memory. */
+void reader_scatter(const struct reader *reader, const struct envelope *envelope, struct transfer *to);
+void reader_copy(const struct reader *reader, const struct envelope *envelope, unsigned char *to);
+/* Gives the cell and its payload back. true: the writer may have been waiting for that, ring its bell. */
+bool reader_take(struct reader *reader, const struct envelope *envelope);
+/* The bytes of an eager message have found their receive. */
+void reader_return(struct reader *reader, uint64_t bytes);
+struct filled {
+    uint64_t id, bytes;
+    const unsigned char *at;
+};
+/* What a slot that is there holds; false (and broken): it makes no sense. */
+bool reader_look_slot(struct reader *reader, struct filled *out);
+void reader_take_slot(struct reader *reader);

@@ -1,0 +1,200 @@
+/* Ranks as threads or processes over one piece of memory. A barrier polls the transport while it waits, as an engine
+   would. */
+#include "tests/unit/transports/ranks.h"
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_RANKS = 16, SECONDS = 100, BELL_BYTES = 4096 };
+struct hall { /* where ranks meet */
+    _Atomic int arrived;
+};
+
+_Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition)
+{
+    fprintf(stderr, "rank %d, %s:%d: not so: %s\n", rank, file, line, condition);
+    _exit(1);
+}
+static void *shared_memory(size_t bytes, int protection)
+{
+    void *at = mmap(NULL, bytes, protection, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (at != MAP_FAILED) return at;
+    perror("mmap");
+    _exit(1);
+}
+
+/* ---- the ground ---- */
+static unsigned char *ground_pair(void *context, int from, int to)
+{
+    struct table *t = context;
+    return t->memory + ((size_t)from * (size_t)t->size + (size_t)to) * t->pair_bytes;
+}
+/* Protection belongs to a process, so this is for threads only. */
+static tutti_status ground_open(void *context, void *at, size_t bytes)
+{
+    struct table *t = context;
+    if (t->reserves == 0) return TUTTI_NO_MEMORY;
+    if (t->reserves > 0) t->reserves--;
+    if (mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0) return TUTTI_OK;
+    perror("mprotect");
+    _exit(1);
+}
+static tutti_status ground_is_open(void *context, void *at, size_t bytes)
+{
+    (void)context, (void)at, (void)bytes;
+    return TUTTI_OK;
+}
+static void ground_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
+static void ground_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static void lay(struct table *t, int size, int protection)
+{
+    *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
+    t->memory = shared_memory((size_t)size * (size_t)size * t->pair_bytes, protection);
+    t->bells = shared_memory(BELL_BYTES, PROT_READ | PROT_WRITE);
+    t->transports = calloc((size_t)size, sizeof *t->transports);
+}
+static void clear_away(struct table *t)
+{
+    munmap(t->memory, (size_t)t->size * (size_t)t->size * t->pair_bytes);
+    munmap((void *)t->bells, BELL_BYTES);
+    free(t->transports);
+}
+struct shm_ground table_ground(struct table *t)
+{ return (struct shm_ground){ t, ground_pair, ground_open, ground_ring, ground_stream }; }
+void table_open(struct table *t, int size, int reserves)
+{
+    lay(t, size, PROT_NONE);
+    struct shm_ground ground = table_ground(t);
+    for (int r = 0; r < size; r++)
+        if (shm_connect(&ground, r, size, &t->transports[r]) != TUTTI_OK)
+            ranks_stop(r, __FILE__, __LINE__, "shm_connect");
+    t->reserves = reserves;
+}
+void table_close(struct table *t)
+{
+    for (int r = 0; r < t->size; r++) transport_destroy(t->transports[r]);
+    clear_away(t);
+}
+
+/* ---- ranks ---- */
+struct seat {
+    struct rank rank;
+    body *each;
+    pthread_t thread;
+};
+static void *sit(void *context)
+{
+    struct seat *seat = context;
+    seat->each(&seat->rank);
+    rank_meet(&seat->rank);
+    return NULL;
+}
+static void run_threads(int size, struct transport **transports, body *each)
+{
+    struct seat seats[MAX_RANKS];
+    struct hall hall = { 0 };
+    alarm(SECONDS);
+    for (int r = 0; r < size; r++) {
+        seats[r] = (struct seat){ { r, size, transports[r], &hall }, each, 0 };
+        if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
+    }
+    for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
+    alarm(0);
+}
+void ranks_inproc(int size, unsigned seed, body *each)
+{
+    struct transport *transports[MAX_RANKS];
+    struct inproc_world *world = inproc_create(size, seed, 40, 8);
+    for (int r = 0; r < size; r++)
+        if (!world || inproc_connect(world, r, &transports[r]) != TUTTI_OK)
+            ranks_stop(r, __FILE__, __LINE__, "inproc_connect");
+    run_threads(size, transports, each);
+    for (int r = 0; r < size; r++) transport_destroy(transports[r]);
+    inproc_destroy(world);
+}
+void ranks_threads(int size, body *each)
+{
+    struct table table;
+    table_open(&table, size, -1);
+    run_threads(size, table.transports, each);
+    table_close(&table);
+}
+static void be_process(struct table *table, int rank, struct hall *hall, body *each)
+{
+    struct shm_ground ground = table_ground(table);
+    struct rank me = { rank, table->size, NULL, hall };
+    ground.reserve = ground_is_open;
+    ground.stream = NULL;
+    alarm(SECONDS);
+    if (shm_connect(&ground, rank, table->size, &me.transport) != TUTTI_OK)
+        ranks_stop(rank, __FILE__, __LINE__, "shm_connect");
+    each(&me);
+    rank_meet(&me);
+    transport_destroy(me.transport);
+    _exit(0);
+}
+void ranks_processes(int size, body *each)
+{
+    struct table table;
+    pid_t children[MAX_RANKS];
+    lay(&table, size, PROT_READ | PROT_WRITE);
+    struct hall *hall = shared_memory(sizeof *hall, PROT_READ | PROT_WRITE);
+    fflush(NULL);
+    for (int r = 0; r < size; r++) {
+        children[r] = fork();
+        if (children[r] == 0) be_process(&table, r, hall, each);
+    }
+    int bad = 0, how;
+    for (int r = 0; r < size; r++) bad += waitpid(children[r], &how, 0) != children[r] || how != 0;
+    munmap(hall, sizeof *hall);
+    clear_away(&table);
+    if (bad) ranks_stop(-1, __FILE__, __LINE__, "every process ended well");
+}
+
+/* ---- for bodies ---- */
+void rank_meet(struct rank *me)
+{
+    int target = (atomic_fetch_add(&me->hall->arrived, 1) / me->size + 1) * me->size;
+    while (atomic_load(&me->hall->arrived) < target)
+        if (!transport_poll(me->transport)) sched_yield();
+}
+void rank_await(struct rank *me, const struct transfer *transfers, int count)
+{
+    for (int i = 0; i < count; i++)
+        while (transfers[i].state == TRANSFER_POSTED)
+            if (!transport_poll(me->transport)) sched_yield();
+}
+static struct transfer *post(
+    struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send, struct piece *piece)
+{
+    *x = (struct transfer){ .name = name, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    transport_post(me->transport, x);
+    return x;
+}
+struct transfer *rank_send(
+    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, const void *at, size_t bytes)
+{
+    *piece = (struct piece){ (unsigned char *)(uintptr_t)at, bytes, bytes };
+    return post(me, x, peer, name, true, piece);
+}
+struct transfer *rank_recv(
+    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at, size_t bytes)
+{
+    *piece = (struct piece){ at, bytes, bytes };
+    return post(me, x, peer, name, false, piece);
+}
+static unsigned char byte_at(uint64_t message, size_t i)
+{ return (unsigned char)(message * 31 + i * 7 + (i >> 8) * 13 + (i >> 16)); }
+void bytes_fill(unsigned char *at, size_t bytes, uint64_t message)
+{
+    for (size_t i = 0; i < bytes; i++) at[i] = byte_at(message, i);
+}
+bool bytes_are(const unsigned char *at, size_t bytes, uint64_t message)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (at[i] != byte_at(message, i)) return false;
+    return true;
+}

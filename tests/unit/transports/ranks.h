@@ -1,0 +1,50 @@
+/* Ranks for the tests of transports: the same body runs on every rank, over each transport, as threads or as
+   processes. A body that finds something wrong stops the program with the place and the rank. */
+#pragma once
+#include "backend/transports/transport.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+struct hall;
+struct rank {
+    int rank, size;
+    struct transport *transport;
+    struct hall *hall;
+};
+typedef void body(struct rank *me);
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) ranks_stop(me->rank, __FILE__, __LINE__, #condition);                                        \
+    } while (0)
+_Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition);
+
+/* inproc: delays up to 40 polls, from `seed` */
+void ranks_inproc(int size, unsigned seed, body *each);
+/* shm, threads: the memory cannot be touched before it is reserved */
+void ranks_threads(int size, body *each);
+void ranks_processes(int size, body *each);
+/* All ranks in this thread: connects `size` transports over shared memory that cannot be touched before it is
+   reserved. `reserves`: how many reservations succeed before one is refused (-1: all). bells[rank] counts the
+   rings. */
+struct table {
+    int size, reserves;
+    unsigned char *memory;
+    size_t pair_bytes;
+    _Atomic uint32_t *bells;
+    struct transport **transports;
+};
+void table_open(struct table *table, int size, int reserves);
+void table_close(struct table *table);
+struct shm_ground table_ground(struct table *table);
+
+/* ---- for bodies ---- */
+void rank_meet(struct rank *me);                                               /* a barrier that polls */
+void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
+struct transfer *rank_send(
+    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, const void *at, size_t bytes);
+struct transfer *rank_recv(
+    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at, size_t bytes);
+
+/* Bytes that tell from which message they are and where they stood in it. */
+void bytes_fill(unsigned char *at, size_t bytes, uint64_t message);
+bool bytes_are(const unsigned char *at, size_t bytes, uint64_t message);

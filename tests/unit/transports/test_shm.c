@@ -1,0 +1,283 @@
+/* What is particular to shm: what it does with memory that somebody else has overwritten, when reservations or
+   allocations fail, what it allocates, and whom it wakes. All ranks are played by this thread. */
+#include "backend/base/memory.h"
+#include "backend/transports/shm_pair.h"
+#include "tests/unit/transports/ranks.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LARGE = 300000 };
+static unsigned char sent[LARGE], got[LARGE];
+
+static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
+{
+    *x = (struct transfer){ .name = 1, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    transport_post(t->transports[rank], x);
+    return x;
+}
+static struct piece whole(unsigned char *at, size_t bytes) { return (struct piece){ at, bytes, bytes }; }
+static void poll_all(struct table *t, int times)
+{
+    for (int n = 0; n < times; n++)
+        for (int r = 0; r < t->size; r++) transport_poll(t->transports[r]);
+}
+static struct pair *pair_of(struct table *t, int from, int to)
+{
+    struct shm_ground ground = table_ground(t);
+    return (struct pair *)(void *)ground.pair(ground.context, from, to);
+}
+
+/* ---- hostile memory ---- */
+typedef void damage(struct table *t);
+static void forge_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].kind, 77); }
+static void forge_no_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].kind, 0); }
+static void forge_eager_bytes(struct table *t)
+{
+    atomic_store(&pair_of(t, 0, 1)->cells[0].kind, ENVELOPE_EAGER);
+    atomic_store(&pair_of(t, 0, 1)->cells[0].bytes, UINT64_MAX - 7);
+}
+/* Rank 0 has told of a large message, then its envelope is damaged before rank 1 reads it. */
+static void test_a_damaged_envelope_fails_all_transfers(void **state)
+{
+    (void)state;
+    static damage *const damages[] = { forge_kind, forge_no_kind, forge_eager_bytes };
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        struct table t;
+        struct transfer x[4];
+        struct piece out = whole(sent, LARGE), in = whole(got, LARGE);
+        table_open(&t, 3, -1);
+        post(&t, 0, &x[0], 1, true, &out);
+        post(&t, 1, &x[1], 0, false, &in);
+        post(&t, 1, &x[2], 2, true, &out);
+        damages[i](&t);
+        poll_all(&t, 5);
+        for (int k = 1; k < 3; k++) {
+            assert_int_equal(x[k].state, TRANSFER_FAILED);
+            assert_int_equal(x[k].status, TUTTI_INTERNAL);
+        }
+        post(&t, 1, &x[3], 2, true, &out);
+        assert_int_equal(x[3].status, TUTTI_INTERNAL);
+        table_close(&t);
+    }
+}
+static void forge_slot_bytes(struct table *t) { atomic_store(&pair_of(t, 0, 1)->slots[0].bytes, UINT64_MAX); }
+static void forge_short_slot(struct table *t) { atomic_store(&pair_of(t, 0, 1)->slots[0].bytes, 17); }
+static void forge_taken(struct table *t) { atomic_store(&pair_of(t, 0, 1)->taken, 5000); }
+static void forge_returned(struct table *t) { atomic_store(&pair_of(t, 0, 1)->returned, UINT64_MAX / 2); }
+static void forge_emptied(struct table *t) { atomic_store(&pair_of(t, 0, 1)->emptied, 12345); }
+/* Four slots are full; rank 1 has not looked yet. Then rank 1's view, or rank 0's, is damaged. */
+static void damage_a_stream(damage *spoil, int victim)
+{
+    struct table t;
+    struct transfer out_x, in_x, more[200];
+    struct piece out = whole(sent, LARGE), in = whole(got, LARGE), little = whole(sent, 3000);
+    table_open(&t, 2, -1);
+    post(&t, 0, &out_x, 1, true, &out);
+    post(&t, 1, &in_x, 0, false, &in);
+    transport_poll(t.transports[1]);
+    transport_poll(t.transports[0]);
+    assert_int_equal(in_x.state, TRANSFER_POSTED);
+    spoil(&t);
+    for (int i = 0; i < 200 && victim == 0; i++)
+        post(&t, 0, &more[i], 1, true, &little); /* makes it look at the counters */
+    transport_poll(t.transports[victim]);
+    struct transfer *x = victim == 0 ? &out_x : &in_x;
+    assert_int_equal(x->state, TRANSFER_FAILED);
+    assert_int_equal(x->status, TUTTI_INTERNAL);
+    table_close(&t);
+}
+static void test_damaged_counters_and_slots_fail_all_transfers(void **state)
+{
+    (void)state;
+    damage_a_stream(forge_slot_bytes, 1);
+    damage_a_stream(forge_short_slot, 1);
+    damage_a_stream(forge_taken, 0);
+    damage_a_stream(forge_returned, 0);
+    damage_a_stream(forge_emptied, 0);
+}
+/* Whatever is written over a pair, and whenever: nothing but the buffers is touched, and every poll returns. */
+static void test_noise_in_shared_memory_is_survived(void **state)
+{
+    (void)state;
+    unsigned long random = 12345;
+    for (int round = 0; round < 300; round++) {
+        struct table t;
+        struct transfer x[20];
+        struct piece pieces[20];
+        table_open(&t, 2, -1);
+        for (int k = 0; k < 20; k++) {
+            size_t bytes = k % 4 == 3 ? LARGE : (size_t)k * 30;
+            pieces[k] = whole(k % 2 ? got : sent, bytes);
+            post(&t, k % 2, &x[k], 1 - k % 2, k % 4 < 2, &pieces[k]);
+        }
+        for (int n = 0; n < 40; n++) {
+            unsigned char *at = (unsigned char *)pair_of(&t, n % 2, 1 - n % 2);
+            for (int k = 0; k < 8; k++) {
+                random = random * 6364136223846793005ul + 1442695040888963407ul;
+                at[(random >> 33) % offsetof(struct pair, eager)] =
+                    (unsigned char)(random >> 25 & (random & 1 ? 3 : 255));
+            }
+            poll_all(&t, 1);
+        }
+        table_close(&t);
+    }
+}
+
+/* ---- refusals ---- */
+/* Each reservation in turn is refused: whoever asked for it fails with NO_MEMORY, nobody touches that memory. */
+static void test_a_refused_reservation_is_an_error(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = { 8, 1000, LARGE };
+    int refused = 0;
+    for (int reserves = 0; reserves < 8; reserves++)
+        for (int s = 0; s < 3; s++) {
+            struct table t;
+            struct transfer out_x, in_x;
+            struct piece out = whole(sent, sizes[s]), in = whole(got, sizes[s]);
+            table_open(&t, 2, reserves);
+            post(&t, 1, &in_x, 0, false, &in);
+            post(&t, 0, &out_x, 1, true, &out);
+            poll_all(&t, 30);
+            bool fine = out_x.state == TRANSFER_DONE && in_x.state == TRANSFER_DONE;
+            struct transfer *failed = out_x.state == TRANSFER_FAILED ? &out_x : &in_x;
+            if (!fine) assert_int_equal(failed->status, TUTTI_NO_MEMORY);
+            refused += !fine;
+            table_close(&t);
+        }
+    assert_int_equal(
+        refused, 2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and door; eager; pipe, ring and door back */
+}
+static void test_no_memory_for_the_unexpected_is_an_error(void **state)
+{
+    (void)state;
+    struct table t;
+    struct transfer out_x, in_x, late;
+    struct piece out = whole(sent, 100), in = whole(got, 100);
+    table_open(&t, 2, -1);
+    post(&t, 0, &out_x, 1, true, &out);
+    in_x = (struct transfer){ .name = 2, .peer = 0, .pieces = &in, .piece_count = 1 };
+    transport_post(t.transports[1], &in_x);
+    memory_fail_after(1);
+    poll_all(&t, 2);
+    memory_fail_after(0);
+    assert_int_equal(in_x.state, TRANSFER_FAILED);
+    assert_int_equal(in_x.status, TUTTI_NO_MEMORY);
+    post(&t, 1, &late, 0, false, &in);
+    assert_int_equal(late.status, TUTTI_NO_MEMORY);
+    table_close(&t);
+}
+static void test_connecting_without_memory_is_an_error(void **state)
+{
+    (void)state;
+    struct table t;
+    table_open(&t, 2, -1);
+    struct shm_ground ground = table_ground(&t);
+    struct transport *out = NULL;
+    for (int n = 1; n <= 3; n++) {
+        memory_fail_after(n);
+        assert_int_equal(shm_connect(&ground, 0, 2, &out), TUTTI_NO_MEMORY);
+        assert_null(out);
+    }
+    memory_fail_after(0);
+    assert_int_equal(shm_connect(&ground, 0, DOOR_RANKS + 1, &out), TUTTI_UNSUPPORTED);
+    table_close(&t);
+}
+/* Once a pair has been used, expected messages of any size allocate nothing: the next allocation would fail. */
+static void test_expected_messages_allocate_nothing(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = { 0, 8, 1000, 4096, LARGE };
+    struct table t;
+    table_open(&t, 2, -1);
+    memory_fail_after(1);
+    for (int n = 0; n < 500; n++) {
+        struct transfer out_x, in_x;
+        struct piece out = whole(sent, sizes[n % 5]), in = whole(got, sizes[n % 5]);
+        post(&t, 1, &in_x, 0, false, &in);
+        post(&t, 0, &out_x, 1, true, &out);
+        poll_all(&t, 10);
+        assert_int_equal(in_x.state, TRANSFER_DONE);
+        assert_int_equal(out_x.state, TRANSFER_DONE);
+    }
+    assert_null(memory_zeroed(1, 1)); /* the failure is still to come */
+    table_close(&t);
+}
+
+/* ---- budget and bells ---- */
+static void test_unexpected_bytes_are_bounded(void **state)
+{
+    (void)state;
+    enum { MANY = 500, BYTES = 1000 };
+    static struct transfer x[MANY], y[MANY];
+    struct table t;
+    struct piece out = whole(sent, BYTES), in = whole(got, BYTES);
+    table_open(&t, 2, -1);
+    for (int i = 0; i < MANY; i++) {
+        post(&t, 0, &x[i], 1, true, &out);
+        poll_all(&t, 2);
+    }
+    int done = 0;
+    for (int i = 0; i < MANY; i++) done += x[i].state == TRANSFER_DONE;
+    assert_in_range(done * BYTES, EAGER_CREDIT / 2, EAGER_CREDIT);
+    for (int i = 0; i < MANY; i++) post(&t, 1, &y[i], 0, false, &in);
+    poll_all(&t, 2000);
+    for (int i = 0; i < MANY; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
+    post(&t, 0, &x[0], 1, true, &out);
+    assert_int_equal(x[0].state, TRANSFER_DONE); /* the credit came back */
+    table_close(&t);
+}
+/* A rank sleeps when a poll finds nothing and its bell has not rung since before that poll. Ranks that are polled only
+   then must still finish: no wake-up may be missing. */
+static void test_no_wake_up_is_missing(void **state)
+{
+    (void)state;
+    enum { MANY = 700 };
+    static struct transfer x[2][MANY], y[2][MANY];
+    static struct piece out[MANY], in[MANY];
+    struct table t;
+    uint32_t seen[2] = { 0 };
+    unsigned random = 1;
+    table_open(&t, 2, -1);
+    for (int i = 0; i < MANY; i++) {
+        size_t bytes = i % 31 == 5 ? LARGE : i % 5 == 2 ? 2000 : 8;
+        out[i] = whole(sent, bytes);
+        in[i] = whole(got, bytes);
+        for (int r = 0; r < 2; r++) post(&t, r, &x[r][i], 1 - r, true, &out[i]);
+        for (int r = 0; r < 2; r++) post(&t, r, &y[r][i], 1 - r, false, &in[i]);
+    }
+    for (int r = 0; r < 2; r++) seen[r] = ~atomic_load(&t.bells[r]); /* nobody sleeps yet */
+    for (bool awake = true; awake;) {
+        awake = false;
+        random = random * 1664525 + 1013904223;
+        for (int k = 0; k < 2; k++) {
+            int r = (int)(random >> 20 & 1) ^ k;
+            uint32_t bell = atomic_load(&t.bells[r]);
+            if (bell == seen[r]) continue;
+            bool moved = transport_poll(t.transports[r]);
+            seen[r] = moved ? ~bell : bell;
+            awake = true;
+        }
+    }
+    for (int r = 0; r < 2; r++)
+        for (int i = 0; i < MANY; i++) assert_true(x[r][i].state == TRANSFER_DONE && y[r][i].state == TRANSFER_DONE);
+    table_close(&t);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_damaged_envelope_fails_all_transfers),
+        cmocka_unit_test(test_damaged_counters_and_slots_fail_all_transfers),
+        cmocka_unit_test(test_noise_in_shared_memory_is_survived),
+        cmocka_unit_test(test_a_refused_reservation_is_an_error),
+        cmocka_unit_test(test_no_memory_for_the_unexpected_is_an_error),
+        cmocka_unit_test(test_connecting_without_memory_is_an_error),
+        cmocka_unit_test(test_expected_messages_allocate_nothing),
+        cmocka_unit_test(test_unexpected_bytes_are_bounded),
+        cmocka_unit_test(test_no_wake_up_is_missing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
