@@ -6,6 +6,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/mapping.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,11 +14,18 @@
 const struct segment *comm_segment(const tutti_comm *comm) { return comm->mapping ? &comm->mapping->segment : NULL; }
 
 /* ---- making one ---- */
+static void choose_isa(void)                            /* once per process */
+{
+    const char *isa = settings_get()->isa;
+    if (isa[0] && !kernels_use(isa)) LOG(WARN, "TUTTI_ISA=%s is not to be had here; using %s", isa, kernels_isa());
+}
 static tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
 {
     if (size < 1 || rank < 0 || rank >= size)
         return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %d: the rank must be at least 0 and less than the size",
             rank, size);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_isa);
     tutti_comm *comm = memory_aligned(sizeof *comm);
     if (!comm) return status_fail(TUTTI_NO_MEMORY, "no memory for a communicator");
     comm->rank = rank;
