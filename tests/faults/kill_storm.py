@@ -83,7 +83,8 @@ def judge(plan, outcome):
         return "" if plan.phase == "init" else "the survivor ended without noticing"
     if outcome.status not in ((PEER_LOST, TIMEOUT, SYSTEM) if plan.phase == "init" else (PEER_LOST,)):
         return f"the error is {outcome.status}, not PEER_LOST: {outcome.text}"
-    blamed = re.search(r"rank (\d+)", outcome.text)         # the text may go on to say who saw it
+    # the text may begin with who could not reach it, or go on with who saw it
+    blamed = re.search(r"reach rank (\d+)", outcome.text) or re.search(r"rank (\d+)", outcome.text)
     if not blamed or int(blamed[1]) != plan.victim:
         return f"the error does not blame rank {plan.victim}: {outcome.text}"
     return ""
