@@ -1,19 +1,25 @@
-/* How the ranks of a new group learn of each other: every rank brings one member record, every rank gets the table of all. Three ways: a
- * key-value store (one key written per rank, two read; rank 0 collects and publishes the table, so the store sees O(p) requests), a
- * unique id (rank 0 listens on a socket named by it), or an existing communicator (backend/comm.c). */
+/* How the ranks of a new group learn of each other: every rank brings one member record, every rank gets the table
+ * of all. Three ways: a key-value store (one key written per rank, two read; rank 0 collects and publishes the
+ * table, so the store sees O(p) requests), a unique id (rank 0 listens on a socket named by it), or an existing
+ * communicator (backend/comm.c). */
 #pragma once
 #include "backend/peers.h"
 
-struct member {                                                        /* fixed size, no padding: travels as bytes                  */
+struct member {                                         /* fixed size, no padding: travels as bytes */
     struct identity identity;
-    unsigned char token[16];                                           /* rank 0's: names the group, its segment's descriptor and nonce */
+    unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
     int64_t timeout_ms;
-    uint32_t size;                                                     /* what this rank thinks the group's size is                 */
-    uint32_t version;                                                  /* of this record                                            */
-    char group[32];                                                    /* name, for messages                                        */
+    uint32_t size;                                      /* what this rank thinks the group's size is */
+    uint32_t version;                                   /* of this record */
+    char group[32];                                     /* name, for messages */
 };
 enum { MEMBER_VERSION = 1 };
-/* All three check that sizes and versions agree (MISMATCH shows both sides) and that a rank that does not come is named (TIMEOUT: "rank 3 of
-   8 has not joined group … within … ms"), on every rank that waits. table has room for mine->size records. */
-tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms, struct member *table);
-tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms, struct member *table);
+/* Both check that sizes and versions agree (MISMATCH shows both sides) and that a rank that does not come is named
+   (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
+   goes to all. `table` has room for mine->size records, and holds something only when all is well. */
+tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
+                             struct member *table);
+tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
+                          struct member *table);
+/* Random bytes of the operating system, for ids and tokens. */
+tutti_status bootstrap_random(void *bytes, size_t count);
