@@ -31,6 +31,7 @@ enum { MOST = 8, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
 struct world {                                                         /* shared by the processes of a test */
     struct identity identity[MOST];
     _Atomic int arrived[256], skip;
+    pid_t orphans[2];
 };
 static struct world *world;
 static int size, rank, next_barrier;
@@ -355,8 +356,8 @@ static bool victim_has_children;
 static void leave_children(void)                                       /* that have inherited everything */
 {
     if (!victim_has_children) return;
-    if (fork() == 0) { nap(2 * GENEROUS_MS); _exit(0); }
-    if (fork() == 0) { execlp("sleep", "sleep", "10", (char *)NULL); _exit(1); }
+    if ((world->orphans[0] = fork()) == 0) { nap(4 * GENEROUS_MS); _exit(0); }
+    if ((world->orphans[1] = fork()) == 0) { execlp("sleep", "sleep", "20", (char *)NULL); _exit(1); }
 }
 static void lose_one(void)                                             /* the last */
 {
@@ -374,6 +375,8 @@ static void lose_one(void)                                             /* the la
     barrier(size);
     if (rank == size - 1) raise(SIGKILL);
     await_loss(&losses[size - 1]);
+    for (int i = 0; rank == 0 && victim_has_children && i < 2; i++)
+        REQUIRE(kill(world->orphans[i], SIGKILL) == 0);                /* they were there all the time */
     REQUIRE(peer_is_gone(peers[size - 1]));
     REQUIRE(peer_send_descriptor(peers[size - 1], world->identity[0].nonce, STDIN_FILENO) == TUTTI_PEER_LOST);
     barrier(size - 1);
