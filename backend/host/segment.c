@@ -161,7 +161,7 @@ tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, s
                             const unsigned char nonce[16], int *fd)
 {
     struct segment made;
-    struct layout layout;
+    struct layout layout = { 0 };
     int descriptor = -1;
     TRY(segment_plan(&made, ranks, slot_bytes, pair_bytes, &layout));
     tutti_status status = build(&made, &layout, nonce, &descriptor);
@@ -200,7 +200,7 @@ tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, s
                             const unsigned char nonce[16], int fd)
 {
     struct segment found;
-    struct layout layout;
+    struct layout layout = { 0 };
     tutti_status status = segment_plan(&found, ranks, slot_bytes, pair_bytes, &layout);
     if (status == TUTTI_OK) status = check_file(fd, layout.bytes);
     if (status == TUTTI_OK) status = segment_map(&found, &layout, fd);
