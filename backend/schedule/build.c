@@ -29,9 +29,18 @@ static void record(const struct plan *p, int rank, int host, struct schedule *s)
 {
     enum family family = p->algorithm->family;
     *s = (struct schedule){
-        .family = family, .rank = rank, .size = p->size, .root = p->root, .layout = p->layout, .cut = 1,
-        .host = host, .host_first = p->layout->first[host], .host_end = p->layout->first[host + 1], .error_rank = -1,
-        .first_message = -1, .last_message = -1,
+        .family = family,
+        .rank = rank,
+        .size = p->size,
+        .root = p->root,
+        .layout = p->layout,
+        .cut = 1,
+        .host = host,
+        .host_first = p->layout->first[host],
+        .host_end = p->layout->first[host + 1],
+        .error_rank = -1,
+        .first_message = -1,
+        .last_message = -1,
     };
     s->chunks[INPUT] = has_many_inputs(family) ? p->size : 1;
     s->chunks[OUTPUT] = has_many_outputs(family) ? p->size : 1;

@@ -26,6 +26,7 @@ struct schedule schedule_restart(struct schedule *s);
 bool family_has(enum family family, int root, int rank, enum buffer buffer);
 bool family_reduces(enum family family);
 bool span_equal(struct span a, struct span b);
+bool span_overlaps(struct span a, struct span b);
 /* NULL when s has failed; the others accept that. Only the last step may get more spans. */
 struct step *step_add(struct schedule *s, enum step_kind kind);
 void step_add_from(struct schedule *s, struct step *t, struct span a);

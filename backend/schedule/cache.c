@@ -6,8 +6,13 @@
 #include <stdlib.h>
 
 enum { CACHE_ROWS = 64 };
-struct entry { struct plan key, plan; struct entry *next; };
-struct cache { struct entry *rows[CACHE_ROWS]; };
+struct entry {
+    struct plan key, plan;
+    struct entry *next;
+};
+struct cache {
+    struct entry *rows[CACHE_ROWS];
+};
 
 struct cache *cache_create(void) { return memory_zeroed(1, sizeof(struct cache)); }
 static void entry_destroy(struct entry *e)

@@ -1,71 +1,16 @@
 /* The checker: runs a plan of all ranks symbolically, several operations in a row, several tiles each. It proves:
  * no deadlock: all waits are "has reached", sends complete as late as they may (when the receive is posted), so if one
  *   order of running comes to the end, all do;
- * no race: a wait teaches only what the earliest publication that meets it guarantees; the end of a send teaches nothing;
+ * no race: a wait teaches only what the earliest publication that meets it guarantees, the end of a send nothing;
  * right results: every OUTPUT holds each contribution once, of this operation and this tile, finished once, multiplied
- *   once where it has to be; INPUT is left as it was; and each caller rewrites its tensors the moment its call returns. */
+ *   once where it has to be; INPUT is left as it was; each caller rewrites its tensors the moment its call returns. */
 #include "backend/schedule/check.h"
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- the caller ---- */
-static uint64_t bit(int rank) { return (uint64_t)1 << (rank % 64); }
-/* Which chunk of INPUT belongs in chunk c of OUTPUT; whose, or -1: everybody's. */
-static int expected_chunk(const struct schedule *s, int c)
-{
-    if (s->family == ALLGATHER || s->family == GATHER) return c % s->cut;
-    if (s->family == REDUCE_SCATTER || s->family == SCATTER) return s->rank * s->cut + c;
-    return s->family == ALL_TO_ALL ? s->rank * s->cut + c % s->cut : c;
-}
-static int expected_owner(const struct schedule *s, int c)
-{
-    if (s->family == BROADCAST || s->family == SCATTER) return s->root;
-    return s->family == ALLGATHER || s->family == GATHER || s->family == ALL_TO_ALL ? c / s->cut : -1;
-}
-static bool result_right(const struct checker *k, const struct schedule *s, int c, int tile, const struct value *v)
-{
-    int only = expected_owner(s, c);
-    bool right = v->valid && v->tile == tile && v->chunk == expected_chunk(s, c) && v->raw == k->plan->stage_inputs;
-    for (int q = 0; q < s->size; q++)
-        right &= ((v->have[q / 64] & bit(q)) != 0) == (only < 0 || q == only);
-    return right && (s->size == 1 || v->finished == family_reduces(s->family));
-}
-static void judge_results(struct checker *k, const struct schedule *s, int operation)
-{
-    for (int c = 0; !s->absent[OUTPUT] && c < s->chunks[OUTPUT]; c++)
-        for (int t = 0; t < k->tiles; t++) {
-            const struct value *v = &checker_cell(k, chunk(s->rank, OUTPUT, c), 0, t, operation)->value;
-            if (v->operation != operation || !result_right(k, s, c, t, v)) checker_fail(k, "wrong result", s->rank, c, t);
-        }
-}
-/* Only an OUTPUT in the same place may have changed it. */
-static bool input_intact(const struct checker *k, const struct schedule *s, int c, const struct value *v)
-{
-    int home = plan_home(k->plan, s->rank, INPUT, c), output = plan_home(k->plan, s->rank, OUTPUT, 0);
-    bool intact = v->valid && v->chunk == c && !v->raw && !v->finished;
-    for (int w = 0; w < CHECK_WORDS; w++) intact &= v->have[w] == (w == s->rank / 64 ? bit(s->rank) : 0);
-    return intact || (!s->absent[OUTPUT] && home >= output && home < output + s->chunks[OUTPUT]);
-}
-static void judge_inputs(struct checker *k, const struct schedule *s, int operation)
-{
-    for (int c = 0; !s->absent[INPUT] && c < s->chunks[INPUT]; c++)
-        for (int t = 0; t < k->tiles; t++) {
-            const struct value *v = &checker_cell(k, chunk(s->rank, INPUT, c), 0, t, operation)->value;
-            if (v->operation != operation || !input_intact(k, s, c, v)) checker_fail(k, "input changed", s->rank, c, t);
-        }
-}
-static void rewrite(struct checker *k, const struct schedule *s, enum buffer buffer, int operation)
-{
-    for (int c = 0; !s->absent[buffer] && c < s->chunks[buffer]; c++)
-        for (int t = 0; t < k->tiles; t++) {
-            struct cell *cell = checker_cell(k, chunk(s->rank, buffer, c), 0, t, operation);
-            checker_touch(k, cell, s->rank * k->slots, true, NULL, -1, t);
-            cell->value = (struct value){ .chunk = c, .tile = t, .operation = operation, .valid = buffer == INPUT };
-            cell->value.have[s->rank / 64] = bit(s->rank);
-        }
-}
+/* ---- operations ---- */
 /* The threads of a rank meet at the ends of an operation. */
 static void join(struct checker *k, int rank)
 {
@@ -78,10 +23,8 @@ static void call(struct checker *k, int rank)
 {
     const struct schedule *s = &k->plan->ranks[rank];
     struct walker *w = &k->walker[rank];
-    if (w->operation) judge_results(k, s, w->operation - 1);
-    if (w->operation) judge_inputs(k, s, w->operation - 1);
-    rewrite(k, s, OUTPUT, w->operation);
-    rewrite(k, s, INPUT, w->operation);
+    if (w->operation) checker_judge(k, s, w->operation - 1);
+    checker_rewrite(k, s, w->operation);
     ++*checker_now(k, rank * k->slots);
     join(k, rank);
     w->called = true;
@@ -140,8 +83,8 @@ static void post(struct checker *k, int thread, int step, int tile, int operatio
     ++*checker_now(k, thread);
     m->clock = checker_snapshot(k, thread);
 }
-static void land(struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile,
-    int operation)
+static void land(
+    struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile, int operation)
 {
     const struct step *t = &s->steps[step];
     int n = 0;
@@ -245,7 +188,7 @@ static bool step_runs(struct checker *k, int thread, int operation)
     struct thread *me = &k->thread[thread];
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     const struct step *t = &s->steps[me->step];
-    if (t->kind == LEAVE) return true;                      /* belongs to the operation, not to a tile */
+    if (t->kind == LEAVE) return true; /* belongs to the operation, not to a tile */
     if (me->step >= s->prelude && !roll_call(k, s->rank)) return false;
     for (int i = 0; i < t->wait_count; i++)
         if (!is_met(k, thread, &s->waits[t->wait + i], me->tile, operation)) return false;
@@ -282,7 +225,7 @@ static bool walk_slot(struct checker *k, int thread, int most)
 }
 static int draw(struct checker *k, int n)
 {
-    k->random = k->random * 6364136223846793005u + 1442695040888963407u;    /* Knuth's MMIX generator */
+    k->random = k->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
     return (int)((k->random >> 33) % (uint64_t)n);
 }
 static bool operation_over(struct checker *k, int rank)
@@ -294,7 +237,8 @@ static bool operation_over(struct checker *k, int rank)
     join(k, rank);
     const struct step *leave = s->step_count ? &s->steps[s->step_count - 1] : NULL;
     for (int i = 0; leave && leave->kind == LEAVE && i < leave->wait_count; i++)
-        if (!is_met(k, rank * k->slots, &s->waits[leave->wait + i], k->tiles - 1, k->walker[rank].operation)) return false;
+        if (!is_met(k, rank * k->slots, &s->waits[leave->wait + i], k->tiles - 1, k->walker[rank].operation))
+            return false;
     return true;
 }
 /* As far as the rank gets, or a few steps when the order is drawn. */
@@ -334,8 +278,15 @@ bool plan_check(const struct plan *p, int tiles, int operations, unsigned seed, 
 {
     const int *chunks = p->ranks[0].chunks;
     struct checker k = {
-        .plan = p, .tiles = tiles, .operations = operations, .slots = p->slots, .threads = p->size * p->slots,
-        .tensor_cells = chunks[INPUT] + chunks[OUTPUT], .random = seed, .why = why, .why_bytes = why_bytes,
+        .plan = p,
+        .tiles = tiles,
+        .operations = operations,
+        .slots = p->slots,
+        .threads = p->size * p->slots,
+        .tensor_cells = chunks[INPUT] + chunks[OUTPUT],
+        .random = seed,
+        .why = why,
+        .why_bytes = why_bytes,
     };
     if (p->count < p->size || p->size > CHECK_RANKS) {
         snprintf(why, why_bytes, "the checker takes plans of all ranks, %d at most", CHECK_RANKS);

@@ -1,5 +1,5 @@
-/* What the two halves of the checker share: symbolic memory (check_memory.c) and running a plan over it (check.c). It
- * knows nothing of how waits were inferred. */
+/* What the parts of the checker share: symbolic memory (check_memory.c), the callers (check_caller.c), and running a
+ * plan (check.c). It knows nothing of how waits were inferred. */
 #pragma once
 #include "backend/schedule/match.h"
 
@@ -44,5 +44,8 @@ void checker_touch(struct checker *k, struct cell *c, int thread, bool write, co
 void checker_learn(struct checker *k, int thread, const int *clock);
 int *checker_snapshot(struct checker *k, int thread);       /* NULL: out of memory, and failed */
 static inline int *checker_now(struct checker *k, int thread) { return &k->thread[thread].clock[thread]; }
+/* Are the results of an operation right, and INPUT as it was? */
+void checker_judge(struct checker *k, const struct schedule *s, int operation);
+void checker_rewrite(struct checker *k, const struct schedule *s, int operation);
 /* into += from, as a reduction does; into becomes invalid when they do not belong together. */
 void value_reduce(struct checker *k, struct value *into, const struct value *from);

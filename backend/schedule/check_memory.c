@@ -1,9 +1,9 @@
 /* The checker's memory. A cell holds a symbolic value and the accesses that a later conflicting one must be ordered
  * after; vector clocks tell whether it is (Fidge 1988, Mattern 1989). A message in flight is an access that is not over
  * before somebody has awaited it. */
-#include "backend/schedule/check.h"
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
+#include "backend/schedule/check.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ void value_reduce(struct checker *k, struct value *into, const struct value *fro
     }
     if (k->plan->algorithm->family == BARRIER) again = false;
     into->valid &= from->valid && alike && !again && into->raw == from->raw && into->raw == k->plan->stage_inputs;
-    into->valid &= !into->finished && !from->finished;      /* a quotient is not to be summed */
+    into->valid &= !into->finished && !from->finished; /* a quotient is not to be summed */
 }
 
 /* ---- clocks ---- */
@@ -59,8 +59,8 @@ static bool is_over(const struct checker *k, const struct access *a, int thread)
     int at = a->message ? a->message->done_at : a->at;
     return at > 0 && (a->thread == thread || k->thread[thread].clock[a->thread] >= at);
 }
-void checker_touch(struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step,
-    int tile)
+void checker_touch(
+    struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step, int tile)
 {
     static const char *const races[2][2] = { { "", "race: written, then read" },
         { "race: read, then written", "race: written twice" } };

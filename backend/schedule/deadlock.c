@@ -2,13 +2,17 @@
  * if one tile runs to its end with nothing else in flight, no order of running many can stop; and since every wait is
  * for a position that is never taken back, one order of running the ranks tells for all. Sends complete as late as they
  * may: when the receive is posted. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include "backend/schedule/match.h"
 #include <stdio.h>
 #include <stdlib.h>
 
-struct run { const struct plan *plan; struct match *match; int *at; };
+struct run {
+    const struct plan *plan;
+    struct match *match;
+    int *at;
+};
 
 static bool is_met(const struct run *x, int rank, const struct wait *w)
 {

@@ -15,8 +15,7 @@ static void finish_step(const struct build *b, struct schedule *s, int step)
     struct step *t = &s->steps[step];
     int finished = 0, total = 0;
     for (int d = 0; t->kind == WORK && d < t->to_count; d++)
-        for (int i = 0; i < step_to(s, t)[d].count; i++, total++)
-            finished += finishes(b, s, step, step_to(s, t)[d], i);
+        for (int i = 0; i < step_to(s, t)[d].count; i++, total++) finished += finishes(b, s, step, step_to(s, t)[d], i);
     if (finished && finished < total) schedule_fail(s, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }

@@ -2,19 +2,23 @@
  * a message is posted at its step and complete later. Whoever reads or overwrites what a receive brings, or overwrites
  * what a send reads, has to await it. What only a peer depends on is awaited by an AWAIT step, put before the next step
  * that touches a peer, because there the rank may come to wait for that peer. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct reader { int step, next; };                          /* a send that reads a cell; next: 1 + the one before */
-struct cell { int receive, readers; };                      /* 1 + step; 1 + the newest reader */
+struct reader {
+    int step, next;
+}; /* a send that reads a cell; next: 1 + the one before */
+struct cell {
+    int receive, readers;
+}; /* 1 + step; 1 + the newest reader */
 struct handles {
     const struct build *build;
     struct schedule *s;
-    struct cell *cells;                                     /* of all ranks of the host */
+    struct cell *cells; /* of all ranks of the host */
     struct reader *readers;
-    int *due, *open;                                        /* messages the next step awaits; that only peers depend on */
+    int *due, *open; /* messages the next step awaits; that only peers depend on */
     bool *done;
     int reader_count, reader_room, due_count, open_count;
 };

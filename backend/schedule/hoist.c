@@ -1,18 +1,21 @@
 /* Posts receives as early as possible, so that what arrives lands in its place at once. A receive moves up to the last
  * step that touches where it lands, never past another receive (messages of a peer stay in order), never past a step
  * that touches a peer when it lands in a tensor, and not at all when it would have to wait for a send. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct touched { int step; bool sent; };                    /* step: 1 + the last that touched the cell */
+struct touched {
+    int step;
+    bool sent;
+}; /* step: 1 + the last that touched the cell */
 struct hoist {
     const struct plan *plan;
     struct schedule *s;
     struct touched *cells;
-    int *order, *place;                                     /* order[place[j]] == j: where step j has come to stand */
-    int last_peer, last_fixed;                              /* steps that receives do not pass; -1: none yet */
+    int *order, *place;        /* order[place[j]] == j: where step j has come to stand */
+    int last_peer, last_fixed; /* steps that receives do not pass; -1: none yet */
     struct step *moved;
 };
 

@@ -2,12 +2,16 @@
  * caller passed, OUTPUT and SCRATCH what is finally left there. So a peer's read waits for the last write (complete, if
  * it is a receive), the first write that destroys an INPUT waits for the peers' reads of it, and a slot is filled again
  * when the tile that had it before has been read. Nobody waits for a peer to come: that is the roll call's business. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 
 /* completed[member][step]: the step by which a message is known to be complete */
-struct inference { struct build *b; struct edges edges; int **completed; };
+struct inference {
+    struct build *b;
+    struct edges edges;
+    int **completed;
+};
 
 static bool wait_equal(struct wait a, struct wait b) { return a.rank == b.rank && a.step == b.step && a.lag == b.lag; }
 void edge_add(struct edges *e, struct edge edge)
@@ -55,7 +59,7 @@ static void infer_read(struct inference *x, int r, int j, struct span a, const s
 {
     if (a.buffer == INPUT) infer_input(x, r, j, w);
     else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that nobody writes");
-    else if (w->rank != r && w->first >= 0) {               /* else: mine, or in place, there from the start */
+    else if (w->rank != r && w->first >= 0) { /* else: mine, or in place, there from the start */
         infer_wait(x, r, j, w->rank, completion(x, w->rank, w->last), SAME_TILE);
         if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SLOT_REUSE);
     }
@@ -167,8 +171,7 @@ void infer_waits(struct build *b)
     struct plan *p = b->plan;
     struct inference x = { .b = b };
     if (!completed_init(&x)) x.edges.failed = true;
-    for (int m = 0; m < p->count && !x.edges.failed; m++)
-        awaits_find(b, &p->ranks[m], &x.edges, x.completed[m]);
+    for (int m = 0; m < p->count && !x.edges.failed; m++) awaits_find(b, &p->ranks[m], &x.edges, x.completed[m]);
     for (int m = 0; m < p->count && !x.edges.failed; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) infer_step(&x, &p->ranks[m], j);
     if (!x.edges.failed) {

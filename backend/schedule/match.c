@@ -1,14 +1,18 @@
 /* Numbers the messages of a rank, which it can do alone, and finds the two ends of each, which takes both ranks. */
 #include "backend/schedule/match.h"
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 
-struct end { int from, to, number; enum step_kind kind; struct place place; };      /* number -1: free */
+struct end {
+    int from, to, number;
+    enum step_kind kind;
+    struct place place;
+}; /* number -1: free */
 struct match {
     const struct plan *plan;
-    size_t *begin;                                          /* [member]: where its steps begin in `other` */
-    struct place *other;                                    /* [begin + step] */
+    size_t *begin;       /* [member]: where its steps begin in `other` */
+    struct place *other; /* [begin + step] */
 };
 
 /* ---- numbers ---- */
@@ -35,10 +39,13 @@ void messages_number(struct plan *p)
 }
 
 /* ---- ends: a hash table that lives while the match is made ---- */
-struct table { struct end *ends; size_t mask; };
+struct table {
+    struct end *ends;
+    size_t mask;
+};
 static uint64_t mix(uint64_t x)
 {
-    x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u;                /* 2^64 / golden ratio (Knuth: multiplicative hashing) */
+    x = (x ^ x >> 31) * 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio (Knuth: multiplicative hashing) */
     return x ^ x >> 32;
 }
 static struct end *table_find(const struct table *t, struct end e)

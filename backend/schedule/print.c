@@ -1,15 +1,20 @@
 /* A plan as text, a line for each step:
  *
- *     1:2  out[1] = slot[0] + r0.slot[1] + r2.slot[1]     after 0:0, 2:0; finish; published
+ *   1:2   out[1] = slot[0] + r0.slot[1] + r2.slot[1]      after 0:0, 2:0; finish; published
  *
- * is step 2 of rank 1. It waits until ranks 0 and 2 have done their step 0, it leaves a full sum, and a peer waits for
- * it. Buffers without a rank are the rank's own; slot is SCRATCH. */
+ * is step 2 of rank 1. It waits until ranks 0 and 2 have done their step 0 for the same tile; it leaves a full sum; a
+ * peer waits for it. Buffers without a rank are the rank's own; slot is SCRATCH. "after message 3" awaits the message
+ * that the rank posted at its step 3; "slot free after" means the tile that had the slot before; a "prelude" may run
+ * before the peers have come. */
 #include "backend/schedule/schedule.h"
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { NOTES_COLUMN = 48 };
-struct text { char *buffer; size_t capacity, length; };
+enum { NOTES_COLUMN = 56 };
+struct text {
+    char *buffer;
+    size_t capacity, length;
+};
 
 static void put(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void put(struct text *t, const char *format, ...)
@@ -48,38 +53,37 @@ static void put_action(struct text *t, const struct schedule *s, const struct st
     if (step->kind == RECV) put(t, " <- %d", step->peer);
 }
 /* The first note of a line stands in a column of its own. */
-static void put_note(struct text *t, size_t line, int *notes)
+static void put_note(struct text *t, size_t line, int *notes, const char *note)
 {
-    if (*notes)
-        put(t, "; ");
-    else
-        do put(t, " ");
-        while (t->length < line + NOTES_COLUMN);
+    size_t written = t->length - line;
+    int space = written < NOTES_COLUMN ? (int)(NOTES_COLUMN - written) : 2;
+    if (*notes) put(t, "; %s", note);
+    else put(t, "%*s%s", space, "", note);
     ++*notes;
 }
-static void put_wait(struct text *t, const struct schedule *s, const struct wait *w)
+static void put_waits(
+    struct text *t, const struct schedule *s, const struct step *step, enum lag lag, size_t line, int *notes)
 {
-    static const char *const tiles[] = { "", " (last tile of the slot)", " (all tiles)" };
-    if (w->rank == s->rank) put(t, "message %d", w->step);
-    else put(t, "%d:%d%s", w->rank, w->step, tiles[w->lag]);
+    static const char *const words[] = { "after ", "slot free after ", "every tile after " };
+    int waits = 0;
+    for (int i = 0; i < step->wait_count; i++) {
+        const struct wait *w = &s->waits[step->wait + i];
+        if (w->lag != lag) continue;
+        if (waits++) put(t, ", ");
+        else put_note(t, line, notes, words[lag]);
+        if (w->rank == s->rank) put(t, "message %d", w->step);
+        else put(t, "%d:%d", w->rank, w->step);
+    }
 }
 static void put_notes(struct text *t, const struct schedule *s, int step, size_t line)
 {
     const struct step *x = &s->steps[step];
     int notes = 0;
-    for (int w = 0; w < x->wait_count; w++) {
-        if (w) put(t, ", ");
-        else put_note(t, line, &notes);
-        put(t, "%s", w ? "" : "after ");
-        put_wait(t, s, &s->waits[x->wait + w]);
-    }
-    const struct { bool holds; const char *text; } flags[] = { { step < s->prelude, "prelude" }, { x->raw, "raw" },
-        { x->finish, "finish" }, { x->by_tile || x->by_reuse || x->by_leave, "published" } };
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        if (!flags[i].holds) continue;
-        put_note(t, line, &notes);
-        put(t, "%s", flags[i].text);
-    }
+    for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++) put_waits(t, s, x, (enum lag)lag, line, &notes);
+    if (step < s->prelude) put_note(t, line, &notes, "prelude");
+    if (x->raw) put_note(t, line, &notes, "raw");
+    if (x->finish) put_note(t, line, &notes, "finish");
+    if (x->by_tile || x->by_reuse || x->by_leave) put_note(t, line, &notes, "published");
 }
 static void put_step(struct text *t, const struct schedule *s, int step)
 {

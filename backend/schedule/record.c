@@ -1,7 +1,7 @@
 /* Recording: what an algorithm calls. The first mistake sticks to the schedule and everything after it is ignored, so
  * algorithms hold no error handling. Consecutive steps that make one value are recorded as one step. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,8 @@ int host_of(const struct layout *l, int rank)
 }
 bool family_has(enum family family, int root, int rank, enum buffer buffer)
 {
-    bool input_on_root = family == BROADCAST || family == SCATTER, output_on_root = family == REDUCE || family == GATHER;
+    bool input_on_root = family == BROADCAST || family == SCATTER,
+         output_on_root = family == REDUCE || family == GATHER;
     return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
 }
 bool family_reduces(enum family family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
@@ -88,7 +89,8 @@ void schedule_cut(struct schedule *s, int pieces)
     int most = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
     if (s->error) return;
     if (s->step_count || s->cut != 1) schedule_fail(s, "cuts the message after the first step");
-    else if (pieces < 1 || pieces > INT_MAX / 2 / most) schedule_fail(s, "cuts the message into no pieces, or too many");
+    else if (pieces < 1 || pieces > INT_MAX / 2 / most)
+        schedule_fail(s, "cuts the message into no pieces, or too many");
     if (s->error) return;
     s->chunks[INPUT] *= pieces;
     s->chunks[OUTPUT] *= pieces;
@@ -98,7 +100,7 @@ bool span_equal(struct span a, struct span b)
 {
     return a.rank == b.rank && a.buffer == b.buffer && a.first == b.first && a.count == b.count;
 }
-static bool span_overlaps(struct span a, struct span b)
+bool span_overlaps(struct span a, struct span b)
 {
     return a.rank == b.rank && a.buffer == b.buffer && a.first < b.first + b.count && b.first < a.first + a.count;
 }

@@ -1,11 +1,12 @@
-/* The data model. A collective is one *schedule* per rank: a list of copy, reduce, send and recv steps over *spans* (rank, buffer, range
- * of chunks). A span may name a peer of the same host, then the step reads or writes the peer's memory; messages go to anyone.
- * Algorithms (backend/collectives) only record steps; which step waits for which is inferred. A *plan* holds the schedules of
- * consecutive ranks: those of one host, to run them; all, to prove them.
+/* The data model. A collective is one *schedule* per rank: a list of copy, reduce, send and recv steps over *spans*
+ * (rank, buffer, range of chunks). A span may name a peer of the same host, then the step reads or writes the peer's
+ * memory; messages go to anyone. Algorithms (backend/collectives) only record steps; which step waits for which is
+ * inferred. A *plan* holds the schedules of consecutive ranks: those of one host, to run them; all, to prove them.
  *
- * What a name means. Every chunk has one writing rank; that rank sees its own updates in program order. Everyone else sees INPUT as its
- * caller passed it, and OUTPUT and SCRATCH as they are finally left; nobody sees anything between. In place means only that INPUT and
- * OUTPUT chunks share a home. Messages: send and recv post and return; the k-th send to a peer is its k-th receive from me. */
+ * What a name means. Every chunk has one writing rank; that rank sees its own updates in program order. Everyone else
+ * sees INPUT as its caller passed it, and OUTPUT and SCRATCH as they are finally left; nobody sees anything between. In
+ * place means only that INPUT and OUTPUT chunks share a home. Messages: send and recv post and return; the k-th send to
+ * a peer is its k-th receive from me. */
 #pragma once
 #include "c_api/tutti.h"
 
@@ -143,6 +144,6 @@ static inline bool step_publishes(const struct step *t, int tile, int tiles, int
 struct cache;
 struct cache *cache_create(void);
 void cache_destroy(struct cache *cache);
-/* The key is: algorithm, size, root, first, count, slots, in_place, shared, stage_inputs, hoist of `key`; layout must outlive the cache.
-   *out stays valid until cache_destroy. */
+/* The key is: algorithm, size, root, first, count, slots, in_place, shared, stage_inputs, hoist of `key`; layout must
+   outlive the cache. *out stays valid until cache_destroy. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out);

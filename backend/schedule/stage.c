@@ -1,12 +1,15 @@
 /* Staging: a chunk that a reader cannot take where it lies is copied by its owner into a slot, a SCRATCH chunk, by an
  * ordinary step. So it is with private tensors that others read, with INPUT that in place is overwritten before it is
  * read, and with all INPUT when every contribution has to be multiplied first. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 
 /* slot[buffer][member][chunk]: 0 when not staged, else 1 + the SCRATCH chunk */
-struct staging { const struct build *b; int *slot[2]; };
+struct staging {
+    const struct build *b;
+    int *slot[2];
+};
 
 static int *slot_at(const struct staging *g, int rank, enum buffer buffer, int index)
 {
@@ -67,8 +70,8 @@ static void stage_run(const struct staging *g, struct schedule *s, struct span t
 {
     struct span slot = { s->rank, SCRATCH, *slot_at(g, s->rank, tensor.buffer, tensor.first) - 1, tensor.count };
     struct step *t = s->step_count ? &s->steps[s->step_count - 1] : NULL;
-    bool just_made = tensor.buffer == OUTPUT && t && t->kind == WORK && span_equal(*step_to(s, t), tensor);
-    if (!just_made) {
+    bool made = !s->error && tensor.buffer == OUTPUT && t && t->kind == WORK && span_equal(*step_to(s, t), tensor);
+    if (!made) {
         t = step_add(s, WORK);
         if (t) t->raw = tensor.buffer == INPUT && g->b->plan->stage_inputs;
         step_add_from(s, t, tensor);

@@ -1,7 +1,7 @@
 /* Who writes each cell, first and last, and whether others see the result. Every chunk has one writing rank: that is
  * what makes it enough, later, to wait for the last write of a chunk. */
-#include "backend/schedule/build.h"
 #include "backend/base/memory.h"
+#include "backend/schedule/build.h"
 #include <stdlib.h>
 
 struct writer *writer_of(const struct build *b, struct span a, int index)
