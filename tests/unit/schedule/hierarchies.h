@@ -1,0 +1,121 @@
+/* Hierarchical algorithms, small ones, that use all there is: steps on peers' memory and messages in one schedule, over
+ * hosts of unequal size. The message is cut in as many slices as the largest host has ranks; the ranks of every host
+ * take turns to own one. */
+#pragma once
+#include "tests/unit/schedule/plans.h"
+
+static inline int slices_of(const struct schedule *s)
+{
+    int most = 1;
+    for (int h = 0; h < s->layout->hosts; h++)
+        if (host_size(s->layout, h) > most) most = host_size(s->layout, h);
+    return most;
+}
+static inline void sum_over_host(struct schedule *s, struct span into, int first)
+{
+    struct team host = team_host(s);
+    for (int i = 0; i < host.size; i++) {
+        struct span from = { team_rank(&host, i), INPUT, first, into.count };
+        if (i == 0) step_copy(s, into, from);
+        else step_reduce(s, into, from);
+    }
+}
+/* Of chunks base … base + t->size - 1 of my OUTPUT; see allreduce_ring. */
+static inline void ring_across(struct schedule *s, const struct team *t, int base)
+{
+    struct span landing = fresh(s, 2);
+    for (int k = 0; k < 2 * t->size - 2; k++) {
+        int sent = (t->me + 2 * t->size - k) % t->size, got = (t->me + 2 * t->size - k - 1) % t->size;
+        bool sums = k < t->size - 1;
+        struct span into = sums ? chunk(s->rank, SCRATCH, landing.first + k % 2) : chunk(s->rank, OUTPUT, base + got);
+        step_send(s, chunk(s->rank, OUTPUT, base + sent), team_rank(t, t->me + 1));
+        step_recv(s, into, team_rank(t, t->me - 1));
+        if (sums) step_reduce(s, chunk(s->rank, OUTPUT, base + got), into);
+    }
+}
+static inline void own_slices(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int hosts = s->layout->hosts, slices = slices_of(s);
+    schedule_cut(s, slices * hosts);
+    for (int k = host.me; k < slices; k += host.size) {
+        struct team across = team_across(s, k);
+        sum_over_host(s, (struct span){ s->rank, OUTPUT, k * hosts, hosts }, k * hosts);
+        ring_across(s, &across, k * hosts);
+    }
+}
+static void allreduce_reading(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int hosts = s->layout->hosts, slices = slices_of(s);
+    own_slices(s);
+    for (int k = 0; k < slices; k++) {
+        struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, its = mine;
+        its.rank = team_rank(&host, k);
+        if (its.rank != s->rank) step_copy(s, mine, its);
+    }
+}
+static void allreduce_writing(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int hosts = s->layout->hosts, slices = slices_of(s);
+    own_slices(s);
+    for (int k = host.me; k < slices; k += host.size)
+        for (int hop = 1; hop < host.size; hop++) {
+            struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, its = mine;
+            its.rank = team_rank(&host, host.me + hop);
+            step_copy(s, its, mine);
+        }
+}
+/* The ranks of the root's host take the slices, hosts pass them on in a chain, peers collect them. */
+static void broadcast_slices(struct schedule *s)
+{
+    struct team host = team_host(s);
+    int hosts = s->layout->hosts, slices = slices_of(s), root_host = host_of(s->layout, s->root);
+    int nth = (s->host - root_host + hosts) % hosts;
+    schedule_cut(s, slices);
+    if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
+    for (int k = host.me; k < slices; k += host.size) {
+        struct team across = team_across(s, k);
+        if (nth == 0 && s->rank != s->root) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
+        if (nth > 0) step_recv(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->host - 1));
+        if (nth < hosts - 1) step_send(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->host + 1));
+    }
+    for (int k = 0; k < slices && s->rank != s->root; k++)
+        if (k % host.size != host.me) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(team_rank(&host, k), OUTPUT, k));
+}
+/* One message to each rank of another host carries the blocks of my whole host, taken straight from my peers. */
+static void all_to_all_gathered(struct schedule *s)
+{
+    struct team host = team_host(s);
+    const int *first = s->layout->first;
+    for (int hop = 1; hop < s->layout->hosts; hop++) {
+        int to = (s->host + hop) % s->layout->hosts, from = (s->host + s->layout->hosts - hop) % s->layout->hosts;
+        for (int i = host.me; i < host_size(s->layout, to); i += host.size) {
+            step_send(s, chunk(team_rank(&host, 0), INPUT, first[to] + i), first[to] + i);
+            for (int j = 1; j < host.size; j++) step_also(s, chunk(team_rank(&host, j), INPUT, first[to] + i));
+        }
+        struct span landing = { s->rank, OUTPUT, first[from], host_size(s->layout, from) };
+        step_recv(s, landing, first[from] + host.me % host_size(s->layout, from));
+    }
+    for (int i = 0; i < host.size; i++) {
+        int peer = team_rank(&host, host.me + i);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, INPUT, s->rank));
+    }
+}
+enum { HIERARCHIES = 4 };
+static const struct algorithm hierarchies[HIERARCHIES] = {
+    { .name = "allreduce_reading", .family = ALLREDUCE, .record = allreduce_reading },
+    { .name = "allreduce_writing", .family = ALLREDUCE, .record = allreduce_writing },
+    { .name = "broadcast_slices", .family = BROADCAST, .record = broadcast_slices },
+    { .name = "all_to_all_gathered", .family = ALL_TO_ALL, .record = all_to_all_gathered, .stage_in_place = true },
+};
+static const int host_sizes[][5] = { { 2, 1 }, { 2, 2 }, { 1, 3 }, { 1, 2, 1 }, { 3, 2, 1 }, { 4, 4 }, { 2, 2, 2, 2 },
+    { 1, 3, 2 }, { 4, 3, 2, 1 }, { 3 }, { 1, 1, 1 }, { 1 }, { 2, 4, 1, 3 } };
+enum { LAYOUTS = sizeof host_sizes / sizeof *host_sizes };
+static inline const struct layout *layout_nth(struct hosts *h, int nth)
+{
+    int hosts = 0;
+    while (hosts < 5 && host_sizes[nth][hosts]) hosts++;
+    return hosts_of(h, host_sizes[nth], hosts);
+}

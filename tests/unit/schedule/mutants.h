@@ -1,0 +1,154 @@
+/* Mutants: a plan that is right is made wrong in one place, in every way that is listed here, in turn; the checker must
+ * reject each. A checker that cannot fail proves nothing. A wait whose lesson is learned anyway, because other waits
+ * and messages lead there, is left out: that is searched for, not assumed. */
+#pragma once
+#include "backend/schedule/match.h"
+#include "tests/unit/schedule/plans.h"
+#include <stdlib.h>
+
+enum mutation { DROP_WAIT, SHIFT_SPAN, CHANGE_PEER, DROP_STEP, FLIP_FINISH, FLIP_RAW, MUTATIONS };
+static const char *const mutation_names[MUTATIONS] = { "waits dropped", "spans shifted", "peers changed",
+    "steps dropped", "finish flipped", "raw flipped" };
+static struct { int made, killed; } mutants[MUTATIONS];
+static int implied_waits, survivors;
+
+static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
+{
+    return plan_check(p, 2 * p->slots + 1, 3, 0, why, bytes) && plan_check(p, 1, 3, 0, why, bytes) &&
+           plan_check(p, p->slots + 1, 3, 0, why, bytes);
+}
+
+/* ---- what is known anyway ---- */
+struct search { const struct plan *p; struct match *match; char *seen; int tiles, rank, step, of; bool found; };
+static inline void search_back(struct search *x, int rank, int step, int tile)
+{
+    const struct schedule *s = &x->p->ranks[rank];
+    int slots = x->p->slots;
+    if (x->found || tile < 0) return;
+    if (rank == x->rank && ((tile == x->of && step >= x->step) || (tile > x->of && (tile - x->of) % slots == 0))) {
+        x->found = true;
+        return;
+    }
+    char *seen = &x->seen[(rank * x->tiles + tile) * (x->p->period + 1) + step];
+    if (*seen) return;
+    *seen = 1;
+    if (step) search_back(x, rank, step - 1, tile);
+    else search_back(x, rank, s->step_count - 1, tile - slots);
+    for (int w = 0; w < s->steps[step].wait_count; w++) {
+        const struct wait *a = &s->waits[s->steps[step].wait + w];
+        struct place o = a->rank == rank ? match_of(x->match, rank, a->step) : (struct place){ a->rank, a->step };
+        if (a->rank != rank || s->steps[a->step].kind == RECV)
+            search_back(x, o.rank, o.step, a->lag == SLOT_REUSE ? tile - slots : tile);
+    }
+}
+/* The plan without the wait: is its lesson learned before the step? */
+static inline bool is_implied(const struct plan *p, int rank, int step, struct wait w)
+{
+    int tile = 3 * p->slots;
+    struct search x = { .p = p, .match = match_create(p), .tiles = 4 * p->slots, .rank = w.rank, .step = w.step,
+        .of = w.lag == SLOT_REUSE ? tile - p->slots : tile };
+    x.seen = calloc((size_t)(p->size * x.tiles), (size_t)p->period + 1);
+    if (w.rank != rank) search_back(&x, rank, step, tile);
+    free(x.seen);
+    match_destroy(x.match);
+    return x.found;
+}
+
+/* ---- mutants ---- */
+static inline void judge(const struct plan *p, enum mutation kind, int rank, int step, struct wait dropped)
+{
+    char why[200] = "", text[200];
+    bool dead = !plan_holds(p, why, sizeof why);
+    if (!dead && kind == DROP_WAIT && is_implied(p, rank, step, dropped)) {
+        implied_waits++;
+        return;
+    }
+    mutants[kind].made++;
+    mutants[kind].killed += dead;
+    if (dead || survivors++ >= 10) return;
+    describe(p, text, sizeof text);
+    print_error("survives: %s at %d:%d (wait %d:%d lag %d): %s\n", mutation_names[kind], rank, step, dropped.rank,
+        dropped.step, (int)dropped.lag, text);
+}
+static const struct wait no_wait = { -1, -1, SAME_TILE };
+static inline void drop_waits(struct plan *p, int rank, int step)
+{
+    struct schedule *s = &p->ranks[rank];
+    struct step *t = &s->steps[step];
+    for (int w = 0; w < t->wait_count; w++) {
+        struct wait *x = &s->waits[t->wait + w], *last = &s->waits[t->wait + --t->wait_count], kept = *x;
+        *x = *last;
+        *last = kept;
+        judge(p, DROP_WAIT, rank, step, kept);
+        *last = *x;
+        *x = kept;
+        t->wait_count++;
+    }
+}
+/* A copy of a chunk onto itself is there only for its waits: without it, or with another copy into what is overwritten
+   later, the results are right. */
+static inline bool moves_nothing(const struct plan *p, const struct schedule *s, const struct step *t)
+{
+    if (t->kind != WORK || t->from_count != 1 || t->to_count != 1) return false;
+    struct span from = *step_from(s, t), to = *step_to(s, t);
+    return from.rank == to.rank &&
+           plan_home(p, from.rank, from.buffer, from.first) == plan_home(p, to.rank, to.buffer, to.first);
+}
+static inline void shift_spans(struct plan *p, int rank, int step)
+{
+    struct schedule *s = &p->ranks[rank];
+    const struct step *t = &s->steps[step];
+    for (int i = 0; i < t->from_count + t->to_count; i++) {
+        struct span *a = &s->spans[t->span + i], kept = *a;
+        if (s->chunks[a->buffer] == a->count) continue;
+        a->first += a->first + a->count < s->chunks[a->buffer] ? 1 : -1;
+        judge(p, SHIFT_SPAN, rank, step, no_wait);
+        *a = kept;
+    }
+}
+static inline void change_peer(struct plan *p, int rank, int step)
+{
+    struct step *t = &p->ranks[rank].steps[step];
+    int kept = t->peer;
+    do t->peer = (t->peer + 1) % p->size;
+    while (t->peer == rank);
+    if (t->peer != kept) judge(p, CHANGE_PEER, rank, step, no_wait);
+    t->peer = kept;
+}
+static inline void drop_step(struct plan *p, int rank, int step)
+{
+    struct step *t = &p->ranks[rank].steps[step], kept = *t;
+    t->kind = AWAIT;
+    t->from_count = t->to_count = 0;
+    judge(p, DROP_STEP, rank, step, no_wait);
+    *t = kept;
+}
+static inline void flip(struct plan *p, enum mutation kind, int rank, int step, bool *flag)
+{
+    *flag = !*flag;
+    judge(p, kind, rank, step, no_wait);
+    *flag = !*flag;
+}
+static inline void mutate(struct plan *p)
+{
+    for (int r = 0; r < p->size; r++)
+        for (int j = 0; j < p->ranks[r].step_count; j++) {
+            const struct schedule *s = &p->ranks[r];
+            struct step *t = &p->ranks[r].steps[j];
+            bool sends = t->kind == SEND || t->kind == RECV, works = t->kind == WORK && !moves_nothing(p, s, t);
+            drop_waits(p, r, j);
+            if (sends) change_peer(p, r, j);
+            if (sends || works) shift_spans(p, r, j);
+            if (sends || works) drop_step(p, r, j);
+            if (t->kind == WORK && p->size > 1) flip(p, FLIP_FINISH, r, j, &t->finish);
+            if (works) flip(p, FLIP_RAW, r, j, &t->raw);
+        }
+}
+static inline void mutants_report(void)
+{
+    for (int k = 0; k < MUTATIONS; k++)
+        print_message("%6d of %6d %s killed\n", mutants[k].killed, mutants[k].made, mutation_names[k]);
+    print_message("%6d waits left out, implied by others\n", implied_waits);
+    for (int k = 0; k < MUTATIONS; k++) assert_true(mutants[k].made > 0);
+    assert_int_equal(survivors, 0);
+}

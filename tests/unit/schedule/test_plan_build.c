@@ -1,0 +1,257 @@
+/* What the builder makes of an algorithm: steps that are fused, staged, finished, awaited, published, moved. */
+#include "tests/unit/schedule/examples.h"
+
+static struct hosts hosts;
+
+static struct plan built(const struct algorithm *a, const struct layout *l, uint64_t in_place, uint64_t shared)
+{
+    struct plan p = plan_of(a, l, 0);
+    p.in_place = in_place;
+    p.shared = shared;
+    p.slots = 2;
+    assert_int_equal(plan_build(&p), TUTTI_OK);
+    return p;
+}
+static const struct step *step_at(const struct plan *p, int rank, int step)
+{
+    assert_true(step < p->ranks[rank].step_count);
+    return &p->ranks[rank].steps[step];
+}
+
+static void a_sum_and_its_copies_are_one_step(void **state)
+{
+    struct plan p = built(&two_shot, together(&hosts, 3), 0, UINT64_MAX);
+    (void)state;
+    assert_int_equal(p.ranks[1].step_count, 2);
+    assert_int_equal(step_at(&p, 1, 0)->from_count, 3);
+    assert_int_equal(step_at(&p, 1, 0)->to_count, 3);
+    assert_int_equal(step_at(&p, 1, 1)->kind, LEAVE);
+    plan_finish(&p);
+}
+static void private_inputs_are_staged_before_anyone_comes(void **state)
+{
+    struct plan p = built(&one_shot, together(&hosts, 3), 0, 0);
+    (void)state;
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(p.ranks[r].prelude, 1);
+        assert_int_equal(step_to(&p.ranks[r], step_at(&p, r, 0))->buffer, SCRATCH);
+        for (int f = 0; f < 3; f++) {
+            struct span from = step_from(&p.ranks[r], step_at(&p, r, 1))[f];
+            assert_int_equal(from.rank, f);
+            assert_int_equal(from.buffer, f == r ? INPUT : SCRATCH);
+        }
+    }
+    plan_finish(&p);
+}
+static void shared_tensors_are_read_where_they_lie(void **state)
+{
+    struct plan p = built(&one_shot, together(&hosts, 3), 0, UINT64_MAX);
+    (void)state;
+    assert_int_equal(p.ranks[0].prelude, 0);
+    assert_int_equal(p.ranks[0].chunks[SCRATCH], 0);
+    for (int f = 0; f < 3; f++) assert_int_equal(step_from(&p.ranks[0], step_at(&p, 0, 0))[f].buffer, INPUT);
+    plan_finish(&p);
+}
+/* A write into a private peer becomes a read by the peer, and is not finished twice. */
+static void private_outputs_are_pulled(void **state)
+{
+    struct plan p = built(&two_shot, together(&hosts, 3), 0, 0);
+    (void)state;
+    for (int r = 0; r < 3; r++)
+        for (int j = 0; j < p.ranks[r].step_count; j++)
+            for (int d = 0; d < step_at(&p, r, j)->to_count; d++)
+                assert_int_equal(step_to(&p.ranks[r], step_at(&p, r, j))[d].rank, r);
+    plan_finish(&p);
+}
+static int finishing_steps(const struct plan *p, int rank)
+{
+    int count = 0;
+    for (int j = 0; j < p->ranks[rank].step_count; j++) count += step_at(p, rank, j)->finish;
+    return count;
+}
+static void sums_are_finished_where_they_are_completed(void **state)
+{
+    struct plan p = built(&ring, apart(&hosts, 4), 0, 0);
+    (void)state;
+    for (int r = 0; r < 4; r++) assert_int_equal(finishing_steps(&p, r), 1);
+    plan_finish(&p);
+    p = built(&two_shot, together(&hosts, 4), 0, 0);
+    for (int r = 0; r < 4; r++) assert_int_equal(finishing_steps(&p, r), 1);
+    plan_finish(&p);
+    p = built(&binomial, apart(&hosts, 4), 0, 0);
+    for (int r = 0; r < 4; r++) assert_int_equal(finishing_steps(&p, r), 0);
+    plan_finish(&p);
+}
+/* With stage_inputs only raw steps read INPUT, and only they are raw. */
+static void inputs_are_multiplied_on_their_way_into_slots(void **state)
+{
+    const struct algorithm *algorithms[] = { &one_shot, &two_shot, &ring };
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct plan p = plan_of(algorithms[i], together(&hosts, 4), 0);
+        p.stage_inputs = true;
+        p.shared = i % 2 ? UINT64_MAX : 0;
+        assert_int_equal(plan_build(&p), TUTTI_OK);
+        for (int r = 0; r < 4; r++)
+            for (int j = 0; j < p.ranks[r].step_count; j++)
+                for (int f = 0; f < step_at(&p, r, j)->from_count; f++)
+                    assert_int_equal(
+                        step_from(&p.ranks[r], step_at(&p, r, j))[f].buffer == INPUT, step_at(&p, r, j)->raw);
+        plan_finish(&p);
+    }
+}
+static void exactly_the_awaited_steps_are_published(void **state)
+{
+    struct plan p = built(&two_shot, together(&hosts, 4), UINT64_MAX, 0);
+    bool awaited[4][32] = { { false } };
+    (void)state;
+    for (int r = 0; r < 4; r++)
+        for (int w = 0; w < p.ranks[r].wait_count; w++)
+            awaited[p.ranks[r].waits[w].rank][p.ranks[r].waits[w].step] |= p.ranks[r].waits[w].rank != r;
+    for (int r = 0; r < 4; r++)
+        for (int j = 0; j < p.ranks[r].step_count; j++) {
+            const struct step *t = step_at(&p, r, j);
+            assert_int_equal(t->by_tile || t->by_reuse || t->by_leave, awaited[r][j]);
+        }
+    plan_finish(&p);
+}
+/* Rank 0 of the second host receives what its neighbour reads: somebody has to await the message. */
+static void record_relay(struct schedule *s)
+{
+    if (s->rank == 0) step_copy(s, chunk(0, OUTPUT, 0), chunk(0, INPUT, 0));
+    if (s->rank == 0) step_send(s, chunk(0, OUTPUT, 0), 1);
+    if (s->rank == 1) step_recv(s, chunk(1, OUTPUT, 0), 0);
+    if (s->rank == 2) step_copy(s, chunk(2, OUTPUT, 0), chunk(1, OUTPUT, 0));
+}
+static void a_message_for_a_peer_is_awaited(void **state)
+{
+    static const int sizes[] = { 1, 2 };
+    const struct algorithm relay = { .name = "relay", .family = BROADCAST, .record = record_relay };
+    struct plan p = built(&relay, hosts_of(&hosts, sizes, 2), 0, UINT64_MAX);
+    char why[200];
+    (void)state;
+    assert_int_equal(step_at(&p, 1, 0)->kind, RECV);
+    assert_int_equal(step_at(&p, 1, 1)->kind, AWAIT);
+    assert_int_equal(step_at(&p, 1, 1)->wait_count, 1);
+    assert_true(step_at(&p, 1, 1)->by_tile);
+    if (!plan_check(&p, 3, 2, 0, why, sizeof why)) fail_msg("%s", why);
+    plan_finish(&p);
+}
+/* The third receive lands where the first did, so it stays behind the sum that reads the first. */
+static void receives_are_posted_early(void **state)
+{
+    struct plan p = plan_of(&ring, apart(&hosts, 4), 0);
+    (void)state;
+    p.slots = 2;
+    p.hoist = true;
+    assert_int_equal(plan_build(&p), TUTTI_OK);
+    assert_int_equal(step_at(&p, 0, 0)->kind, RECV);
+    assert_int_equal(step_at(&p, 0, 1)->kind, RECV);
+    assert_int_equal(step_at(&p, 0, 2)->kind, SEND);
+    assert_int_equal(step_at(&p, 0, 3)->kind, WORK);
+    assert_int_equal(step_at(&p, 0, 4)->kind, RECV);
+    plan_finish(&p);
+}
+static void messages_bound_what_is_urgent(void **state)
+{
+    struct plan p = built(&ring, apart(&hosts, 3), 0, 0);
+    (void)state;
+    assert_int_equal(p.ranks[0].first_message, 0);
+    assert_int_equal(p.ranks[0].last_message, p.ranks[0].step_count - 1);
+    plan_finish(&p);
+    p = built(&one_shot, together(&hosts, 3), 0, 0);
+    assert_int_equal(p.ranks[0].first_message, -1);
+    assert_int_equal(p.ranks[0].last_message, -1);
+    plan_finish(&p);
+}
+static void messages_are_numbered_by_peer(void **state)
+{
+    struct plan p = built(&ring, apart(&hosts, 2), 0, 0);
+    int sends = 0, receives = 0;
+    (void)state;
+    for (int j = 0; j < p.ranks[1].step_count; j++) {
+        const struct step *t = step_at(&p, 1, j);
+        if (t->kind == SEND) assert_int_equal(t->number, sends++);
+        if (t->kind == RECV) assert_int_equal(t->number, receives++);
+    }
+    assert_int_equal(sends, 2);
+    assert_int_equal(receives, 2);
+    plan_finish(&p);
+}
+/* In place and shared, everyone overwrites what the others still have to read: no order of the steps is right. */
+static void a_cycle_is_found_and_cured(void **state)
+{
+    struct plan p = plan_of(&one_shot, together(&hosts, 3), 0);
+    char why[200];
+    (void)state;
+    p.in_place = p.shared = 7;
+    p.slots = 2;
+    assert_int_equal(plan_build(&p), TUTTI_INTERNAL);
+    assert_true(p.cycle_rank >= 0);
+    assert_non_null(strstr(p.error, "waits for itself"));
+    plan_finish(&p);
+    assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+    assert_true(p.shared != 0 && p.shared != 7);
+    if (!plan_check(&p, 5, 3, 0, why, sizeof why)) fail_msg("%s", why);
+    plan_finish(&p);
+}
+static void record_swap(struct schedule *s)
+{
+    int peer = 1 - s->rank;
+    step_copy(s, chunk(s->rank, OUTPUT, s->rank), chunk(s->rank, INPUT, s->rank));
+    step_send(s, chunk(s->rank, INPUT, peer), peer);
+    step_recv(s, chunk(s->rank, OUTPUT, peer), peer);
+}
+static void sent_chunks_are_staged_first(void **state)
+{
+    const struct algorithm swap = { .name = "swap", .family = ALL_TO_ALL, .record = record_swap };
+    struct plan p = plan_of(&swap, apart(&hosts, 2), 0);
+    char why[200];
+    (void)state;
+    p.in_place = p.shared = 3;
+    assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+    assert_true(p.stage_sends);
+    assert_int_equal(p.shared, 3);
+    if (!plan_check(&p, 3, 3, 0, why, sizeof why)) fail_msg("%s", why);
+    plan_finish(&p);
+}
+/* What a peer writes into a private tensor is there when its owner sends it on. */
+static void record_handed_over(struct schedule *s)
+{
+    if (s->rank == 0) step_copy(s, chunk(1, OUTPUT, 0), chunk(0, INPUT, 0));
+    if (s->rank == 0) step_copy(s, chunk(0, OUTPUT, 0), chunk(0, INPUT, 0));
+    if (s->rank == 1) step_send(s, chunk(1, OUTPUT, 0), 2);
+    if (s->rank == 2) step_recv(s, chunk(2, OUTPUT, 0), 1);
+}
+static void pulled_in_time(void **state)
+{
+    static const int sizes[] = { 2, 1 };
+    const struct algorithm handed_over = { .name = "handed_over", .family = BROADCAST, .record = record_handed_over };
+    char why[200];
+    (void)state;
+    for (uint64_t shared = 0; shared < 4; shared++) {
+        struct plan p = built(&handed_over, hosts_of(&hosts, sizes, 2), 0, shared);
+        if (!plan_check(&p, 3, 2, 0, why, sizeof why)) fail_msg("%s", why);
+        plan_finish(&p);
+    }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sum_and_its_copies_are_one_step),
+        cmocka_unit_test(private_inputs_are_staged_before_anyone_comes),
+        cmocka_unit_test(shared_tensors_are_read_where_they_lie),
+        cmocka_unit_test(private_outputs_are_pulled),
+        cmocka_unit_test(sums_are_finished_where_they_are_completed),
+        cmocka_unit_test(inputs_are_multiplied_on_their_way_into_slots),
+        cmocka_unit_test(exactly_the_awaited_steps_are_published),
+        cmocka_unit_test(a_message_for_a_peer_is_awaited),
+        cmocka_unit_test(receives_are_posted_early),
+        cmocka_unit_test(messages_bound_what_is_urgent),
+        cmocka_unit_test(messages_are_numbered_by_peer),
+        cmocka_unit_test(a_cycle_is_found_and_cured),
+        cmocka_unit_test(sent_chunks_are_staged_first),
+        cmocka_unit_test(pulled_in_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

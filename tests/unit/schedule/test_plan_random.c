@@ -1,0 +1,140 @@
+/* Allreduces made at random: partial sums meet in any order at any rank, by reading a peer, by a message, by a message
+ * that a peer sends from its neighbour's memory; the result is passed on by reading, writing or messages. Whatever the
+ * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
+ * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
+ * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
+#include "tests/unit/schedule/plans.h"
+#include <stdlib.h>
+
+enum { PLANS = 3000, MOST_RANKS = 8 };
+static uint64_t seed, first_seed = 1;
+static int plan_total = PLANS;
+
+/* All ranks draw the same events and record those that are theirs. */
+struct events {
+    struct schedule *s;
+    uint64_t random;
+    int scratch[MOST_RANKS];
+};
+static int pick(struct events *e, int n) { return (int)(draw(&e->random) >> 20 & 0xffff) % n; }
+static struct span scratch(struct events *e, int rank) { return chunk(rank, SCRATCH, e->scratch[rank]++); }
+static bool neighbours(const struct events *e, int a, int b)
+{
+    return host_of(e->s->layout, a) == host_of(e->s->layout, b);
+}
+/* A rank of the host of `rank`: mostly itself. */
+static int near(struct events *e, int rank)
+{
+    int host = host_of(e->s->layout, rank);
+    return pick(e, 3) ? rank : e->s->layout->first[host] + pick(e, host_size(e->s->layout, host));
+}
+static void message(struct events *e, int sender, struct span from, struct span into)
+{
+    if (e->s->rank == sender) step_send(e->s, from, into.rank);
+    if (e->s->rank == into.rank) step_recv(e->s, into, sender);
+}
+static struct span bring(struct events *e, struct span from, int rank)
+{
+    int sender = near(e, from.rank);
+    if (from.rank == rank || sender == rank || (neighbours(e, from.rank, rank) && pick(e, 2))) return from;
+    struct span landing = scratch(e, rank);
+    message(e, sender, from, landing);
+    return landing;
+}
+static struct span merge(struct events *e, struct span a, struct span b, int piece, bool last)
+{
+    int rank = a.rank;
+    struct span other = bring(e, b, rank), into = last && pick(e, 2) ? chunk(rank, OUTPUT, piece) : scratch(e, rank);
+    if (e->s->rank != rank) return into;
+    step_copy(e->s, into, a);
+    step_reduce(e->s, into, other);
+    return into;
+}
+static void pass_on(struct events *e, struct span from, struct span to)
+{
+    int way = pick(e, 3), sender = near(e, from.rank);
+    bool host = neighbours(e, from.rank, to.rank);
+    if ((host && way == 0) || sender == to.rank) {
+        if (e->s->rank == to.rank) step_copy(e->s, to, from);
+    } else if (host && way == 1) {
+        if (e->s->rank == from.rank) step_copy(e->s, to, from);
+    } else message(e, sender, from, to);
+}
+static void spread(struct events *e, struct span total, int piece)
+{
+    int holders[MOST_RANKS] = { total.rank }, have = 1, size = e->s->size;
+    struct span out = chunk(total.rank, OUTPUT, piece);
+    if (total.buffer != OUTPUT && e->s->rank == total.rank) step_copy(e->s, out, total);
+    for (int hop = 1, way = pick(e, 2) ? 1 : size - 1; hop < size; hop++) {
+        int to = (total.rank + hop * way) % size, from = holders[pick(e, have)];
+        pass_on(e, chunk(from, OUTPUT, piece), chunk(to, OUTPUT, piece));
+        holders[have++] = to;
+    }
+}
+static void allreduce_random(struct schedule *s)
+{
+    struct events e = { .s = s, .random = seed };
+    int pieces = 1 + pick(&e, 3);
+    schedule_cut(s, pieces);
+    for (int piece = 0; piece < pieces; piece++) {
+        struct span parts[MOST_RANKS];
+        for (int r = 0; r < s->size; r++) parts[r] = chunk(r, INPUT, piece);
+        for (int left = s->size; left > 1; left--) {
+            int a = pick(&e, left), b = (a + 1 + pick(&e, left - 1)) % left;
+            parts[a] = merge(&e, parts[a], parts[b], piece, left == 2);
+            parts[b] = parts[left - 1];
+            if (a == left - 1) parts[b] = parts[a];
+        }
+        spread(&e, parts[0], piece);
+    }
+}
+static const struct algorithm random_algorithm = { .name = "random", .family = ALLREDUCE, .record = allreduce_random };
+
+static struct plan random_plan(struct hosts *hosts, uint64_t *random)
+{
+    int sizes[MOST_RANKS], count = 0, left = 2 + (int)(draw(random) % (MOST_RANKS - 1));
+    while (left > 0) {
+        sizes[count] = 1 + (int)(draw(random) % (uint64_t)left);
+        left -= sizes[count++];
+    }
+    struct plan p = plan_of(&random_algorithm, hosts_of(hosts, sizes, count), 0);
+    uint64_t choice = draw(random);
+    p.slots = 1 + (int)(choice >> 8 & 3);
+    p.in_place = choice & 1 ? draw(random) : 0;
+    p.shared = choice & 2 ? draw(random) : 0;
+    p.hoist = choice & 4;
+    p.stage_inputs = (choice & 24) == 24;
+    return p;
+}
+static void random_allreduces_are_proved(void **state)
+{
+    struct hosts hosts;
+    int cured = 0, refused = 0;
+    (void)state;
+    for (int i = 0; i < plan_total; i++) {
+        uint64_t random = seed = (first_seed + (uint64_t)i) * 0x9e3779b97f4a7c15u;
+        struct plan p = random_plan(&hosts, &random), key = p;
+        char why[200], text[200];
+        describe(&p, text, sizeof text);
+        tutti_status status = plan_build_staging(&p);
+        if (status != TUTTI_OK && strncmp(p.error, "cycle", 5) != 0)
+            fail_msg("seed %d: %s: %s", (int)first_seed + i, text, p.error);
+        refused += status != TUTTI_OK;
+        cured += status == TUTTI_OK && (p.stage_sends != key.stage_sends || p.shared != key.shared);
+        for (int tiles = 1; status == TUTTI_OK && tiles <= 2 * p.slots + 1; tiles += p.slots)
+            if (!plan_check(&p, tiles, 3, (unsigned)(i % 3), why, sizeof why))
+                fail_msg("seed %d: %s: %s", (int)first_seed + i, text, why);
+        plan_finish(&p);
+    }
+    print_message("%d plans proved, %d of them cured by staging; %d refused\n", plan_total - refused, cured, refused);
+    assert_true(refused <= plan_total / 5);
+}
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(random_allreduces_are_proved) };
+    if (argc > 1) {
+        first_seed = strtoull(argv[1], NULL, 10);
+        plan_total = 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

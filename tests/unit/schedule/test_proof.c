@@ -1,0 +1,216 @@
+/* The proof: every algorithm of the table, every group size up to 33 and two beyond, as it is run and as it might be
+ * run. */
+#include "backend/collectives/collectives.h"
+#include "tests/unit/schedule/plans.h"
+
+enum { EXHAUSTIVE = 9, THINNER = 33 };
+static int plans, checks, bad, cured;
+
+static void complain(const struct plan *p, const char *why)
+{
+    char text[200];
+    describe(p, text, sizeof text);
+    if (bad++ < 10) print_error("%s: %s\n", text, why);
+}
+static bool build(struct plan *p)
+{
+    struct plan first = *p;
+    plans++;
+    if (plan_build_staging(p) != TUTTI_OK) {
+        complain(p, p->error);
+        return false;
+    }
+    cured += p->stage_sends > (first.stage_sends || first.algorithm->stage_in_place) || p->shared != first.shared;
+    return true;
+}
+static void check(const struct plan *p, int tiles, int operations, unsigned seed)
+{
+    char why[200] = "";
+    checks++;
+    if (!plan_check(p, tiles, operations, seed, why, sizeof why)) complain(p, why);
+}
+static int roots_of(const struct algorithm *a, int size)
+{
+    if (!is_rooted(a->family)) return 1;
+    return size <= EXHAUSTIVE ? size : 2;
+}
+static int root_of(int nth, int size) { return size <= EXHAUSTIVE ? nth : nth ? size - 2 : size / 3; }
+/* How a plan is built: a bit of `way` for each choice. */
+enum { IN_PLACE = 1, HOIST = 2, STAGE_INPUTS = 4, SHARED = 8, WAYS = 16 };
+static bool is_a_way(const struct algorithm *a, int way)
+{
+    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & SHARED && !a->host_memory) &&
+           !(way & HOIST && a->host_memory);
+}
+static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
+{
+    struct plan p = plan_of(a, l, root);
+    p.in_place = way & IN_PLACE ? UINT64_MAX : 0;
+    p.shared = way & SHARED ? UINT64_MAX : 0;
+    p.hoist = way & HOIST;
+    p.stage_inputs = way & STAGE_INPUTS;
+    return p;
+}
+static const struct layout *usual(struct hosts *h, const struct algorithm *a, int size)
+{
+    return a->host_memory ? together(h, size) : apart(h, size);
+}
+static void report(const char *what)
+{
+    print_message("%s: %d plans (%d cured by staging), %d checks, %d bad\n", what, plans, cured, checks, bad);
+    int failures = bad;
+    plans = checks = cured = bad = 0;
+    assert_int_equal(failures, 0);
+}
+
+static void small_groups_in_every_way(void **state)
+{
+    struct hosts hosts;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 1; size <= EXHAUSTIVE; size++)
+            for (int n = 0; n < roots_of(a, size); n++)
+                for (int way = 0; way < WAYS; way++) {
+                    struct plan p = plan_by(a, usual(&hosts, a, size), root_of(n, size), way);
+                    p.slots = 1 + (size + n + way) % 4;
+                    if (!is_a_way(a, way)) continue;
+                    if (build(&p)) {
+                        check(&p, 1, 3, 0);
+                        check(&p, 2 * p.slots + 1, 3, 0);
+                    }
+                    plan_finish(&p);
+                }
+    report("small groups");
+}
+static void larger_groups(void **state)
+{
+    static const int sizes_beyond[] = { 64, 100 };
+    struct hosts hosts;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int i = EXHAUSTIVE + 1; i <= THINNER + 2; i++)
+            for (int way = 0; way < WAYS; way++) {
+                int size = i <= THINNER ? i : sizes_beyond[i - THINNER - 1];
+                bool all_ways = size == 10 || size == 13 || size == 16, chosen = way == (i * 7 + 3) % WAYS;
+                if (!is_a_way(a, way) || !(all_ways || chosen || way <= (size <= THINNER))) continue;
+                struct plan p = plan_by(a, usual(&hosts, a, size), root_of((i + way) % 2, size), way);
+                p.slots = size <= THINNER ? 1 + i % 2 : 1;
+                if (build(&p)) check(&p, size <= THINNER ? p.slots + 1 : 1, 2, 0);
+                plan_finish(&p);
+            }
+    report("larger groups");
+}
+/* A program is chosen once; only some of its ranks may then be called in place. */
+static void plans_for_in_place_serve_out_of_place(void **state)
+{
+    struct hosts hosts;
+    uint64_t random = 20240229;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 1; size <= 12; size++)
+            for (int n = 0; n < roots_of(a, size); n++) {
+                struct plan p = plan_by(a, usual(&hosts, a, size), root_of(n, size), IN_PLACE | (size % 2 ? HOIST : 0));
+                p.slots = 1 + size % 3;
+                p.stage_inputs = is_reducing(a->family) && size % 4 == 3;
+                bool built = build(&p);
+                for (int k = 0; built && a->family != ALL_TO_ALL && k < 5; k++) {
+                    p.in_place = k ? draw(&random) : 0;
+                    check(&p, k % 2 ? 2 * p.slots : 1, 3, 0);
+                }
+                if (built) check(&p, 2, 2, 0);
+                plan_finish(&p);
+            }
+    report("in place and not, one plan");
+}
+static void some_ranks_shared_some_in_place(void **state)
+{
+    struct hosts hosts;
+    uint64_t random = 314159;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 2; size <= 12 && a->host_memory; size++)
+            for (int k = 0; k < 8; k++) {
+                struct plan p = plan_of(a, together(&hosts, size), (int)(draw(&random) % (uint64_t)size));
+                p.in_place = draw(&random) & all_ranks(size);
+                p.shared = draw(&random) & all_ranks(size);
+                p.stage_inputs = is_reducing(a->family) && k % 4 == 3;
+                p.slots = 1 + k % 4;
+                if (build(&p)) check(&p, 2 * p.slots + k % 2, 3, 0);
+                plan_finish(&p);
+            }
+    report("mixtures");
+}
+static void messages_between_ranks_of_one_host(void **state)
+{
+    struct hosts hosts;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 1; size <= 17 && !a->host_memory; size++)
+            for (int way = 0; way < SHARED; way++) {
+                struct plan p = plan_by(a, together(&hosts, size), size / 2, way);
+                p.slots = 4;
+                if (is_a_way(a, way) && build(&p)) check(&p, 5, 2, 0);
+                plan_finish(&p);
+            }
+    report("messages on one host");
+}
+static void orders_drawn_at_random(void **state)
+{
+    struct hosts hosts;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 2; size <= 8; size++)
+            for (unsigned seed = 1; seed <= 4; seed++) {
+                int way = (int)(seed * 5 + (unsigned)size) % WAYS;
+                if (!is_a_way(a, way)) way = IN_PLACE;
+                struct plan p = plan_by(a, usual(&hosts, a, size), (int)seed % size, way);
+                p.slots = 1 + (int)seed % 4;
+                if (build(&p)) check(&p, 2 * p.slots + 1, 3, seed);
+                plan_finish(&p);
+            }
+    report("random orders");
+}
+
+/* No host can see a cycle that goes through the network, so the table has to tell of it; and it must not cost copies
+   where there is no cycle. */
+static int steps_in_place(const struct algorithm *a, int size, int root)
+{
+    struct hosts hosts;
+    struct plan p = plan_of(a, apart(&hosts, size), root);
+    int steps = 0;
+    p.in_place = UINT64_MAX;
+    if (plan_build(&p) != TUTTI_OK) steps = -1;
+    for (int m = 0; m < p.count && steps >= 0; m++) steps += p.ranks[m].step_count;
+    plan_finish(&p);
+    return steps;
+}
+static void stage_in_place_is_kept_true(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        struct algorithm unflagged = *a;
+        bool cycles = false, costs = false;
+        unflagged.stage_in_place = false;
+        for (int size = 1; size <= EXHAUSTIVE && !a->host_memory; size++)
+            for (int root = 0; root < (is_rooted(a->family) ? size : 1); root++) {
+                int without = steps_in_place(&unflagged, size, root);
+                cycles |= without < 0;
+                costs |= without != steps_in_place(a, size, root);
+            }
+        if (cycles && !a->stage_in_place) fail_msg("%s needs stage_in_place", a->name);
+        if (!cycles && costs) fail_msg("%s does not need stage_in_place, and it costs copies", a->name);
+    }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_groups_in_every_way),
+        cmocka_unit_test(larger_groups),
+        cmocka_unit_test(plans_for_in_place_serve_out_of_place),
+        cmocka_unit_test(some_ranks_shared_some_in_place),
+        cmocka_unit_test(messages_between_ranks_of_one_host),
+        cmocka_unit_test(orders_drawn_at_random),
+        cmocka_unit_test(stage_in_place_is_kept_true),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,203 @@
+/* What an algorithm may get wrong, and how the builder says it: one text each, naming the rank. */
+#include "tests/unit/schedule/plans.h"
+
+static record_function *recorded;
+static void record(struct schedule *s) { recorded(s); }
+/* Four ranks on two hosts, rank 1 is the root. */
+static void expect(enum family family, record_function *function, const char *error)
+{
+    static const int sizes[] = { 2, 2 };
+    struct hosts hosts;
+    struct algorithm algorithm = { .name = "wrong", .family = family, .record = record };
+    struct plan p = plan_of(&algorithm, hosts_of(&hosts, sizes, 2), 1);
+    recorded = function;
+    p.shared = UINT64_MAX;
+    assert_int_equal(plan_build(&p), TUTTI_INTERNAL);
+    assert_string_equal(p.error, error);
+    assert_true(p.cycle_rank < 0);
+    plan_finish(&p);
+}
+static struct span out(const struct schedule *s) { return whole(s, s->rank, OUTPUT); }
+static struct span in(const struct schedule *s) { return whole(s, s->rank, INPUT); }
+static int peer(const struct schedule *s) { return s->rank ^ 1; }
+static int far(const struct schedule *s) { return s->rank ^ 2; }
+
+static void record_far(struct schedule *s) { step_copy(s, out(s), chunk(far(s), INPUT, 0)); }
+static void other_host(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_far, "rank 0: touches the memory of another host");
+}
+static void record_beyond(struct schedule *s) { step_copy(s, out(s), chunk(s->rank, INPUT, 1)); }
+static void record_below(struct schedule *s) { step_copy(s, out(s), chunk(s->rank, SCRATCH, -1)); }
+static void record_empty(struct schedule *s) { step_copy(s, out(s), (struct span){ s->rank, INPUT, 0, 0 }); }
+static void out_of_range(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_beyond, "rank 0: span out of range");
+    expect(ALLREDUCE, record_below, "rank 0: span out of range");
+    expect(ALLREDUCE, record_empty, "rank 0: span out of range");
+}
+static void record_lengths(struct schedule *s)
+{
+    schedule_cut(s, 2);
+    step_copy(s, out(s), chunk(s->rank, INPUT, 0));
+}
+static void lengths_differ(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_lengths, "rank 0: spans differ in length");
+}
+static void record_overlap(struct schedule *s)
+{
+    schedule_cut(s, 3);
+    step_copy(s, (struct span){ s->rank, OUTPUT, 0, 2 }, (struct span){ s->rank, OUTPUT, 1, 2 });
+}
+static void onto_a_part_of_itself(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_overlap, "rank 0: moves a span onto a part of itself");
+}
+static void record_itself(struct schedule *s)
+{
+    step_copy(s, out(s), in(s));
+    step_reduce(s, out(s), out(s));
+}
+static void into_itself(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_itself, "rank 0: reduces a span into itself");
+}
+static void record_input(struct schedule *s) { step_copy(s, in(s), chunk(peer(s), INPUT, 0)); }
+static void record_input_recv(struct schedule *s) { step_recv(s, in(s), peer(s)); }
+static void input_is_the_callers(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_input, "rank 0: writes an input chunk");
+    expect(ALLREDUCE, record_input_recv, "rank 0: writes an input chunk");
+}
+static void record_self(struct schedule *s) { step_send(s, in(s), s->rank); }
+static void record_nobody(struct schedule *s) { step_recv(s, out(s), s->size); }
+static void message_to_nobody(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_self, "rank 0: message to nobody");
+    expect(ALLREDUCE, record_nobody, "rank 0: message to nobody");
+}
+static void record_landing(struct schedule *s) { step_recv(s, chunk(peer(s), OUTPUT, 0), peer(s)); }
+static void landing_at_a_peer(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_landing, "rank 0: receives into a peer's memory");
+}
+static void record_also(struct schedule *s)
+{
+    step_copy(s, out(s), in(s));
+    step_also(s, in(s));
+}
+static void nothing_to_continue(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_also, "rank 0: continues a message that was not begun");
+}
+static void record_late_cut(struct schedule *s)
+{
+    step_copy(s, out(s), in(s));
+    schedule_cut(s, 2);
+}
+static void record_no_pieces(struct schedule *s) { schedule_cut(s, 0); }
+static void record_uneven_cut(struct schedule *s) { schedule_cut(s, 1 + s->rank / 2); }
+static void cuts(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_late_cut, "rank 0: cuts the message after the first step");
+    expect(ALLREDUCE, record_no_pieces, "rank 0: cuts the message into no pieces, or too many");
+    expect(ALLREDUCE, record_uneven_cut, "rank 2: cuts the message unlike its peers");
+}
+static void record_root_output(struct schedule *s)
+{
+    if (s->rank == 0) step_copy(s, chunk(1, OUTPUT, 0), in(s));
+    else step_copy(s, out(s), in(s));
+}
+static void record_peer_input(struct schedule *s)
+{
+    if (s->rank == 1) step_copy(s, out(s), chunk(0, INPUT, 0));
+}
+static void absent_buffers(void **state)
+{
+    (void)state;
+    expect(REDUCE, record_root_output, "rank 2: rank 2 has no such buffer");
+    expect(GATHER, record_also, "rank 0: rank 0 has no such buffer");
+    expect(BROADCAST, record_peer_input, "rank 1: rank 0 has no such buffer");
+    expect(SCATTER, record_peer_input, "rank 1: rank 0 has no such buffer");
+}
+static void record_two_writers(struct schedule *s) { step_copy(s, chunk(s->host_first, OUTPUT, 0), in(s)); }
+static void two_writers(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_two_writers, "rank 1: two ranks write one chunk");
+}
+static void record_unwritten(struct schedule *s) { step_copy(s, out(s), chunk(peer(s), SCRATCH, 3)); }
+static void nobody_writes(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_unwritten, "rank 0: reads a chunk that nobody writes");
+}
+static void record_partly(struct schedule *s)
+{
+    schedule_cut(s, 2);
+    step_copy(s, out(s), in(s));
+    step_copy(s, chunk(s->rank, OUTPUT, 0), chunk(s->rank, INPUT, 0));
+}
+static void partly_finished(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_partly, "rank 0: finishes only a part of the chunks of a step");
+}
+static void record_unanswered(struct schedule *s)
+{
+    if (s->rank == 0) step_send(s, in(s), 2);
+}
+static void record_unequal(struct schedule *s)
+{
+    if (s->rank == 0) step_send(s, in(s), 2);
+    if (s->rank == 2) step_recv(s, fresh(s, 2), 0);
+}
+static void messages_without_an_end(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_unanswered, "a message is never sent or never received");
+    expect(ALLREDUCE, record_unequal, "a message is never sent or never received");
+}
+static void record_after(struct schedule *s)
+{
+    step_copy(s, out(s), chunk(s->rank, INPUT, 7));
+    step_copy(s, out(s), chunk(far(s), INPUT, 0));
+}
+static void the_first_error_sticks(void **state)
+{
+    (void)state;
+    expect(ALLREDUCE, record_after, "rank 0: span out of range");
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(other_host),
+        cmocka_unit_test(out_of_range),
+        cmocka_unit_test(lengths_differ),
+        cmocka_unit_test(onto_a_part_of_itself),
+        cmocka_unit_test(into_itself),
+        cmocka_unit_test(input_is_the_callers),
+        cmocka_unit_test(message_to_nobody),
+        cmocka_unit_test(landing_at_a_peer),
+        cmocka_unit_test(nothing_to_continue),
+        cmocka_unit_test(cuts),
+        cmocka_unit_test(absent_buffers),
+        cmocka_unit_test(two_writers),
+        cmocka_unit_test(nobody_writes),
+        cmocka_unit_test(partly_finished),
+        cmocka_unit_test(messages_without_an_end),
+        cmocka_unit_test(the_first_error_sticks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

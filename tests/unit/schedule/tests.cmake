@@ -1,0 +1,6 @@
+foreach(name record_errors plan_build plan_check plan_print plan_cache plan_memory plan_random plan_hierarchy)
+  tutti_unit(schedule/test_${name} base schedule)
+endforeach()
+foreach(name proof mutants plan_scale)
+  tutti_unit(schedule/test_${name} base schedule collectives)
+endforeach()
