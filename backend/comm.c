@@ -134,6 +134,7 @@ static void stop_running(tutti_comm *comm, bool always)
 {
     uint32_t none = 0;
     atomic_compare_exchange_strong(&comm->stop, &none, (uint32_t)-TUTTI_ABORTED);
+    comm_knock(comm);
     driver_acquire(comm);
     if (always || comm->head || comm->messages || atomic_load(&comm->intake)) operations_abandon(comm);
     driver_release(comm);

@@ -60,6 +60,7 @@ struct tutti_comm {
 
     _Atomic uint32_t driver;                            /* 1: somebody drives */
     _Atomic(struct operation *) intake;                 /* submitted, newest first */
+    _Atomic uint32_t knock, knock_waiters;              /* wakes a driver that sleeps */
     _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
     _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
     _Atomic uint32_t scheduled;                         /* > 0: in the progress thread's hands; counts the askings */
@@ -111,6 +112,7 @@ void driver_acquire(tutti_comm *comm);                  /* waits for whoever dri
 void driver_release(tutti_comm *comm);                  /* hands what is left to the progress thread */
 tutti_status engine_acquire(void);                      /* starts the progress thread when first used */
 void engine_release(void);
+void comm_knock(tutti_comm *comm);                      /* something for whoever drives to look at */
 void engine_forget(tutti_comm *comm);                   /* returns when the progress thread has let go of it */
 
 /* ---- launch.c: from an operation to a program that can run ---- */

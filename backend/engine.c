@@ -161,6 +161,16 @@ static void schedule(tutti_comm *comm)
     }
     ring();
 }
+static void knock(tutti_comm *comm)
+{
+    atomic_fetch_add(&comm->knock, 1);
+    if (atomic_load(&comm->knock_waiters)) word_wake(&comm->knock, false);
+}
+void comm_knock(tutti_comm *comm)
+{
+    knock(comm);
+    ring();
+}
 static bool driver_try(tutti_comm *comm)
 {
     return !atomic_load_explicit(&comm->driver, memory_order_relaxed) && !atomic_exchange_explicit(&comm->driver, 1,
@@ -279,6 +289,8 @@ static void drive(tutti_comm *comm, struct operation *op)              /* until 
     for (int n = 0; atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER; n++) {
         struct wait_set blocked;
         blocked.count = 0;
+        wait_add(&blocked, &comm->knock, atomic_load_explicit(&comm->knock, memory_order_acquire), &comm->knock_waiters,
+            false);
         if (progress(comm, &blocked)) { n = -1; continue; }
         if (n % CHECK_EVERY == CHECK_EVERY - 1) check(comm);
         if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS) && n > comm->ladder.pauses + comm->ladder.yields)
@@ -303,6 +315,7 @@ tutti_status operation_run(struct operation *op, bool blocking)
     while (!atomic_compare_exchange_weak_explicit(&comm->intake, &newest, op, memory_order_release,
         memory_order_relaxed));
     schedule(comm);
+    knock(comm);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
 static void shorten_deadline(struct operation *op, int64_t timeout_ms)

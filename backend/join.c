@@ -17,6 +17,7 @@ static void peer_lost(void *context)                                    /* on th
     /* it had destroyed its communicator before */
     if (segment && atomic_load(&segment->controls[w->rank].departed)) return;
     atomic_compare_exchange_strong(&w->comm->lost, &nobody, (uint32_t)w->rank + 1);
+    comm_knock(w->comm);
 }
 static void watch_peers(tutti_comm *comm)
 {
