@@ -1,0 +1,94 @@
+/* The module torch_tutti._C: the classes for Python, and the exception for each status. Importing it needs torch to
+ * be imported. */
+#include "shim/process_group.hpp"
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+
+namespace py = pybind11;
+using tutti::Options;
+using tutti::ProcessGroupTutti;
+
+static void set_error_class(const py::module_ &exceptions, tutti_status status)
+{
+    const char *name = tutti_get_error_class(status);
+    if (!*name) return;
+    py::object type = py::getattr(exceptions, name, py::none());
+    if (type.is_none()) type = py::module_::import("builtins").attr(name);
+    tutti::error_class_set(status, type.release().ptr());
+}
+static void set_error_classes()
+{
+    auto exceptions = py::module_::import("torch_tutti.exceptions");
+#define X(name, value, message, exception) set_error_class(exceptions, TUTTI_##name);
+    TUTTI_STATUS_MAP(X)
+#undef X
+}
+static c10::intrusive_ptr<Options> copy_options(const Options &options)
+{
+    return c10::make_intrusive<Options>(options);
+}
+static std::chrono::milliseconds limit_of(const std::optional<std::chrono::milliseconds> &timeout)
+{
+    if (timeout && timeout->count() <= 0) throw py::value_error("Options: the timeout must be at least a millisecond");
+    return timeout.value_or(c10d::kUnsetTimeout);
+}
+
+static void bind_options(py::module_ &module)
+{
+    py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options",
+        "Options of one group, for the pg_options of init_process_group and new_group.\n\n"
+        "algorithm: comma-separated choices such as \"allreduce=ring,broadcast=chain\"; collectives not named are "
+        "chosen for\n"
+        "timeout: timedelta for joining and for every operation; default: the group's. An unknown name raises "
+        "ValueError when the group\n"
+        "is made.")
+        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
+            return c10::make_intrusive<Options>(std::move(algorithm), limit_of(timeout));
+        }),
+            py::arg("algorithm") = "", py::arg("timeout") = py::none())
+        .def_readwrite("algorithm", &Options::algorithm)
+        .def_property(
+            "timeout",
+            [](const Options &o) {
+                return o.timeout == c10d::kUnsetTimeout ? std::nullopt : std::make_optional(o.timeout);
+            },
+            [](Options &o, std::optional<std::chrono::milliseconds> timeout) { o.timeout = limit_of(timeout); })
+        .def("__copy__", &copy_options)
+        .def(
+            "__deepcopy__", [](const Options &options, const py::dict &) { return copy_options(options); },
+            py::arg("memo"))
+        .def("__repr__", [](const Options &o) {
+            std::string limit = o.timeout == c10d::kUnsetTimeout ? "None" : std::to_string(o.timeout.count()) + " ms";
+            return "Options(algorithm=\"" + o.algorithm + "\", timeout=" + limit + ")";
+        });
+}
+static void bind_group(py::module_ &module)
+{
+    using released = py::call_guard<py::gil_scoped_release>;
+    py::class_<ProcessGroupTutti, c10d::Backend, c10::intrusive_ptr<ProcessGroupTutti>>(module, "ProcessGroupTutti",
+        "One rank's membership of a group. Made by torch.distributed.init_process_group(\"tutti\") and new_group; "
+        "returns when all ranks have\n"
+        "joined, and raises TimeoutError, naming who is missing, when they do not in time.")
+        .def(py::init<const c10::intrusive_ptr<c10d::Store> &, int, int, std::chrono::milliseconds, const std::string &,
+                 const c10::intrusive_ptr<Options> &>(),
+            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = kBackendDefaultTimeout,
+            py::arg("group") = "", py::arg("options") = py::none(), released())
+        .def_property_readonly("options", &ProcessGroupTutti::options)
+        .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
+        /* torch asks this of a backend that can split, on the ranks that are not in the new group */
+        .def(
+            "perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
+}
+
+PYBIND11_MODULE(_C, module)
+{
+    module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
+    module.attr("torch_version") = TORCH_VERSION;
+    py::module_::import("torch.distributed");
+    set_error_classes();
+    bind_options(module);
+    bind_group(module);
+    module.def("_quiesce", &tutti::futures_quiesce, py::call_guard<py::gil_scoped_release>(),
+        "Stops completing futures; called when the interpreter exits.");
+}

@@ -1,0 +1,113 @@
+/* The backend that torch.distributed sees: every method checks its tensors, turns them into buffers and makes one
+ * call of c_api/tutti.h for each operation. No logic of communication lives here. Collective over the ranks of the
+ * group unless said otherwise. */
+#pragma once
+#include "shim/work.hpp"
+#include <c10/util/FunctionRef.h>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <unordered_map>
+
+namespace tutti {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+
+struct Options final : c10d::Backend::Options {
+    explicit Options(std::string algorithms = "", std::chrono::milliseconds limit = c10d::kUnsetTimeout)
+        : c10d::Backend::Options("tutti", limit), algorithm(std::move(algorithms))
+    {}
+    std::string algorithm; /* "allreduce=ring,broadcast=chain"; "": the core chooses */
+};
+
+/* Which call this is: for messages and profiles (title is "tutti:" and a name), and how it is to run. */
+struct Call {
+    const char *title;
+    c10d::OpType type;
+    bool async;
+    std::chrono::milliseconds timeout;
+    const char *name() const { return title + sizeof("tutti:") - 1; }
+};
+/* What a Work must keep: where an operation reads and writes, and temporaries with what is to be copied out of them. */
+struct Footprint {
+    Tensors inputs, outputs, temporaries;
+    std::vector<Part> unpack;
+};
+
+class ProcessGroupTutti final : public c10d::Backend {
+  public:
+    using Options = tutti::Options;
+
+    /* Joins the group: returns when all ranks have. options may be null. `group` is for messages. */
+    ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
+        std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options);
+    ~ProcessGroupTutti() override { communicator_->close(); }
+
+    const std::string getBackendName() const override { return "tutti"; }
+    c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+    c10::intrusive_ptr<Options> options() const { return options_; }
+    /* Virtual up to torch 2.14, so these override there, and are merely hidden by capabilities later. */
+    bool supportsSplitting() const { return true; }
+    bool supportsCoalescing() const { return true; }
+
+    WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
+    WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override;
+    WorkPointer broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;
+    WorkPointer reduce(Tensors &tensors, const c10d::ReduceOptions &options) override;
+    WorkPointer allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+    WorkPointer allgather_coalesced(
+        TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+    WorkPointer _allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options) override;
+    WorkPointer allgather_into_tensor_coalesced(
+        Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+    WorkPointer reduce_scatter(
+        Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options) override;
+    WorkPointer _reduce_scatter_base(
+        at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &options) override;
+    WorkPointer reduce_scatter_tensor_coalesced(
+        Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options) override;
+    WorkPointer alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+        std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options) override;
+    WorkPointer alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override;
+    WorkPointer gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override;
+    WorkPointer scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override;
+    WorkPointer barrier(const c10d::BarrierOptions &options) override;
+
+    WorkPointer send(Tensors &tensors, int destination, int tag) override;
+    WorkPointer recv(Tensors &tensors, int source, int tag) override;
+    WorkPointer recvAnysource(Tensors &tensors, int tag) override;
+
+    /* What this thread calls in between only starts; the Work of the end covers all of it. */
+    void startCoalescing() override;
+    WorkPointer endCoalescing() override;
+
+    void setSequenceNumberForGroup() override {} /* ours begin at 0 on every rank */
+    uint64_t getSequenceNumberForGroup() override { return sequence_; }
+    void setTimeout(std::chrono::milliseconds timeout) override;
+    c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+        const c10::intrusive_ptr<c10d::Backend::Options> &options) override;
+    c10d::ErrorType getError() override;
+    void abort() override;
+    void shutdown() override { communicator_->close(); }
+
+  private:
+    using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
+    class Batch;
+    WorkPointer launch(const Call &call, Footprint footprint, Start start);
+    c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
+    WorkPointer reduce_scatter_uneven(
+        const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
+    WorkPointer message(const Call &call, Tensors &tensors, int peer, int tag);
+    size_t size() const { return static_cast<size_t>(getSize()); }
+
+    c10::intrusive_ptr<Options> options_;
+    c10::intrusive_ptr<Communicator> communicator_;
+    std::atomic<uint64_t> sequence_{ 0 };
+    std::mutex splits_mutex_;
+    std::unordered_map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
+        splits_; /* a split is asked for once per device type */
+};
+
+} // namespace tutti
