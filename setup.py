@@ -1,0 +1,107 @@
+"""Builds libtutti with CMake and the extension torch_tutti._C against the torch that is installed, and puts both into
+the package.
+
+    pip install --no-build-isolation -e .       from a checkout
+    pip wheel --no-build-isolation --no-deps .  for others with the same minor version of torch
+
+torch's C++ interface changes with every minor version, so the package remembers which one it was built for
+(torch_tutti/_build.py).
+"""
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import setup
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ImportError as error:
+    raise SystemExit(f"tutti is built against an installed torch, and there is none here ({error}). Install torch "
+                     "(2.11 or later), then run: pip install --no-build-isolation -e .") from None
+
+ROOT = Path(__file__).resolve().parent
+CORE = Path("build") / "python"
+PACKAGE = Path("shim") / "torch_tutti"
+
+
+def version() -> str:
+    """The one in the public header."""
+    return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "c_api/tutti.h").read_text())[1]
+
+
+def use_ccache() -> None:
+    """Puts a folder in front of PATH in which the compilers are links to ccache: works for CMake, ninja and
+    setuptools alike."""
+    ccache = shutil.which("ccache")
+    if not ccache:
+        return
+    folder = ROOT / CORE / "ccache"
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = os.uname().machine
+    for name in ("cc", "c++", "gcc", "g++", "clang", "clang++", f"{machine}-linux-gnu-gcc", f"{machine}-linux-gnu-g++"):
+        link = folder / name
+        if shutil.which(name) and not link.is_symlink():
+            link.symlink_to(ccache)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def build_core() -> Path:
+    """libtutti.so, optimised; quick when nothing changed."""
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 8))
+    subprocess.run(["cmake", *generator, "-S", ROOT, "-B", ROOT / CORE, "-DCMAKE_BUILD_TYPE=Release"], check=True)
+    subprocess.run(["cmake", "--build", ROOT / CORE, "--target", "tutti", "--parallel", jobs], check=True)
+    return ROOT / CORE / "libtutti.so"
+
+
+class Build(BuildExtension):
+    """The extension, and beside it the library it is linked with and a note of the torch it is for."""
+
+    def run(self) -> None:
+        use_ccache()
+        library = build_core()
+        super().run()
+        place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
+        place.mkdir(parents=True, exist_ok=True)
+        note = f'"""Written by setup.py."""\nTORCH_VERSION = "{torch.__version__}"\n'
+        (place / "_build.py").write_text(note)
+        incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
+        shutil.copy2(library, incoming)
+        incoming.replace(place / "libtutti.so")
+
+
+extension = CppExtension(
+    "torch_tutti._C",
+    ["shim/shim.cpp", "shim/bindings.cpp"],
+    include_dirs=[str(ROOT)],
+    library_dirs=[str(ROOT / CORE)],
+    libraries=["tutti"],
+    depends=[str(path) for pattern in ("shim/*.?pp", "c_api/tutti.h") for path in ROOT.glob(pattern)],
+    extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra",
+                        "-Wno-deprecated-declarations"],
+    extra_link_args=["-Wl,-rpath,$ORIGIN"],
+)
+
+setup(
+    name="torch-tutti",
+    version=version(),
+    description="A communication backend for torch.distributed: shared memory first, one C library, no dependencies",
+    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    install_requires=["torch>=2.11"],
+    package_dir={"": "shim"},
+    packages=["torch_tutti"],
+    ext_modules=[extension],
+    cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},
+    entry_points={
+        "console_scripts": ["tutti = torch_tutti.cli:main"],
+        "torch.backends": ["tutti = torch_tutti._autoload:register"],
+        "torch.distributed.backends": ["tutti = torch_tutti._autoload:register"],
+    },
+    zip_safe=False,
+)

@@ -1,0 +1,47 @@
+"""tutti: a communication backend for torch.distributed.
+
+    torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
+
+This module holds what users may want besides that: `info()`, `schedule()`, `Options` and the exceptions. Importing it
+imports neither torch nor the library: torch itself imports it at start-up, through the entry point in `_autoload`, so
+everything here loads when used.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_tutti._C import Options, ProcessGroupTutti
+    from torch_tutti._library import info, schedule
+    from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
+                                        SystemError,
+                                        TimeoutError)
+
+_HOMES = {
+    "torch_tutti._library": ("info", "schedule", "algorithms"),
+    "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
+                               "SystemError",
+                               "InternalError"),
+    "torch_tutti._C": ("Options", "ProcessGroupTutti"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+        return version("torch-tutti")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME_OF[name] == "torch_tutti._C":
+        from torch_tutti._extension import load
+        load()
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

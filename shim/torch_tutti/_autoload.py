@@ -1,0 +1,41 @@
+"""What torch runs at the end of `import torch`, in every process, whether or not it will ever use tutti. It makes the
+name known and nothing else: no library is loaded before the first group is made. It must not raise, because that
+would break `import torch`, and it must not import torch, which is only half there when somebody imports this package
+first.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+problem: str | None = None
+"""Why the name could not be made known, if so; `tutti info` shows it."""
+
+
+def create(options: Any, group_options: Any) -> Any:
+    """Makes this rank's part of a group.
+
+    options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id).
+    group_options: the `pg_options` of the caller, a `torch_tutti.Options` or None.
+    """
+    from torch_tutti._extension import load
+    extension = load()
+    if group_options is not None and not isinstance(group_options, extension.Options):
+        kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
+        raise TypeError(f"pg_options of a tutti group must be torch_tutti.Options, not {kind}")
+    return extension.ProcessGroupTutti(store=options.store, rank=options.group_rank, size=options.group_size,
+                                       timeout=options.timeout,
+                                       group=options.group_id, options=group_options)
+
+
+def register() -> None:
+    """The entry point."""
+    global problem
+    try:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            problem = "this torch has no torch.distributed"
+        elif "tutti" not in distributed.Backend.backend_list:
+            distributed.Backend.register_backend("tutti", create, extended_api=True, devices=["cpu", "cuda"])
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"

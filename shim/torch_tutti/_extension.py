@@ -1,0 +1,41 @@
+"""Loads the C++ extension, once, after making sure that it was built for the torch that is here: with another one the
+dynamic linker's message would name a mangled symbol and nothing that helps.
+"""
+from __future__ import annotations
+
+import atexit
+from types import ModuleType
+
+_loaded: ModuleType | None = None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def check_torch(built_for: str, installed: str) -> None:
+    """Raises ImportError when the two versions of torch differ in more than the patch level."""
+    if _minor(built_for) == _minor(installed):
+        return
+    raise ImportError(
+        f"torch_tutti was built for torch {_minor(built_for)}, but torch {installed} is installed. Build it again with "
+        "this torch: run script/setup in a checkout of tutti, or: pip install --no-build-isolation --no-deps "
+        "--force-reinstall --no-cache-dir torch-tutti")
+
+
+def load() -> ModuleType:
+    """The module torch_tutti._C. Raises ImportError that says what to do."""
+    global _loaded
+    if _loaded is None:
+        import torch
+        import torch.distributed  # noqa: F401  the base classes of ours
+        try:
+            from torch_tutti import _build
+        except ImportError:
+            raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
+                              "pip install --no-build-isolation -e .") from None
+        check_torch(_build.TORCH_VERSION, torch.__version__)
+        from torch_tutti import _C
+        atexit.register(_C._quiesce)
+        _loaded = _C
+    return _loaded

@@ -1,0 +1,87 @@
+"""What the library can tell without any group, through ctypes: needs neither the extension nor, until something fails,
+torch."""
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Callable
+
+_PATH = Path(__file__).with_name("libtutti.so")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    if not _PATH.exists():
+        raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
+                          "pip install --no-build-isolation -e .")
+    library = ctypes.CDLL(str(_PATH))
+    for name in ("version", "error_string", "error_class", "last_error"):
+        getattr(library, f"tutti_get_{name}").restype = ctypes.c_char_p
+    library.tutti_collective_name.restype = ctypes.c_char_p
+    library.tutti_algorithm_name.restype = ctypes.c_char_p
+    return library
+
+
+def _check(status: int) -> None:
+    if status == 0:
+        return
+    library = _library()
+    name, text = library.tutti_get_error_class(status).decode(), library.tutti_get_last_error().decode()
+    from torch_tutti import exceptions
+    raise (getattr(exceptions, name, None) or getattr(builtins, name))(text)
+
+
+def _text(call: Callable[..., int], *arguments: Any) -> str:
+    """What a call of the kind (…, buffer, capacity, &bytes) writes: asked for its length first."""
+    needed = ctypes.c_size_t(0)
+    _check(call(*arguments, None, ctypes.c_size_t(0), ctypes.byref(needed)))
+    buffer = ctypes.create_string_buffer(needed.value + 1)
+    _check(call(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(needed)))
+    return buffer.value.decode()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def info() -> dict[str, Any]:
+    """Versions, instruction set, transports (or why one is missing), limits and settings of this process: what a bug
+    report needs."""
+    from torch_tutti import _autoload
+    try:
+        from torch_tutti._build import TORCH_VERSION as built_for
+    except ImportError:
+        built_for = None
+    packages = {"torch-tutti": _version("torch-tutti"), "torch": _version("torch"), "built for torch": built_for}
+    return {"packages": packages, "registration problem": _autoload.problem, **json.loads(_text(_library().tutti_info))}
+
+
+def algorithms() -> dict[str, list[str]]:
+    """The names of the algorithms of every collective, as `Options(algorithm=…)` and `schedule()` take them."""
+    library = _library()
+
+    def names(call: Callable[[int], bytes | None]) -> list[str]:
+        found: list[str] = []
+        while (name := call(len(found))) is not None:
+            found.append(name.decode())
+        return found
+
+    collectives = names(library.tutti_collective_name)
+    return {c: names(functools.partial(library.tutti_algorithm_name, c.encode())) for c in collectives}
+
+
+def schedule(collective: str, algorithm: str, ranks: int, root: int = 0) -> str:
+    """The steps of every rank, as text.
+
+    collective, algorithm: names from `algorithms()`. ranks: size of the group. root: for collectives that have one.
+    Raises ValueError, with the nearest name, for a name that does not exist.
+    """
+    call = functools.partial(_library().tutti_schedule_print, collective.encode(), algorithm.encode())
+    return _text(call, ctypes.c_int(ranks), ctypes.c_int(root))

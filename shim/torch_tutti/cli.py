@@ -1,0 +1,66 @@
+"""The command `tutti`: what the library knows about this machine, and the schedules of its algorithms."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Sequence
+
+from torch_tutti import _library
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    """Nested dictionaries and lists as indented lines."""
+    if not isinstance(value, (dict, list)):
+        return [f"{indent}{value}"]
+    lines: list[str] = []
+    pairs = value.items() if isinstance(value, dict) else [("-", item) for item in value]
+    for key, item in pairs:
+        if isinstance(item, (dict, list)) and item:
+            lines += [f"{indent}{key}", *_lines(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {'none' if item is None or item in ([], {}) else item}")
+    return lines
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    known = _library.info()
+    print(json.dumps(known, indent=2) if arguments.json else "\n".join(_lines(known)))
+    return 0
+
+
+def _algorithms(_: argparse.Namespace) -> int:
+    for collective, names in _library.algorithms().items():
+        print(f"{collective:16} {' '.join(names)}")
+    return 0
+
+
+def _schedule(arguments: argparse.Namespace) -> int:
+    print(_library.schedule(arguments.collective, arguments.algorithm, arguments.ranks, arguments.root), end="")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tutti", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    info = commands.add_parser("info", help="versions, transports, limits and settings: what a bug report needs")
+    info.add_argument("--json", action="store_true", help="as one JSON object")
+    info.set_defaults(run=_info)
+    commands.add_parser("algorithms", help="the algorithms of every collective").set_defaults(run=_algorithms)
+    schedule = commands.add_parser("schedule", help="the steps of every rank of an algorithm")
+    schedule.add_argument("collective", help="such as allreduce")
+    schedule.add_argument("algorithm", help="such as ring; see tutti algorithms")
+    schedule.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
+    schedule.add_argument("--root", type=int, default=0, help="of collectives that have one (default: 0)")
+    schedule.set_defaults(run=_schedule)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; 0 for success, 1 with a line on standard error otherwise."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return chosen.run(chosen)
+    except (ValueError, NotImplementedError, ImportError) as error:
+        print(f"tutti: {error}", file=sys.stderr)
+        return 1

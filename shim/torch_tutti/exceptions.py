@@ -1,0 +1,38 @@
+"""What a failed operation raises. All are `torch.distributed.DistBackendError`, so code written for other backends
+catches them too; wrong arguments raise the builtin ValueError or NotImplementedError instead and leave the group as
+it was. After any of these the group is of no more use: every further call raises the same error; destroy it.
+"""
+from torch.distributed import DistBackendError
+
+
+class Error(DistBackendError):
+    """Something went wrong with a tutti group."""
+
+
+class TimeoutError(Error):
+    """An operation, or joining, did not finish in time. The text names the ranks that were waited for."""
+
+
+class MismatchError(Error):
+    """Ranks called different operations, or the same with different counts, types, roots or reductions. The text
+    shows both sides."""
+
+
+class PeerError(Error):
+    """A rank of the group died or left. The text names it."""
+
+
+class AbortedError(Error):
+    """The group was aborted, on this rank or another, or shut down while the operation ran."""
+
+
+class ForkedError(Error):
+    """A child process used a group of its parent. Make a group in the child."""
+
+
+class SystemError(Error):
+    """The operating system refused something tutti needs: memory, a thread, a socket."""
+
+
+class InternalError(Error):
+    """A mistake of tutti's. Please report it with the text."""
