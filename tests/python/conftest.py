@@ -1,0 +1,38 @@
+"""Ranks that many tests share: two, three and four processes that have joined a tutti group, with gloo beside it as
+the judge."""
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """shared(size): the ranks of that size, started when first asked for, and again if a test has broken them."""
+    started = {}
+
+    def of_size(size):
+        if size not in started or not all(process.is_alive() for process in started[size].processes):
+            if size in started:
+                started[size].close()
+            started[size] = Ranks(size, tmp_path_factory.mktemp(f"ranks{size}"), gloo=True)
+        return started[size]
+
+    yield of_size
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """fresh(size, **options): ranks of the test's own, which it may break."""
+    started = []
+
+    def of_size(size, **options):
+        started.append(Ranks(size, tmp_path, **options))
+        return started[-1]
+
+    yield of_size
+    for ranks in started:
+        ranks.close()

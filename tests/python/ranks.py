@@ -1,0 +1,171 @@
+"""Runs functions on several ranks, each a process of its own, and collects what they return or raise.
+
+A function takes a `World` first and lives at the top of a test module. `Ranks` keeps its processes between calls, so
+that many cases share one start; a test that breaks its group uses a `Ranks` of its own. Nothing waits without a
+limit: ranks that do not answer are killed.
+"""
+import faulthandler
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+LIMIT_S = 40
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["torch", "torch.distributed", "torch_tutti", "ranks"])
+
+
+@dataclass
+class World:
+    """What a rank knows. The default group is tutti's; `gloo` is a second group of the same ranks, if asked for."""
+    rank: int
+    size: int
+    store: object = None
+    gloo: object = None
+    kept: dict = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """Of one function on one rank: its value, or the class and text of what it raised; `died` is an exit code."""
+    value: object = None
+    error: str = ""
+    text: str = ""
+    trace: str = ""
+    died: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def failed(self):
+        return bool(self.error) or self.died is not None
+
+
+def join(rank, size, path, options):
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    world = World(rank, size, dist.FileStore(path, size))
+    if options.get("join", True):
+        dist.init_process_group("tutti", store=world.store, rank=rank, world_size=size,
+                                timeout=timedelta(seconds=options.get("timeout_s", LIMIT_S)))
+        if options.get("gloo"):
+            world.gloo = dist.new_group(backend="gloo")
+    return world
+
+
+def attempt(function, *arguments):
+    begin = time.monotonic()
+    try:
+        outcome = Outcome(value=function(*arguments))
+    except BaseException as error:
+        outcome = Outcome(error=type(error).__name__, text=str(error), trace=traceback.format_exc())
+    outcome.seconds = time.monotonic() - begin
+    return outcome
+
+
+class Ranks:
+    """`size` processes that have joined one tutti group.
+
+    options: join=False (the function makes its own groups), gloo=True (a second group), timeout_s (of the tutti
+    group), environment.
+    """
+
+    def __init__(self, size, folder, **options):
+        self.size, self.options = size, options
+        path = os.path.join(folder, f"store-{os.urandom(4).hex()}")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=live, args=(rank, size, path, options, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        self.joined = self.collect(LIMIT_S)
+        broken = [f"rank {r}: {o.trace or o.died}" for r, o in enumerate(self.joined) if o.failed]
+        if broken:
+            self.close()
+            raise AssertionError("joining failed\n" + "\n".join(broken))
+
+    def collect(self, limit_s):
+        """One outcome of every rank."""
+        until = time.monotonic() + limit_s
+        outcomes = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(max(0, until - time.monotonic())):
+                self.kill()
+                raise AssertionError(f"rank {rank} of {self.size} did not answer in {limit_s} s; see standard error")
+            try:
+                outcomes.append(pipe.recv())
+            except EOFError:
+                self.processes[rank].join(5)
+                outcomes.append(Outcome(died=self.processes[rank].exitcode))
+        return outcomes
+
+    def outcomes(self, function, *arguments, limit_s=LIMIT_S):
+        """Runs it on every rank; what happened there."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        return self.collect(limit_s)
+
+    def run(self, function, *arguments, limit_s=LIMIT_S):
+        """Runs it on every rank, where it must succeed; the values."""
+        outcomes = self.outcomes(function, *arguments, limit_s=limit_s)
+        failed = [f"---- rank {r} ----\n{o.trace or f'died with {o.died}'}" for r, o in enumerate(outcomes) if o.failed]
+        assert not failed, "\n".join(failed)
+        return [outcome.value for outcome in outcomes]
+
+    def kill(self):
+        """Makes the ranks say where they hang, and ends them."""
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+                time.sleep(0.2)
+                process.kill()
+        self.close()
+
+    def close(self):
+        for pipe in self.pipes:
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def live(rank, size, path, options, pipe):
+    """The life of a rank: join, then run what comes through the pipe until None does."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.update(options.get("environment", {}))
+    signal.alarm(600)                                   # not even an orphan stays
+    faulthandler.register(signal.SIGUSR1)
+    joined = attempt(join, rank, size, path, options)
+    world, joined.value = joined.value, None
+    pipe.send(joined)
+    try:
+        while not joined.failed and (task := pipe.recv()) is not None:
+            function, arguments = task
+            pipe.send(attempt(function, world, *arguments))
+    except (EOFError, BrokenPipeError):                 # the test has given up
+        return
+    leave()
+
+
+def leave():
+    import torch.distributed as dist
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,286 @@
+"""What is only started: Works, futures, callbacks, coalescing, messages in any order, and that nothing depends on who
+holds what."""
+import gc
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def until(condition, limit_s=20):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)
+
+
+def total(world):
+    return world.size * (world.size + 1) / 2
+
+
+def check_work(world):
+    x = torch.full((1000,), world.rank + 1.0)
+    work = dist.all_reduce(x, async_op=True)
+    assert work.wait() is True and work.is_completed() and work.is_success() and work.exception() is None
+    assert torch.equal(x, torch.full((1000,), total(world)))
+    assert work.result()[0].data_ptr() == x.data_ptr()
+    assert work.wait() is True                            # again does no harm
+    first, second = dist.all_reduce(x, async_op=True), dist.barrier(async_op=True)
+    second.wait()
+    assert first.is_completed()                           # one after the other, in the order of the calls
+
+
+def test_work(shared):
+    shared(2).run(check_work)
+
+
+def check_many_in_flight(world):
+    tensors = [torch.full((i % 97 + 1,), world.rank + float(i)) for i in range(300)]
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    for work in reversed(works):
+        work.wait()
+    for i, t in enumerate(tensors):
+        assert torch.equal(t, torch.full_like(t, i * world.size + total(world) - world.size))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_many_in_flight(shared, size):
+    shared(size).run(check_many_in_flight)
+
+
+def check_dropped(world):
+    """Nobody holds Work or tensors: the operation still runs with them."""
+    seen = torch.zeros(100)
+    for _ in range(50):
+        dist.all_reduce(torch.ones(10_000), async_op=True)
+    dist.all_gather([torch.empty(100) for _ in range(world.size)], torch.ones(100), async_op=True)
+    dist.broadcast(seen, 0, async_op=True)
+    gc.collect()
+    dist.barrier()
+    mine = torch.ones(3)
+    dist.all_reduce(mine)
+    assert mine[0] == world.size
+
+
+def test_dropped_work_completes(shared):
+    shared(3).run(check_dropped)
+
+
+def check_polling(world):
+    outputs = [torch.zeros(999) for _ in range(world.size)]
+    work = dist.all_gather(outputs, torch.full((999,), float(world.rank)), async_op=True)
+    until(work.is_completed)                              # is_completed means that the list is filled, too
+    for r, out in enumerate(outputs):
+        assert torch.equal(out, torch.full((999,), float(r)))
+
+
+def test_polling_needs_no_wait(shared):
+    shared(3).run(check_polling)
+
+
+# ---- futures ----
+def check_futures(world):
+    x = torch.full((10,), world.rank + 1.0)
+    work = dist.all_reduce(x, async_op=True)
+    future = work.get_future()
+    halved = future.then(lambda f: f.value()[0] / 2)
+    assert torch.equal(halved.wait(), torch.full((10,), total(world) / 2))
+    assert isinstance(future.value(), list) and future.done()
+    assert work.get_future().done()
+    late = dist.all_reduce(torch.ones(1), async_op=True)
+    late.wait()
+    assert late.get_future().wait()[0].item() == world.size
+    quick = dist.barrier(async_op=True).get_future()
+    quick.wait()
+
+
+def test_futures(shared):
+    shared(2).run(check_futures)
+
+
+def check_callbacks_that_communicate(world):
+    """A callback that runs a collective, and one that waits for another future: PowerSGD's hook does the latter."""
+    def again(future):
+        y = future.value()[0].clone()
+        dist.all_reduce(y)
+        return y
+
+    def and_wait(future):
+        y = future.value()[0].clone()
+        return dist.all_reduce(y, async_op=True).get_future().wait()[0]
+
+    for callback in (again, and_wait):
+        futures = []
+        for _ in range(5):                                # one at a time: several need not run in the same order
+            futures.append(dist.all_reduce(torch.ones(4), async_op=True).get_future().then(callback))
+            assert futures[-1].wait()[0].item() == world.size ** 2
+
+
+def test_callbacks_that_communicate(shared):
+    shared(2).run(check_callbacks_that_communicate)
+
+
+def check_many_blocked_callbacks(world):
+    """Several callbacks block at once on futures of other groups; none keeps the others from completing."""
+    groups = world.kept.setdefault("groups", [dist.new_group() for _ in range(4)])
+    def and_wait(group):
+        return lambda f: dist.all_reduce(f.value()[0].clone(), async_op=True, group=group).get_future().wait()[0]
+    futures = [dist.all_reduce(torch.ones(2), async_op=True, group=g).get_future().then(and_wait(g)) for g in groups]
+    assert [f.wait()[0].item() for f in futures] == [float(world.size ** 2)] * len(groups)
+
+
+def test_blocked_callbacks(shared):
+    shared(2).run(check_many_blocked_callbacks)
+
+
+# ---- coalescing ----
+def check_coalescing(world):
+    device = torch.device("cpu")
+    tensors = [torch.full((n,), world.rank + 1.0) for n in (1, 10, 0, 1000)]
+    with dist._coalescing_manager(device=device):
+        for t in tensors:
+            dist.all_reduce(t)
+    for t in tensors:
+        assert torch.equal(t, torch.full_like(t, total(world)))
+    outs = [torch.zeros(n * world.size) for n in (3, 5)]
+    ins = [torch.full((n,), float(world.rank)) for n in (3, 5)]
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        for o, i in zip(outs, ins):
+            dist.all_gather_into_tensor(o, i)
+    manager.wait()
+    for o, n in zip(outs, (3, 5)):
+        assert torch.equal(o, torch.arange(world.size).repeat_interleave(n).float())
+    dist.all_reduce_coalesced(tensors)
+    for t in tensors:
+        assert torch.equal(t, torch.full_like(t, total(world) * world.size))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("size", [2, 3])
+def test_coalescing(shared, size):
+    shared(size).run(check_coalescing)
+
+
+def check_coalesced_work(world):
+    """The Work of the end covers everything since the start, and the group works on after an exception in between."""
+    group = dist.group.WORLD
+    device = torch.device("cpu")
+    group._start_coalescing(device)
+    tensors = [torch.full((n,), world.rank + 1.0) for n in (7, 70_000)]
+    works = [group.allreduce([t]) for t in tensors]
+    for work in works:
+        work.wait()                                       # what has been started can be waited for before the end
+    group.allreduce([tensors[0]])
+    work = group._end_coalescing(device)
+    work.wait()
+    assert work.is_completed() and torch.equal(tensors[0], torch.full((7,), total(world) * world.size))
+    group._start_coalescing(device)                       # never ended
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    group._start_coalescing(device)
+    dist.all_reduce(x)
+    group._end_coalescing(device).wait()
+    assert x[0] == world.size ** 2
+
+
+def test_coalesced_work(shared):
+    shared(2).run(check_coalesced_work)
+
+
+# ---- messages ----
+def check_messages(world):
+    me, p = world.rank, world.size
+    right, left = (me + 1) % p, (me - 1) % p
+    x, y = torch.full((100,), float(me)), torch.empty(100)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, left), dist.P2POp(dist.isend, x, right)]):
+        work.wait()
+    assert y[0] == left
+    for count in (0, 1, 5, 200_000):                      # receives posted in another order than the sends
+        sends = [dist.isend(torch.full((count,), me * 10.0 + tag), right, tag=tag) for tag in (1, 2, 3)]
+        outs = {tag: torch.empty(count) for tag in (3, 1, 2)}
+        works = [dist.irecv(out, left, tag=tag) for tag, out in outs.items()]
+        for work in [*works, *sends]:
+            work.wait()
+        for tag, out in outs.items():
+            assert torch.equal(out, torch.full((count,), left * 10.0 + tag))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages(shared, size):
+    shared(size).run(check_messages)
+
+
+def check_any_source(world):
+    if world.rank:
+        dist.send(torch.tensor([float(world.rank)]), 0)
+        return None
+    senders, x = set(), torch.empty(1)
+    for _ in range(world.size - 1):
+        sender = dist.recv(x)
+        assert x.item() == sender
+        senders.add(sender)
+    return senders
+
+
+def test_any_source(shared):
+    assert shared(4).run(check_any_source)[0] == {1, 2, 3}
+
+
+def check_blocking_messages(world):
+    for i in range(50):
+        x = torch.tensor([float(i)])
+        if world.rank == i % 2:
+            dist.send(x, 1 - world.rank)
+        else:
+            got = torch.empty(1)
+            dist.recv(got, 1 - world.rank)
+            assert got.item() == i
+
+
+def test_blocking_messages(shared):
+    shared(2).run(check_blocking_messages)
+
+
+# ---- threads ----
+def check_threads(world):
+    """Two groups, each used by a thread of its own, and a third by the main thread."""
+    groups = world.kept.setdefault("threads", [dist.new_group() for _ in range(2)])
+    failures = []
+
+    def body(group):
+        try:
+            for i in range(200):
+                x = torch.full((i + 1,), 1.0)
+                dist.all_reduce(x, group=group)
+                assert x[0] == world.size
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=body, args=(g,)) for g in groups]
+    for thread in threads:
+        thread.start()
+    body(None)
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(t.is_alive() for t in threads)
+
+
+def test_threads(shared):
+    shared(2).run(check_threads)
+
+
+def check_profile(world):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(5, 4))
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        dist.all_gather([torch.empty(2) for _ in range(world.size)], torch.ones(2))
+    events = [(e.name, e.input_shapes) for e in profile.events() if e.name.startswith("tutti:")]
+    return [name for name, _ in events], events[0][1]
+
+
+def test_profiler_sees_operations(shared):
+    for names, shapes in shared(2).run(check_profile):
+        assert sorted(names) == ["tutti:all_gather", "tutti:all_reduce", "tutti:all_reduce"]
+        assert shapes == [[5, 4]]

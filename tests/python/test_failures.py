@@ -1,0 +1,273 @@
+"""What goes wrong between ranks: every rank gets an error of the right class that says what happened, in time, and
+the group can be destroyed. Each test breaks groups of its own."""
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def failures(outcomes, kind, *pieces):
+    """All of them failed with this class, and all texts have all pieces."""
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error == kind, f"rank {rank}: {outcome.error or outcome.value}: {outcome.text}\n{outcome.trace}"
+        for piece in pieces:
+            assert piece in outcome.text, f"rank {rank}: {piece!r} is not in: {outcome.text}"
+
+
+# ---- ranks that disagree ----
+def disagree_about(world, what):
+    me = world.rank
+    {
+        "operation": lambda: dist.all_reduce(torch.ones(4)) if me else dist.broadcast(torch.ones(4), 0),
+        "count": lambda: dist.all_reduce(torch.ones(4 + me)),
+        "dtype": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float32 if me else torch.float64)),
+        "root": lambda: dist.broadcast(torch.ones(4), me),
+        "reduction": lambda: dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if me else dist.ReduceOp.SUM),
+        "async": lambda: dist.all_reduce(torch.ones(4 + me), async_op=True).wait(),
+        "future": lambda: dist.all_reduce(torch.ones(4 + me), async_op=True).get_future().wait(),
+        "large": lambda: dist.all_reduce(torch.ones(500_000 + me)),
+        "splits": lambda: dist.all_to_all_single(torch.empty(2), torch.empty(2), [1, 1], [2, 0] if me else [1, 1]),
+    }[what]()
+
+
+SIDES = {"operation": ["broadcast", "all"], "count": ["4", "5"], "dtype": ["float32", "float64"],
+         "root": ["root 0", "root 1"],
+         "reduction": ["sum", "max"], "async": ["4", "5"], "future": ["4", "5"], "large": ["500000",
+                                                                                           "500001"], "splits": []}
+
+
+@pytest.mark.parametrize("what", SIDES)
+def test_disagreement_is_an_error_on_every_rank(fresh, what):
+    failures(fresh(2).outcomes(disagree_about, what), "MismatchError", *SIDES[what])
+
+
+def one_differs(world):
+    dist.all_reduce(torch.ones(9 if world.rank == 2 else 3))
+
+
+def test_one_of_four_differs(fresh):
+    failures(fresh(4).outcomes(one_differs), "MismatchError", "9", "3")
+
+
+def after_failure(world):
+    import torch_tutti
+    try:
+        dist.all_reduce(torch.ones(4 + world.rank))
+    except torch_tutti.MismatchError as error:
+        assert isinstance(error, torch_tutti.Error) and isinstance(error, dist.DistBackendError)
+        first = str(error)
+    with pytest.raises(torch_tutti.MismatchError) as again:
+        dist.barrier()
+    assert str(again.value) == first                      # it tells the same ever after
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    return time.monotonic() - begin
+
+
+def test_group_stays_failed_and_can_be_destroyed(fresh):
+    assert max(fresh(2).run(after_failure)) < 5
+
+
+# ---- ranks that are late, absent or dead ----
+def join_late(world):
+    if world.rank == 1:
+        return "absent"
+    dist.init_process_group("tutti", store=world.store, rank=world.rank, world_size=world.size,
+                            timeout=timedelta(seconds=1.5))
+
+
+def test_rank_that_never_joins_is_named(fresh):
+    outcomes = fresh(3, join=False).outcomes(join_late)
+    assert outcomes[1].value == "absent"
+    failures([outcomes[0], outcomes[2]], "TimeoutError", "1")
+
+
+def never_call(world, kind):
+    if world.rank == 1:
+        time.sleep(4)
+        return "slept"
+    x = torch.ones(3)
+    if kind == "blocking":
+        dist.all_reduce(x)
+    elif kind == "async":
+        dist.all_reduce(x, async_op=True).wait()
+    elif kind == "wait":
+        dist.all_reduce(x, async_op=True).wait(timedelta(seconds=1))
+    elif kind == "recv":
+        dist.recv(x, 1)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async", "wait", "recv"])
+def test_rank_that_never_calls(fresh, kind):
+    outcomes = fresh(2, timeout_s=60 if kind == "wait" else 1).outcomes(never_call, kind)
+    failures(outcomes[:1], "TimeoutError", "1")
+    assert outcomes[0].seconds < 3.5
+
+
+def set_timeout(world):
+    dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
+    if world.rank == 0:
+        dist.barrier()
+    time.sleep(2)
+
+
+def test_timeout_can_be_changed(fresh):
+    outcomes = fresh(2).outcomes(set_timeout)
+    failures(outcomes[:1], "TimeoutError")
+    assert outcomes[0].seconds < 3
+
+
+def die(world, kind):
+    dist.barrier()
+    if world.rank == 1:
+        if kind == "middle":
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        if kind == "async":
+            dist.all_reduce(torch.ones(1000), async_op=True).wait()
+        elif kind == "messages":
+            dist.recv(torch.empty(1), 1)
+        else:
+            dist.all_reduce(torch.ones(100_000))
+
+
+@pytest.mark.parametrize("kind", ["blocking", "middle", "async", "messages"])
+def test_killed_rank_is_named_by_all_others(fresh, kind):
+    outcomes = fresh(3).outcomes(die, kind)
+    assert outcomes[1].died == -signal.SIGKILL
+    failures([outcomes[0], outcomes[2]], "PeerError", "rank 1")
+    assert max(outcomes[0].seconds, outcomes[2].seconds) < 5
+
+
+def die_in_backward(world):
+    from torch.nn.parallel import DistributedDataParallel
+    model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(50, 50) for _ in range(4)]),
+                                    bucket_cap_mb=0.01)
+    model(torch.ones(2, 50)).sum().backward()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        model(torch.ones(2, 50)).sum().backward()
+
+
+def test_error_keeps_its_class_through_backward(fresh):
+    failures(fresh(2).outcomes(die_in_backward)[:1], "PeerError", "rank 1")
+
+
+# ---- ending on purpose ----
+def abort(world):
+    import torch_tutti
+    x = torch.ones(3)
+    if world.rank == 0:
+        time.sleep(0.3)
+        dist.group.WORLD.abort()
+        with pytest.raises(torch_tutti.AbortedError):
+            dist.barrier()
+        return
+    with pytest.raises(torch_tutti.AbortedError):
+        dist.all_reduce(x)
+
+
+def test_abort_ends_it_everywhere(fresh):
+    assert max(o.seconds for o in fresh(2).outcomes(abort)) < 5
+
+
+def shut_down(world):
+    import torch_tutti
+    if world.rank == 1:
+        time.sleep(1)
+        return
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    future = dist.barrier(async_op=True).get_future()
+    dist.destroy_process_group()
+    with pytest.raises(torch_tutti.AbortedError):
+        work.wait()
+    with pytest.raises(torch_tutti.AbortedError):
+        future.wait()
+    assert work.is_completed() and not work.is_success() and isinstance(work.exception(), torch_tutti.AbortedError)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_destroying_ends_what_runs(fresh):
+    fresh(2).run(shut_down)
+
+
+def shut_down_under_a_waiter(world):
+    if world.rank == 1:
+        time.sleep(2)
+        return None
+    group, seen = dist.group.WORLD, []
+
+    def wait():
+        try:
+            dist.all_reduce(torch.ones(3))
+        except Exception as error:
+            seen.append(type(error).__name__)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    group.shutdown()
+    thread.join(10)
+    return seen
+
+
+def test_shutdown_lets_a_waiting_thread_go(fresh):
+    assert fresh(2).run(shut_down_under_a_waiter)[0] == ["AbortedError"]
+
+
+def use_in_a_child(world):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        try:
+            dist.all_reduce(torch.ones(1))
+            text = b"no error"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}".encode()
+        os.write(write, text)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    dist.barrier()                                         # the parent's group does not mind
+    return text
+
+
+def test_child_process_is_told(fresh):
+    for text in fresh(2).run(use_in_a_child):
+        assert text.startswith("ForkedError") and "child" in text
+
+
+EXIT = """
+import sys, torch, torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("tutti", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+dist.all_reduce(torch.ones(2))
+if rank == 0:
+    dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: print("called"))
+print("end")
+"""
+
+
+def test_exit_without_destroying(tmp_path):
+    """The interpreter ends with a callback pending: no crash, no hang."""
+    import subprocess
+    import sys
+    script = tmp_path / "leave.py"
+    script.write_text(EXIT)
+    ranks = [subprocess.Popen([sys.executable, script, str(r), str(tmp_path / "store")], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE,
+                              text=True) for r in range(2)]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0 and "end" in out, err

@@ -1,0 +1,221 @@
+"""Making groups: one rank, several groups, other stores, ranks that are threads of one process, options, splitting,
+sequence numbers."""
+import copy
+import datetime
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+# ---- one rank ----
+def alone(world):
+    dist.init_process_group("tutti", store=world.store, rank=0, world_size=1)
+    x = torch.arange(5.0)
+    dist.all_reduce(x)
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    dist.broadcast(x, 0)
+    dist.reduce(x, 0)
+    lists = [torch.empty(5)]
+    dist.all_gather(lists, x)
+    out = torch.empty(5)
+    dist.reduce_scatter(out, [x])
+    assert torch.equal(out, x) and torch.equal(lists[0], x) and torch.equal(x, torch.arange(5.0))
+    dist.gather(x, lists, dst=0)
+    dist.scatter(out, [x + 1], src=0)
+    assert torch.equal(out, x + 1)
+    dist.all_to_all_single(out, x)
+    dist.all_to_all(lists, [x])
+    assert torch.equal(out, x)
+    dist.barrier()
+    assert dist.all_reduce(x, async_op=True).get_future().wait()[0][4] == 4
+    everything = [None]
+    dist.all_gather_object(everything, "me")
+    assert everything == ["me"]
+
+
+def test_group_of_one(fresh):
+    fresh(1, join=False).run(alone)
+
+
+# ---- several groups ----
+def several(world):
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 0])]
+    for number, ranks in enumerate(([0, 1], [1, 2], [2, 0])):
+        if world.rank in ranks:
+            x = torch.full((3,), float(world.rank))
+            dist.all_reduce(x, group=pairs[number])
+            assert x[0] == sum(ranks)
+            dist.broadcast(x, ranks[0], group=pairs[number])
+    for group in pairs:
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    dist.barrier()
+    many = [dist.new_group() for _ in range(20)]
+    for group in many:
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group)
+        assert x[0] == world.size
+    if world.rank < 2:                                    # only members call
+        local = dist.new_group([0, 1], use_local_synchronization=True)
+        dist.barrier(group=local)
+    dist.barrier()
+
+
+def test_several_groups(fresh):
+    fresh(3).run(several)
+
+
+def again(world):
+    for turn in range(3):
+        dist.init_process_group("tutti", store=dist.PrefixStore(str(turn), world.store), rank=world.rank,
+                                world_size=world.size)
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        assert x[0] == world.size
+        dist.destroy_process_group()
+
+
+def test_a_group_after_another(fresh):
+    fresh(2, join=False).run(again)
+
+
+def splits(world):
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    for name in ("data", "model"):
+        x = torch.tensor([float(world.rank)])
+        dist.all_reduce(x, group=mesh.get_group(name))
+        members = [world.rank % 2, world.rank % 2 + 2] if name == "data" else [world.rank // 2 * 2,
+                                                                               world.rank // 2 * 2 + 1]
+        assert x.item() == sum(members)
+    part = dist.group.WORLD.split_group([1, 3], datetime.timedelta(seconds=20), None, "odd", "odd ranks")
+    if world.rank in (1, 3):
+        x = torch.ones(1)
+        work = part.allreduce([x])
+        work.wait()
+        assert x.item() == 2
+    dist.barrier()
+
+
+def test_meshes_and_splitting(fresh):
+    fresh(4).run(splits)
+
+
+# ---- stores ----
+def over_tcp(world, port):
+    store = dist.TCPStore("127.0.0.1", port, world.size, world.rank == 0)
+    dist.init_process_group("tutti", store=store, rank=world.rank, world_size=world.size)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    assert x[0] == world.size
+
+
+def test_tcp_store(fresh):
+    import socket
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fresh(3, join=False).run(over_tcp, port)
+
+
+def test_ranks_as_threads_of_one_process():
+    """A HashStore lives in one process, and so may all ranks of a group."""
+    import torch_tutti
+    store, size = dist.HashStore(), 3
+    sums, failures = {}, []
+
+    def body(rank):
+        try:
+            group = torch_tutti.ProcessGroupTutti(store, rank, size, datetime.timedelta(seconds=30))
+            options = dist.AllreduceOptions()
+            for asynchronous in (False, True):
+                options.asyncOp = asynchronous
+                x = torch.full((10_000,), rank + 1.0)
+                group.allreduce([x], options).wait()
+                sums[rank, asynchronous] = x[-1].item()
+            group.shutdown()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+    assert set(sums.values()) == {6.0} and len(sums) == 2 * size
+
+
+# ---- options ----
+def test_options_can_be_copied():
+    import torch_tutti
+    options = torch_tutti.Options(algorithm="allreduce=ring", timeout=datetime.timedelta(seconds=7))
+    for other in (copy.copy(options), copy.deepcopy(options)):
+        assert other is not options and other.algorithm == "allreduce=ring"
+        assert other.timeout == datetime.timedelta(seconds=7)
+    other.algorithm = ""
+    assert options.algorithm == "allreduce=ring" and "ring" in repr(options) and torch_tutti.Options().timeout is None
+
+
+def with_options(world):
+    import torch_tutti
+    for name in torch_tutti.algorithms()["allreduce"]:
+        group = dist.new_group(pg_options=torch_tutti.Options(algorithm=f"allreduce={name}",
+                                                              timeout=datetime.timedelta(seconds=30)))
+        for count in (1, 1000, 100_003):
+            x = torch.full((count,), world.rank + 1.0)
+            dist.all_reduce(x, group=group)
+            assert x[0] == x[-1] == world.size * (world.size + 1) / 2, name
+        dist.destroy_process_group(group)
+    group = dist.new_group(pg_options=torch_tutti.Options(timeout=datetime.timedelta(seconds=30)))
+    assert group._get_backend(torch.device("cpu")).options.timeout == datetime.timedelta(seconds=30)
+    assert dist.get_backend(group) == "tutti"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_algorithm_by_name(fresh, size):
+    fresh(size).run(with_options)
+
+
+def sequence(world):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if not hasattr(backend, "_get_sequence_number_for_group"):
+        return "not bound"
+    before = backend._get_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    return backend._get_sequence_number_for_group() - before
+
+
+def test_sequence_numbers(fresh):
+    values = fresh(2).run(sequence)
+    if values[0] == "not bound":
+        pytest.skip("this torch does not let Python ask a backend for its sequence number")
+    assert values == [2, 2]
+
+
+def both_devices(world):
+    dist.init_process_group("cpu:tutti,cuda:tutti", store=world.store, rank=world.rank, world_size=world.size)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == world.size
+    backends = {id(dist.group.WORLD._get_backend(torch.device(d))) for d in ("cpu", "cuda")}
+    assert len(backends) == 1
+
+
+def test_device_strings(fresh):
+    fresh(2, join=False).run(both_devices)
+
+
+def in_debug_mode(world):
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    lists = [torch.empty(3) for _ in range(world.size)]
+    dist.all_gather(lists, x)
+    assert lists[-1][0] == world.size
+
+
+def test_detail_debug_level(fresh):
+    fresh(2, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(in_debug_mode)

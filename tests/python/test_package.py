@@ -1,0 +1,160 @@
+"""The package around the library: known to torch without an import, quick and harmless to load, clear when built for
+another torch, and the command."""
+import ast
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+
+def python(code, *arguments, environment=None, check=True):
+    """Runs code in a new interpreter; what it prints."""
+    import os
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})})
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout if check else done
+
+
+# ---- the entry point ----
+def test_name_is_known_without_an_import_and_nothing_is_loaded():
+    out = python("""
+import sys, torch, torch.distributed as dist
+assert "tutti" in dist.Backend.backend_list
+assert dist.Backend.backend_capability["tutti"] == ["cpu", "cuda"]
+maps = open("/proc/self/maps").read()
+print([m for m in sys.modules if m.startswith("torch_tutti")], "libtutti" in maps)
+""")
+    names, loaded = out.split("] ")
+    assert ast.literal_eval(names + "]") == ["torch_tutti", "torch_tutti._autoload"] and loaded.strip() == "False"
+
+
+def test_package_can_be_imported_before_torch():
+    python("import torch_tutti, sys; assert 'torch' not in sys.modules; import torch; torch_tutti.Options()")
+
+
+def test_entry_point_does_not_raise():
+    python("""
+import torch, torch.distributed as dist
+from torch_tutti import _autoload
+def broken(*_, **__):
+    raise RuntimeError("no")
+dist.Backend.register_backend = broken
+dist.Backend.backend_list = []
+_autoload.register()
+assert _autoload.problem == "RuntimeError: no"
+""")
+
+
+def test_entry_points_are_installed():
+    from importlib.metadata import entry_points
+    for group in ("torch.backends", "torch.distributed.backends"):
+        assert [e.value for e in entry_points(group=group) if e.name == "tutti"] == ["torch_tutti._autoload:register"]
+
+
+def test_autoloaded_modules_import_little():
+    """Neither torch nor anything that is slow to import, at the top of what `import torch` runs."""
+    import torch_tutti
+    folder = Path(torch_tutti.__file__).parent
+    for name in ("__init__.py", "_autoload.py"):
+        tree = ast.parse((folder / name).read_text())
+        modules = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
+        modules |= {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}
+        assert modules <= {"__future__", "importlib", "typing", "sys"}, name
+
+
+# ---- built for another torch ----
+def test_library_for_another_torch_says_what_to_do():
+    code = """
+import torch, torch_tutti
+from torch_tutti import _build
+_build.TORCH_VERSION = "2.7.1+cu126"
+try:
+    torch_tutti.Options
+except ImportError as error:
+    print(error)
+"""
+    text = python(code)
+    import torch
+    for piece in ("built for torch 2.7,", torch.__version__, "pip install", "script/setup"):
+        assert piece in text
+
+
+def test_patch_levels_do_not_matter():
+    from torch_tutti._extension import check_torch
+    check_torch("2.13.0+cpu", "2.13.7+cu130")
+    with pytest.raises(ImportError):
+        check_torch("2.13.0", "2.14.0")
+
+
+def test_extension_is_for_this_torch():
+    import torch
+    from torch_tutti._extension import load
+    assert torch.__version__.startswith(load().torch_version)
+
+
+# ---- introspection ----
+def test_info_is_plain_data():
+    import torch_tutti
+    info = torch_tutti.info()
+    assert info["packages"]["torch-tutti"] == torch_tutti.__version__ and json.loads(json.dumps(info)) == info
+
+
+def test_schedule_lists_every_rank():
+    import torch_tutti
+    collectives = torch_tutti.algorithms()
+    assert "ring" in collectives["allreduce"]
+    text = torch_tutti.schedule("allreduce", "ring", ranks=4)
+    assert len(text) > 100 and all(f"{rank}" in text for rank in range(4))
+    with pytest.raises(ValueError, match="ring"):
+        torch_tutti.schedule("allreduce", "rign", ranks=4)
+
+
+def test_unknown_attribute():
+    import torch_tutti
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        torch_tutti.nothing_like_this
+    assert "Options" in dir(torch_tutti)
+
+
+COMMANDS = {"module": [sys.executable, "-m", "torch_tutti"],
+            "script": [str(Path(sysconfig.get_path("scripts")) / "tutti")]}
+
+
+@pytest.mark.parametrize("way", COMMANDS)
+def test_command(way):
+    def run(*arguments):
+        return subprocess.run([*COMMANDS[way], *arguments], capture_output=True, text=True, timeout=60)
+
+    assert json.loads(run("info", "--json").stdout)["packages"]["torch-tutti"]
+    assert "torch-tutti" in run("info").stdout
+    assert "ring" in run("algorithms").stdout
+    assert run("schedule", "allreduce", "ring", "--ranks", "3").stdout.strip()
+    wrong = run("schedule", "allreduce", "rign")
+    assert wrong.returncode == 1 and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert run().returncode == 2
+
+
+# ---- under torchrun ----
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("tutti")
+x = torch.full((1000,), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+assert "torch_tutti" in sys.modules and x[0] == 3
+print(f"rank {dist.get_rank()} has {x[0].item()}\\n", end="", flush=True)    # one write: both ranks share the pipe
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_without_an_import(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                           str(script)],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 has 3.0" in done.stdout and "rank 1 has 3.0" in done.stdout
