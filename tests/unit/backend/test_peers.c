@@ -356,8 +356,12 @@ static bool victim_has_children;
 static void leave_children(void)                                       /* that have inherited everything */
 {
     if (!victim_has_children) return;
-    if ((world->orphans[0] = fork()) == 0) { nap(4 * GENEROUS_MS); _exit(0); }
-    if ((world->orphans[1] = fork()) == 0) { execlp("sleep", "sleep", "20", (char *)NULL); _exit(1); }
+    pid_t forked = fork();
+    if (forked == 0) { nap(4 * GENEROUS_MS); _exit(0); }
+    pid_t executed = fork();
+    if (executed == 0) { execlp("sleep", "sleep", "20", (char *)NULL); _exit(1); }
+    world->orphans[0] = forked;
+    world->orphans[1] = executed;
 }
 static void lose_one(void)                                             /* the last */
 {
@@ -376,7 +380,7 @@ static void lose_one(void)                                             /* the la
     if (rank == size - 1) raise(SIGKILL);
     await_loss(&losses[size - 1]);
     for (int i = 0; rank == 0 && victim_has_children && i < 2; i++)
-        REQUIRE(kill(world->orphans[i], SIGKILL) == 0);                /* they were there all the time */
+        REQUIRE(world->orphans[i] > 0 && kill(world->orphans[i], SIGKILL) == 0);       /* they were there all the time */
     REQUIRE(peer_is_gone(peers[size - 1]));
     REQUIRE(peer_send_descriptor(peers[size - 1], world->identity[0].nonce, STDIN_FILENO) == TUTTI_PEER_LOST);
     barrier(size - 1);
