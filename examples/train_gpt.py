@@ -328,8 +328,8 @@ def main():
         status = work(options)
     except KeyboardInterrupt:
         status = 130
-    # A thread of gloo's may still be about to free a tensor, which aborts the process when Python is being taken down by
-    # then (one run of eight, torch 2.13). So a rank leaves without taking it down.
+    # A thread of gloo's may still be about to free a tensor, which aborts the process when Python is being taken down
+    # by then (one run of eight, torch 2.13). So a rank leaves without taking it down.
     sys.stdout.flush()
     os._exit(status)
 

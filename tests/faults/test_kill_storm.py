@@ -27,11 +27,20 @@ def test_a_good_end_is_well():
     assert kill_storm.judge(replace(PLAN, both=True), kill_storm.Outcome(died="ended with -9 and said nothing")) == ""
 
 
-@pytest.mark.parametrize("change", [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"},
-                                    {"finished": True}, {"status": rank.TIMEOUT}, {"text": "rank 0 died, seen by rank 1"}, {"text": "gone"},
-                                    {"left": ["socket 12345"]}])
+BAD = [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"}, {"finished": True}, {"text": "gone"},
+       {"status": rank.TIMEOUT}, {"text": "rank 0 died, seen by rank 1"}, {"left": ["socket 12345"]}]
+
+
+@pytest.mark.parametrize("change", BAD)
 def test_a_bad_end_is_noticed(change):
     assert kill_storm.judge(PLAN, replace(WELL, **change))
+
+
+def test_who_could_not_be_reached_is_blamed():
+    joining = replace(PLAN, phase="init")
+    told = kill_storm.Outcome(status=rank.SYSTEM, text="rank 0 of group cannot reach rank 1: it hung up")
+    assert kill_storm.judge(joining, told) == ""
+    assert kill_storm.judge(replace(joining, victim=0), told)
 
 
 def test_traces_are_noticed(tmp_path):
