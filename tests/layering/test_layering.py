@@ -1,0 +1,265 @@
+"""The repository keeps its own rules: who may include whom, where a header or a call may appear at all, and the
+sizes that keep files readable. The rules are tables; a test of the tests breaks each of them."""
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 600, 120, 60
+
+# room: what its files may include of ours, besides themselves. The longest room that a path begins with is the file's.
+MAY_INCLUDE = {
+    "c_api/": ["backend/"],
+    "c_api/tutti.h": [],
+    "backend/": ["c_api/tutti.h", "backend/", "kernels/"],
+    "backend/base/": ["c_api/tutti.h"],
+    "backend/schedule/": ["c_api/tutti.h", "backend/base/"],
+    "backend/collectives/": ["backend/schedule/schedule.h"],
+    "backend/host/": ["c_api/tutti.h", "backend/base/"],
+    "backend/transports/": ["c_api/tutti.h", "backend/base/"],
+    "backend/devices/": ["c_api/tutti.h", "backend/base/"],
+    "backend/model/": ["c_api/tutti.h", "backend/base/", "backend/schedule/"],
+    "backend/groups/": ["c_api/tutti.h", "backend/base/", "backend/schedule/"],
+    "kernels/": ["c_api/tutti.h"],
+    "zero/": ["c_api/tutti.h"],
+    "shim/": ["c_api/tutti.h", "zero/zero.h"],
+    "examples/": ["c_api/tutti.h"],
+    "tests/": ["c_api/", "backend/", "kernels/", "zero/"],
+}
+# foreign headers: the only places they may be included from
+ONLY_FROM = {
+    r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/"],
+    r"uc[pst]/": ["backend/transports/ucx.c"],
+    r"infiniband/|rdma/": ["backend/transports/verbs.c"],
+    r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
+}
+# calls: the only places of the library they may be written in
+CALLS_ONLY_IN = {
+    r"(?:secure_)?getenv": ["backend/base/settings.c"],
+    r"malloc|calloc|realloc|aligned_alloc|posix_memalign": ["backend/base/memory.c"],
+    r"abort|exit|_exit|_Exit|quick_exit": [],
+    r"signal|sigaction": [],
+}
+LIBRARY = ("c_api/", "backend/", "kernels/", "zero/")
+# what the Python package may import
+PYTHON_MAY_IMPORT = {"shim/torch_tutti/": {"torch", "torch_tutti", "numpy", "matplotlib"}, "examples/": {"torch"}}
+
+
+# ---- reading ----
+def tracked():
+    """Files of the repository, those not yet added included."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip(f"not a git checkout, so there is no list of files: {listed.stderr.strip()}")
+    return sorted(name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file())
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8", errors="strict")
+
+
+def is_c(name):
+    return name.endswith((".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"))
+
+
+def without_comments(text):
+    """Comments and the insides of literals become spaces; lines stay where they are."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
+
+
+def without_directives(text):
+    return re.sub(r"^[ \t]*#(?:.*\\\n)*.*", blank, text, flags=re.MULTILINE)
+
+
+def blank(found):
+    return re.sub(r"[^\n]", " ", found.group())
+
+
+def line_of(found, text):
+    return text.count("\n", 0, found.start()) + 1
+
+
+def room_of(name, rooms):
+    return max((room for room in rooms if name.startswith(room)), key=len, default=None)
+
+
+# ---- the rules; each yields what it finds wrong ----
+def included_wrongly(name, text):
+    room = room_of(name, MAY_INCLUDE)
+    for quoted, angled in re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', text, re.MULTILINE):
+        if quoted and room and not quoted.startswith((room, *MAY_INCLUDE[room])):
+            yield f"{name} may not include {quoted}"
+        for header, places in ONLY_FROM.items():
+            if re.match(header, quoted or angled) and not name.startswith(tuple(places)):
+                yield f"{name} may not include {quoted or angled}: only {places}"
+
+
+def included_from_elsewhere(name, text):
+    for quoted in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
+        if not (ROOT / quoted).is_file():
+            yield f'{name} includes "{quoted}", which is not a path from the root of the repository'
+
+
+def called_wrongly(name, text):
+    if not name.startswith(LIBRARY):
+        return
+    for call, places in CALLS_ONLY_IN.items():
+        for found in re.finditer(rf"(?<![\w.>])({call})\s*\(", without_comments(text)):
+            if name not in places:
+                yield f"{name}:{line_of(found, text)} calls {found.group(1)}, which only {places or 'nobody'} may"
+
+
+def imported_wrongly(name, text):
+    room = room_of(name, PYTHON_MAY_IMPORT)
+    for node in ast.walk(ast.parse(text)) if room else []:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [node.module]
+        for module in modules:
+            top = module.split(".")[0]
+            if top not in sys.stdlib_module_names and top not in PYTHON_MAY_IMPORT[room]:
+                yield f"{name} may not import {module}"
+
+
+def too_long(name, text):
+    lines = text.splitlines()
+    if len(lines) > LONGEST_FILE:
+        yield f"{name} has {len(lines)} lines"
+    for number, line in enumerate(lines, 1):
+        if len(line) > longest_line(name):
+            yield f"{name}:{number} has {len(line)} columns"
+
+
+def longest_line(name):
+    """The public header is set as a table, one declaration a line."""
+    return 180 if name == "c_api/tutti.h" else LONGEST_LINE
+
+
+def kind_of_brace(head, inside):
+    """What the brace after `head` opens: a function, a scope that functions may live in, or anything else."""
+    if re.match(r"(?:\w+\s+)*(?:namespace|class|struct|extern)\b[^()]*$", head):
+        return "scope"
+    is_body = re.search(r"\)\s*(?:(?:const|noexcept|override|final)\s*)*(?::.*)?$", head, re.DOTALL)
+    outermost = all(kind == "scope" for kind, _ in inside)
+    return "function" if is_body and outermost and "=" not in head.split("(")[0] else "other"
+
+
+def functions_of_c(text):
+    """(line, lines) of each function's body, found by its braces."""
+    clean = without_directives(without_comments(text))
+    inside, head_begin = [], 0
+    for found in re.finditer(r"[{};]", clean):
+        at = found.start()
+        if found.group() == "{":
+            inside.append((kind_of_brace(clean[head_begin:at].strip(), inside), at))
+        elif found.group() == "}" and inside:
+            kind, begin = inside.pop()
+            if kind == "function":
+                yield clean.count("\n", 0, begin) + 1, clean.count("\n", begin, at) + 1
+        head_begin = at + 1
+
+
+def functions_of_python(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.lineno, node.end_lineno - node.lineno + 1
+
+
+def function_too_long(name, text):
+    for line, lines in functions_of_python(text) if name.endswith(".py") else functions_of_c(text):
+        if lines > LONGEST_FUNCTION:
+            yield f"{name}:{line} begins a function of {lines} lines"
+
+
+def without_opening(name, text):
+    """A file opens with a paragraph that says what lives in it."""
+    if text.strip() and not text.lstrip().startswith(("/*", "//", '"""', "#")):
+        yield f"{name} does not open by saying what lives in it"
+
+
+def machine_path(name, text):
+    """A path that exists on somebody's machine only."""
+    for found in re.finditer(r"(?<![\w.${}~-])/(?:home|root|work|Users|tmp|mnt)/[\w.-]+", text):
+        yield f"{name}:{line_of(found, text)} names {found.group()}"
+
+
+RULES = {
+    "includes": (included_wrongly, is_c),
+    "include_paths": (included_from_elsewhere, is_c),
+    "calls": (called_wrongly, is_c),
+    "imports": (imported_wrongly, lambda name: name.endswith(".py")),
+    "sizes": (too_long, lambda name: is_c(name) or name.endswith(".py") or name.startswith(("script/", ".ci/"))),
+    "functions": (function_too_long, lambda name: is_c(name) or name.endswith(".py")),
+    "openings": (without_opening, lambda name: is_c(name) or name.endswith(".py")),
+    "machine_paths": (machine_path, lambda name: not name.endswith((".png", ".whl", ".gz"))),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_repository_keeps(rule):
+    finds, concerns = RULES[rule]
+    names = [name for name in tracked() if concerns(name)]
+    assert names, f"no file is concerned by the rule {rule}"
+    wrong = [problem for name in names for problem in finds(name, read(name))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_are_complete():
+    """Every C file lives in a room whose rule is written down."""
+    assert not [name for name in tracked() if is_c(name) and room_of(name, MAY_INCLUDE) is None]
+
+
+LONG_FUNCTION = "int f(int x)\n{\n" + "    x++;\n" * LONGEST_FUNCTION + "    return x;\n}\n"
+LONG_METHOD = LONG_FUNCTION.replace(")", ") const", 1)
+BREACHES = [
+    ("includes", "backend/collectives/ring.c", '#include "backend/base/memory.h"\n'),
+    ("includes", "backend/base/log.c", '#include "backend/comm.h"\n'),
+    ("includes", "backend/host/wait.c", '#include "backend/schedule/schedule.h"\n'),
+    ("includes", "kernels/reduce.c", '#include "backend/base/log.h"\n'),
+    ("includes", "shim/work.cpp", '#include "backend/comm.h"\n'),
+    ("includes", "c_api/tutti.h", '#include "backend/comm.h"\n'),
+    ("includes", "backend/comm.c", "#include <torch/torch.h>\n"),
+    ("includes", "backend/transports/shm.c", "  # include <infiniband/verbs.h>\n"),
+    ("include_paths", "backend/comm.c", '#include "comm.h"\n'),
+    ("calls", "backend/comm.c", "void f(void) { free(malloc(1)); }\n"),
+    ("calls", "backend/base/memory.c", 'const char *f(void) { return getenv("A"); }\n'),
+    ("calls", "kernels/reduce.c", "void f(void) { abort(); }\n"),
+    ("imports", "shim/torch_tutti/bench.py", "def f():\n    import pandas.io\n"),
+    ("imports", "examples/train_gpt.py", "from numpy import array\n"),
+    ("sizes", "backend/comm.c", "int x;\n" * (LONGEST_FILE + 1)),
+    ("sizes", "backend/comm.c", "/* " + "x" * LONGEST_LINE + " */\n"),
+    ("functions", "backend/comm.c", LONG_FUNCTION),
+    ("functions", "shim/work.cpp", "namespace a {\nclass B : public C {\n" + LONG_METHOD + "};\n}\n"),
+    ("functions", "tests/python/test_x.py", "def f():\n" + "    pass\n" * (LONGEST_FUNCTION + 1)),
+    ("openings", "backend/comm.c", '#include "backend/comm.h"\n'.replace("#", "int x;\n#")),
+    ("machine_paths", "README.md", "look into /" + "home/me/tutti\n"),
+    ("machine_paths", "script/setup", "cd /" + "root/checkout\n"),
+]
+
+
+@pytest.mark.parametrize("rule, name, text", BREACHES)
+def test_breach_is_caught(rule, name, text):
+    finds, concerns = RULES[rule]
+    assert concerns(name) and list(finds(name, text))
+
+
+LONG_TABLES = "int table[] = {\n" + "    1,\n" * 200 + "};\nstruct a {\n" + "    int x;\n" * 200 + "};\n"
+INNOCENT = [
+    ("includes", "backend/collectives/a.c", '#include "backend/schedule/schedule.h"'),
+    ("includes", "backend/collectives/a.c", '#include "backend/collectives/a.h"'),
+    ("includes", "backend/comm.c", '#include "backend/host/wait.h"\n#include "kernels/reduce.h"\n#include <stdio.h>'),
+    ("calls", "backend/comm.c", '/* malloc(1) */ void f(void) { log("abort()"); comm_abort(x); c->abort(x); }\n'),
+    ("functions", "backend/comm.c", LONG_TABLES),
+    ("machine_paths", "script/setup", 'cat "$x/tmp/y" build/tmp/z https://example.org/home/page\n'),
+]
+
+
+@pytest.mark.parametrize("rule, name, text", INNOCENT)
+def test_innocent_text_passes(rule, name, text):
+    finds, _ = RULES[rule]
+    assert not list(finds(name, text))

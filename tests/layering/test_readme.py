@@ -1,0 +1,39 @@
+"""README.md says what the code says: its table of settings is that of backend/base/settings.h, and what it points to
+exists."""
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows():
+    """The rows of SETTINGS_MAP as lines of a table; texts may be several literals, as C joins them."""
+    header = (ROOT / "backend/base/settings.h").read_text(encoding="utf-8")
+    text = r'((?:"(?:\\.|[^"\\])*"\s*)+)'
+    found = re.findall(rf"X\(\w+,\s*{text},\s*\w+,\s*{text},\s*{text}\)", header.replace("\\\n", ""))
+    for variable, value, help_ in ([ast.literal_eval(f"({cell})") for cell in row] for row in found):
+        yield f"| `{variable}` | {f'`{value}`' if value else ''} | {help_} |"
+
+
+def table():
+    return "\n".join(["| Variable | Default | Meaning |", "|---|---|---|", *rows()])
+
+
+def test_settings_are_those_of_the_code():
+    assert len(list(rows())) >= 9
+    assert table() in README, f"the table of settings in README.md should be:\n\n{table()}\n"
+
+
+def test_every_link_and_path_exists():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    paths = re.findall(r"(?:script|examples|tests|backend|c_api|kernels|shim)/[\w./]*\w", README)
+    assert links and paths
+    assert not [path for path in links + paths if not (ROOT / path).exists()]
+
+
+def test_first_screen_has_the_two_commands():
+    first = "\n".join(README.splitlines()[:24])
+    assert all(words in first for words in ("script/demo", "script/test", 'init_process_group("tutti")'))
+    assert len(README.splitlines()) <= 150
