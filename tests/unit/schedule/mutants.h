@@ -9,8 +9,11 @@
 enum mutation { DROP_WAIT, SHIFT_SPAN, CHANGE_PEER, DROP_STEP, FLIP_FINISH, FLIP_RAW, MUTATIONS };
 static const char *const mutation_names[MUTATIONS] = { "waits dropped", "spans shifted", "peers changed",
     "steps dropped", "finish flipped", "raw flipped" };
-static struct { int made, killed; } mutants[MUTATIONS];
+static struct {
+    int made, killed;
+} mutants[MUTATIONS];
 static int implied_waits, survivors;
+static bool own_waits = true;                               /* drop waits of a rank for its own messages as well */
 
 static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
 {
@@ -19,7 +22,24 @@ static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
 }
 
 /* ---- what is known anyway ---- */
-struct search { const struct plan *p; struct match *match; char *seen; int tiles, rank, step, of; bool found; };
+struct search {
+    const struct plan *p;
+    struct match *match;
+    char *seen;
+    int tiles, rank, step, of;
+    bool found;
+};
+static inline void search_back(struct search *x, int rank, int step, int tile);
+/* A tile is over when all its messages have come. */
+static inline void search_tile(struct search *x, int rank, int tile)
+{
+    const struct schedule *s = &x->p->ranks[rank];
+    search_back(x, rank, s->step_count - 1, tile);
+    for (int j = 0; j < s->step_count; j++) {
+        struct place o = match_of(x->match, rank, j);
+        if (s->steps[j].kind == RECV) search_back(x, o.rank, o.step, tile);
+    }
+}
 static inline void search_back(struct search *x, int rank, int step, int tile)
 {
     const struct schedule *s = &x->p->ranks[rank];
@@ -33,7 +53,7 @@ static inline void search_back(struct search *x, int rank, int step, int tile)
     if (*seen) return;
     *seen = 1;
     if (step) search_back(x, rank, step - 1, tile);
-    else search_back(x, rank, s->step_count - 1, tile - slots);
+    else search_tile(x, rank, tile - slots);
     for (int w = 0; w < s->steps[step].wait_count; w++) {
         const struct wait *a = &s->waits[s->steps[step].wait + w];
         struct place o = a->rank == rank ? match_of(x->match, rank, a->step) : (struct place){ a->rank, a->step };
@@ -45,10 +65,15 @@ static inline void search_back(struct search *x, int rank, int step, int tile)
 static inline bool is_implied(const struct plan *p, int rank, int step, struct wait w)
 {
     int tile = 3 * p->slots;
-    struct search x = { .p = p, .match = match_create(p), .tiles = 4 * p->slots, .rank = w.rank, .step = w.step,
+    struct search x = { .p = p,
+        .match = match_create(p),
+        .tiles = 4 * p->slots,
+        .rank = w.rank,
+        .step = w.step,
         .of = w.lag == SLOT_REUSE ? tile - p->slots : tile };
     x.seen = calloc((size_t)(p->size * x.tiles), (size_t)p->period + 1);
     if (w.rank != rank) search_back(&x, rank, step, tile);
+    if (w.rank != rank && w.lag == EVERY_TILE) search_tile(&x, rank, tile);
     free(x.seen);
     match_destroy(x.match);
     return x.found;
@@ -79,7 +104,7 @@ static inline void drop_waits(struct plan *p, int rank, int step)
         struct wait *x = &s->waits[t->wait + w], *last = &s->waits[t->wait + --t->wait_count], kept = *x;
         *x = *last;
         *last = kept;
-        judge(p, DROP_WAIT, rank, step, kept);
+        if (own_waits || kept.rank != rank) judge(p, DROP_WAIT, rank, step, kept);
         *last = *x;
         *x = kept;
         t->wait_count++;

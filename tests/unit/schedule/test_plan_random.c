@@ -3,10 +3,9 @@
  * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
  * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
  * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
-#include "tests/unit/schedule/plans.h"
-#include <stdlib.h>
+#include "tests/unit/schedule/mutants.h"
 
-enum { PLANS = 3000, MOST_RANKS = 8 };
+enum { PLANS = 3000, MUTATED = 200, MOST_RANKS = 8 };
 static uint64_t seed, first_seed = 1;
 static int plan_total = PLANS;
 
@@ -127,14 +126,32 @@ static void random_allreduces_are_proved(void **state)
         plan_finish(&p);
     }
     print_message("%d plans proved, %d of them cured by staging; %d refused\n", plan_total - refused, cured, refused);
-    assert_true(refused <= plan_total / 5);
+    assert_true(refused <= plan_total / 5 + 1);
+}
+/* A rank's wait for its own message may teach what others know anyway; that is not searched for. */
+static void mutants_of_random_allreduces_are_rejected(void **state)
+{
+    struct hosts hosts;
+    (void)state;
+    own_waits = false;
+    for (int i = 0; i < MUTATED; i++) {
+        uint64_t random = seed = (first_seed + (uint64_t)i) * 0x9e3779b97f4a7c15u;
+        struct plan p = random_plan(&hosts, &random);
+        if (p.size <= 6 && plan_build_staging(&p) == TUTTI_OK) mutate(&p);
+        plan_finish(&p);
+    }
+    mutants_report();
 }
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(random_allreduces_are_proved) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_allreduces_are_proved),
+        cmocka_unit_test(mutants_of_random_allreduces_are_rejected),
+    };
     if (argc > 1) {
         first_seed = strtoull(argv[1], NULL, 10);
         plan_total = 1;
+        return cmocka_run_group_tests_name("one seed", (struct CMUnitTest[]){ tests[0] }, NULL, NULL);
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
