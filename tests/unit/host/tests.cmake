@@ -2,7 +2,8 @@ tutti_unit(host/test_segment base host)
 tutti_unit(host/test_wait base host)
 # peers.c and the bootstrap need no more of backend/ than the host room
 tutti_unit(backend/test_peers base host)
-target_sources(test_peers PRIVATE ${CMAKE_SOURCE_DIR}/backend/peers.c)
+target_sources(test_peers PRIVATE ${CMAKE_SOURCE_DIR}/backend/peers.c ${CMAKE_SOURCE_DIR}/backend/registry.c
+  ${CMAKE_SOURCE_DIR}/backend/watch.c)
 tutti_unit(backend/test_bootstrap base host)
 target_sources(test_bootstrap PRIVATE ${CMAKE_SOURCE_DIR}/backend/bootstrap.c ${CMAKE_SOURCE_DIR}/backend/bootstrap_id.c
   ${CMAKE_SOURCE_DIR}/backend/verdict.c)
