@@ -8,7 +8,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set_source_files_properties(kernels/cpu/avx512.c PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl")
   # gcc 12 aligns the frames in which it looks for use after return to 32 bytes only, and then stores vectors of 64 in
-  # them as if aligned. Everything else that the address sanitizer checks stays on.
+  # them as if aligned. The other checks stay on.
   if(TUTTI_SANITIZE MATCHES address AND CMAKE_C_COMPILER_ID STREQUAL GNU)
     set_property(SOURCE kernels/cpu/avx512.c APPEND PROPERTY COMPILE_OPTIONS "--param=asan-use-after-return=0")
   endif()
