@@ -120,7 +120,8 @@ static void run_store(const struct way *way, struct store *s, struct outcome out
     pthread_t threads[MOST];
     memset(outcomes, 0, MOST * sizeof *outcomes);
     for (int r = 0; r < way->size; r++) {
-        ranks[r] = (struct rank){ .way = way, .rank = r, .outcome = &outcomes[r], .store = { s, store_put, store_get } };
+        ranks[r] = (struct rank){ .way = way, .rank = r, .outcome = &outcomes[r] };
+        ranks[r].store = (tutti_store){ s, store_put, store_get };
         if (way->absent >> r & 1) continue;
         assert_int_equal(pthread_create(&threads[r], NULL, bring_through_store, &ranks[r]), 0);
     }
