@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { SLICE_MS = 50 };
 enum { SLOT_BYTES = 16 << 20 };                         /* of one rank, both halves; only what is used becomes memory */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -38,12 +39,18 @@ static tutti_status make(struct mapping *m, int size, const struct member *table
     close(descriptor);
     return status;
 }
-static tutti_status receive(struct mapping *m, int size, int64_t deadline_ms)
+static tutti_status receive(struct mapping *m, int size, const struct peer *maker, int64_t deadline_ms)
 {
     int descriptor = -1;
-    tutti_status status = peers_await_descriptor(m->token, deadline_ms, &descriptor);
-    if (status == TUTTI_TIMEOUT) return status_fail(status,
-        "rank 0 has not sent the shared memory of the group: it is too slow, stopped or gone");
+    tutti_status status = TUTTI_TIMEOUT;
+    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
+        int64_t slice_ms = clock_ms() + SLICE_MS;
+        status = peers_await_descriptor(m->token, slice_ms < deadline_ms ? slice_ms : deadline_ms, &descriptor);
+    }
+    if (status == TUTTI_TIMEOUT && peer_is_gone(maker))
+        return status_fail(TUTTI_PEER_LOST, "rank 0 died while the group was formed");
+    if (status == TUTTI_TIMEOUT)
+        return status_fail(status, "rank 0 has not sent the shared memory of the group: it is too slow or stopped");
     TRY(status);
     return segment_attach(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, descriptor);
 }
@@ -90,7 +97,7 @@ tutti_status mapping_acquire(int rank, int size, const struct member *table, str
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
     if (is_first_of_process(rank, table)) {
-        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, deadline_ms);
+        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, peers[0], deadline_ms);
         pthread_mutex_lock(&lock);
         m->ready = status == TUTTI_OK;
         m->broken = !m->ready;
