@@ -1,6 +1,7 @@
 /* An allreduce without Python: the parent makes an id, forks the ranks, and each of them joins the group under it.
  *
- *     cc examples/allreduce.c -I. -Lbuild/release -ltutti -Wl,-rpath,$PWD/build/release -o allreduce && ./allreduce 4 */
+ *     cc examples/allreduce.c -I. -Lbuild/release -ltutti -Wl,-rpath,$PWD/build/release -o allreduce
+ *     ./allreduce 4 */
 #include "c_api/tutti.h"
 #include <stdio.h>
 #include <stdlib.h>

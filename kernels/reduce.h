@@ -4,8 +4,8 @@
  * All instruction sets give the same bits, in the default floating-point environment (round to nearest, denormals
  * kept):
  *   - Sources are combined in the order of from[]: from[0] op from[1] op …
- *   - float16, bfloat16 and float8 are computed in float32 and rounded once, at the end, to nearest even. Overflow gives
- *     infinity; float8_e4m3fn has none and saturates at 448, as torch's conversion does.
+ *   - float16, bfloat16 and float8 are computed in float32 and rounded once, at the end, to nearest even. Overflow
+ *     gives infinity; float8_e4m3fn has none and saturates at 448, as torch's conversion does.
  *   - A result that is NaN is the positive quiet NaN without payload (0x7fc00000 in float32; 0x7f in both float8).
  *   - min and max return NaN if any source is NaN, and hold -0 to be smaller than +0, whatever the order.
  *   - Integers wrap. bool reads any byte but 0 as true and writes 0 or 1.
