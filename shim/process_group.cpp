@@ -324,8 +324,7 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
 WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(
     Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options)
 {
-    Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, options.asyncOp,
-        options.timeout };
+    Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     check_lists(call.name(), outputs.size(), inputs.size());
     for (size_t i = 0; i < inputs.size(); i++) {
         Buffer in = buffer_of(call.name(), c10::str("input ", i), inputs[i]);
