@@ -36,7 +36,12 @@ def _algorithms(_: argparse.Namespace) -> int:
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
-    print(_library.schedule(arguments.collective, arguments.algorithm, arguments.ranks, arguments.root), end="")
+    text = _library.schedule(arguments.collective, arguments.algorithm, arguments.ranks, arguments.root)
+    if arguments.picture:
+        from torch_tutti.picture import draw
+        draw(text, arguments.picture)
+    else:
+        print(text, end="")
     return 0
 
 
@@ -52,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     schedule.add_argument("algorithm", help="such as ring; see tutti algorithms")
     schedule.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
     schedule.add_argument("--root", type=int, default=0, help="of collectives that have one (default: 0)")
+    schedule.add_argument("--picture", metavar="FILE", help="draw it into this file instead (.png, .svg or .pdf)")
     schedule.set_defaults(run=_schedule)
     return parser
 
@@ -61,6 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         return chosen.run(chosen)
-    except (ValueError, NotImplementedError, ImportError) as error:
+    except (ValueError, NotImplementedError, ImportError, OSError) as error:
         print(f"tutti: {error}", file=sys.stderr)
         return 1

@@ -138,6 +138,23 @@ def test_command(way):
     assert run().returncode == 2
 
 
+def test_picture_of_a_schedule(tmp_path):
+    """Every step has its place, to the right of what it waits for, and every receive waits for a send."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    import torch_tutti
+    from torch_tutti import picture
+    for collective, algorithm in (("allreduce", "ring"), ("allreduce", "two_shot"), ("all_to_all", "direct")):
+        steps = picture.parse(torch_tutti.schedule(collective, algorithm, ranks=3))
+        picture.place(steps)
+        assert {step.rank for step in steps.values()} == {0, 1, 2}
+        for step in steps.values():
+            assert all(steps[wait].column < step.column for wait in step.waits)
+            assert (step.kind == "recv") == (step.send is not None)
+    path = tmp_path / "ring.svg"
+    subprocess.run([*COMMANDS["module"], "schedule", "allreduce", "ring", "--picture", path], check=True, timeout=60)
+    assert "<svg" in path.read_text()
+
+
 # ---- under torchrun ----
 SCRIPT = """
 import sys, torch, torch.distributed as dist
