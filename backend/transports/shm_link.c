@@ -14,15 +14,13 @@
 enum { BEYOND_CACHE = 8 << 20 };
 
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
-static struct queue *open_bucket(struct shm *shm, int peer, uint64_t id)
-{ return &shm->open[(id + (uint64_t)peer * 37) % OPEN_BUCKETS]; }
+static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
 static int peer_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
-static void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, peer_of(x), x->key), x); }
-static bool open_remove(struct shm *shm, const struct transfer *x)
-{ return queue_remove(open_bucket(shm, peer_of(x), x->key), x); }
+static void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
+static bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
 static struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send)
 {
-    struct transfer *x = open_bucket(shm, peer, id)->first;
+    struct transfer *x = open_bucket(shm, id)->first;
     while (x && (x->key != id || x->is_send != is_send || peer_of(x) != peer)) x = x->next;
     return x;
 }
@@ -102,7 +100,7 @@ static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, uint6
     const struct envelope e = { name, bytes, id, kind };
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) shm_fail(shm, status);
-    else if (l->notes || !writer_has_room(&l->out)) note_keep(shm, l, &e);
+    else if (!writer_has_room(&l->out)) note_keep(shm, l, &e);
     else {
         writer_tell(&l->out, &e);
         l->spoke = true;
@@ -126,10 +124,6 @@ static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfe
 static void clear(struct shm *shm, struct link *l, struct transfer *x)
 {
     writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR });
-    if (x->wire == 0) {
-        transfer_done(x);
-        return;
-    }
     open_add(shm, x);
     l->expecting++;
 }
@@ -142,7 +136,7 @@ static bool flush(struct shm *shm, struct link *l) /* what waits for room in the
         note->next = shm->spare_notes;
         shm->spare_notes = note;
     }
-    for (; !l->notes && l->outbox.first && writer_has_room(&l->out); moved = true) {
+    for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
         struct transfer *x = queue_take(&l->outbox, NULL);
         tutti_status status = TUTTI_OK;
         if (!x->is_send) clear(shm, l, x);
@@ -237,7 +231,6 @@ static void hear_answer(struct shm *shm, struct link *l, const struct envelope *
     if (!x) return;
     open_remove(shm, x);
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
-    else if (x->wire == 0) transfer_done(x);
     else queue_push(&l->streams, x);
 }
 static struct transfer *uncleared(const struct link *l, uint64_t id)
@@ -295,7 +288,8 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
 static bool drain_pipe(struct shm *shm, struct link *l)
 {
     int n = 0;
-    for (struct filled slot; n < PIPE_SLOTS && reader_has_slot(&l->in) && reader_look_slot(&l->in, &slot); n++) {
+    for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
+        struct filled slot = reader_look_slot(&l->in);
         struct transfer *x = open_find(shm, l->peer, slot.id, false);
         if (x) fill(shm, l, x, &slot);
         if (l->in.broken) break;

@@ -142,15 +142,12 @@ void reader_return(struct reader *r, uint64_t bytes)
     r->returned += credit_of(bytes);
     atomic_store_explicit(&r->pair->returned, r->returned, memory_order_release);
 }
-bool reader_look_slot(struct reader *r, struct filled *out)
+struct filled reader_look_slot(const struct reader *r)
 {
     size_t index = r->emptied % PIPE_SLOTS;
     struct slot *slot = &r->pair->slots[index];
-    out->id = atomic_load_explicit(&slot->id, memory_order_relaxed);
-    out->bytes = atomic_load_explicit(&slot->bytes, memory_order_relaxed);
-    out->at = r->pair->pipe[index];
-    if (out->bytes > SLOT_BYTES) r->broken = true;
-    return !r->broken;
+    return (struct filled){ atomic_load_explicit(&slot->id, memory_order_relaxed),
+        atomic_load_explicit(&slot->bytes, memory_order_relaxed), r->pair->pipe[index] };
 }
 void reader_take_slot(struct reader *r)
 { atomic_store_explicit(&r->pair->emptied, ++r->emptied, memory_order_release); }

@@ -108,6 +108,6 @@ struct filled {
     uint64_t id, bytes;
     const unsigned char *at;
 };
-/* What a slot that is there holds; false (and broken): it makes no sense. */
-bool reader_look_slot(struct reader *reader, struct filled *out);
+/* What a slot that is there says of itself: the caller knows whether that can be. */
+struct filled reader_look_slot(const struct reader *reader);
 void reader_take_slot(struct reader *reader);

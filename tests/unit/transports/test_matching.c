@@ -75,6 +75,7 @@ static void test_only_announcements_are_withdrawn(void **state)
     arrive(&m, 2, 7, 5);
     arrive(&m, 1, 9, 6);
     assert_null(matching_withdraw(&m, 1, 7, 6));
+    assert_null(matching_withdraw(&m, 1, 7, 0));
     assert_ptr_equal(matching_withdraw(&m, 1, 7, 5), announced);
     matching_free(&m, announced);
     matching_withdraw_all(&m, 1);

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-enum { LARGE = 300000 };
+enum { LARGE = 400000 };
 static unsigned char sent[LARGE], got[LARGE];
 
 static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
@@ -207,64 +207,235 @@ static void test_expected_messages_allocate_nothing(void **state)
     table_close(&t);
 }
 
-/* ---- budget and bells ---- */
+/* ---- budget ---- */
 static void test_unexpected_bytes_are_bounded(void **state)
 {
     (void)state;
-    enum { MANY = 500, BYTES = 1000 };
+    enum { MANY = 1500 };
+    static const size_t sizes[] = { 1000, 0, 40, 4096 };
     static struct transfer x[MANY], y[MANY];
-    struct table t;
-    struct piece out = whole(sent, BYTES), in = whole(got, BYTES);
-    table_open(&t, 2, -1);
-    for (int i = 0; i < MANY; i++) {
-        post(&t, 0, &x[i], 1, true, &out);
-        poll_all(&t, 2);
+    for (int s = 0; s < 4; s++) {
+        struct table t;
+        struct piece out = whole(sent, sizes[s]), in = whole(got, sizes[s]);
+        int done = 0;
+        table_open(&t, 2, -1);
+        for (int i = 0; i < MANY; i++) {
+            post(&t, 0, &x[i], 1, true, &out);
+            poll_all(&t, 2);
+        }
+        for (int i = 0; i < MANY; i++) done += x[i].state == TRANSFER_DONE;
+        assert_in_range((size_t)done * (sizes[s] + 64), EAGER_CREDIT - 5000, EAGER_CREDIT + 40 * (size_t)done);
+        for (int i = 0; i < MANY; i++) post(&t, 1, &y[i], 0, false, &in);
+        poll_all(&t, 5000);
+        for (int i = 0; i < MANY; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
+        table_close(&t);
     }
-    int done = 0;
-    for (int i = 0; i < MANY; i++) done += x[i].state == TRANSFER_DONE;
-    assert_in_range(done * BYTES, EAGER_CREDIT / 2, EAGER_CREDIT);
-    for (int i = 0; i < MANY; i++) post(&t, 1, &y[i], 0, false, &in);
-    poll_all(&t, 2000);
-    for (int i = 0; i < MANY; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
-    post(&t, 0, &x[0], 1, true, &out);
-    assert_int_equal(x[0].state, TRANSFER_DONE); /* the credit came back */
+}
+/* Received on arrival or later: either way the credit comes back. */
+static void test_credit_comes_back(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        struct table t;
+        struct transfer out_x, in_x;
+        struct piece out = whole(sent, 3000), in = whole(got, 3000);
+        table_open(&t, 2, -1);
+        for (int n = 0; n < 300; n++) {
+            if (!late) post(&t, 1, &in_x, 0, false, &in);
+            post(&t, 0, &out_x, 1, true, &out);
+            assert_int_equal(out_x.state, TRANSFER_DONE); /* eager, so it is over at once */
+            poll_all(&t, 1);
+            if (late) post(&t, 1, &in_x, 0, false, &in);
+            assert_int_equal(in_x.state, TRANSFER_DONE);
+        }
+        table_close(&t);
+    }
+}
+
+/* ---- bells ---- */
+/* A rank sleeps when a poll found nothing and its bell has not rung since before that poll. Two ranks that are polled
+   only while they are awake must still finish: no wake-up may be missing. */
+struct sleeper {
+    uint32_t seen;
+    bool asleep;
+};
+static bool poll_if_awake(struct table *t, int rank, struct sleeper *sleeper)
+{
+    uint32_t bell = atomic_load(&t->bells[rank]);
+    if (sleeper->asleep && bell == sleeper->seen) return false;
+    sleeper->seen = bell;
+    sleeper->asleep = !transport_poll(t->transports[rank]);
+    return true;
+}
+/* In turns, or each until it sleeps. */
+static void run_until_all_sleep(struct table *t, struct sleeper sleepers[2], int first, bool in_turns)
+{
+    for (bool awake = true; awake;) {
+        awake = false;
+        for (int k = 0; k < 2; k++) {
+            int r = first ^ k;
+            while (poll_if_awake(t, r, &sleepers[r])) {
+                awake = true;
+                if (in_turns) break;
+            }
+        }
+    }
+}
+/* Rank 0 sends `count` messages to rank 1; bits of `how`: they are expected, which rank goes first, in turns or not. */
+static void one_way(int count, size_t bytes, int how)
+{
+    static struct transfer x[1000], y[1000];
+    struct table t;
+    struct sleeper sleepers[2] = { { 0, false }, { 0, false } };
+    struct piece out = whole(sent, bytes), in = whole(got, bytes);
+    bool receive_first = how & 1, in_turns = how & 4;
+    int first = how >> 1 & 1;
+    table_open(&t, 2, -1);
+    for (int i = 0; i < count && receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
+    run_until_all_sleep(&t, sleepers, first, in_turns);
+    for (int i = 0; i < count; i++) post(&t, 0, &x[i], 1, true, &out);
+    sleepers[0].asleep = false; /* a rank that posts polls afterwards */
+    run_until_all_sleep(&t, sleepers, first, in_turns);
+    for (int i = 0; i < count && !receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
+    if (!receive_first) sleepers[1].asleep = false;
+    run_until_all_sleep(&t, sleepers, first, in_turns);
+    for (int i = 0; i < count; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
     table_close(&t);
 }
-/* A rank sleeps when a poll finds nothing and its bell has not rung since before that poll. Ranks that are polled only
-   then must still finish: no wake-up may be missing. */
 static void test_no_wake_up_is_missing(void **state)
 {
     (void)state;
-    enum { MANY = 700 };
-    static struct transfer x[2][MANY], y[2][MANY];
-    static struct piece out[MANY], in[MANY];
+    static const int counts[] = { 1, 5, 64, 65, 100, 1000 };
+    static const size_t sizes[] = { 8, 2000, 4097, 70000, LARGE };
+    for (int c = 0; c < 6; c++)
+        for (int s = 0; s < 5; s++)
+            for (int how = 0; how < 8; how++)
+                if ((size_t)counts[c] * sizes[s] < 40000000) one_way(counts[c], sizes[s], how);
+}
+
+/* ---- cancelling, at each stage ---- */
+struct scene {
     struct table t;
-    uint32_t seen[2] = { 0 };
-    unsigned random = 1;
-    table_open(&t, 2, -1);
+    struct transfer out_x, in_x;
+    struct piece out, in;
+};
+/* A message of five and a half slots, so that its pipe can be full. */
+static void scene_open(struct scene *s)
+{
+    table_open(&s->t, 2, -1);
+    s->out = whole(sent, 5 * SLOT_BYTES + SLOT_BYTES / 2);
+    s->in = whole(got, 5 * SLOT_BYTES + SLOT_BYTES / 2);
+    memset(got, 0, sizeof got);
+    post(&s->t, 0, &s->out_x, 1, true, &s->out);
+}
+static void receive_and_clear(struct scene *s)
+{
+    transport_poll(s->t.transports[1]);
+    post(&s->t, 1, &s->in_x, 0, false, &s->in);
+}
+/* Whatever happened before, the next message arrives whole, and nothing that was let go is touched any more. */
+static void scene_close(struct scene *s)
+{
+    static unsigned char other[sizeof sent];
+    struct transfer next_out, next_in;
+    struct piece from = whole(sent, LARGE), to = whole(other, LARGE);
+    poll_all(&s->t, 50);
+    memset(got, 0, sizeof got);
+    bytes_fill(sent, LARGE, 5);
+    post(&s->t, 0, &next_out, 1, true, &from);
+    post(&s->t, 1, &next_in, 0, false, &to);
+    poll_all(&s->t, 50);
+    assert_int_equal(next_out.state, TRANSFER_DONE);
+    assert_int_equal(next_in.state, TRANSFER_DONE);
+    assert_true(bytes_are(other, LARGE, 5));
+    for (size_t i = 0; i < sizeof got; i++) assert_int_equal(got[i], 0);
+    table_close(&s->t);
+}
+static void cancel(struct scene *s, struct transfer *x)
+{
+    assert_int_equal(x->state, TRANSFER_POSTED);
+    assert_true(transport_cancel(s->t.transports[x == &s->out_x ? 0 : 1], x));
+    assert_int_equal(x->state, TRANSFER_IDLE);
+    memset(x, 0xee, sizeof *x); /* whoever uses it from now on will fall over it */
+}
+static void test_cancelling_a_send(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) { /* told; announced and kept; cleared; streaming, the pipe full */
+        struct scene s;
+        scene_open(&s);
+        if (stage == 1) poll_all(&s.t, 1);
+        if (stage >= 2) receive_and_clear(&s);
+        if (stage == 3) transport_poll(s.t.transports[0]);
+        cancel(&s, &s.out_x);
+        poll_all(&s.t, 20);
+        if (stage >= 2) assert_int_equal(s.in_x.state, TRANSFER_FAILED);
+        if (stage >= 2) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
+        scene_close(&s);
+    }
+}
+static void test_cancelling_a_receive(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 3; stage++) { /* cleared; the pipe full; the first slots read */
+        struct scene s;
+        scene_open(&s);
+        receive_and_clear(&s);
+        if (stage >= 1) transport_poll(s.t.transports[0]);
+        if (stage >= 2) transport_poll(s.t.transports[1]);
+        cancel(&s, &s.in_x);
+        poll_all(&s.t, 20);
+        assert_int_equal(s.out_x.state, TRANSFER_DONE); /* into the void */
+        scene_close(&s);
+    }
+}
+/* The ring from rank 1 to rank 0 is full, so that its answers wait. */
+static void fill_ring(struct scene *s, struct transfer x[RING_CELLS])
+{
+    static struct piece nothing;
+    for (int i = 0; i < RING_CELLS; i++) {
+        x[i] = (struct transfer){ .name = 2, .is_send = true, .pieces = &nothing, .piece_count = 1 };
+        transport_post(s->t.transports[1], &x[i]);
+        assert_int_equal(x[i].state, TRANSFER_DONE);
+    }
+}
+static void test_cancelling_while_answers_wait(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        struct scene s;
+        struct transfer x[RING_CELLS];
+        scene_open(&s);
+        fill_ring(&s, x);
+        receive_and_clear(&s); /* its clearance finds no room */
+        cancel(&s, who == 0 ? &s.out_x : &s.in_x);
+        transport_poll(s.t.transports[1]);
+        if (who == 0) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
+        poll_all(&s.t, 20);
+        if (who == 1) assert_int_equal(s.out_x.state, TRANSFER_DONE);
+        scene_close(&s);
+    }
+}
+/* Answers that find no room are told later: of a hundred receives that are wrong, all senders hear. */
+static void test_answers_wait_for_room(void **state)
+{
+    (void)state;
+    enum { MANY = 100 };
+    struct scene s;
+    struct transfer x[RING_CELLS], out[MANY], in[MANY];
+    struct piece wrong = whole(got, 5);
+    scene_open(&s);
+    for (int i = 0; i < MANY; i++) post(&s.t, 0, &out[i], 1, true, &s.out);
+    fill_ring(&s, x);
+    receive_and_clear(&s);
+    for (int i = 0; i < MANY; i++) post(&s.t, 1, &in[i], 0, false, &wrong);
+    poll_all(&s.t, 50);
     for (int i = 0; i < MANY; i++) {
-        size_t bytes = i % 31 == 5 ? LARGE : i % 5 == 2 ? 2000 : 8;
-        out[i] = whole(sent, bytes);
-        in[i] = whole(got, bytes);
-        for (int r = 0; r < 2; r++) post(&t, r, &x[r][i], 1 - r, true, &out[i]);
-        for (int r = 0; r < 2; r++) post(&t, r, &y[r][i], 1 - r, false, &in[i]);
+        assert_int_equal(in[i].theirs, s.out.wire);
+        assert_int_equal(out[i].status, TUTTI_MISMATCH);
+        assert_int_equal(out[i].theirs, 5);
     }
-    for (int r = 0; r < 2; r++) seen[r] = ~atomic_load(&t.bells[r]); /* nobody sleeps yet */
-    for (bool awake = true; awake;) {
-        awake = false;
-        random = random * 1664525 + 1013904223;
-        for (int k = 0; k < 2; k++) {
-            int r = (int)(random >> 20 & 1) ^ k;
-            uint32_t bell = atomic_load(&t.bells[r]);
-            if (bell == seen[r]) continue;
-            bool moved = transport_poll(t.transports[r]);
-            seen[r] = moved ? ~bell : bell;
-            awake = true;
-        }
-    }
-    for (int r = 0; r < 2; r++)
-        for (int i = 0; i < MANY; i++) assert_true(x[r][i].state == TRANSFER_DONE && y[r][i].state == TRANSFER_DONE);
-    table_close(&t);
+    scene_close(&s);
 }
 int main(void)
 {
@@ -277,7 +448,12 @@ int main(void)
         cmocka_unit_test(test_connecting_without_memory_is_an_error),
         cmocka_unit_test(test_expected_messages_allocate_nothing),
         cmocka_unit_test(test_unexpected_bytes_are_bounded),
+        cmocka_unit_test(test_credit_comes_back),
         cmocka_unit_test(test_no_wake_up_is_missing),
+        cmocka_unit_test(test_cancelling_a_send),
+        cmocka_unit_test(test_cancelling_a_receive),
+        cmocka_unit_test(test_cancelling_while_answers_wait),
+        cmocka_unit_test(test_answers_wait_for_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

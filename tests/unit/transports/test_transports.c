@@ -181,26 +181,27 @@ static void many_at_once_in_any_order(struct rank *me)
 }
 
 /* ---- pieces ---- */
-/* The sender pads after 3/4 of each of its four chunks, the receiver after the first half of its last: real bytes
-   meet where both are real, and memory beside them is left alone. */
+/* The sender pads each of its four chunks after 3/4, the receiver its first after half, and takes the others as one:
+   real bytes meet where both are real, and memory beside them is left alone. */
 static void padded(struct rank *me, size_t chunk)
 {
     size_t real = chunk / 4 * 3, half = chunk / 2;
     unsigned char *sent = buffer(4 * chunk), *got = buffer(4 * chunk);
-    struct piece from[4],
-        to[2] = { { got, 2 * chunk + half, 2 * chunk + half }, { got + 2 * chunk + half, half, 2 * chunk - half } };
+    struct piece from[4], to[2] = { { got, half, chunk }, { got + chunk, 2 * chunk + half, 3 * chunk } };
     for (int i = 0; i < 4; i++) {
         from[i] = (struct piece){ sent + (size_t)i * chunk, real, chunk };
         bytes_fill(from[i].at, real, (uint64_t)i);
     }
-    struct transfer x[2] = { { .name = chunk, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = 4 },
-        { .name = chunk, .peer = before(me), .pieces = to, .piece_count = 2 } };
+    struct transfer x[2] = {
+        { .name = chunk, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = 4 },
+        { .name = chunk, .peer = before(me), .pieces = to, .piece_count = 2 },
+    };
     transport_post(me->transport, &x[0]);
     transport_post(me->transport, &x[1]);
     rank_await(me, x, 2);
     REQUIRE(x[0].state == TRANSFER_DONE && x[1].state == TRANSFER_DONE);
-    for (size_t i = 0; i < 3; i++) REQUIRE(bytes_are(got + i * chunk, i < 2 ? real : half, i));
-    for (size_t i = 3 * chunk; i < 4 * chunk; i++) REQUIRE(got[i] == 0xee);
+    for (size_t i = 0; i < 4; i++) REQUIRE(bytes_are(got + i * chunk, i % 3 ? real : half, i));
+    for (size_t i = half; i < chunk; i++) REQUIRE(got[i] == 0xee && got[3 * chunk + i] == 0xee);
     free(sent);
     free(got);
 }
