@@ -10,7 +10,7 @@ struct arrival { /* a message that nobody has asked for yet */
     int source;
     bool announced; /* the bytes are still with the sender; else they are data */
     unsigned char *data;
-    int class; /* which free list it returns to */
+    int class; /* which free list it returns to; 0: made elsewhere, with memory_zeroed */
 };
 struct matching {
     struct bucket {
