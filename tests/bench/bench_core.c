@@ -1,9 +1,10 @@
-/* The C core beside what the machine can do: allreduce between processes of this host against memcpy and against a
+/* The C core beside what the machine can do: collectives between processes of this host against memcpy and against a
  * bare flag barrier, all in one run, because the machine drifts. Ratios of medians; the owner dirties its buffer
  * before each iteration.
  *
  * bench_core [ranks] [collective] [algorithm] (2 allreduce, the default algorithm) */
 #include "c_api/tutti.h"
+#include "kernels/stream.h"
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,10 +15,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 16, MAX_SAMPLES = 400, SIZES = 9 };
+enum { MAX_RANKS = 16, MAX_SAMPLES = 400, SIZES = 9, TILE = 128 << 10, TILES = 6 };
 struct shared {
     _Atomic uint64_t flag[MAX_RANKS][16];
-    double sample[2][MAX_RANKS][MAX_SAMPLES];           /* [ours, theirs] in ns */
+    unsigned char slots[MAX_RANKS][TILES][TILE] __attribute__((aligned(64)));
+    double sample[3][MAX_RANKS][MAX_SAMPLES];           /* [ours, beside, bytes only] in ns */
 };
 static struct shared *shared;
 static int ranks = 2, cores;
@@ -93,6 +95,35 @@ static void measure(tutti_comm *comm, int rank, float *in, float *out, size_t by
         shared->sample[1][rank][s] = now_ns() - start;
     }
 }
+/* What a staged allreduce of two ranks moves, without any waiting (and so without meaning): every tile is copied into my
+   slot and added to what happens to be in the other's. The better of ordinary and streaming stores. */
+static void move_bytes(float *data, size_t bytes, int rank, stream_function *stream)
+{
+    for (size_t at = 0, tile = 0; at < bytes; at += TILE, tile++) {
+        size_t length = bytes - at < TILE ? bytes - at : TILE;
+        float *mine = data + at / sizeof(float);
+        if (stream) stream(shared->slots[rank][tile % TILES], mine, length);
+        else memcpy(shared->slots[rank][tile % TILES], mine, length);
+        const float *theirs = (const float *)(const void *)shared->slots[1 - rank][tile % TILES];
+        for (size_t i = 0; i < length / sizeof(float); i++) mine[i] += theirs[i];
+    }
+}
+static void measure_bytes(int rank, float *in, size_t bytes, int samples)
+{
+    stream_function *stream = stream_find();
+    for (int s = 0; s < samples; s++) {
+        double best = 1e18;
+        for (int streamed = 0; streamed < (stream ? 2 : 1); streamed++) {
+            dirty(in, bytes, rank + s);
+            flag_barrier(rank);
+            double start = now_ns();
+            move_bytes(in, bytes, rank, streamed ? stream : NULL);
+            double took = now_ns() - start;
+            if (took < best) best = took;
+        }
+        shared->sample[2][rank][s] = best;
+    }
+}
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -109,35 +140,53 @@ static double quantile(int which, int samples, double q)               /* of the
     qsort(worst, (size_t)samples, sizeof *worst, by_value);
     return worst[(int)((samples - 1) * q)];
 }
+static bool has_limit(size_t bytes, bool in_place)
+{
+    return ranks == 2 && bytes > 48 && in_place && !strcmp(collective, "allreduce");
+}
+static void print_row(size_t bytes, bool in_place, int samples)
+{
+    double median = quantile(0, samples, 0.5), beside = quantile(1, samples, 0.5);
+    printf("%10zu %-12s %11.2f %11.2f %11.2f  %-12s %11.2f %6.2f", bytes, in_place ? "in place" : "out of place",
+        median / 1e3, quantile(0, samples, 0.99) / 1e3, quantile(0, samples, 0) / 1e3,
+        bytes <= 48 ? "flag barrier" : "memcpy", beside / 1e3, median / beside);
+    if (has_limit(bytes, in_place)) {
+        double limit = quantile(2, samples, 0.5);
+        printf("   %11.2f %6.2f", limit / 1e3, median / limit);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+static float *fresh_memory(size_t bytes)
+{
+    float *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(at, 0, bytes);
+    return at;
+}
+static void pin(int core)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)core, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
 static void rank_main(int rank, tutti_unique_id id, const int *samples)
 {
     static const size_t sizes[SIZES] = { 8, 48, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 64 << 20 };
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET((size_t)(rank % cores), &set);
-    sched_setaffinity(0, sizeof set, &set);
     tutti_comm *comm;
+    pin(rank % cores);
     must(tutti_comm_init_rank(&comm, ranks, id, rank));
     if (algorithm) must(tutti_comm_set_algorithm(comm, collective, algorithm));
-    size_t most = sizes[SIZES - 1] + 4096;
-    float *in = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    float *out = mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memset(in, 0, most);
-    memset(out, 0, most);
+    float *in = fresh_memory(sizes[SIZES - 1] + 4096), *out = fresh_memory(sizes[SIZES - 1] + 4096);
     bool in_place_possible = !strcmp(collective, "allreduce") || !strcmp(collective, "broadcast");
     for (int i = 0; i < SIZES; i++) {
         bool in_place = in_place_possible && i < SIZES - 1;
         measure(comm, rank, in, out, sizes[i], 2, in_place);
         if (sizes[i] <= 48) measure_tiny(comm, rank, in, sizes[i], samples[i]);
         else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
+        if (has_limit(sizes[i], in_place)) measure_bytes(rank, in, sizes[i], samples[i]);
         flag_barrier(rank);
-        if (rank == 0)
-            printf("%10zu %-12s %12.2f %12.2f %12.2f   %-12s %12.2f   %6.2f\n", sizes[i], in_place ? "in place"
-                : "out of place", quantile(0, samples[i], 0.5) / 1e3,
-                   quantile(0, samples[i], 0.99) / 1e3, quantile(0, samples[i], 0) / 1e3, sizes[i] <= 48
-                       ? "flag barrier" : "memcpy",
-                   quantile(1, samples[i], 0.5) / 1e3, quantile(0, samples[i], 0.5) / quantile(1, samples[i], 0.5));
-        fflush(stdout);
+        if (rank == 0) print_row(sizes[i], in_place, samples[i]);
         flag_barrier(rank);
     }
     must(tutti_comm_destroy(comm));
@@ -156,9 +205,9 @@ int main(int argc, char **argv)
     cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(tutti_get_unique_id(&id));
-    printf("%s, %d ranks on %d cores, float32 sum; times in us, of the slowest rank\n%10s %-12s %12s %12s %12s   "
-        "%-12s %12s   %6s\n", collective, ranks, cores,
-           "bytes", "", "median", "p99", "best", "beside", "median", "ratio");
+    printf("%s, %d ranks on %d cores, float32 sum; us, of the slowest rank\n", collective, ranks, cores);
+    printf("%10s %-12s %11s %11s %11s  %-12s %11s %6s   %11s %6s\n", "bytes", "", "median", "p99", "best", "beside",
+        "median", "ratio", "bytes only", "ratio");
     fflush(stdout);
     for (int r = 0; r < ranks; r++)
         if (fork() == 0) rank_main(r, id, samples);
