@@ -95,8 +95,8 @@ static void measure(tutti_comm *comm, int rank, float *in, float *out, size_t by
         shared->sample[1][rank][s] = now_ns() - start;
     }
 }
-/* What a staged allreduce of two ranks moves, without any waiting (and so without meaning): every tile is copied into my
-   slot and added to what happens to be in the other's. The better of ordinary and streaming stores. */
+/* What a staged allreduce of two ranks moves, without any waiting (and so without meaning): every tile is copied into
+   my slot and added to what happens to be in the other's. The better of ordinary and streaming stores. */
 static void move_bytes(float *data, size_t bytes, int rank, stream_function *stream)
 {
     for (size_t at = 0, tile = 0; at < bytes; at += TILE, tile++) {
