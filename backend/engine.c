@@ -210,8 +210,12 @@ static tutti_comm *visit_all(tutti_comm *list, int n, struct wait_set *blocked, 
 {
     tutti_comm *kept = NULL, *next;
     for (tutti_comm *comm = list; comm; comm = next) {
+        int words = blocked->count;
         next = comm->next_scheduled;
-        if (!visit(comm, n, blocked, moved)) continue;
+        if (!visit(comm, n, blocked, moved)) {
+            blocked->count = words;                     /* its memory may be unmapped from now on */
+            continue;
+        }
         comm->next_scheduled = kept;
         kept = comm;
     }
