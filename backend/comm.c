@@ -102,7 +102,7 @@ static tutti_status split(tutti_comm *parent, const struct split *all, int rank,
 {
     struct member mine;
     TRY(comm_new(rank, size, parent->name, parent->timeout_ms, out));
-    memcpy((*out)->chosen, parent->chosen, sizeof parent->chosen);
+    for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
     TRY(introduce(*out, &mine));
     return split_join(parent, all, *out);
 }
@@ -116,7 +116,8 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
     mine->key = key;
     /* whoever becomes rank 0 names the group */
     tutti_status status = bootstrap_random(mine->member.token, sizeof mine->member.token);
-    if (status == TUTTI_OK) status = tutti_all_gather(mine, all, sizeof *all, TUTTI_UINT8, parent, NULL);
+    tutti_request gather = { .blocking = true };        /* at once, also between group calls */
+    if (status == TUTTI_OK) status = tutti_all_gather(mine, all, sizeof *all, TUTTI_UINT8, parent, &gather);
     int rank = 0, size = 0;
     for (int q = 0; q < parent->size; q++) {
         size += all[q].color == color;
@@ -139,10 +140,17 @@ static void stop_running(tutti_comm *comm, bool always)
     if (always || comm->head || comm->messages || atomic_load(&comm->intake)) operations_abandon(comm);
     driver_release(comm);
 }
+/* What they were in has ended; now they find out. */
+static void await_leaving(tutti_comm *comm)
+{
+    struct wait_set none;
+    none.count = 0;
+    for (int n = 0; atomic_load(&comm->inside); n++) ladder_climb(&comm->ladder, n, &none, 1);
+}
 void comm_abort(tutti_comm *comm) { stop_running(comm, true); }
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
-    driver_acquire(comm);
+    if (!driver_try(comm)) return comm_failure(comm);   /* whoever drives looks anyway */
     tutti_status status = comm_check(comm);
     if (status != TUTTI_OK) operations_abandon(comm);
     driver_release(comm);
@@ -171,6 +179,7 @@ void comm_destroy(tutti_comm *comm)
     if (comm->generation && comm->generation != process_generation()) return;
     if (comm->mapping) {
         stop_running(comm, false);
+        await_leaving(comm);
         engine_forget(comm);
         atomic_store(&comm->mapping->segment.controls[comm->rank].departed, 1);
     }

@@ -9,7 +9,7 @@
 #include "backend/base/status.h"
 
 enum { POINT_TO_POINT = FAMILY_COUNT };
-enum { OPERATION_PENDING, OPERATION_OVER };
+enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
 struct operation {                                      /* lives in tutti_request.reserved, or on the caller's stack */
     struct operation *next;
     tutti_comm *comm;
@@ -26,13 +26,15 @@ struct operation {                                      /* lives in tutti_reques
     int root;
     double factor;
     const struct algorithm *algorithm;                  /* of this call, or NULL */
-    int64_t timeout_ms;
+    unsigned generation;                                /* of the process that started it */
+    _Atomic int64_t timeout_ms;
     _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;
     uint32_t tag;                                       /* from here on of POINT_TO_POINT only */
     struct piece piece;
     struct transfer transfer;
+    char detail[OPERATION_DETAIL_BYTES];  /* why it failed, kept here because it outlives the communicator */
 };
 struct recent {                                         /* the last choice of a family: most calls repeat it */
     uint64_t bytes;
@@ -60,6 +62,8 @@ struct tutti_comm {
 
     _Atomic uint32_t driver;                            /* 1: somebody drives */
     _Atomic(struct operation *) intake;                 /* submitted, newest first */
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];  /* by the user, for this communicator */
+    _Atomic uint32_t inside;                            /* threads that wait for an operation, or submit one */
     _Atomic uint32_t knock, knock_waiters;              /* wakes a driver that sleeps */
     _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
     _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
@@ -69,13 +73,13 @@ struct tutti_comm {
     /* of the driver */
     struct executor executor;
     struct operation *head, *tail;                      /* collectives, oldest first */
+    unsigned visits;                                    /* of whoever drives: every so often it looks for failures */
     bool running;                                       /* head has begun */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */
     struct operation *messages;                         /* open sends and receives */
     struct cache *cache;
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
-    const struct algorithm *chosen[FAMILY_COUNT];       /* by the user, for this communicator */
     uint64_t sequence;
 
     _Atomic uint32_t failed;                            /* status and detail are valid */
@@ -98,16 +102,18 @@ tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms);         /* member
 
 /* ---- names.c ---- */
 /* "allreduce=ring,broadcast=chain": checks every name and stores the choices. */
-tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[FAMILY_COUNT]);
+tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT]);
 tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out);
 
 /* ---- engine.c ---- */
 /* Starts the operation; with `blocking` drives it to its end. Takes over op->uneven. */
 tutti_status operation_run(struct operation *op, bool blocking);
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
+tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
 void operations_abandon(tutti_comm *comm);              /* ends all with the reason to stop; driver only */
+bool driver_try(tutti_comm *comm);
 void driver_acquire(tutti_comm *comm);                  /* waits for whoever drives */
 void driver_release(tutti_comm *comm);                  /* hands what is left to the progress thread */
 tutti_status engine_acquire(void);                      /* starts the progress thread when first used */
@@ -133,5 +139,4 @@ tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; th
 /* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. Driver only. */
 tutti_status comm_check(tutti_comm *comm);
 tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */
-void operation_describe(const tutti_comm *comm, const struct descriptor *d, char *out, size_t bytes);
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */

@@ -13,6 +13,7 @@
 #include "backend/base/settings.h"
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { MOST_MS = 20, CHECK_EVERY = 64 };
@@ -27,6 +28,7 @@ void operation_complete(struct operation *op, tutti_status status)
     if (op->uneven) free(op->uneven);
     op->uneven = NULL;
     op->status = status;
+    if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", op->comm->detail);
     if (!request) {
         atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
     } else {
@@ -116,10 +118,15 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
     }
     return moved;
 }
-static void check(tutti_comm *comm)
+/* Looks for a reason not to go on, in every 64th fruitless turn and every 1024th of any. True: there was one. */
+static bool check(tutti_comm *comm, int n)
 {
-    if (comm_check(comm) != TUTTI_OK) fail_all(comm);
+    bool due = n % CHECK_EVERY == CHECK_EVERY - 1 || ++comm->visits % 1024 == 0;
+    if (!due || comm_check(comm) == TUTTI_OK) return false;
+    fail_all(comm);
+    return true;
 }
+static int soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }    /* the next turn looks */
 
 void operations_abandon(tutti_comm *comm)
 {
@@ -171,7 +178,7 @@ void comm_knock(tutti_comm *comm)
     knock(comm);
     ring();
 }
-static bool driver_try(tutti_comm *comm)
+bool driver_try(tutti_comm *comm)
 {
     return !atomic_load_explicit(&comm->driver, memory_order_relaxed) && !atomic_exchange_explicit(&comm->driver, 1,
         memory_order_acquire);
@@ -183,17 +190,12 @@ void driver_acquire(tutti_comm *comm)
     for (int n = 0; !driver_try(comm); n++) ladder_climb(&comm->ladder, n, &none, 1);
 }
 static bool has_open(const tutti_comm *comm) { return comm->head || comm->messages; }
-/* True: something is left to do. What is submitted just now, and not seen here, is seen by the progress thread: whoever
-   submits asks it, and it tries again for much longer than a store takes to become visible. */
-static bool leave(tutti_comm *comm)
-{
-    bool open = has_open(comm);
-    atomic_store_explicit(&comm->driver, 0, memory_order_release);
-    return open || atomic_load_explicit(&comm->intake, memory_order_relaxed);
-}
+/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which tries again for
+   much longer than a store takes to become visible. The communicator may be gone afterwards. */
 void driver_release(tutti_comm *comm)
 {
-    if (leave(comm)) schedule(comm);
+    if (has_open(comm)) schedule(comm);
+    atomic_store_explicit(&comm->driver, 0, memory_order_release);
 }
 /* One visit of the progress thread: false when there is nothing left and it has let go; then the communicator may be
    gone. */
@@ -202,8 +204,10 @@ static bool visit(tutti_comm *comm, int n, struct wait_set *blocked, bool *moved
     uint32_t asked = atomic_load(&comm->scheduled);
     if (!driver_try(comm)) return true;                 /* a caller drives, and will schedule what it leaves */
     *moved |= progress(comm, blocked);
-    if (has_open(comm) && n % CHECK_EVERY == CHECK_EVERY - 1) check(comm);
-    if (leave(comm)) return true;
+    if (has_open(comm)) *moved |= check(comm, n);
+    bool open = has_open(comm);
+    atomic_store_explicit(&comm->driver, 0, memory_order_release);
+    if (open) return true;
     return !atomic_compare_exchange_strong(&comm->scheduled, &asked, 0);      /* asked again meanwhile: stay */
 }
 static tutti_comm *visit_all(tutti_comm *list, int n, struct wait_set *blocked, bool *moved)
@@ -241,7 +245,7 @@ static void *progress_main(void *unused)
         if (moved) n = -1;
         else if (!list) wait_sleep(&blocked, 1000);
         /* time has passed: check at the next visit */
-        else if (ladder_climb(&ladder, n, &blocked, MOST_MS)) n |= CHECK_EVERY - 2;
+        else if (ladder_climb(&ladder, n, &blocked, MOST_MS)) n = soon(n);
     }
     return unused;
 }
@@ -288,18 +292,36 @@ void engine_forget(tutti_comm *comm)
 }
 
 /* ---- what callers do ---- */
+static bool is_over(const struct operation *op)
+{
+    return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
+}
 static void drive(tutti_comm *comm, struct operation *op)              /* until the operation is over */
 {
-    for (int n = 0; atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER; n++) {
+    for (int n = 0; !is_over(op); n++) {
         struct wait_set blocked;
         blocked.count = 0;
         wait_add(&blocked, &comm->knock, atomic_load_explicit(&comm->knock, memory_order_acquire), &comm->knock_waiters,
             false);
-        if (progress(comm, &blocked)) { n = -1; continue; }
-        if (n % CHECK_EVERY == CHECK_EVERY - 1) check(comm);
+        if (progress(comm, &blocked) || check(comm, n)) { n = -1; continue; }
         if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS) && n > comm->ladder.pauses + comm->ladder.yields)
-            n |= CHECK_EVERY - 2;
+            n = soon(n);
     }
+}
+tutti_status operation_result(const struct operation *op)
+{
+    return op->status == TUTTI_OK ? TUTTI_OK : status_repeat(op->status, op->detail);
+}
+static void submit(tutti_comm *comm, struct operation *op)
+{
+    struct operation *newest = atomic_load_explicit(&comm->intake, memory_order_relaxed);
+    atomic_fetch_add(&comm->inside, 1);
+    do op->next = newest;
+    while (!atomic_compare_exchange_weak_explicit(&comm->intake, &newest, op, memory_order_release,
+        memory_order_relaxed));
+    schedule(comm);
+    knock(comm);
+    atomic_fetch_sub(&comm->inside, 1);
 }
 tutti_status operation_run(struct operation *op, bool blocking)
 {
@@ -312,30 +334,31 @@ tutti_status operation_run(struct operation *op, bool blocking)
         drive(comm, op);
         comm->driven = NULL;
         driver_release(comm);
-        return op->status == TUTTI_OK ? TUTTI_OK : comm_failure(comm);
+        return operation_result(op);
     }
-    struct operation *newest = atomic_load_explicit(&comm->intake, memory_order_relaxed);
-    do op->next = newest;
-    while (!atomic_compare_exchange_weak_explicit(&comm->intake, &newest, op, memory_order_release,
-        memory_order_relaxed));
-    schedule(comm);
-    knock(comm);
+    submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
 static void shorten_deadline(struct operation *op, int64_t timeout_ms)
 {
     int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->deadline_ms);
-    while ((!now || wanted < now) && !atomic_compare_exchange_weak(&op->deadline_ms, &now, wanted)) {}
+    while (!now || wanted < now)
+        if (atomic_compare_exchange_weak(&op->deadline_ms, &now, wanted)) {
+            atomic_store(&op->timeout_ms, timeout_ms);
+            return;
+        }
 }
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
+    if (is_over(op)) return operation_result(op);                      /* its communicator may be gone */
     tutti_comm *comm = op->comm;
+    atomic_fetch_add(&comm->inside, 1);
     if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
     for (int n = 0;; n++) {
         struct wait_set set;
         set.count = 0;
         wait_add(&set, &completions, atomic_load(&completions), &completion_sleepers, false);
-        if (atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER) break;
+        if (is_over(op)) break;
         if (driver_try(comm)) {
             drive(comm, op);
             driver_release(comm);
@@ -343,5 +366,6 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
         }
         ladder_climb(&comm->ladder, n, &set, MOST_MS);
     }
-    return op->status == TUTTI_OK ? TUTTI_OK : comm_failure(comm);
+    atomic_fetch_sub(&comm->inside, 1);
+    return operation_result(op);
 }

@@ -51,7 +51,7 @@ static uint64_t fingerprint_of(const struct descriptor *d)              /* odd f
 {
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
     uint64_t sum = d->sequence * 0x9e3779b97f4a7c15u + d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu
-        + d->bits * 0xd6e8feb86659fd93u + (d->algorithm << 32 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
+        + d->bits * 0xd6e8feb86659fd93u + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
     return sum ^ sum >> 29;
 }
 /* True: all have arrived. *status is MISMATCH when one of them does something else. */
@@ -118,10 +118,15 @@ static bool every_tile_reached(struct executor *x, const struct wait *w)
         if (!reached(x, w->rank, counter_index(x, tile), position(x, tile, w->step))) return false;
     return true;
 }
+static bool is_done(struct executor *x, const struct transfer *transfer)
+{
+    if (transfer->state == TRANSFER_FAILED) x->broken = transfer->status;
+    return transfer->state == TRANSFER_DONE;
+}
 static bool is_met(struct executor *x, const struct wait *w, int tile)
 {
     int slots = x->launch.program->plan->slots;
-    if (w->rank == x->rank) return transfer_at(x, tile, w->step)->state == TRANSFER_DONE;
+    if (w->rank == x->rank) return is_done(x, transfer_at(x, tile, w->step));
     if (w->lag == EVERY_TILE) return every_tile_reached(x, w);
     if (w->lag == SAME_TILE) return reached(x, w->rank, counter_index(x, tile), position(x, tile, w->step));
     return tile < slots || reached(x, w->rank, counter_index(x, tile - slots), position(x, tile - slots, w->step));
@@ -199,13 +204,14 @@ static bool advance(struct executor *x, tutti_status *status)
         }
     return false;
 }
-static bool is_over(const struct executor *x, int tile)
+static bool is_over(struct executor *x, int tile)
 {
     const struct schedule *s = x->launch.program->schedule;
     if (x->pc[slot_of(x, tile)] < program_end(s)) return false;
-    for (int step = s->first_message; step >= 0 && step <= s->last_message; step++)
-        if ((s->steps[step].kind == SEND || s->steps[step].kind == RECV) && transfer_at(x, tile,
-            step)->state != TRANSFER_DONE) return false;
+    for (int step = s->first_message; step >= 0 && step <= s->last_message; step++) {
+        bool message = s->steps[step].kind == SEND || s->steps[step].kind == RECV;
+        if (message && !is_done(x, transfer_at(x, tile, step))) return false;
+    }
     return true;
 }
 static tutti_status run_tiles(struct executor *x)
@@ -255,6 +261,7 @@ tutti_status executor_begin(struct executor *x)
     x->low = x->roll = 0;
     x->arrived = x->host_ranks == 1;
     x->started = false;
+    x->broken = TUTTI_OK;
     memset(x->pc, 0, sizeof x->pc);
     bind_operands(x);
     if (uneven) announce_counts(x);
@@ -279,6 +286,10 @@ tutti_status executor_step(struct executor *x)
         transport_poll(x->transport);
     }
     status = x->cut.single && !messages ? run_straight(x) : run_tiles(x);
+    if (x->broken != TUTTI_OK)
+        return status_fail(x->broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->broken,
+            "a message of the schedule failed: %s",
+            status_message(x->broken));
     if (status == TUTTI_OK) end(x);
     else if (messages) wait_add(&x->blocked, &x->mine->bell, x->bell_seen, &x->mine->bell_waiters, true);
     return status;

@@ -71,6 +71,7 @@ struct executor {
     struct cut cut;
     int parity, low, roll, pc[MAX_SLOTS];
     bool started, arrived;
+    tutti_status broken;                                /* why a message failed, or OK */
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     /* why it is blocked */
     int blocked_peer;                                   /* a rank, or -1: a message */

@@ -8,7 +8,8 @@
 #include <string.h>
 
 /* ---- words ---- */
-void operation_describe(const tutti_comm *comm, const struct descriptor *d, char *out, size_t bytes)
+enum { ALGORITHMS_AT_MOST = 1000 };                     /* what a peer's memory says is not trusted */
+static void operation_describe(const struct descriptor *d, char *out, size_t bytes)
 {
     char root[32] = "", op[40] = "";
     enum family f = (enum family)d->operation;
@@ -17,20 +18,26 @@ void operation_describe(const tutti_comm *comm, const struct descriptor *d, char
     if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
     if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", tutti_op_name((tutti_op)d->op));
     if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
+    const char *name = family_name(f), *dtype = tutti_dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
-    else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", family_name(f),
-        tutti_dtype_name((tutti_dtype)d->dtype));
-    else
-        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", family_name(f), (unsigned long long)d->count,
-                 tutti_dtype_name((tutti_dtype)d->dtype), op, root, d->algorithm < 1000
-                     ? collectives_table[d->algorithm].name : "?");
-    (void)comm;
+    else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", name, dtype);
+    else snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
+        d->algorithm < ALGORITHMS_AT_MOST ? collectives_table[d->algorithm].name : "?");
+}
+/* What must agree, too, and is seldom the reason. */
+static void describe_more(const struct descriptor *d, char *out, size_t bytes)
+{
+    size_t used = strlen(out);
+    double factor;
+    memcpy(&factor, &d->bits, sizeof factor);
+    snprintf(out + used, bytes - used, " with factor %g, tiles of %llu bytes, %llu slots", factor,
+        (unsigned long long)d->tile_bytes, (unsigned long long)d->slots);
 }
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
     if (!comm->running) { snprintf(out, bytes, "a message"); return; }
-    operation_describe(comm, comm->executor.descriptor, what, sizeof what);
+    operation_describe(comm->executor.descriptor, what, sizeof what);
     snprintf(out, bytes, "%s, operation %llu of %s", what,
         (unsigned long long)comm->executor.descriptor->sequence, comm->name);
 }
@@ -53,12 +60,15 @@ static void tell_others(const tutti_comm *comm)
     segment->failure->rank = comm->rank;
     snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->detail);
     atomic_store_explicit(&segment->failure->state, FAILURE_READY, memory_order_release);
-    for (int r = 0; r < comm->size; r++)
+    for (int r = 0; r < comm->size; r++) {
+        atomic_fetch_add(&segment->controls[r].bell, 1);
+        word_wake(&segment->controls[r].bell, true);
         for (int parity = 0; parity < 2; parity++)
             for (int i = -1; i < MAX_SLOTS; i++) {
                 struct line *line = &segment->controls[r].line[parity];
                 word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
             }
+    }
 }
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
 {
@@ -118,29 +128,33 @@ static tutti_status check_blocked(tutti_comm *comm)                    /* waits 
         "rank %d of %s has destroyed its communicator, and rank %d waits for it in %s; all ranks must make the "
                      "same calls before they destroy", peer, comm->name, comm->rank, what);
 }
+static tutti_status message_late(tutti_comm *comm, const struct operation *op)
+{
+    bool sends = op->transfer.is_send;
+    return comm_fail(comm, TUTTI_TIMEOUT,
+        "rank %d of %s: %s rank %d with tag %u timed out after %lld ms: no matching %s came",
+        comm->rank, comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
+        (long long)atomic_load(&op->timeout_ms), sends ? "receive" : "send");
+}
+static tutti_status collective_late(tutti_comm *comm, const struct operation *op)
+{
+    char what[224], absent[128] = "";
+    describe_running(comm, what, sizeof what);
+    list_absent(comm, absent, sizeof absent);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d timed out after %lld ms in %s: %s%s", comm->rank,
+        (long long)atomic_load(&op->timeout_ms), what,
+        absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
+            absent);
+}
 static tutti_status check_deadline(tutti_comm *comm, struct operation *op, bool collective)
 {
     int64_t deadline_ms = atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
-        deadline_ms = clock_deadline(op->timeout_ms);
-        /* unless a wait has just set its own */
+        deadline_ms = clock_deadline(atomic_load(&op->timeout_ms));    /* unless a wait has just set its own */
         atomic_compare_exchange_strong(&op->deadline_ms, &(int64_t){ 0 }, deadline_ms);
     }
     if (clock_ms() < deadline_ms) return TUTTI_OK;
-    char what[224], absent[128] = "";
-    describe_running(comm, what, sizeof what);
-    if (!collective)
-        return comm_fail(comm, TUTTI_TIMEOUT,
-            "rank %d of %s: %s rank %d with tag %u timed out after %lld ms: no matching %s came", comm->rank,
-                comm->name,
-                         op->transfer.is_send ? "send to" : "receive from", op->transfer.peer, op->tag,
-                             (long long)op->timeout_ms,
-                         op->transfer.is_send ? "receive" : "send");
-    list_absent(comm, absent, sizeof absent);
-    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d timed out after %lld ms in %s: %s%s", comm->rank,
-        (long long)op->timeout_ms, what,
-                     absent[0] ? "this call has not been made by rank "
-                         : "all ranks have come, but one is too slow or stopped", absent);
+    return collective ? collective_late(comm, op) : message_late(comm, op);
 }
 tutti_status comm_check(tutti_comm *comm)
 {
@@ -180,14 +194,17 @@ tutti_status comm_mismatch(tutti_comm *comm)
     const struct executor *x = &comm->executor;
     int other = executor_disagreement(x);
     if (other < 0) return mismatch_counts(comm);
-    struct descriptor theirs = x->segment->controls[other].descriptor[x->parity];
-    char here[160], there[160];
-    operation_describe(comm, x->descriptor, here, sizeof here);
-    operation_describe(comm, &theirs, there, sizeof there);
+    struct descriptor mine = *x->descriptor, theirs = x->segment->controls[other].descriptor[x->parity];
+    char here[240], there[240];
+    operation_describe(&mine, here, sizeof here);
+    operation_describe(&theirs, there, sizeof there);
+    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
+        describe_more(&mine, here, sizeof here);
+        describe_more(&theirs, there, sizeof there);
+    }
     return comm_fail(comm, TUTTI_MISMATCH,
-        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d calls %s%s; all ranks must make the "
-            "same "
-                     "calls in the same order", (unsigned long long)x->descriptor->sequence, comm->name,
-                         comm->rank, here, other, there,
-                     theirs.sequence != x->descriptor->sequence ? " (and has made another number of calls)" : "");
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d calls %s%s; "
+        "all ranks must make the same calls in the same order", (unsigned long long)mine.sequence, comm->name,
+            comm->rank, here,
+        other, there, theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
 }

@@ -62,47 +62,47 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* How slots are best written is the host's business: ranks 0 and 1 try it out once per process, the others are told. */
+/* How slots are best written is the host's business: ranks 0 and 1 try it out, once per process of a rank 0, and the
+   others are told. */
 enum { STREAMING_UNKNOWN, STREAMING_OFF, STREAMING_ON, STREAMING_PROBED };
 static struct probe_side probe_side_of(const struct segment *segment, int rank)
 {
     return (struct probe_side){ &segment->controls[rank].probe, segment_slots(segment, rank) };
 }
-static tutti_status probe_slots(tutti_comm *comm)
+static tutti_status probe_slots(tutti_comm *comm, _Atomic uint32_t *verdict)
 {
     static _Atomic uint32_t known;
     const struct segment *segment = comm_segment(comm);
-    _Atomic uint32_t *verdict = &segment->controls[0].streaming;
-    uint32_t found = comm->size > 1 && stream_find() ? atomic_load(&known) : STREAMING_OFF;
-    if (comm->rank == 0 && found) atomic_store(verdict, found);
-    if (comm->rank > 1 || found) return TUTTI_OK;
+    if (comm->rank == 0) atomic_store(verdict, atomic_load(&known) ? atomic_load(&known) : STREAMING_PROBED);
+    if (atomic_load(verdict) != STREAMING_PROBED) return TUTTI_OK;
     TRY(segment_reserve(segment, segment_slots(segment, comm->rank), PROBE_BYTES, "staging slots"));
+    struct probe_side mine = probe_side_of(segment, comm->rank), other = probe_side_of(segment, 1 - comm->rank);
+    enum probe_result result = probe_streaming(mine, other, stream_find());
+    uint32_t found = result == PROBE_BETTER ? STREAMING_ON : STREAMING_OFF;
+    if (comm->rank == 0 && result != PROBE_GAVE_UP) atomic_store(&known, found);
+    if (comm->rank == 0) atomic_store(verdict, found);
+    return TUTTI_OK;
+}
+static tutti_status await_verdict(tutti_comm *comm, _Atomic uint32_t *verdict, bool probes, int64_t deadline_ms)
+{
     struct wait_set none;
     none.count = 0;
-    if (comm->rank == 0) atomic_store(verdict, STREAMING_PROBED);
-    for (int n = 0; !atomic_load(verdict); n++) {
+    for (int n = 0;; n++) {
+        uint32_t now = atomic_load(verdict);
+        if (now == STREAMING_OFF || now == STREAMING_ON || (probes && now == STREAMING_PROBED)) return TUTTI_OK;
         TRY(comm_check(comm));
+        if (clock_ms() > deadline_ms)
+            return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s is too slow, stopped or gone", comm->name);
         ladder_climb(&comm->ladder, n, &none, 1);
     }
-    if (atomic_load(verdict) != STREAMING_PROBED) return TUTTI_OK;
-    bool better = probe_streaming(probe_side_of(segment, comm->rank), probe_side_of(segment, 1 - comm->rank),
-        stream_find());
-    if (comm->rank == 0) atomic_store(&known, better ? STREAMING_ON : STREAMING_OFF);
-    if (comm->rank == 0) atomic_store(verdict, better ? STREAMING_ON : STREAMING_OFF);
-    return TUTTI_OK;
 }
 static tutti_status choose_stores(tutti_comm *comm, int64_t deadline_ms)
 {
     _Atomic uint32_t *verdict = &comm_segment(comm)->controls[0].streaming;
-    struct wait_set none;
-    none.count = 0;
-    TRY(probe_slots(comm));
-    for (int n = 0; atomic_load(verdict) != STREAMING_OFF && atomic_load(verdict) != STREAMING_ON; n++) {
-        TRY(comm_check(comm));
-        if (clock_ms() > deadline_ms) return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s is too slow, stopped or gone",
-            comm->name);
-        ladder_climb(&comm->ladder, n, &none, 1);
-    }
+    if (comm->size == 1 || !stream_find()) return TUTTI_OK;
+    if (comm->rank == 1) TRY(await_verdict(comm, verdict, true, deadline_ms));
+    if (comm->rank <= 1) TRY(probe_slots(comm, verdict));
+    TRY(await_verdict(comm, verdict, false, deadline_ms));
     comm->executor.stream = atomic_load(verdict) == STREAMING_ON ? stream_find() : NULL;
     return TUTTI_OK;
 }
@@ -137,7 +137,7 @@ static tutti_status connect_transport(tutti_comm *comm)
 }
 
 /* ---- all of it ---- */
-tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
+static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(connect_peers(comm, deadline_ms));
     TRY(map_segment(comm, deadline_ms));
@@ -145,4 +145,12 @@ tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
     TRY(await_joined(comm, deadline_ms));
     TRY(choose_stores(comm, deadline_ms));
     return connect_transport(comm);
+}
+tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
+{
+    char detail[OPERATION_DETAIL_BYTES];
+    tutti_status status = join(comm, deadline_ms);
+    if (status == TUTTI_OK || !comm->mapping) return status;
+    snprintf(detail, sizeof detail, "%.500s", status_detail());
+    return comm_fail(comm, status, "%s", detail);       /* the others must not wait for it */
 }

@@ -46,6 +46,7 @@ static void describe(const tutti_comm *comm, const struct operation *op, const s
         .operation = (uint32_t)op->family, .dtype = (uint32_t)op->dtype, .op = reduces(op->family) ? (uint32_t)op->op
             : 0, .root = op->root,
         .count = op->uneven ? 0 : op->count, .sequence = op->sequence, .tile_bytes = comm->executor.tile_target,
+            .slots = (uint64_t)program->plan->slots,
         .algorithm = (uint64_t)(program->plan->algorithm - collectives_table),
     };
     if (reduces(op->family) && op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
@@ -56,7 +57,8 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->recent[op->family];
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
-    const struct algorithm *asked = op->algorithm ? op->algorithm : comm->chosen[op->family];
+    const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
+        memory_order_relaxed);
     if (!r->program || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
         || r->asked != asked || op->uneven) {
         struct program *program;

@@ -6,6 +6,7 @@
 #include "backend/base/status.h"
 #include "backend/transports/transport.h"
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -16,6 +17,18 @@ enum { SLOT_BYTES = 16 << 20 };                         /* of one rank, both hal
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct mapping *mappings;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* A child begins without segments: those of its parent are not its own. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void after_fork_in_child(void)
+{
+    mappings = NULL;
+    pthread_cond_init(&changed, NULL);
+    pthread_mutex_unlock(&lock);
+}
+static void prepare(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
 static bool same_process(const struct member *a, const struct member *b)
 {
@@ -73,24 +86,35 @@ static struct mapping *find_or_add(const unsigned char token[16])      /* lock h
     if (m) m->users++;
     return m;
 }
-static tutti_status await_ready(struct mapping *m, int64_t deadline_ms)
+static tutti_status await_first(struct mapping *m, int64_t deadline_ms)
 {
     pthread_mutex_lock(&lock);
-    while (!m->ready && !m->broken && clock_ms() < deadline_ms) {
+    while (!m->over && clock_ms() < deadline_ms) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 50 * 1000000;
+        until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
     }
-    bool ready = m->ready;
+    bool over = m->over;
     pthread_mutex_unlock(&lock);
-    return ready ? TUTTI_OK : status_fail(TUTTI_TIMEOUT,
-        "another rank of this process has not mapped the group's shared memory");
+    if (!over) return status_fail(TUTTI_TIMEOUT,
+        "another rank of this process has not mapped the group's memory in time");
+    return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
+}
+static void tell_process(struct mapping *m, tutti_status status)
+{
+    pthread_mutex_lock(&lock);
+    m->status = status;
+    if (status != TUTTI_OK) snprintf(m->detail, sizeof m->detail, "%.250s", status_detail());
+    m->over = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }
 tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,
     int64_t deadline_ms, struct mapping **out)
 {
+    pthread_once(&once, prepare);
     pthread_mutex_lock(&lock);
     struct mapping *m = find_or_add(table[0].token);
     pthread_mutex_unlock(&lock);
@@ -98,12 +122,8 @@ tutti_status mapping_acquire(int rank, int size, const struct member *table, str
     tutti_status status;
     if (is_first_of_process(rank, table)) {
         status = rank == 0 ? make(m, size, table, peers) : receive(m, size, peers[0], deadline_ms);
-        pthread_mutex_lock(&lock);
-        m->ready = status == TUTTI_OK;
-        m->broken = !m->ready;
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&lock);
-    } else status = await_ready(m, deadline_ms);
+        tell_process(m, status);
+    } else status = await_first(m, deadline_ms);
     if (status != TUTTI_OK) { mapping_release(m); return status; }
     *out = m;
     return TUTTI_OK;

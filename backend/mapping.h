@@ -3,8 +3,15 @@
 #include "backend/bootstrap.h"
 #include "backend/host/segment.h"
 
-struct mapping { struct segment segment; unsigned char token[16]; int users; bool ready, broken;
-    struct mapping *next; };
+struct mapping {
+    struct segment segment;
+    unsigned char token[16];
+    int users;
+    bool over;  /* whoever makes it for this process is done: status tells how */
+    tutti_status status;
+    char detail[256];
+    struct mapping *next;
+};
 /* Joins the group's segment: rank 0's process makes it and sends it to every other process of the table, the first rank
    of another process receives it, the rest share. peers[r]: connection to rank r's process, NULL: this process. */
 tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,

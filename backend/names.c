@@ -31,7 +31,7 @@ tutti_status algorithm_by_name(const char *family, const char *name, const struc
     *out = found;
     return TUTTI_OK;
 }
-tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[FAMILY_COUNT])
+tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
 {
     char copy[512], *rest = NULL;
     if (strlen(text) >= sizeof copy) return status_fail(TUTTI_INVALID_ARGUMENT,
@@ -44,7 +44,7 @@ tutti_status algorithms_parse(const char *text, const struct algorithm *chosen[F
             "\"%s\" should read collective=algorithm, as in allreduce=ring", entry);
         *equals = 0;
         TRY(algorithm_by_name(entry, equals + 1, &algorithm));
-        chosen[algorithm->family] = algorithm;
+        atomic_store(&chosen[algorithm->family], algorithm);
     }
     return TUTTI_OK;
 }

@@ -137,29 +137,32 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
         "a send or receive has no algorithms to choose from");
     return algorithm_by_name(family_name((enum family)op->family), request->algorithm, &op->algorithm);
 }
+/* Takes over prepared->uneven. An error leaves the request as it was. */
 static tutti_status run(struct operation *prepared, tutti_request *request)
 {
-    if (!request && group_depth) {
-        tutti_status status = grouped_request(&request);
-        if (status != TUTTI_OK) { free(prepared->uneven); return status; }
-    }
+    struct operation *op = prepared;
+    bool grouped = !request && group_depth;
     tutti_status status = apply_options(prepared, request);
-    if (status != TUTTI_OK) { free(prepared->uneven); prepared->uneven = NULL; }
-    if (!request) return status == TUTTI_OK ? operation_run(prepared, true) : status;
-    struct operation *op = operation_of(request);
-    bool blocking = request->blocking && !group_depth;
-    *op = *prepared;
-    op->request = request;
-    if (status == TUTTI_OK) return operation_run(op, blocking);
-    op->status = status;
-    atomic_store(&op->state, OPERATION_OVER);
-    if (request->done) request->done(request, request->context);
-    return status;
+    if (status == TUTTI_OK && grouped) status = grouped_request(&request);
+    if (status != TUTTI_OK) {
+        free(prepared->uneven);
+        return status;
+    }
+    if (request) {
+        op = operation_of(request);
+        memcpy(op, prepared, prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
+            : offsetof(struct operation, piece));
+        op->request = request;
+    }
+    return operation_run(op, !request || (request->blocking && !grouped));
 }
 static tutti_status check_request(const tutti_request *request)
 {
-    if (request && ((const struct operation *)(const void *)request->reserved)->comm) return TUTTI_OK;
-    return status_fail(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
+    const struct operation *op = request ? (const struct operation *)(const void *)request->reserved : NULL;
+    if (!op || !op->comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
+    if (op->generation == process_generation()) return TUTTI_OK;
+    return status_fail(TUTTI_FORKED,
+        "this request was started before a fork, by the parent process; only that can wait");
 }
 tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 {
@@ -171,7 +174,7 @@ tutti_status tutti_test(tutti_request *request)
     TRY(check_request(request));
     struct operation *op = operation_of(request);
     if (atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER) return TUTTI_IN_PROGRESS;
-    return op->status == TUTTI_OK ? TUTTI_OK : operation_wait(op, 0);
+    return operation_result(op);
 }
 
 /* ---- communicators ---- */
@@ -228,9 +231,7 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
     TRY(check_comm(comm));
     const struct algorithm *found;
     TRY(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found));
-    driver_acquire(comm);
-    comm->chosen[found->family] = algorithm ? found : NULL;
-    driver_release(comm);
+    atomic_store(&comm->chosen[found->family], algorithm ? found : NULL);
     return TUTTI_OK;
 }
 
@@ -245,6 +246,7 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     out->count = count;
     out->dtype = dtype;
     out->root = root;
+    out->generation = process_generation();
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }

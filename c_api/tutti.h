@@ -99,13 +99,13 @@ struct tutti_request {                                  /* zero-initialise; then
     int64_t timeout_ms;                                 /* 0: the communicator's */
     double factor;                                      /* of TUTTI_PREMUL_SUM */
     bool blocking;                                      /* return when over although a request is given */
-    /* called once when over, on the thread that finished it, also when a call fails at once; must not block nor call
-       back; the request must stay until then */
+    /* called once when the operation is over, on the thread that finished it; not when the call that should start it
+       returns an error. Must not block nor call back, except tutti_test; the request must stay until then. */
     void (*done)(tutti_request *request, void *context);
     void *context;
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
-    uint64_t reserved[40];
+    uint64_t reserved[112];
 };
 TUTTI_API tutti_status tutti_test(tutti_request *request);  /* TUTTI_IN_PROGRESS, or how it ended */
 /* Until it is over. timeout_ms > 0: when it is not over in time, the communicator fails with TUTTI_TIMEOUT. */

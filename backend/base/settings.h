@@ -15,8 +15,7 @@
     X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)") \
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
       "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
-    X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "backend names that mean tutti in this program, as in nccl,gloo")
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;

@@ -48,9 +48,10 @@ static int64_t measure(struct probe *p, copy_function *copy)
     }
     return meet(p) ? best : -1;                         /* the slots are free again */
 }
-bool probe_streaming(struct probe_side mine, struct probe_side other, copy_function *stream)
+enum probe_result probe_streaming(struct probe_side mine, struct probe_side other, copy_function *stream)
 {
     struct probe p = { mine, other, 0, clock_ns() };
-    int64_t plain = measure(&p, copy_plain), streamed = measure(&p, stream);
-    return plain > 0 && streamed > 0 && 4 * streamed < 3 * plain;
+    int64_t plain = measure(&p, copy_plain), streamed = plain < 0 ? -1 : measure(&p, stream);
+    if (streamed < 0) return PROBE_GAVE_UP;
+    return 4 * streamed < 3 * plain ? PROBE_BETTER : PROBE_NO_BETTER;
 }

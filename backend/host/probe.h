@@ -10,7 +10,8 @@ enum { PROBE_BYTES = 64 * 1024 };
 /* What the two share: a word each, and PROBE_BYTES each of memory that is real. */
 struct probe_side { _Atomic uint32_t *turn; unsigned char *slot; };
 typedef void copy_function(void *to, const void *from, size_t bytes);
-/* Called by both at about the same time; takes a few milliseconds, and gives up after 100 (false: no difference found).
-   True when writing with `stream` and reading what it wrote takes less than three quarters of the time of writing with
-   memcpy and reading that. */
-bool probe_streaming(struct probe_side mine, struct probe_side other, copy_function *stream);
+enum probe_result { PROBE_GAVE_UP, PROBE_NO_BETTER, PROBE_BETTER };
+/* Called by both at about the same time; takes a few milliseconds, and gives up after 100. Better: writing with
+   `stream` and reading what it wrote takes less than three quarters of the time of writing with memcpy and reading
+   that. */
+enum probe_result probe_streaming(struct probe_side mine, struct probe_side other, copy_function *stream);

@@ -18,7 +18,7 @@ struct descriptor {                                    /* what I think we are do
     uint32_t dtype, op;
     int32_t root;
     uint64_t count, sequence, bits;                    /* bits: of the factor, and other things that must agree   */
-    uint64_t tile_bytes;
+    uint64_t tile_bytes, slots;                        /* settings that must agree                                */
     uint64_t algorithm;                                /* row of collectives_table                                */
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
 };

@@ -1,6 +1,6 @@
 /* The operating system says no: each refusal is a clean error that names the call, and leaves nothing open. A seccomp
    filter in a forked child refuses one system call. */
-#include "c_api/tutti.h"
+#include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,6 +82,31 @@ static void test_memory_for_the_segment_refused(void **state)
     (void)state;
     check(SYS_fallocate, SYS_fallocate, ENOSPC, TUTTI_NO_MEMORY, "bytes");
 }
+/* Rank 0 gets no more memory, first for its slots, then (with slots it has already) for the messages of a ring. */
+static void no_more_memory(struct rank *me)
+{
+    enum { COUNT = 1 << 20 };
+    bool slots_first = *(const bool *)me->context;
+    float *data = calloc(COUNT, sizeof *data);
+    tutti_request ring = { .algorithm = "ring", .blocking = true, .timeout_ms = 10000 };
+    tutti_request one_shot = { .algorithm = "one_shot", .blocking = true };
+    if (!slots_first)
+        for (int k = 0; k < 2; k++)
+            REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &one_shot) == TUTTI_OK);
+    if (me->rank == 0 && !refuse(SYS_madvise, SYS_madvise, ENOMEM)) _exit(0);
+    tutti_status status = tutti_all_reduce(data, data, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
+    REQUIRE(status == TUTTI_NO_MEMORY);
+    REQUIRE(me->rank == 0 || strstr(tutti_get_last_error(), "rank 0 failed the group") != NULL);
+    free(data);
+}
+static void test_memory_refused_later_is_an_error_on_every_rank(void **state)
+{
+    (void)state;
+    for (int slots_first = 0; slots_first < 2; slots_first++) {
+        bool context = slots_first;
+        assert_int_equal(world_processes(2, 30, no_more_memory, &context), 0);
+    }
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -89,6 +114,7 @@ int main(void)
         cmocka_unit_test(test_threads_refused),
         cmocka_unit_test(test_sockets_refused),
         cmocka_unit_test(test_memory_for_the_segment_refused),
+        cmocka_unit_test(test_memory_refused_later_is_an_error_on_every_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

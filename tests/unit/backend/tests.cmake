@@ -1,6 +1,6 @@
 add_library(support STATIC support/world.c)
 target_link_libraries(support PUBLIC tutti_testing)
-foreach(name collectives messages errors async)
+foreach(name collectives messages errors async lifetimes)
   tutti_unit(backend/test_${name} all)
   target_link_libraries(test_${name} PRIVATE support)
   if(TUTTI_SANITIZE STREQUAL "thread")
@@ -9,4 +9,5 @@ foreach(name collectives messages errors async)
 endforeach()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_unit(backend/test_refused all)
+  target_link_libraries(test_refused PRIVATE support)
 endif()

@@ -1,0 +1,201 @@
+/* Who may touch what when communicators fail, are destroyed, split or forked while operations are under way. */
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+
+/* The progress thread ends an operation with an error and must not look at the memory of a group that is then
+   destroyed. */
+static void fails_and_is_destroyed(struct rank *me)
+{
+    for (int round = 0; round < 10; round++) {
+        tutti_comm *comm;
+        int32_t data = 1;
+        tutti_request r = { .timeout_ms = 20 };
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        if (me->rank == 0) {
+            REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, &r) == TUTTI_OK);
+            while (tutti_test(&r) == TUTTI_IN_PROGRESS) usleep(200);
+            REQUIRE(tutti_test(&r) == TUTTI_TIMEOUT);
+        } else while (tutti_comm_get_async_error(comm) == TUTTI_OK) usleep(200);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+        usleep(2000);                                   /* the progress thread may still be about to sleep */
+    }
+}
+static void test_destroy_after_an_error_on_threads(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, fails_and_is_destroyed, NULL);
+}
+static void test_a_request_outlives_its_communicator(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_config config = { .size = 1 };
+    float never;
+    tutti_request r = { 0 };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
+    assert_int_equal(tutti_recv(&never, 1, TUTTI_FLOAT32, 0, 0, comm, &r), TUTTI_OK);
+    assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
+    assert_int_equal(tutti_test(&r), TUTTI_ABORTED);
+    assert_int_equal(tutti_wait(&r, 100), TUTTI_ABORTED);
+    assert_non_null(strstr(tutti_get_last_error(), "destroyed while operations ran"));
+}
+static void count(tutti_request *request, void *context)
+{
+    (void)request;
+    atomic_fetch_add((atomic_int *)context, 1);
+}
+static void test_a_refused_call_leaves_its_request_alone(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_config config = { .size = 1 };
+    float data = 1;
+    atomic_int calls = 0;
+    tutti_request r = { .algorithm = "nothing of the kind", .done = count, .context = &calls };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
+    assert_int_equal(tutti_all_reduce(&data, &data, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, &r), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(tutti_test(&r), TUTTI_INVALID_ARGUMENT);          /* never used */
+    assert_int_equal(atomic_load(&calls), 0);
+    assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
+}
+static void splits_inside_a_group(struct rank *me)
+{
+    tutti_comm *comm;
+    int32_t sum = 1;
+    REQUIRE(tutti_group_start() == TUTTI_OK);
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+    REQUIRE(tutti_group_end() == TUTTI_OK);
+    REQUIRE(tutti_all_reduce(&sum, &sum, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_OK);
+    REQUIRE(sum == me->size);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+}
+static void test_a_split_between_group_calls(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, splits_inside_a_group, NULL);
+}
+static void blocks_inside_a_group(struct rank *me)      /* a request that says blocking is over when the call returns */
+{
+    enum { COUNT = 300000 };
+    int32_t *data = malloc(COUNT * sizeof *data);
+    for (int i = 0; i < COUNT; i++) data[i] = 1;
+    tutti_request r = { .blocking = true };
+    REQUIRE(tutti_group_start() == TUTTI_OK);
+    REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
+    for (int i = 0; i < COUNT; i++) REQUIRE(data[i] == me->size);
+    REQUIRE(tutti_group_end() == TUTTI_OK);
+    free(data);
+}
+static void test_a_blocking_request_between_group_calls(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, blocks_inside_a_group, NULL);
+}
+/* A watchdog gets its answer while another thread is inside a call. */
+static void *block_in_barrier(void *comm)
+{
+    REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
+    return NULL;
+}
+static void watchdog(struct rank *me)
+{
+    pthread_t thread;
+    if (me->rank == 0) {
+        pthread_create(&thread, NULL, block_in_barrier, me->comm);
+        usleep(20000);
+        REQUIRE(tutti_comm_get_async_error(me->comm) == TUTTI_OK);
+        REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "ring") == TUTTI_OK);
+        int32_t go = 1;
+        REQUIRE(tutti_send(&go, 1, TUTTI_INT32, 1, 1, me->comm, NULL) == TUTTI_OK);    /* only now rank 1 comes */
+        pthread_join(thread, NULL);
+        return;
+    }
+    int32_t go = 0;
+    REQUIRE(tutti_recv(&go, 1, TUTTI_INT32, 0, 1, me->comm, NULL) == TUTTI_OK);
+    REQUIRE(go == 1 && tutti_barrier(me->comm, NULL) == TUTTI_OK);
+}
+static void test_questions_do_not_wait_for_who_drives(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, watchdog, NULL);
+}
+#ifndef NO_PROCESSES
+static void forks_with_an_open_request(struct rank *me)
+{
+    enum { COUNT = 1 << 18 };
+    int32_t *data = malloc(COUNT * sizeof *data);
+    tutti_request r = { 0 };
+    for (int i = 0; i < COUNT; i++) data[i] = me->rank + 1;
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 1) usleep(100000);                  /* rank 0 forks with its operation under way */
+    REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
+    if (me->rank == 0) {
+        pid_t child = fork();
+        if (child == 0) {
+            bool right = tutti_wait(&r, 0) == TUTTI_FORKED && tutti_test(&r) == TUTTI_FORKED;
+            _exit(right && strstr(tutti_get_last_error(), "before a fork") ? 0 : 1);
+        }
+        int status;
+        REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);
+    for (int i = 0; i < COUNT; i++) REQUIRE(data[i] == 3);
+    free(data);
+}
+static void test_a_child_cannot_wait_for_its_parents_request(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, 30, forks_with_an_open_request, NULL), 0);
+}
+/* Settings that the ranks must agree on: each process reads its own when it first needs them. */
+static int join_with_slots(int rank, tutti_unique_id id)
+{
+    tutti_comm *comm;
+    int32_t data = 1;
+    alarm(20);
+    setenv("TUTTI_SLOTS", rank ? "2" : "3", 1);
+    REQUIRE(tutti_comm_init_rank(&comm, 2, id, rank) == TUTTI_OK);
+    REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_MISMATCH);
+    SAYS("2 slots");
+    SAYS("3 slots");
+    return 0;
+}
+static void test_settings_that_differ_are_a_mismatch(void **state)
+{
+    (void)state;
+    tutti_unique_id id;
+    assert_int_equal(tutti_get_unique_id(&id), TUTTI_OK);
+    for (int rank = 0; rank < 2; rank++)
+        if (fork() == 0) _exit(join_with_slots(rank, id));
+    for (int r = 0, status; r < 2; r++) assert_true(wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+#endif
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_settings_that_differ_are_a_mismatch),    /* first: the settings are read only once */
+        cmocka_unit_test(test_a_child_cannot_wait_for_its_parents_request),
+#endif
+        cmocka_unit_test(test_destroy_after_an_error_on_threads),
+        cmocka_unit_test(test_a_request_outlives_its_communicator),
+        cmocka_unit_test(test_a_refused_call_leaves_its_request_alone),
+        cmocka_unit_test(test_a_split_between_group_calls),
+        cmocka_unit_test(test_a_blocking_request_between_group_calls),
+        cmocka_unit_test(test_questions_do_not_wait_for_who_drives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
