@@ -20,7 +20,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
 {
     const struct plan *plan = x->launch.program->plan;
     const struct schedule *s = x->launch.program->schedule;
-    struct cut *c = &x->cut;
+    struct cut *c = &x->launch.program->cut;
     size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
     size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
     if (chunk_bytes * chunks > ONE_TILE_BYTES)
@@ -46,20 +46,19 @@ void bind_operands(struct executor *x)
         x->operand[b].lengths = u ? u->lengths[b] : NULL;
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
-    if (!program->is_cut || program->cut.part_bytes != l->part_bytes) {
-        x->cut.part_bytes = l->part_bytes;
-        x->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
-        bind_cut(x, x->cut.piece_bytes);
-        program->cut = x->cut;
-        program->is_cut = !u;
-    } else x->cut = program->cut;
+    x->cut = &program->cut;
+    if (program->is_cut && program->cut.part_bytes == l->part_bytes) return;
+    program->cut.part_bytes = l->part_bytes;
+    program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
+    program->is_cut = !u;
+    bind_cut(x, program->cut.piece_bytes);
 }
 tutti_status bind_reserve(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
-    if (x->cut.in_line) return TUTTI_OK;
-    size_t slots = x->cut.single ? 1 : (size_t)plan->slots;
-    size_t bytes = slots * (size_t)x->launch.program->schedule->chunks[SCRATCH] * x->cut.slot_stride;
+    if (x->cut->in_line) return TUTTI_OK;
+    size_t slots = x->cut->single ? 1 : (size_t)plan->slots;
+    size_t bytes = slots * (size_t)x->launch.program->schedule->chunks[SCRATCH] * x->cut->slot_stride;
     if (bytes <= x->reserved[x->parity]) return TUTTI_OK;
     unsigned char *half = half_of(x, x->rank - x->host_first);
     TRY(segment_reserve(x->segment, half, bytes, "staging slots"));
@@ -71,7 +70,7 @@ tutti_status bind_reserve(struct executor *x)
 static struct piece locate_scratch(const struct executor *x, struct span a, int index, int tile)
 {
     const struct schedule *s = x->launch.program->schedule;
-    const struct cut *c = &x->cut;
+    const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
     size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
     int owner = a.rank - x->host_first;
@@ -84,7 +83,7 @@ static struct piece locate_scratch(const struct executor *x, struct span a, int 
 }
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
-    size_t length = from < o->lengths[at] ? smaller(x->cut.tile_bytes, o->lengths[at] - from) : 0;
+    size_t length = from < o->lengths[at] ? smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
     return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
@@ -92,7 +91,7 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
     if (a.buffer == SCRATCH) return locate_scratch(x, a, index, tile);
     assert(a.rank == x->rank);                          /* private tensors: the builder has staged all others */
     const struct operand *o = &x->operand[a.buffer];
-    const struct cut *c = &x->cut;
+    const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
     if (o->lengths) return locate_uneven(x, o, at, from);
     size_t cut = (size_t)x->launch.program->schedule->cut;
@@ -109,7 +108,7 @@ enum { STREAM_AT_LEAST = 1024 };
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)
 {
-    return x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut.in_line && bytes >= STREAM_AT_LEAST;
+    return x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line && bytes >= STREAM_AT_LEAST;
 }
 static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
     size_t bytes)

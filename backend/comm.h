@@ -23,6 +23,7 @@ struct operation {                                      /* lives in tutti_reques
     size_t part_bytes;
     tutti_dtype dtype;
     tutti_op op;
+    reduce_function *reduce;                            /* of families that reduce */
     int root;
     double factor;
     const struct algorithm *algorithm;                  /* of this call, or NULL */

@@ -16,17 +16,17 @@ static struct control *control_of(const struct executor *x,
 static uint64_t arrival(const struct executor *x) { return x->base + 1; }
 static uint64_t position(const struct executor *x, int tile, int step)
 {
-    unsigned round = x->cut.single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
+    unsigned round = x->cut->single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
     return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
 }
-static int slot_of(const struct executor *x, int tile) { return x->cut.single ? 0
+static int slot_of(const struct executor *x, int tile) { return x->cut->single ? 0
     : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots); }
 static _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
 {
     struct line *line = &c->line[x->parity];
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
-static int counter_index(const struct executor *x, int tile) { return x->cut.single ? SEEN_COUNTER
+static int counter_index(const struct executor *x, int tile) { return x->cut->single ? SEEN_COUNTER
     : SEEN_SLOTS + slot_of(x,
     tile); }
 static bool reached(struct executor *x, int peer, int index, uint64_t target)
@@ -114,7 +114,7 @@ static struct transfer *transfer_at(const struct executor *x, int tile, int step
 static bool every_tile_reached(struct executor *x, const struct wait *w)
 {
     int slots = x->launch.program->plan->slots;
-    for (int tile = x->cut.tiles > slots ? x->cut.tiles - slots : 0; tile < x->cut.tiles; tile++)
+    for (int tile = x->cut->tiles > slots ? x->cut->tiles - slots : 0; tile < x->cut->tiles; tile++)
         if (!reached(x, w->rank, counter_index(x, tile), position(x, tile, w->step))) return false;
     return true;
 }
@@ -162,7 +162,7 @@ static void perform(struct executor *x, int step, int tile)
     x->moves++;
     if (t->kind == WORK) bind_compute(x, t, tile);
     else if (t->kind == SEND || t->kind == RECV) post(x, step, tile);
-    if (step_publishes(t, tile, x->cut.tiles, x->launch.program->plan->slots)) publish(x, counter_index(x, tile),
+    if (step_publishes(t, tile, x->cut->tiles, x->launch.program->plan->slots)) publish(x, counter_index(x, tile),
         position(x, tile, step));
 }
 
@@ -195,7 +195,7 @@ static bool advance(struct executor *x, tutti_status *status)
     const struct schedule *s = x->launch.program->schedule;
     int end = program_end(s), window = x->low + x->launch.program->plan->slots;
     for (int wanted = s->first_message >= 0 ? 0 : 1; wanted <= 2; wanted++)
-        for (int tile = x->low; tile < x->cut.tiles && tile < window; tile++) {
+        for (int tile = x->low; tile < x->cut->tiles && tile < window; tile++) {
             int *pc = &x->pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
             perform(x, *pc, tile);
@@ -218,14 +218,14 @@ static tutti_status run_tiles(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
-    while (x->low < x->cut.tiles) {
+    while (x->low < x->cut->tiles) {
         bool moved = advance(x, &status);
         if (s->first_message >= 0) moved |= transport_poll(x->transport);
-        for (; x->low < x->cut.tiles && is_over(x, x->low); x->low++, moved = true) x->pc[slot_of(x, x->low)] = 0;
+        for (; x->low < x->cut->tiles && is_over(x, x->low); x->low++, moved = true) x->pc[slot_of(x, x->low)] = 0;
         if (!moved || status != TUTTI_IN_PROGRESS) return status;
     }
     if (!x->arrived && !roll_call(x, &status)) return status;
-    return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->cut.tiles - 1, &status) ? TUTTI_OK
+    return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->cut->tiles - 1, &status) ? TUTTI_OK
         : status;
 }
 
@@ -233,7 +233,8 @@ static tutti_status run_tiles(struct executor *x)
 static void end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
-    uint64_t rounds = x->cut.single ? 1 : ((uint64_t)x->cut.tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
+    uint64_t rounds = x->cut->single ? 1
+        : ((uint64_t)x->cut->tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
 }
@@ -245,7 +246,7 @@ static tutti_status start(struct executor *x)
     TRY(bind_reserve(x));
     x->started = true;
     if (x->launch.uneven) return TUTTI_OK;
-    bool told = x->cut.single && s->prelude > 0 && step_publishes(&s->steps[s->prelude - 1], 0, 1,
+    bool told = x->cut->single && s->prelude > 0 && step_publishes(&s->steps[s->prelude - 1], 0, 1,
         x->launch.program->plan->slots);
     if (!told) publish(x, SEEN_COUNTER, arrival(x));
     return TUTTI_OK;
@@ -285,7 +286,7 @@ tutti_status executor_step(struct executor *x)
         x->bell_seen = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
         transport_poll(x->transport);
     }
-    status = x->cut.single && !messages ? run_straight(x) : run_tiles(x);
+    status = x->cut->single && !messages ? run_straight(x) : run_tiles(x);
     if (x->broken != TUTTI_OK)
         return status_fail(x->broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->broken,
             "a message of the schedule failed: %s",

@@ -68,7 +68,7 @@ struct executor {
     struct launch launch;
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
-    struct cut cut;
+    const struct cut *cut;                              /* the program's */
     int parity, low, roll, pc[MAX_SLOTS];
     bool started, arrived;
     tutti_status broken;                                /* why a message failed, or OK */

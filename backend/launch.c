@@ -39,18 +39,21 @@ static tutti_status choose(tutti_comm *comm, const struct operation *op, const s
     TRY(cache_plan(comm->cache, &key, &plan));
     return program_for(comm, plan, out);
 }
-static void describe(const tutti_comm *comm, const struct operation *op, const struct program *program,
-    struct descriptor *out)
+static void describe(const tutti_comm *comm, const struct operation *op, const struct program *program)
 {
-    *out = (struct descriptor){
-        .operation = (uint32_t)op->family, .dtype = (uint32_t)op->dtype, .op = reduces(op->family) ? (uint32_t)op->op
-            : 0, .root = op->root,
-        .count = op->uneven ? 0 : op->count, .sequence = op->sequence, .tile_bytes = comm->executor.tile_target,
-            .slots = (uint64_t)program->plan->slots,
-        .algorithm = (uint64_t)(program->plan->algorithm - collectives_table),
-    };
-    if (reduces(op->family) && op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
-    if (op->uneven) out->bits = 1;
+    struct descriptor *out = comm->executor.descriptor;
+    out->operation = (uint32_t)op->family;
+    out->dtype = (uint32_t)op->dtype;
+    out->op = (uint32_t)op->op;
+    out->root = op->root;
+    out->count = op->uneven ? 0 : op->count;
+    out->sequence = op->sequence;
+    out->bits = op->uneven ? 1 : 0;
+    out->tile_bytes = comm->executor.tile_target;
+    out->slots = (uint64_t)program->plan->slots;
+    out->algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
+    out->extent = 0;
+    if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
 }
 tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
 {
@@ -71,12 +74,12 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     out->output = op->output;
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
-    out->reduce = reduces(op->family) || op->family == BARRIER ? reduce_find(op->dtype, op->op) : NULL;
+    out->reduce = op->reduce;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
     out->factor = op->factor;
     out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;
     out->uneven = op->uneven;
     executor_prepare(&comm->executor);
-    describe(comm, op, r->program, comm->executor.descriptor);
+    describe(comm, op, r->program);
     return TUTTI_OK;
 }

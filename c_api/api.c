@@ -64,11 +64,14 @@ static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, s
                 parts);
     return TUTTI_OK;
 }
-static tutti_status check_op(tutti_dtype dtype, tutti_op op)
+static tutti_status check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
 {
+    out->op = op;
+    out->reduce = NULL;
     if ((unsigned)op >= TUTTI_OP_COUNT) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d",
         (int)op);
-    if (!reduce_find(dtype, op) || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
+    out->reduce = reduce_find(dtype, op);
+    if (!out->reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
         return status_fail(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
             tutti_dtype_name(dtype));
     return TUTTI_OK;
@@ -128,7 +131,7 @@ tutti_status tutti_group_end(void)
 static struct operation *operation_of(tutti_request *request) { return (struct operation *)(void *)request->reserved; }
 static tutti_status apply_options(struct operation *op, tutti_request *request)
 {
-    op->timeout_ms = op->comm->timeout_ms;
+    atomic_init(&op->timeout_ms, op->comm->timeout_ms);
     if (!request) return TUTTI_OK;
     if (request->timeout_ms > 0) op->timeout_ms = request->timeout_ms;
     op->factor = request->factor;
@@ -236,17 +239,26 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 }
 
 /* ---- collectives ---- */
+/* All that collectives and messages share; field by field, because zeroing the whole costs as much as the rest. */
 static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
     struct operation *out)
 {
     TRY(check_comm(comm));
-    memset(out, 0, offsetof(struct operation, piece));  /* what follows is set by messages only */
     out->comm = comm;
     out->family = family;
     out->count = count;
     out->dtype = dtype;
     out->root = root;
     out->generation = process_generation();
+    out->request = NULL;
+    out->algorithm = NULL;
+    out->uneven = NULL;
+    out->reduce = NULL;
+    out->op = TUTTI_SUM;
+    out->factor = 0;
+    out->sequence = 0;
+    out->tag = 0;
+    atomic_init(&out->deadline_ms, 0);
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }
@@ -264,8 +276,7 @@ tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_
 {
     struct operation o;
     TRY(prepare(comm, ALLREDUCE, count, 1, dtype, 0, &o));
-    TRY(check_op(dtype, op));
-    o.op = op;
+    TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, 1, recv, 1, request);
 }
 tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, int root,
@@ -273,8 +284,7 @@ tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtyp
 {
     struct operation o;
     TRY(prepare(comm, REDUCE, count, 1, dtype, root, &o));
-    TRY(check_op(dtype, op));
-    o.op = op;
+    TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, 1, recv, comm->rank == root, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
@@ -296,8 +306,7 @@ tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_coun
 {
     struct operation o;
     TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
-    TRY(check_op(dtype, op));
-    o.op = op;
+    TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, (size_t)comm->size, recv, 1, request);
 }
 tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
@@ -318,6 +327,7 @@ tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
     TRY(prepare(comm, BARRIER, 0, 1, TUTTI_UINT8, 0, &o));
+    TRY(check_op(TUTTI_UINT8, TUTTI_BOR, &o));          /* some algorithms add up nothing */
     return with_buffers(&o, NULL, 0, NULL, 0, request);
 }
 tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
