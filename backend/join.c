@@ -73,6 +73,8 @@ static tutti_status probe_slots(tutti_comm *comm, _Atomic uint32_t *verdict)
 {
     static _Atomic uint32_t known;
     const struct segment *segment = comm_segment(comm);
+    int64_t asked = settings_get()->streaming;
+    if (asked >= 0) atomic_store(&known, asked ? STREAMING_ON : STREAMING_OFF);
     if (comm->rank == 0) atomic_store(verdict, atomic_load(&known) ? atomic_load(&known) : STREAMING_PROBED);
     if (atomic_load(verdict) != STREAMING_PROBED) return TUTTI_OK;
     TRY(segment_reserve(segment, segment_slots(segment, comm->rank), PROBE_BYTES, "staging slots"));

@@ -15,7 +15,8 @@
     X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)") \
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
       "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)")
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
+    X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "slots are written around the cache: 0 no, 1 yes, -1 as a probe finds")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;

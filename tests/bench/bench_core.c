@@ -65,13 +65,13 @@ static void dirty(float *at, size_t bytes, int seed)
 {
     for (size_t i = 0; i < bytes / sizeof(float); i++) at[i] = (float)((int)(i & 7) + seed);
 }
-static void measure_tiny(tutti_comm *comm, int rank, float *in, size_t bytes, int samples)
+static void measure_tiny(tutti_comm *comm, int rank, float *in, float *out, size_t bytes, int samples)
 {
     enum { BATCH = 200 };
     for (int s = 0; s < samples; s++) {
         flag_barrier(rank);
         double start = now_ns();
-        for (int k = 0; k < BATCH; k++) { in[0] = (float)k; call(comm, in, in, bytes); }
+        for (int k = 0; k < BATCH; k++) { in[0] = (float)k; call(comm, in, out, bytes); }
         shared->sample[0][rank][s] = (now_ns() - start) / BATCH;
         flag_barrier(rank);
         start = now_ns();
@@ -182,7 +182,7 @@ static void rank_main(int rank, tutti_unique_id id, const int *samples)
     for (int i = 0; i < SIZES; i++) {
         bool in_place = in_place_possible && i < SIZES - 1;
         measure(comm, rank, in, out, sizes[i], 2, in_place);
-        if (sizes[i] <= 48) measure_tiny(comm, rank, in, sizes[i], samples[i]);
+        if (sizes[i] <= 48) measure_tiny(comm, rank, in, in_place ? in : out, sizes[i], samples[i]);
         else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
         if (has_limit(sizes[i], in_place)) measure_bytes(rank, in, sizes[i], samples[i]);
         flag_barrier(rank);

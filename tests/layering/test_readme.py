@@ -22,7 +22,7 @@ def table():
 
 
 def test_settings_are_those_of_the_code():
-    assert len(list(rows())) >= 8
+    assert len(list(rows())) >= 9
     assert table() in README, f"the table of settings in README.md should be:\n\n{table()}\n"
 
 
