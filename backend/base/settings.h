@@ -16,7 +16,8 @@
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
       "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
-    X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "slots are written around the cache: 0 no, 1 yes, -1 as a probe finds")
+    X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \
+      "slots are written around the cache: 0 no, 1 yes, -1 as a probe finds")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;
