@@ -177,6 +177,7 @@ void comm_destroy(tutti_comm *comm)
     if (!comm) return;
     /* a child's copy: nothing in it is the child's */
     if (comm->generation && comm->generation != process_generation()) return;
+    LOG(INFO, "%s: rank %d of %d leaves", comm->name, comm->rank, comm->size);
     if (comm->mapping) {
         stop_running(comm, false);
         await_leaving(comm);

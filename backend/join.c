@@ -2,6 +2,7 @@
    slots are best written, connect the transport. Whatever fails on the way is undone by comm_destroy. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/host/probe.h"
 #include "backend/mapping.h"
@@ -152,6 +153,9 @@ tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
 {
     char detail[OPERATION_DETAIL_BYTES];
     tutti_status status = join(comm, deadline_ms);
+    if (status == TUTTI_OK)
+        LOG(INFO, "%s: rank %d of %d has joined%s", comm->name, comm->rank, comm->size,
+            comm->executor.stream ? "; large slots are written around the cache" : "");
     if (status == TUTTI_OK || !comm->mapping) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
     return comm_fail(comm, status, "%s", detail);       /* the others must not wait for it */

@@ -1,6 +1,7 @@
 /* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
    choice of each collective is remembered, because most calls repeat the last one. */
 #include "backend/comm.h"
+#include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include <string.h>
 
@@ -35,6 +36,8 @@ static tutti_status choose(tutti_comm *comm, const struct operation *op, const s
         .in_place = op->family == ALL_TO_ALL ? 0 : UINT64_MAX,
         .stage_inputs = stage_inputs, .hoist = !algorithm->host_memory,
     };
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots", comm->name, comm->rank, family_name((enum family)op->family),
+        bytes, algorithm->name, key.slots);
     const struct plan *plan;
     TRY(cache_plan(comm->cache, &key, &plan));
     return program_for(comm, plan, out);
