@@ -36,7 +36,7 @@ static tutti_status choose(tutti_comm *comm, const struct operation *op, const s
         .in_place = op->family == ALL_TO_ALL ? 0 : UINT64_MAX,
         .stage_inputs = stage_inputs, .hoist = !algorithm->host_memory,
     };
-    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots", comm->name, comm->rank, family_name((enum family)op->family),
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots", comm->name, comm->rank, family_name(algorithm->family),
         bytes, algorithm->name, key.slots);
     const struct plan *plan;
     TRY(cache_plan(comm->cache, &key, &plan));
