@@ -2,13 +2,17 @@
    through the segment, on all others. Nothing here waits. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
 #include "backend/mapping.h"
 #include <stdio.h>
 #include <string.h>
 
 /* ---- words ---- */
-enum { ALGORITHMS_AT_MOST = 1000 };                     /* what a peer's memory says is not trusted */
+static const char *algorithm_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
+{
+    const struct algorithm *a = collectives_table;
+    while (a->name && row > 0) { a++; row--; }
+    return a->name ? a->name : "?";
+}
 static void operation_describe(const struct descriptor *d, char *out, size_t bytes)
 {
     char root[32] = "", op[40] = "";
@@ -22,7 +26,7 @@ static void operation_describe(const struct descriptor *d, char *out, size_t byt
     if (f == BARRIER) snprintf(out, bytes, "barrier");
     else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", name, dtype);
     else snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-        d->algorithm < ALGORITHMS_AT_MOST ? collectives_table[d->algorithm].name : "?");
+        algorithm_name(d->algorithm));
 }
 /* What must agree, too, and is seldom the reason. */
 static void describe_more(const struct descriptor *d, char *out, size_t bytes)
