@@ -4,6 +4,7 @@
  * communicator (backend/comm.c). */
 #pragma once
 #include "backend/peers.h"
+#include <string.h>
 
 struct member {                                         /* fixed size, no padding: travels as bytes */
     struct identity identity;
@@ -13,6 +14,10 @@ struct member {                                         /* fixed size, no paddin
     uint32_t version;                                   /* of this record */
     char group[32];                                     /* name, for messages */
 };
+static inline bool member_shares_process(const struct member *a, const struct member *b)
+{
+    return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
+}
 enum { MEMBER_VERSION = 1 };
 /* Both check that sizes and versions agree (MISMATCH shows both sides) and that a rank that does not come is named
    (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict

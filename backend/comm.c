@@ -13,6 +13,12 @@
 
 const struct segment *comm_segment(const tutti_comm *comm) { return comm->mapping ? &comm->mapping->segment : NULL; }
 
+void comm_pause(const tutti_comm *comm, int n)
+{
+    static const struct wait_set none;
+    ladder_climb(&comm->ladder, n, &none, 1);
+}
+
 /* ---- making one ---- */
 static void choose_isa(void)                            /* once per process */
 {
@@ -143,9 +149,7 @@ static void stop_running(tutti_comm *comm, bool always)
 /* What they were in has ended; now they find out. */
 static void await_leaving(tutti_comm *comm)
 {
-    struct wait_set none;
-    none.count = 0;
-    for (int n = 0; atomic_load(&comm->inside); n++) ladder_climb(&comm->ladder, n, &none, 1);
+    for (int n = 0; atomic_load(&comm->inside); n++) comm_pause(comm, n);
 }
 void comm_abort(tutti_comm *comm) { stop_running(comm, true); }
 tutti_status comm_poll_failure(tutti_comm *comm)

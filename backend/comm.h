@@ -97,6 +97,7 @@ void comm_abort(tutti_comm *comm);
 tutti_status comm_poll_failure(tutti_comm *comm);       /* looks for a reason to fail even when nothing runs */
 unsigned process_generation(void);
 const struct segment *comm_segment(const tutti_comm *comm);
+void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless look at something nobody wakes us for */
 
 /* ---- join.c ---- */
 tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms);         /* members are known; afterwards it can run */

@@ -8,9 +8,6 @@
  * to. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
-#include "backend/base/memory.h"
-#include "backend/base/settings.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,7 +22,7 @@ void operation_complete(struct operation *op, tutti_status status)
 {
     tutti_request *request = op->request;
     bool is_driven = op->comm->driven == op;
-    if (op->uneven) free(op->uneven);
+    free(op->uneven);
     op->uneven = NULL;
     op->status = status;
     if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", op->comm->detail);
@@ -185,9 +182,7 @@ bool driver_try(tutti_comm *comm)
 }
 void driver_acquire(tutti_comm *comm)
 {
-    struct wait_set none;
-    none.count = 0;
-    for (int n = 0; !driver_try(comm); n++) ladder_climb(&comm->ladder, n, &none, 1);
+    for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
 static bool has_open(const tutti_comm *comm) { return comm->head || comm->messages; }
 /* What is submitted just now need not be looked for: whoever submits asks the progress thread, which tries again for
@@ -283,11 +278,9 @@ void engine_release(void)
 }
 void engine_forget(tutti_comm *comm)
 {
-    struct wait_set none;
-    none.count = 0;
     for (int n = 0; atomic_load(&comm->scheduled); n++) {
         ring();
-        ladder_climb(&comm->ladder, n, &none, 1);
+        comm_pause(comm, n);
     }
 }
 

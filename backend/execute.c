@@ -282,8 +282,9 @@ tutti_status executor_step(struct executor *x)
         TRY(start(x));
     }
     bool messages = x->launch.program->schedule->first_message >= 0;
+    uint32_t bell = 0;                                  /* as it was before the poll */
     if (messages) {
-        x->bell_seen = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
+        bell = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
         transport_poll(x->transport);
     }
     status = x->cut->single && !messages ? run_straight(x) : run_tiles(x);
@@ -292,7 +293,7 @@ tutti_status executor_step(struct executor *x)
             "a message of the schedule failed: %s",
             status_message(x->broken));
     if (status == TUTTI_OK) end(x);
-    else if (messages) wait_add(&x->blocked, &x->mine->bell, x->bell_seen, &x->mine->bell_waiters, true);
+    else if (messages) wait_add(&x->blocked, &x->mine->bell, bell, &x->mine->bell_waiters, true);
     return status;
 }
 void executor_cancel(struct executor *x)

@@ -75,7 +75,6 @@ struct executor {
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     /* why it is blocked */
     int blocked_peer;                                   /* a rank, or -1: a message */
-    uint32_t bell_seen;
     struct wait_set blocked;
 };
 tutti_status executor_init(struct executor *x, const struct segment *segment, int rank, int host_first, int host_ranks);

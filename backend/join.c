@@ -36,22 +36,19 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->size; r++) {
         const struct identity *other = &comm->members[r].identity;
-        if (memcmp(other->nonce, comm->members[comm->rank].identity.nonce, sizeof other->nonce) == 0) continue;
+        if (member_shares_process(&comm->members[r], &comm->members[comm->rank])) continue;
         tutti_status status = peer_connect(other, deadline_ms, &comm->peers[r]);
         if (status == TUTTI_OK) continue;
         char detail[STATUS_DETAIL_BYTES / 2];
         snprintf(detail, sizeof detail, "%.500s", status_detail());
         return status_fail(status, "rank %d of %s cannot reach rank %d (process %llu on %.40s): %s", comm->rank,
-            comm->name, r,
-                           (unsigned long long)other->pid, other->host, detail);
+            comm->name, r, (unsigned long long)other->pid, other->host, detail);
     }
     return TUTTI_OK;
 }
 static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct segment *segment = comm_segment(comm);
-    struct wait_set none;
-    none.count = 0;
     atomic_store(&segment->controls[comm->rank].joined, 1);
     for (int r = 0, n = 0; r < comm->size; n++) {
         if (atomic_load(&segment->controls[r].joined)) { r++; continue; }
@@ -59,7 +56,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s was seen but has not joined in time: it is too slow, stopped or gone", r, comm->name);
-        ladder_climb(&comm->ladder, n, &none, 1);
+        comm_pause(comm, n);
     }
     return TUTTI_OK;
 }
@@ -88,15 +85,13 @@ static tutti_status probe_slots(tutti_comm *comm, _Atomic uint32_t *verdict)
 }
 static tutti_status await_verdict(tutti_comm *comm, _Atomic uint32_t *verdict, bool probes, int64_t deadline_ms)
 {
-    struct wait_set none;
-    none.count = 0;
     for (int n = 0;; n++) {
         uint32_t now = atomic_load(verdict);
         if (now == STREAMING_OFF || now == STREAMING_ON || (probes && now == STREAMING_PROBED)) return TUTTI_OK;
         TRY(comm_check(comm));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s is too slow, stopped or gone", comm->name);
-        ladder_climb(&comm->ladder, n, &none, 1);
+        comm_pause(comm, n);
     }
 }
 static tutti_status choose_stores(tutti_comm *comm, int64_t deadline_ms)

@@ -30,14 +30,10 @@ static void after_fork_in_child(void)
 }
 static void prepare(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
-static bool same_process(const struct member *a, const struct member *b)
-{
-    return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
-}
 static bool is_first_of_process(int rank, const struct member *table)
 {
     for (int r = 0; r < rank; r++)
-        if (same_process(&table[r], &table[rank])) return false;
+        if (member_shares_process(&table[r], &table[rank])) return false;
     return true;
 }
 

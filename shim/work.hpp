@@ -119,7 +119,6 @@ class Work final : public c10d::Work {
     c10::intrusive_ptr<Communicator> communicator_;
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
-    bool used_ = false; /* first_ is */
     std::vector<at::Tensor> kept_, outputs_;
     uint64_t sequence_;
     std::atomic<int> open_{ 0 };
