@@ -9,6 +9,8 @@
     X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", \
       "how long an operation or a join may take, in milliseconds") \
     X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "algorithms by collective, as in allreduce=ring,broadcast=chain") \
+    X(take_over, "TUTTI_TAKE_OVER", TEXT, "", \
+      "backends of torch whose groups tutti makes instead, as in nccl,gloo (read when torch is imported)") \
     X(isa, "TUTTI_ISA", TEXT, "", \
       "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)") \
     X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "131072", "bytes of a message that are worked on at a time") \

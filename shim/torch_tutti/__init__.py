@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
 
-This module holds what users may want besides that: `info()`, `schedule()`, `Options` and the exceptions. Importing it
-imports neither torch nor the library: torch itself imports it at start-up, through the entry point in `_autoload`, so
-everything here loads when used.
+This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
+`monitored_barrier()`, `info()`, `schedule()`, `Options` and the exceptions. Importing it imports neither torch nor the
+library: torch itself imports it at start-up, through the entry point in `_autoload`, so everything here loads when
+used.
 """
 from __future__ import annotations
 
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_tutti._C import Options, ProcessGroupTutti
-    from torch_tutti._library import info, schedule
+    from torch_tutti._compatibility import monitored_barrier
+    from torch_tutti._library import algorithms, info, schedule
+    from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
-                                        SystemError,
-                                        TimeoutError)
+                                        SystemError, TimeoutError)
 
 _HOMES = {
+    "torch_tutti._takeover": ("take_over", "TakeOver"),
+    "torch_tutti._compatibility": ("monitored_barrier",),
     "torch_tutti._library": ("info", "schedule", "algorithms"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
-                               "SystemError",
-                               "InternalError"),
+                               "SystemError", "InternalError"),
     "torch_tutti._C": ("Options", "ProcessGroupTutti"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,10 +1,11 @@
 """What torch runs at the end of `import torch`, in every process, whether or not it will ever use tutti. It makes the
 name known and nothing else: no library is loaded before the first group is made. It must not raise, because that
 would break `import torch`, and it must not import torch, which is only half there when somebody imports this package
-first.
+first. Where TUTTI_TAKE_OVER is set, it also begins the take-over (`_takeover`).
 """
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -18,11 +19,15 @@ def create(options: Any, group_options: Any) -> Any:
     options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id).
     group_options: the `pg_options` of the caller, a `torch_tutti.Options` or None.
     """
+    from torch_tutti import _compatibility, _takeover
     from torch_tutti._extension import load
     extension = load()
     if group_options is not None and not isinstance(group_options, extension.Options):
-        kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
-        raise TypeError(f"pg_options of a tutti group must be torch_tutti.Options, not {kind}")
+        if not _takeover.accepts_foreign_options(group_options):
+            kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
+            raise TypeError(f"pg_options of a tutti group must be torch_tutti.Options, not {kind}")
+        group_options = None
+    _compatibility.install()
     return extension.ProcessGroupTutti(store=options.store, rank=options.group_rank, size=options.group_size,
                                        timeout=options.timeout,
                                        group=options.group_id, options=group_options)
@@ -37,5 +42,8 @@ def register() -> None:
             problem = "this torch has no torch.distributed"
         elif "tutti" not in distributed.Backend.backend_list:
             distributed.Backend.register_backend("tutti", create, extended_api=True, devices=["cpu", "cuda"])
+        if problem is None and "TUTTI_TAKE_OVER" in os.environ:
+            from torch_tutti._takeover import from_environment
+            from_environment()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"

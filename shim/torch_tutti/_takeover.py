@@ -1,0 +1,264 @@
+"""Makes a program that asks torch for another backend, such as "nccl", run on tutti without a change.
+
+All groups of torch.distributed are made by one function of its own, `_new_process_group_helper`. While a take-over
+lasts, a function of ours stands before it and asks for "tutti" where the program asked for a name that was taken
+over. Everything that makes groups comes through there: `init_process_group`, also without a backend and with pairs as
+in "cpu:gloo,cuda:nccl", `new_group`, DeviceMesh, and whoever imported these functions earlier.
+
+What must stay true: a group keeps the name that its program asked for, so `get_backend` returns "nccl" and the
+program's comparisons go on; `get_backend_config` tells what it runs on. torch never sees the type of another backend,
+which it would believe to have methods that ours has not. The names stand in the environment too, so that processes
+started later do the same. Nothing here is loaded unless a take-over is asked for.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from types import ModuleType
+from typing import Any, Callable
+
+VARIABLE = "TUTTI_TAKE_OVER"
+HELPER = "_new_process_group_helper"
+# Names that cannot be taken over, and why.
+REFUSED = {
+    "tutti": "it is tutti already",
+    "undefined": "it is no backend",
+    "mpi": "torch makes its groups without a store, so tutti's ranks could not find each other",
+    "fake": "torch makes its groups without a store, so tutti's ranks could not find each other",
+}
+_active: list[TakeOver] = []
+_replaced: list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]] = []
+_announced: tuple[int, frozenset[str]] = (0, frozenset())      # what was logged, and by which process
+
+
+class TakeOver:
+    """A take-over that lasts until `undo()`, or until the end of a `with` block. Groups that exist stay as they are.
+
+    names: the backends that are taken over.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def undo(self) -> None:
+        """Ends it; a second time does nothing. Another take-over of the same name goes on."""
+        if self in _active:
+            _active.remove(self)
+            _publish()
+            if not _active:
+                _restore()
+
+    def __enter__(self) -> TakeOver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"TakeOver({', '.join(map(repr, self.names))}{'' if self in _active else ', undone'})"
+
+
+def take_over(*names: str) -> TakeOver:
+    """From now on, groups that are asked for by these names of backends are tutti's, in this process and in those that
+    it starts. Call it before `init_process_group`, on all ranks.
+
+        torch_tutti.take_over("nccl", "gloo")           or, around a program: tutti run train.py
+
+    Returns what ends it: an object with `undo()`, which is a context manager too. `get_backend` goes on to return the
+    name that was asked for; `get_backend_config` returns what runs. Each process that makes such a group says so in
+    one line on standard error. Raises ValueError for a name that torch does not know.
+    """
+    check(names)
+    return _begin(tuple(name.lower() for name in names))
+
+
+def from_environment() -> None:
+    """Begins what TUTTI_TAKE_OVER asks for; called at the end of `import torch`. Names are not checked here, because
+    raising would break `import torch`, and other backends may register later: the first group that is made does it."""
+    names = parse(os.environ.get(VARIABLE, ""))
+    if not names or _active:
+        return
+    try:
+        _begin(names)
+    except ImportError as error:
+        _log(f"{VARIABLE} has no effect: {error}", "error")
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """The names of a comma-separated list."""
+    return tuple(name for piece in text.split(",") if (name := piece.strip().lower()))
+
+
+def check(names: tuple[str, ...]) -> None:
+    """Raises ValueError for names that cannot be taken over."""
+    from torch.distributed import Backend
+    if not names:
+        raise ValueError('take_over needs names of backends, as in take_over("nccl", "gloo")')
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"take_over needs names of backends as text, not {type(name).__name__}")
+        if name.lower() in REFUSED:
+            raise ValueError(f'tutti cannot take over "{name}": {REFUSED[name.lower()]}')
+        if name.lower() not in Backend.backend_list:
+            known = [known for known in Backend.backend_list if known not in REFUSED]
+            raise ValueError(f'tutti cannot take over "{name}": torch knows no backend of this name; it knows '
+                             f"{', '.join(known)}")
+
+
+def accepts_foreign_options(options: Any) -> bool:
+    """Whether a group may be made with the `pg_options` of another backend, which then mean nothing: while a take-over
+    lasts, because a program that asks for "nccl" gives NCCL's."""
+    if not _active:
+        return False
+    _log(f"pg_options of {type(options).__qualname__} mean nothing to tutti and are ignored")
+    return True
+
+
+# ---- what stands before torch's functions ----
+def _begin(names: tuple[str, ...]) -> TakeOver:
+    if not _active:
+        _replace()
+    taken = TakeOver(names)
+    _active.append(taken)
+    _publish()
+    return taken
+
+
+def _names() -> frozenset[str]:
+    return frozenset(name for taken in _active for name in taken.names)
+
+
+def _publish() -> None:
+    """For the processes that this one starts."""
+    if _active:
+        os.environ[VARIABLE] = ",".join(sorted(_names()))
+    else:
+        os.environ.pop(VARIABLE, None)
+
+
+def _replace() -> None:
+    import torch.distributed as distributed
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    original = getattr(c10d, HELPER, None)
+    if original is None or "backend" not in inspect.signature(original).parameters:
+        import torch
+        raise ImportError(f"torch {torch.__version__} makes its groups in another way than tutti knows, so tutti can "
+                          'take no name over. Write "tutti" where the program names its backend')
+    _put(c10d, HELPER, _before_helper(c10d, original))
+    _put(c10d, "_get_default_timeout", _before_timeout(c10d, c10d._get_default_timeout))
+    for name in ("nccl", "gloo", "ucc", "xccl"):
+        # Only the public function: torch's own code asks the one of distributed_c10d before it uses ProcessGroupNCCL,
+        # which may not exist.
+        function = f"is_{name}_available"
+        if hasattr(distributed, function):
+            _put(distributed, function, _before_available(name, getattr(distributed, function)))
+
+
+def _put(module: ModuleType, name: str, ours: Callable[..., Any]) -> None:
+    _replaced.append((module, name, getattr(module, name), ours))
+    setattr(module, name, ours)
+
+
+def _restore() -> None:
+    """Unless somebody else stands before ours meanwhile: then ours stays behind and lets everything through."""
+    for module, name, original, ours in _replaced:
+        if getattr(module, name) is ours:
+            setattr(module, name, original)
+    _replaced.clear()
+
+
+def _before_available(name: str, original: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(original)
+    def available() -> bool:
+        return name in _names() or original()
+    return available
+
+
+def _before_timeout(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Without torch's warning that it was built without NCCL, which is not needed then."""
+    @functools.wraps(original)
+    def timeout(backend: Any) -> Any:
+        if str(backend) in _names() and getattr(c10d, "default_pg_nccl_timeout", None) is None:
+            return c10d.default_pg_timeout
+        return original(backend)
+    return timeout
+
+
+def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def helper(*arguments: Any, **keywords: Any) -> Any:
+        call = signature.bind(*arguments, **keywords)
+        asked = call.arguments["backend"]
+        names = _names()
+        _check_environment(names)
+        given = translate(str(asked), names, _default_backend(c10d))
+        if given == str(asked):
+            return original(*arguments, **keywords)
+        call.arguments["backend"] = c10d.Backend(given)
+        group, store = original(*call.args, **call.kwargs)
+        known = c10d._world.pg_map
+        if group in known:
+            known[group] = (asked, known[group][1])
+            _announce(names, str(asked), given, group)
+        return group, store
+    return helper
+
+
+def _check_environment(names: frozenset[str]) -> None:
+    """Those of `take_over` have been checked already."""
+    try:
+        if names:
+            check(tuple(sorted(names)))
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}={os.environ.get(VARIABLE, '')}: {error}") from None
+
+
+def _default_backend(c10d: ModuleType) -> str:
+    """What torch takes when the program names no backend and no device."""
+    import torch
+    device = torch._C._get_accelerator().type
+    return str(c10d.Backend.default_device_backend_map.get(device, ""))
+
+
+def translate(asked: str, names: frozenset[str], default: str) -> str:
+    """What to ask torch for, where the program asks for a backend or for pairs of device and backend.
+
+    default: the backend that stands for "undefined", which torch writes when none was named.
+    """
+    def one(name: str) -> str:
+        return "tutti" if name in names else name
+
+    asked = asked.lower()
+    if asked == "undefined":
+        return one(default) if default in names else asked
+    if ":" not in asked:
+        return one(asked)
+    pairs = [pair.partition(":") for pair in asked.split(",")]
+    if names.isdisjoint(name for _, _, name in pairs):
+        return asked
+    given = [(device, one(name)) for device, _, name in pairs]
+    if sorted(given) == [("cpu", "tutti"), ("cuda", "tutti")]:
+        return "tutti"                                  # the same, and torch finds the group's default backend
+    return ",".join(f"{device}:{name}" for device, name in given)
+
+
+def _announce(names: frozenset[str], asked: str, given: str, group: Any) -> None:
+    """One line of every process, because what goes wrong with a take-over is that one rank was not told."""
+    global _announced
+    if _announced == (os.getpid(), names):
+        return
+    _announced = (os.getpid(), names)
+    over = "is taken over" if len(names) == 1 else "are taken over"
+    _log(f'rank {group.rank()} asked for backend "{asked}" and gets "{given}", because {", ".join(sorted(names))} '
+         f"{over} (torch_tutti.take_over, tutti run or {VARIABLE})")
+
+
+def _log(text: str, level: str = "warn") -> None:
+    """As the library writes its log, in one write, because ranks share their standard error."""
+    if level == "error" or os.environ.get("TUTTI_LOG", "").lower() != "error":
+        sys.stderr.write(f"tutti[{os.getpid()}] {level}: {text}\n")
+        sys.stderr.flush()
