@@ -1,4 +1,5 @@
-"""The command `tutti`: what the library knows about this machine, and the schedules of its algorithms."""
+"""The command `tutti`: what the library knows about this machine, the schedules of its algorithms, and programs written
+for another backend."""
 from __future__ import annotations
 
 import argparse
@@ -6,7 +7,7 @@ import json
 import sys
 from typing import Any, Sequence
 
-from torch_tutti import _library
+from torch_tutti import _library, _run
 
 
 def _lines(value: Any, indent: str = "") -> list[str]:
@@ -45,6 +46,11 @@ def _schedule(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _run_program(arguments: argparse.Namespace) -> int:
+    _run.run(arguments.backends, arguments.program)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tutti", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -59,12 +65,23 @@ def _parser() -> argparse.ArgumentParser:
     schedule.add_argument("--root", type=int, default=0, help="of collectives that have one (default: 0)")
     schedule.add_argument("--picture", metavar="FILE", help="draw it into this file instead (.png, .svg or .pdf)")
     schedule.set_defaults(run=_schedule)
+    run = commands.add_parser("run", usage=_run.USAGE, help="a program that asks for another backend, on tutti",
+                              description="Runs a program; groups that it asks other backends for are tutti's.")
+    run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
+                     help="names that are taken over (default: %(default)s)")
+    run.set_defaults(run=_run_program)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; 0 for success, 1 with a line on standard error otherwise."""
-    chosen = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    program: list[str] = []
+    if given[:1] == ["run"]:                            # what follows the program is the program's
+        ours, program = _run.split(given[1:])
+        given = ["run", *ours]
+    chosen = _parser().parse_args(given)
+    chosen.program = program
     try:
         return chosen.run(chosen)
     except (ValueError, NotImplementedError, ImportError, OSError) as error:
