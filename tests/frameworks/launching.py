@@ -1,0 +1,71 @@
+"""Starts the programs of these tests with torchrun, in the environment that tests/frameworks/setup makes.
+
+A program has LIMIT_S seconds; then it is ended with everything it has started.
+"""
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ENVIRONMENT = ROOT / "build" / "frameworks"
+LIMIT_S = 300
+
+needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed").exists(),
+                                      reason="the frameworks are not installed; tests/frameworks/setup does it")
+
+
+def launch(program, *arguments, **variables):
+    """What the program printed on two ranks. It must end well; `attempt` is for those that need not."""
+    code, text = attempt(program, *arguments, **variables)
+    assert code == 0, text
+    return text
+
+
+def attempt(program, *arguments, **variables):
+    """Its exit status, and what it printed. `variables` go into its environment."""
+    command = [ENVIRONMENT / "bin" / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", HERE / "programs" / program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
+                   "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
+                   "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"), **variables}
+    process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        text, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{program} did not end in {LIMIT_S} s\n{end(process)}") from None
+    finally:
+        end(process)
+    return process.returncode, text
+
+
+def end(process):
+    """Asks torchrun to end, which ends its ranks, which are in sessions of their own; what they had printed."""
+    if process.poll() is not None:
+        return ""
+    process.terminate()
+    try:
+        return process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "torchrun did not end when it was asked to; look for ranks that are left"
+
+
+def outcomes(program, backend, folder, **variables):
+    """What the program saved, by rank, after it ran on this backend."""
+    place = folder / backend
+    place.mkdir()
+    launch(program, backend, place, **variables)
+    return [torch.load(place / f"rank{rank}.pt") for rank in range(2)]
+
+
+def on_both(program, folder, **variables):
+    """The same program on tutti and on gloo: what each rank saved there, without what says where it ran."""
+    both = [outcomes(program, backend, folder, **variables) for backend in ("tutti", "gloo")]
+    used = [[result.pop("groups") for result in results] for results in both]
+    assert used == [[["ProcessGroupTutti"]] * 2, [["ProcessGroupGloo"]] * 2]
+    return both
