@@ -1,0 +1,410 @@
+"""Programs that ask for another backend run on tutti while a take-over lasts: by every way of asking, for as long as it
+lasts, with the names they asked for, and in the processes they start."""
+import io
+import os
+import subprocess
+import sys
+import sysconfig
+from contextlib import redirect_stderr
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import init_process_group as bound_early
+from ranks import Ranks
+
+import torch_tutti
+from torch_tutti import _takeover
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "nccl_by_name.py"
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+BOTH = ("nccl", "gloo")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two processes that make their groups themselves."""
+    with Ranks(2, tmp_path_factory.mktemp("takeover"), join=False) as ranks:
+        yield ranks
+
+
+class Group:
+    """The default group, asked for by the arguments of init_process_group, while a `with` block lasts."""
+    made = 0
+
+    def __init__(self, world, *arguments, init=dist.init_process_group, **keywords):
+        Group.made += 1
+        self.store = dist.PrefixStore(f"group {Group.made}", world.store)
+        self.world, self.init, self.arguments, self.keywords = world, init, arguments, keywords
+
+    def __enter__(self):
+        limit = {"timeout": timedelta(seconds=20), **self.keywords}
+        self.init(*self.arguments, store=self.store, rank=self.world.rank, world_size=self.world.size, **limit)
+
+    def __exit__(self, *_):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def runs_on_tutti(group=None):
+    """It does, and it adds up."""
+    group = group or dist.group.WORLD
+    total = torch.full((3,), dist.get_rank(group) + 1.0)
+    dist.all_reduce(total, group=group)
+    backend = group._get_backend(torch.device("cpu"))
+    return isinstance(backend, torch_tutti.ProcessGroupTutti) and total.tolist() == [3.0] * 3
+
+
+# ---- names ----
+@pytest.mark.parametrize("asked, names, given", [
+    ("nccl", BOTH, "tutti"),
+    ("gloo", ("nccl",), "gloo"),
+    ("cpu:gloo,cuda:nccl", BOTH, "tutti"),
+    ("cpu:gloo,cuda:nccl", ("nccl",), "cpu:gloo,cuda:tutti"),
+    ("cpu:gloo,cuda:nccl", ("gloo",), "cpu:tutti,cuda:nccl"),
+    ("cuda:nccl", BOTH, "cuda:tutti"),
+    ("cpu:tutti,cuda:tutti", BOTH, "cpu:tutti,cuda:tutti"),
+    ("cpu:gloo,xpu:xccl", BOTH, "cpu:tutti,xpu:xccl"),
+    ("undefined", ("gloo",), "tutti"),
+    ("undefined", ("nccl",), "undefined"),
+    ("cpu:gloo:1", ("nccl",), "cpu:gloo:1"),
+])
+def test_what_torch_is_asked_for(asked, names, given):
+    assert _takeover.translate(asked, frozenset(names), default="gloo") == given
+
+
+@pytest.mark.parametrize("names, error, text", [
+    (("ncll",), ValueError, 'cannot take over "ncll": torch knows no backend of this name; it knows gloo, nccl'),
+    (("mpi",), ValueError, 'cannot take over "mpi": torch makes its groups without a store'),
+    (("tutti",), ValueError, "it is tutti already"),
+    ((), ValueError, r'as in take_over\("nccl", "gloo"\)'),
+    ((None,), TypeError, "names of backends as text, not NoneType"),
+])
+def test_names_that_cannot_be_taken_over(names, error, text):
+    with pytest.raises(error, match=text):
+        torch_tutti.take_over(*names)
+    assert not _takeover._active
+
+
+# ---- every way of asking ----
+def ask(world, arguments, names):
+    said = io.StringIO()
+    with torch_tutti.take_over(*names), redirect_stderr(said), Group(world, *arguments):
+        return dist.get_backend(), dist.get_backend_config(), runs_on_tutti(), said.getvalue().splitlines()
+
+
+WAYS = {"a name": (["nccl"], "nccl"), "a name in capitals": (["NCCL"], "nccl"), "another name": (["gloo"], "gloo"),
+        "pairs": (["cpu:gloo,cuda:nccl"], "cpu:gloo,cuda:nccl"), "no name": ([], "undefined"),
+        "the default of a device": ([dist.Backend.default_device_backend_map["cpu"]], "gloo")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_default_group(two, way):
+    """It runs on tutti and keeps the name that was asked for; each rank says so in one line."""
+    arguments, name = WAYS[way]
+    for rank, (backend, config, right, said) in enumerate(two.run(ask, arguments, BOTH)):
+        assert (backend, config, right) == (name, "cpu:tutti,cuda:tutti", True)
+        assert len(said) == 1 and f'rank {rank} asked for backend "{name}" and gets "tutti"' in said[0]
+        two.run(forget)
+
+
+def forget(_):
+    """That this process has said it."""
+    _takeover._announced = (0, frozenset())
+
+
+def say_one_line(world):
+    said = io.StringIO()
+    with torch_tutti.take_over("nccl"), redirect_stderr(said), Group(world, "nccl"):
+        dist.new_group(backend="nccl")
+    quiet = io.StringIO()
+    os.environ["TUTTI_LOG"] = "error"
+    forget(world)
+    with torch_tutti.take_over("nccl"), redirect_stderr(quiet), Group(world, "nccl"):
+        del os.environ["TUTTI_LOG"]
+    return said.getvalue(), quiet.getvalue()
+
+
+def test_it_is_said_once_and_not_to_who_wants_errors_only(two):
+    two.run(forget)
+    for said, quiet in two.run(say_one_line):
+        assert said.count("\n") == 1 and "nccl is taken over (torch_tutti.take_over, tutti run" in said
+        assert quiet == ""
+
+
+def use_functions_bound_early(world):
+    with torch_tutti.take_over("nccl"), Group(world, "nccl", init=bound_early):
+        return runs_on_tutti()
+
+
+def test_functions_that_were_imported_earlier(two):
+    assert two.run(use_functions_bound_early) == [True, True]
+
+
+def make_groups(world):
+    from torch.distributed.device_mesh import init_device_mesh
+    with torch_tutti.take_over(*BOTH), Group(world, "nccl"):
+        groups = [dist.new_group(), dist.new_group(backend="gloo"), dist.new_group([0, 1], backend="cpu:gloo"),
+                  dist.new_group([0], backend="gloo"),
+                  init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"),
+                                   backend_override={"data": "gloo"}).get_group("data")]
+        members = [group for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
+        names = [(dist.get_backend(g), dist.get_backend_config(g)) for g in members]
+        return names, [runs_on_tutti(g) for g in members if g.size() == 2]
+
+
+def test_groups_and_meshes(two):
+    everywhere = "cpu:tutti,cuda:tutti"
+    first, second = two.run(make_groups)
+    named = [("nccl", everywhere), ("gloo", everywhere), ("cpu:gloo", "cpu:tutti"), ("gloo", everywhere),
+             ("gloo", everywhere)]
+    assert first == (named, [True] * 4)
+    assert second == (named[:3] + named[4:], [True] * 4)
+
+
+def leave_other_names(world):
+    with torch_tutti.take_over("nccl"), Group(world, "cpu:gloo,cuda:nccl"):
+        cpu, cuda = (dist.group.WORLD._get_backend(torch.device(device)) for device in ("cpu", "cuda"))
+        return dist.get_backend(), dist.get_backend_config(), type(cpu).__name__, type(cuda).__name__
+
+
+def test_other_names_stay_what_they_are(two):
+    expected = ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:tutti", "ProcessGroupGloo", "ProcessGroupTutti")
+    assert two.run(leave_other_names) == [expected] * 2
+
+
+def give_options(world):
+    said = io.StringIO()
+    options = dist.ProcessGroupGloo._Options()
+    with torch_tutti.take_over("gloo"), redirect_stderr(said), Group(world, "gloo", pg_options=options):
+        return runs_on_tutti(), said.getvalue()
+
+
+def test_options_of_the_other_backend_are_ignored(two):
+    for right, said in two.run(give_options):
+        assert right and "pg_options of ProcessGroupGloo._Options mean nothing to tutti and are ignored" in said
+
+
+def ask_what_is_available(world):
+    def answers():
+        return (dist.is_nccl_available(), dist.is_backend_available("nccl"),
+                dist.is_backend_available("cpu:gloo,cuda:ucc"))
+
+    with torch_tutti.take_over("nccl", "ucc"):
+        during = answers()
+    return during, answers() == (dist.distributed_c10d.is_nccl_available(),) * 2 + (dist.is_ucc_available(),)
+
+
+def test_what_is_taken_over_is_available(two):
+    assert two.run(ask_what_is_available) == [((True, True, True), True)] * 2
+
+
+# ---- as long as it lasts ----
+def undo(world):
+    before = vars(dist.distributed_c10d)[_takeover.HELPER], dist.is_gloo_available
+    outer = torch_tutti.take_over("nccl")
+    inner = torch_tutti.take_over("gloo", "nccl")
+    names = [os.environ.get(_takeover.VARIABLE)]
+    outer.undo()
+    names.append(os.environ.get(_takeover.VARIABLE))
+    with Group(world, "nccl"):
+        inner.undo()
+        inner.undo()
+        names.append(os.environ.get(_takeover.VARIABLE))
+        restored = before == (vars(dist.distributed_c10d)[_takeover.HELPER], dist.is_gloo_available)
+        later = dist.new_group(backend="gloo")
+        return names, restored, runs_on_tutti(), runs_on_tutti(later), repr(inner)
+
+
+def test_undo(two):
+    """In any order; groups that were made go on, later ones are what they are called."""
+    names = ["gloo,nccl", "gloo,nccl", None]
+    assert two.run(undo) == [(names, True, True, False, "TakeOver('gloo', 'nccl', undone)")] * 2
+
+
+def undo_below_another(world):
+    """Somebody else has put a function before ours."""
+    c10d = dist.distributed_c10d
+    torchs = vars(c10d)[_takeover.HELPER]
+    taken = torch_tutti.take_over("gloo")
+    ours = vars(c10d)[_takeover.HELPER]
+
+    def another(*arguments, **keywords):
+        return ours(*arguments, **keywords)
+
+    setattr(c10d, _takeover.HELPER, another)
+    try:
+        taken.undo()
+        kept = vars(c10d)[_takeover.HELPER] is another
+        with Group(world, "gloo"):
+            without = dist.get_backend_config()
+        with torch_tutti.take_over("gloo"), Group(world, "gloo"):
+            return kept, without, runs_on_tutti()
+    finally:
+        setattr(c10d, _takeover.HELPER, torchs)
+
+
+def test_undo_leaves_what_others_have_put_before_it(two):
+    assert two.run(undo_below_another) == [(True, "cpu:gloo,cuda:gloo", True)] * 2
+
+
+# ---- calls that torch reserves by name ----
+def monitor(world, name, names):
+    """First all ranks come, then rank 1 does not."""
+    with torch_tutti.take_over(*names) if names else io.StringIO(), Group(world, name):
+        barrier = torch_tutti.monitored_barrier if name == "tutti" else dist.monitored_barrier
+        barrier(timeout=timedelta(seconds=15), wait_all_ranks=True)
+        if world.rank == 0:
+            try:
+                barrier(timeout=timedelta(milliseconds=300))
+            except RuntimeError as error:
+                world.store.set(f"over {name}", "")
+                return str(error)
+        world.store.wait([f"over {name}"], timedelta(seconds=20))
+
+
+@pytest.mark.parametrize("name, names", [("gloo", ["gloo"]), ("tutti", [])])
+def test_monitored_barrier(two, name, names):
+    text, _ = two.run(monitor, name, names)
+    assert "Rank 1 failed to pass monitoredBarrier" in text
+
+
+def refuse_monitored_barrier(world):
+    with Group(world, "gloo"):
+        torch_tutti.monitored_barrier()
+
+
+def test_monitored_barrier_of_another_backend(two):
+    for outcome in two.outcomes(refuse_monitored_barrier):
+        assert outcome.error == "ValueError"
+        assert "this one runs on cpu:gloo,cuda:gloo: call torch.distributed.monitored_barrier" in outcome.text
+
+
+def monitored_barrier_by_torchs_name(world):
+    with Group(world, "tutti"):
+        dist.monitored_barrier(timeout=10.0)
+        with pytest.raises(TypeError, match="must be a datetime.timedelta, not float"):
+            torch_tutti.monitored_barrier(timeout=10.0)
+    with Group(world, "gloo"):
+        dist.monitored_barrier(timeout=timedelta(seconds=10))
+        return True
+
+
+def test_torchs_monitored_barrier_reaches_tutti_and_others(two):
+    assert two.run(monitored_barrier_by_torchs_name) == [True, True]
+
+
+def set_timeout(world, name):
+    """Of a group in which rank 1 does not come."""
+    import warnings
+    with Group(world, name), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.distributed_c10d._set_pg_timeout(timedelta(milliseconds=200))
+        if world.rank == 0:
+            try:
+                dist.group.WORLD._get_backend(torch.device("cuda")).allreduce([torch.ones(1)]).wait()
+            except torch_tutti.TimeoutError as error:
+                world.store.set(f"over {name}", "")
+                return str(error)
+        world.store.wait([f"over {name}"], timedelta(seconds=20))
+
+
+@pytest.mark.parametrize("name", ["tutti", "cpu:gloo,cuda:tutti"])
+def test_set_pg_timeout(two, name):
+    text, _ = two.run(set_timeout, name)
+    assert text and "200 ms" in text
+
+
+# ---- in other processes ----
+def start(*command, names=None, check=True):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment.pop(_takeover.VARIABLE, None)
+    if names is not None:
+        environment[_takeover.VARIABLE] = names
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150, env=environment)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+TORCHRUN = [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node", "2"]
+TUTTI_RUN = [SCRIPTS / "tutti", "run"]
+LAUNCHES = {"the environment": ([*TORCHRUN, PROGRAM], "nccl,gloo"),
+            "tutti run, launcher": ([*TUTTI_RUN, "torchrun", *TORCHRUN[1:], PROGRAM], None),
+            "tutti run, each rank": ([*TORCHRUN, "--no-python", *TUTTI_RUN, "--backends", "gloo,nccl", PROGRAM], None)}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_program_that_names_nccl(launch):
+    """With workers of a DataLoader that are spawned."""
+    command, names = LAUNCHES[launch]
+    done = start(*command, names=names)
+    assert done.stdout.startswith("loss ") and done.stdout.endswith(" on nccl\n")
+    assert done.stderr.count('asked for backend "nccl" and gets "tutti"') == 2
+
+
+def test_program_that_spawns_its_ranks():
+    done = start(*TUTTI_RUN, PROGRAM, "--spawn")
+    assert sorted(done.stdout.splitlines()) == ["rank 0 has 2.0 on nccl", "rank 1 has 2.0 on nccl"]
+
+
+def test_program_needs_the_take_over():
+    """So the tests above show something."""
+    if dist.distributed_c10d.is_nccl_available():
+        pytest.skip("this torch has NCCL, so the program may run without tutti")
+    done = start(sys.executable, PROGRAM, "--spawn", check=False)
+    assert done.returncode != 0 and "doesn't have NCCL built in" in done.stderr
+
+
+def test_unknown_name_in_the_environment():
+    """Not at `import torch`, which must not fail, but where the first group is asked for."""
+    code = """
+import torch, torch.distributed as dist
+print("imported", flush=True)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+    done = start(sys.executable, "-c", code, names="ncll,gloo", check=False)
+    assert done.stdout == "imported\n" and done.returncode != 0
+    assert 'ValueError: TUTTI_TAKE_OVER=gloo,ncll: tutti cannot take over "ncll": torch knows no backend' in done.stderr
+
+
+def test_torch_that_makes_groups_in_another_way():
+    code = """
+import torch, torch.distributed as dist
+from torch_tutti import _takeover
+dist.distributed_c10d._new_process_group_helper = lambda store, rank: None
+_takeover.from_environment()
+"""
+    done = start(sys.executable, "-c", code.replace("import torch,", "import os, torch,").replace(
+        "_takeover.from", "os.environ['TUTTI_TAKE_OVER'] = 'gloo'; _takeover.from"))
+    assert "error: TUTTI_TAKE_OVER has no effect: torch" in done.stderr and 'Write "tutti" where' in done.stderr
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ([], "nothing to run; it is used as: tutti run"),
+    (["-m"], "nothing to run"),
+    (["no-such-command"], "there is no command no-such-command; a script's name ends in .py"),
+    (["--backends", "ncll", "train.py"], 'cannot take over "ncll"'),
+    (["--backends", "", "train.py"], "take_over needs names"),
+])
+def test_tutti_run_refuses(arguments, text):
+    done = start(*TUTTI_RUN, *arguments, check=False)
+    assert done.returncode == 1 and text in done.stderr and "Traceback" not in done.stderr
+
+
+def test_tutti_run_passes_on_what_is_the_programs(tmp_path):
+    """Options, also those with our names, and the exit status."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(sys.argv[1:], os.environ['TUTTI_TAKE_OVER']); sys.exit(7)")
+    done = start(*TUTTI_RUN, "--backends=ucc", script, "--backends", "-m", "x", check=False)
+    assert (done.returncode, done.stdout) == (7, "['--backends', '-m', 'x'] ucc\n")
+    module = start(*TUTTI_RUN, "-m", "platform", "--terse")
+    assert module.stdout == subprocess.run([sys.executable, "-m", "platform", "--terse"], capture_output=True,
+                                           text=True).stdout
+
+
+def test_tutti_run_where_torch_would_not_load_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    done = start(*TUTTI_RUN, tmp_path / "script.py", check=False)
+    assert done.returncode == 1 and "TORCH_DEVICE_BACKEND_AUTOLOAD is set" in done.stderr
