@@ -13,6 +13,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENVIRONMENT = ROOT / "build" / "frameworks"
 LIMIT_S = 300
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 
 needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed").exists(),
                                       reason="the frameworks are not installed; tests/frameworks/setup does it")
@@ -25,10 +26,11 @@ def launch(program, *arguments, **variables):
     return text
 
 
-def attempt(program, *arguments, **variables):
-    """Its exit status, and what it printed. `variables` go into its environment."""
-    command = [ENVIRONMENT / "bin" / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2",
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", HERE / "programs" / program, *arguments]
+def attempt(program, *arguments, launcher=TORCHRUN, **variables):
+    """Its exit status, and what it printed. It is a file of programs/ or a module; `variables` go into its
+    environment."""
+    target = [HERE / "programs" / program] if program.endswith(".py") else ["-m", program]
+    command = [ENVIRONMENT / "bin" / "python", "-m", *launcher, *target, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
                    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
                    "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"), **variables}
@@ -69,3 +71,22 @@ def on_both(program, folder, **variables):
     used = [[result.pop("groups") for result in results] for results in both]
     assert used == [[["ProcessGroupTutti"]] * 2, [["ProcessGroupGloo"]] * 2]
     return both
+
+
+def same(mine, judge):
+    """Asserts that two results are equal to the last bit; they may be nested."""
+    if isinstance(mine, torch.Tensor):
+        assert torch.equal(mine, judge), f"{mine} is not {judge}"
+    elif isinstance(mine, (dict, list, tuple)):
+        assert len(mine) == len(judge)
+        for key in mine if isinstance(mine, dict) else range(len(mine)):
+            same(mine[key], judge[key])
+    else:
+        assert mine == judge
+
+
+def same_on_both(both, case):
+    """Asserts that a case came out alike on tutti and on gloo, on each rank; what it is on rank 0."""
+    for tutti, gloo in zip(*both, strict=True):
+        same(tutti[case], gloo[case])
+    return both[0][0][case]
