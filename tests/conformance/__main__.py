@@ -1,0 +1,58 @@
+"""Runs torch's DistributedTest in some ways, keeps the results, and says what came of them. When all cases of all
+ways were asked for, it writes docs/conformance.md as well."""
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from conformance import report, results, ways
+
+ROOT = results.HERE.parents[1]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="script/conformance", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__ + "\n\n"
+        "Cases whose results are known are not run again, unless tutti has changed, and several runners\n"
+        "may share the work.\n\n" + "\n".join(f"  {way.name:8} {way.title}: the tests read the name {way.declared!r}, and "
+                                           f"{way.runs} runs" for way in ways.WAYS.values()))
+    parser.add_argument("--way", action="append", choices=list(ways.WAYS), help="only this way; may be repeated")
+    parser.add_argument("--select", default="*", metavar="PATTERN",
+                        help="only cases whose name matches, as in 'test_all_reduce*'")
+    parser.add_argument("--jobs", type=int, default=min(8, len(os.sched_getaffinity(0))), metavar="N",
+                        help="cases at a time, of four processes each, which wait most of the time\n"
+                        "(default: as many as processors, 8 at most)")
+    parser.add_argument("--spawn", action="store_true",
+                        help="start every rank as a fresh interpreter, as torch does, which takes many times as long")
+    parser.add_argument("--again", action="store_true", help="run the cases whose results are known, too")
+    return parser.parse_args()
+
+
+def run_way(way: ways.Way, options: argparse.Namespace, folder: Path) -> None:
+    """In a process of its own, because torch's module reads the way when it is imported."""
+    os.environ.update(ways.environment(way, options.spawn))
+    from conformance import suite
+    from conformance.runner import Runner
+    Runner(suite, way, folder, options.select, options.jobs, options.again).run()
+
+
+def main() -> int:
+    options = arguments()
+    folder = ROOT / "build" / "conformance"
+    chosen = [ways.WAYS[name] for name in options.way or ways.WAYS]
+    for way in chosen:
+        process = multiprocessing.get_context("fork").Process(target=run_way, args=(way, options, folder))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"error: the way {way.name} did not come to its end; see above")
+    if not options.way and options.select == "*":
+        report.write(folder, ROOT / "docs" / "conformance.md")
+    return report.tell(folder, chosen, options.select)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Runs the cases of one way that are not known yet, and lets other runners have their share."""
+from __future__ import annotations
+
+import fnmatch
+import select
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from conformance import cases, results, ways
+from conformance.results import SKIPPED, Result, Results
+
+ANOTHER_LIMIT_S = 900
+"""How long to wait for a case that is in another runner's hands, once nothing else is left to do."""
+
+
+class Runner:
+    """suite: what `conformance.suite` has; pattern: which cases; again: those, too, whose result is known."""
+
+    def __init__(self, suite, way: ways.Way, folder: Path, pattern: str = "*", jobs: int = 1, again: bool = False):
+        self.suite, self.way, self.jobs, self.again = suite, way, jobs, again
+        self.results = Results(folder, way.name)
+        self.basis = results.basis(way.runs)
+        names = unittest.TestLoader().getTestCaseNames(suite.Cases)
+        self.waiting = [name for name in names if fnmatch.fnmatch(name, way.pattern) and fnmatch.fnmatch(name, pattern)]
+        self.running: list[cases.Running] = []
+        self.begin = time.time()
+
+    def run(self) -> None:
+        until = time.monotonic() + ANOTHER_LIMIT_S
+        try:
+            while self.waiting or self.running:
+                self.start()
+                if self.running:
+                    self.finish()
+                    until = time.monotonic() + ANOTHER_LIMIT_S
+                elif time.monotonic() > until:
+                    sys.exit(f"error: another runner has held {self.waiting[0]} for {ANOTHER_LIMIT_S} s")
+                elif self.waiting:
+                    time.sleep(0.5)
+        finally:
+            for running in self.running:                    # something was raised: leave nothing behind
+                running.finish()
+
+    def known(self, case: str) -> bool:
+        result = self.results.read(case)
+        if result is None or result.basis != self.basis:
+            return False
+        return not self.again or self.results.written(case) >= self.begin
+
+    def start(self) -> None:
+        """Starts cases while there are free hands and cases that nobody works on."""
+        for case in list(self.waiting):
+            if len(self.running) == self.jobs:
+                return
+            if not self.results.claim(case):
+                continue
+            self.waiting.remove(case)
+            if self.known(case):
+                self.results.release(case)
+            else:
+                self.running.append(cases.Running(self.suite, case, self.results.folder / f"{case}.run"))
+
+    def finish(self) -> None:
+        """Waits a moment for a case to end or to be late, and writes down what came of it."""
+        poll = select.poll()
+        for running in self.running:
+            poll.register(running.ended, select.POLLIN)
+        ended = {file for file, _ in poll.poll(500)}
+        for running in [item for item in self.running if item.ended in ended or item.late]:
+            self.running.remove(running)
+            result = cases.result_of(self.suite, self.way.name, running)
+            result.basis, result.mode = self.basis, "spawn" if ways.spawns() else "fork"
+            self.results.write(result)
+            self.results.release(running.case)
+            self.tell(result)
+
+    def tell(self, result: Result) -> None:
+        if result.outcome != SKIPPED:
+            print(f"{self.way.name}: {result.case} {result.outcome} ({result.seconds} s)"
+                  f"{': ' + result.reason if result.reason else ''}", flush=True)

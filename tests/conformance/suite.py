@@ -1,0 +1,90 @@
+"""torch's DistributedTest made ready for one way: `Cases`, an unedited subclass of it.
+
+Everything that makes a way is done while this module is imported, so a spawned rank, which imports it again, and a
+forked one, which has it already, find the same. What torch's module reads from the environment when it is imported
+must be there before: see `ways.environment`.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+
+from conformance import ways
+
+way = ways.current()
+os.environ["BACKEND"] = way.declared
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.testing._internal.common_distributed import DistTestCases
+
+if way.runs not in ("gloo", "mpi"):     # the tables in which torch lets other backends say what they can do
+    for feature in ("cuda", "ddp", "gpu", "plugin", "subgroup"):
+        DistTestCases.backend_feature[feature].add(way.runs)
+
+from torch.testing._internal.distributed import distributed_test as torch_tests
+
+from conformance.cases import LIMIT_S
+from conformance.skips import skip_lines
+
+torch.set_num_threads(1)
+
+
+def in_the_name_of(declared: str, runs: str) -> None:
+    """Lets tests that name `declared` make groups of `runs`. No test is edited: only what they call is."""
+    for name in ("init_process_group", "new_group"):
+        function = renaming(getattr(c10d, name), declared, runs)
+        setattr(c10d, name, function)
+        setattr(dist, name, function)
+
+
+def renaming(function, declared, runs):
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        if bound.arguments.get("backend") == declared:
+            bound.arguments["backend"] = runs
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+class Cases(torch_tests.TestDistBackend, torch_tests.DistributedTest._DistTestBase):
+    def setUp(self):
+        super().setUp()
+        if ways.spawns():
+            self._spawn_processes()
+        else:
+            torch_tests.INIT_METHOD = os.environ["INIT_METHOD"]     # a spawned rank reads it when it imports
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    @classmethod
+    def _run(cls, *args, **kwargs):
+        signal.alarm(LIMIT_S)
+        super()._run(*args, **kwargs)
+
+    def _check_return_codes(self, function, elapsed):
+        """torch looks at the first rank only, once no rank has failed in its test. Here every rank must end well."""
+        super()._check_return_codes(function, elapsed)
+        codes = [process.exitcode for process in self.processes]
+        if function not in self.skip_return_code_checks and any(codes):
+            raise AssertionError(f"the test passed on rank 0, but the exit codes of the ranks are {codes}")
+
+
+SKIP_LINES = skip_lines(torch_tests, Cases)
+"""{case: [(line of torch's module, reason)]} of the decorators that skip it in this way."""
+
+if way.runs != way.declared:
+    if way.declared == "gloo":
+        in_the_name_of("gloo", way.runs)
+    else:
+        torch_tests.BACKEND = way.runs
+if way.runs == "tutti":
+    for supported in (torch_tests.PROFILING_SUPPORTED_BACKENDS, torch_tests.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+        supported.append(way.runs)
+os.environ["BACKEND"] = way.asked
