@@ -96,6 +96,7 @@ setup(
     install_requires=["torch>=2.11"],
     package_dir={"": "shim"},
     packages=["torch_tutti"],
+    package_data={"torch_tutti": ["py.typed", "*.pyi"]},
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},
     entry_points={

@@ -262,9 +262,9 @@ def monitor(world, name, names):
             try:
                 barrier(timeout=timedelta(milliseconds=300))
             except RuntimeError as error:
-                world.store.set(f"over {name}", "")
+                world.store.set(f"barrier of {name} failed", "")
                 return str(error)
-        world.store.wait([f"over {name}"], timedelta(seconds=20))
+        world.store.wait([f"barrier of {name} failed"], timedelta(seconds=20))
 
 
 @pytest.mark.parametrize("name, names", [("gloo", ["gloo"]), ("tutti", [])])
@@ -308,9 +308,9 @@ def set_timeout(world, name):
             try:
                 dist.group.WORLD._get_backend(torch.device("cuda")).allreduce([torch.ones(1)]).wait()
             except torch_tutti.TimeoutError as error:
-                world.store.set(f"over {name}", "")
+                world.store.set(f"{name} timed out", "")
                 return str(error)
-        world.store.wait([f"over {name}"], timedelta(seconds=20))
+        world.store.wait([f"{name} timed out"], timedelta(seconds=20))
 
 
 @pytest.mark.parametrize("name", ["tutti", "cpu:gloo,cuda:tutti"])
