@@ -48,3 +48,11 @@ tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *
     }
     return TUTTI_OK;
 }
+tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out)
+{
+    if (!strchr(text, '=')) return algorithm_by_name(family_name(family), text, out);
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
+    TRY(algorithms_parse(text, chosen));
+    *out = chosen[family];
+    return TUTTI_OK;
+}

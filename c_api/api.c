@@ -138,7 +138,7 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT) return status_fail(TUTTI_INVALID_ARGUMENT,
         "a send or receive has no algorithms to choose from");
-    return algorithm_by_name(family_name((enum family)op->family), request->algorithm, &op->algorithm);
+    return algorithm_for((enum family)op->family, request->algorithm, &op->algorithm);
 }
 /* Takes over prepared->uneven. An error leaves the request as it was. */
 static tutti_status run(struct operation *prepared, tutti_request *request)

@@ -95,7 +95,8 @@ TUTTI_API const char *tutti_op_name(tutti_op op);
 typedef struct tutti_comm tutti_comm;
 typedef struct tutti_request tutti_request;
 struct tutti_request {                                  /* zero-initialise; then set what you need */
-    const char *algorithm;                              /* NULL: the communicator's choice; see tutti_algorithm_name */
+    const char *algorithm;                              /* a name, see tutti_algorithm_name, or a list as in
+                                                           tutti_config; NULL: the communicator's choice */
     int64_t timeout_ms;                                 /* 0: the communicator's */
     double factor;                                      /* of TUTTI_PREMUL_SUM */
     bool blocking;                                      /* return when over although a request is given */
