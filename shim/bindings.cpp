@@ -3,6 +3,7 @@
 #include "shim/process_group.hpp"
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/version.h>
 
 namespace py = pybind11;
@@ -81,6 +82,46 @@ static void bind_group(py::module_ &module)
             "perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
 }
 
+/* ---- calls ---- */
+/* with options(...): the calls of this thread in the block. */
+struct OptionsBlock {
+    tutti::CallOptions options;
+};
+static void bind_calls(py::module_ &module)
+{
+    py::class_<OptionsBlock>(module, "options",
+        "Context manager: how the operations that this thread starts in the block are to run.\n\n"
+        "algorithm: a name, for every collective of the block (ValueError if one has no such algorithm), or choices "
+        "such as\n\"allreduce=ring,broadcast=chain\", for these alone; all ranks must choose alike\n"
+        "timeout: timedelta for each operation; a timeout given to a call itself goes first\n"
+        "Blocks may be nested; the innermost choice counts. Other threads are not concerned.")
+        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
+            auto limit = limit_of(timeout);
+            return OptionsBlock{ { std::move(algorithm), timeout ? limit : std::chrono::milliseconds(0) } };
+        }),
+            py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
+        .def("__enter__",
+            [](OptionsBlock &block) -> OptionsBlock & {
+                tutti::call_options_push(block.options);
+                return block;
+            },
+            py::return_value_policy::reference)
+        .def("__exit__", [](OptionsBlock &, const py::args &) { tutti::call_options_pop(); });
+    module.def(
+        "_all_reduce",
+        [](const at::Tensor &tensor, const c10d::ReduceOp &op, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
+            auto backend = group->getBackend(tensor.device().type());
+            auto *ours = dynamic_cast<ProcessGroupTutti *>(backend.get());
+            if (ours && ours->allreduce_directly(tensor, op)) return;
+            std::vector<at::Tensor> tensors{ tensor };
+            c10d::AllreduceOptions options;
+            options.reduceOp = op;
+            options.asyncOp = false;
+            backend->allreduce(tensors, options)->wait();
+        },
+        py::arg("tensor"), py::arg("op"), py::arg("group"), py::call_guard<py::gil_scoped_release>());
+}
+
 PYBIND11_MODULE(_C, module)
 {
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
@@ -89,6 +130,7 @@ PYBIND11_MODULE(_C, module)
     set_error_classes();
     bind_options(module);
     bind_group(module);
+    bind_calls(module);
     module.def("_quiesce", &tutti::futures_quiesce, py::call_guard<py::gil_scoped_release>(),
         "Stops completing futures; called when the interpreter exits.");
 }

@@ -11,8 +11,6 @@
 
 namespace tutti {
 
-using Tensors = std::vector<at::Tensor>;
-using TensorLists = std::vector<Tensors>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 struct Options final : c10d::Backend::Options {
@@ -30,11 +28,13 @@ struct Call {
     std::chrono::milliseconds timeout;
     const char *name() const { return title + sizeof("tutti:") - 1; }
 };
-/* What a Work must keep: where an operation reads and writes, and temporaries with what is to be copied out of them. */
-struct Footprint {
-    Tensors inputs, outputs, temporaries;
-    std::vector<Part> unpack;
+/* What `with torch_tutti.options(...)` asks of the calls of this thread. */
+struct CallOptions {
+    std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
+    std::chrono::milliseconds timeout;
 };
+void call_options_push(CallOptions options);
+void call_options_pop();
 
 class ProcessGroupTutti final : public c10d::Backend {
   public:
@@ -53,6 +53,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     bool supportsCoalescing() const { return true; }
 
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
+    /* Blocks, and makes no Work: the shortest way. False, and nothing has happened, if it takes the longer one. */
+    bool allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op);
+    WorkPointer allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override;
     WorkPointer broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;
     WorkPointer reduce(Tensors &tensors, const c10d::ReduceOptions &options) override;
@@ -74,6 +77,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override;
     WorkPointer scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override;
     WorkPointer barrier(const c10d::BarrierOptions &options) override;
+    /* Fails on all ranks when one does not come; rank 0's text says which. Aborts the group then. */
+    void monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks) override;
 
     WorkPointer send(Tensors &tensors, int destination, int tag) override;
     WorkPointer recv(Tensors &tensors, int source, int tag) override;
@@ -86,17 +91,39 @@ class ProcessGroupTutti final : public c10d::Backend {
     void setSequenceNumberForGroup() override {} /* ours begin at 0 on every rank */
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
     void setTimeout(std::chrono::milliseconds timeout) override;
+    void enableCollectivesTiming() override { timing_ = true; }
     c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
         const c10::intrusive_ptr<c10d::Backend::Options> &options) override;
+    c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store> &store,
+        const c10::intrusive_ptr<c10d::Backend::Options> &options, const int &rank, const int &size) override;
+    /* Torch takes memory that operations will use from here if it is told to (FSDP2 is). */
+    bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
+    at::Tensor allocateTensor(long size, at::TensorOptions options) override;
     c10d::ErrorType getError() override;
     void abort() override;
     void shutdown() override { communicator_->close(); }
 
   private:
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
-    class Batch;
-    WorkPointer launch(const Call &call, Footprint footprint, Start start);
+    /* Several operations under one Work; part of an outer one if this thread is coalescing already. */
+    class Batch {
+      public:
+        Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs);
+        ~Batch();
+        Batch(const Batch &) = delete;
+        Batch &operator=(const Batch &) = delete;
+        WorkPointer finish();
+      private:
+        ProcessGroupTutti &group_;
+        Call call_;
+        Work *outer_;
+        bool over_ = false;
+    };
+    WorkPointer launch(const Call &call, Footprint footprint, Start begin);
+    WorkPointer start(const Call &call, Footprint footprint, Start begin);
+    WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
+    bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer reduce_scatter_uneven(
         const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
     WorkPointer message(const Call &call, Tensors &tensors, int peer, int tag);
@@ -105,6 +132,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     c10::intrusive_ptr<Options> options_;
     c10::intrusive_ptr<Communicator> communicator_;
     std::atomic<uint64_t> sequence_{ 0 };
+    std::atomic<bool> timing_{ false };
     std::mutex splits_mutex_;
     std::unordered_map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
         splits_; /* a split is asked for once per device type */

@@ -1,46 +1,17 @@
-/* Errors, communicators, Works and the threads that complete futures. The order in which an operation ends is the
- * invariant: unpack the lists, store the text, store the status; when the last one of a Work is over, note that it is
- * settled, wake its waiters, and only then let go of it. */
+/* Works and the threads that complete futures. The order in which an operation ends is the invariant: unpack the
+ * lists, store the text, store the status; when the last one of a Work is over, note that it is settled, wake its
+ * waiters, and only then let go of it. Results on other devices are brought there once: by the first wait, by the
+ * thread that completes the future, or by whoever finds the Work dropped. */
 #include "shim/work.hpp"
 #include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <condition_variable>
 #include <csignal>
-#include <cstring>
 #include <deque>
-#include <map>
 #include <pthread.h>
-#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace tutti {
-
-/* ---- errors ---- */
-static std::map<int, PyObject *> &error_classes()
-{
-    static auto *classes = new std::map<int, PyObject *>; /* outlives whatever the interpreter takes apart */
-    return *classes;
-}
-void error_class_set(tutti_status status, PyObject *type) { error_classes()[status] = type; }
-PyObject *Error::python_type()
-{
-    auto found = error_classes().find(status);
-    return found == error_classes().end() ? PyExc_RuntimeError : found->second;
-}
-void fail(tutti_status status, const std::string &text) { throw Error(status, text); }
-void fail_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
-
-/* ---- the communicator ---- */
-void Communicator::close()
-{
-    constexpr int patience = 100, give_up = 20'000; /* times 0.1 ms */
-    if (closed_.exchange(true)) return;
-    for (int n = 0; visitors_ > 0; n++) {
-        if (n == patience) tutti_comm_abort(comm_);
-        if (n == give_up) return; /* a forked child's copy of a busy one: nobody will ever leave */
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    tutti_comm_destroy(comm_);
-}
 
 /* ---- completing futures ---- */
 /* A callback may block on another future, so while futures wait there is always a thread that is not inside a
@@ -106,7 +77,7 @@ void *Futures::serve(void *queue)
         q->busy++;
         ensure_idle(q);
         lock.unlock();
-        work->complete_future();
+        work->complete_futures();
         work.reset();
         lock.lock();
         q->busy--;
@@ -127,28 +98,24 @@ void futures_quiesce() { Futures::quiesce(); }
 static std::atomic<Work *> finished{ nullptr };
 
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
-    const std::vector<at::Tensor> &inputs, uint64_t sequence)
+    const Tensors &inputs, uint64_t sequence)
     : c10d::Work(rank, type, at::hasCallbacks() ? title : nullptr,
           at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)), sequence_(sequence)
 {}
-Operation &Work::add()
+template <typename Use> void Work::each(Use use) const
+{
+    if (first_.work) use(first_);
+    for (const auto &operation : more_) use(*operation);
+}
+Operation &Work::add(Footprint footprint)
 {
     Operation *operation = &first_;
     if (operation->work) operation = more_.emplace_back(std::make_unique<Operation>()).get();
     operation->work = this;
+    operation->footprint = std::move(footprint);
+    staged_ = staged_ || operation->footprint.staged();
     return *operation;
-}
-static void append(std::vector<at::Tensor> &to, std::vector<at::Tensor> tensors)
-{
-    if (to.empty()) to = std::move(tensors);
-    else to.insert(to.end(), tensors.begin(), tensors.end());
-}
-void Work::keep(std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs, std::vector<at::Tensor> temporaries)
-{
-    append(kept_, std::move(inputs));
-    append(kept_, std::move(temporaries));
-    append(outputs_, std::move(outputs));
 }
 void Work::open()
 {
@@ -162,12 +129,12 @@ void Work::arm(Operation &operation)
 {
     operation.request.done = on_done;
     operation.request.context = &operation;
+    if (operation.footprint.staged()) expect_delivery();
     open();
 }
 void Operation::finish(tutti_status how, std::string why)
 {
-    if (how == TUTTI_OK)
-        for (const Part &part : unpack) std::memcpy(part.to, part.from, part.bytes);
+    if (how == TUTTI_OK) footprint.unpack();
     text = std::move(why);
     status.store(how, std::memory_order_release);
     status.notify_all();
@@ -191,19 +158,22 @@ void Work::finish_failed(Operation &operation, tutti_status status)
 void Work::finish_blocking(Operation &operation)
 {
     operation.finish(TUTTI_OK, "");
+    if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     settled_ = true;
+    if (staged_) deliver();
 }
 void Work::settle()
 {
+    if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-    bool asked;
+    bool for_futures;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         settled_ = true;
-        asked = future_.defined();
+        for_futures = asked();
     }
-    if (asked) return Futures::push(this);
+    if (for_futures) return Futures::push(this);
     next_ = finished.load();
     while (!finished.compare_exchange_weak(next_, this)) {}
 }
@@ -212,8 +182,57 @@ void Work::reap()
     if (!finished.load(std::memory_order_relaxed)) return;
     for (Work *work = finished.exchange(nullptr); work;) {
         Work *next = work->next_;
-        c10::intrusive_ptr<Work>::reclaim(work).reset();
+        auto held = c10::intrusive_ptr<Work>::reclaim(work);
+        if (held->staged_) held->deliver();
         work = next;
+    }
+}
+
+/* ---- results on other devices ---- */
+/* Works whose results are not there yet. Never destroyed: threads may outlive the end of main. */
+struct Undelivered {
+    std::mutex mutex;
+    std::vector<c10::intrusive_ptr<Work>> works;
+};
+static Undelivered &undelivered()
+{
+    static auto *all = new Undelivered;
+    return *all;
+}
+void Work::expect_delivery()
+{
+    auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
+    std::lock_guard<std::mutex> lock(undelivered().mutex);
+    auto &works = undelivered().works;
+    if (std::find(works.begin(), works.end(), self) == works.end()) works.push_back(std::move(self));
+}
+void Work::deliver()
+{
+    std::lock_guard<std::mutex> lock(delivery_);
+    for (const c10::Event &event : events_) {
+        c10::impl::VirtualGuardImpl guard(event.device_type());
+        event.block(guard.getStream(event.device()));
+    }
+    if (std::exchange(delivered_, true)) return;
+    if (!failed_) each([this](const Operation &operation) { operation.footprint.deliver(events_); });
+    std::lock_guard<std::mutex> all(undelivered().mutex);
+    auto &works = undelivered().works;
+    works.erase(std::remove_if(works.begin(), works.end(), [this](const auto &work) { return work.get() == this; }),
+        works.end());
+}
+void Work::settle_before(const Footprint &next)
+{
+    std::vector<c10::intrusive_ptr<Work>> earlier;
+    {
+        std::lock_guard<std::mutex> lock(undelivered().mutex);
+        for (const auto &work : undelivered().works)
+            work->each([&](const Operation &operation) {
+                if (operation.footprint.writes_what(next)) earlier.push_back(work);
+            });
+    }
+    for (const auto &work : earlier) {
+        work->each([&](const Operation &operation) { operation.status.wait(TUTTI_IN_PROGRESS); });
+        work->deliver();
     }
 }
 
@@ -230,6 +249,22 @@ int Work::sourceRank() const
 {
     TORCH_CHECK(settled_, "the source rank of a receive is known when it is over: wait for it first");
     return first_.request.source;
+}
+Tensors Work::result()
+{
+    Tensors all;
+    each([&](const Operation &operation) {
+        const Tensors &some = operation.footprint.outputs;
+        all.insert(all.end(), some.begin(), some.end());
+    });
+    return all;
+}
+float Work::getDuration() const
+{
+    TORCH_CHECK(begun_.time_since_epoch().count(),
+        "the duration of this operation was not measured: call enable_collectives_timing() on its group before it");
+    TORCH_CHECK(settled_, "the duration of an operation is known when it is over: wait for it first");
+    return std::chrono::duration<float, std::milli>(ended_ - begun_).count();
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
@@ -248,6 +283,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
         if (first_.work) wait_for(first_, timeout);
         for (auto &operation : more_) wait_for(*operation, timeout);
     }
+    if (staged_) deliver();
     reap();
     return true;
 }
@@ -261,17 +297,53 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
     std::unique_lock<std::mutex> lock(mutex_);
     if (future_) return future_;
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    std::vector<c10::Device> devices;
+    each([&](const Operation &operation) {
+        for (c10::Device device : operation.footprint.devices())
+            if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+    });
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     if (settled_) {
         lock.unlock();
-        complete_future();
+        complete_futures();
     }
     return future_;
 }
-void Work::complete_future()
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
-    if (failed_) future_->setError(exception());
-    else future_->markCompleted(c10::IValue(outputs_));
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (outcome_) return outcome_;
+    outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    if (settled_) {
+        lock.unlock();
+        complete_futures();
+    }
+    return outcome_;
+}
+static c10d::WorkResult outcome_of(const Operation *failed, const std::exception_ptr &problem)
+{
+    if (!problem) return c10d::WorkResult::SUCCESS;
+    bool late = failed && failed->status.load() == TUTTI_TIMEOUT;
+    return late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+}
+/* Whoever takes a future under the lock completes it, without the lock: callbacks run meanwhile. */
+void Work::complete_futures()
+{
+    c10::intrusive_ptr<c10::ivalue::Future> future, outcome;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (future_ && !std::exchange(future_taken_, true)) future = future_;
+        if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
+    }
+    std::exception_ptr problem = exception();
+    try {
+        if (staged_) deliver();
+    } catch (...) { /* the device refused; this thread has nobody else to tell */
+        problem = std::current_exception();
+    }
+    if (outcome) outcome->markCompleted(c10::IValue(static_cast<int64_t>(outcome_of(failed_, problem))));
+    if (future && problem) future->setError(problem);
+    else if (future) future->markCompleted(c10::IValue(result()));
 }
 
 } // namespace tutti

@@ -1,5 +1,5 @@
-/* The checks and the packing of buffers.hpp. Nothing here communicates. */
-#include "shim/buffers.hpp"
+/* The checks and the packing of footprint.hpp; devices.cpp has its copies. Nothing here communicates. */
+#include "shim/footprint.hpp"
 #include <ATen/ATen.h>
 #include <cstring>
 #include <numeric>
@@ -43,23 +43,19 @@ template <typename... Pieces> [[noreturn]] static void refuse(const char *call, 
 {
     fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", pieces...));
 }
-static void check_device(const char *call, const std::string &role, const at::Tensor &tensor)
+std::ostream &operator<<(std::ostream &to, const Role &role)
 {
-    if (tensor.device().is_cpu()) return;
-    if (tensor.is_meta())
-        refuse(call, "the ", role, " tensor is on the meta device: it has a shape, but nothing to send or to write to");
-    fail(TUTTI_UNSUPPORTED, c10::str(call, ": the ", role, " tensor is on ", tensor.device().str(),
-                                "; this version of tutti moves CPU tensors. Copy it with tensor.cpu(), or use another "
-                                "backend for this device, as in "
-                                "init_process_group(\"cpu:tutti,cuda:nccl\")"));
+    to << role.name;
+    return role.index < 0 ? to : to << ' ' << role.index;
 }
-Buffer buffer_of(const char *call, const std::string &role, const at::Tensor &tensor)
+static void check_kind(const char *call, Role role, const at::Tensor &tensor)
 {
     if (!tensor.defined()) refuse(call, "the ", role, " tensor is undefined");
     if (tensor.layout() != at::kStrided)
         refuse(call, "the ", role, " tensor has layout ", tensor.layout(),
-            "; only dense tensors are supported: use tensor.to_dense()");
-    check_device(call, role, tensor);
+            "; only all_reduce takes sparse tensors: use tensor.to_dense()");
+    if (tensor.is_meta())
+        refuse(call, "the ", role, " tensor is on the meta device: it has a shape, but nothing to send or to write to");
     if (c10::isQIntType(tensor.scalar_type()))
         fail(TUTTI_UNSUPPORTED,
             c10::str(call, ": the ", role, " tensor is quantized; use tensor.int_repr() or tensor.dequantize()"));
@@ -68,18 +64,53 @@ Buffer buffer_of(const char *call, const std::string &role, const at::Tensor &te
     if (!tensor.is_contiguous())
         refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
             "); use tensor.contiguous() and, for an output, copy the result back");
+}
+Buffer Footprint::check(const at::Tensor &tensor, Role role)
+{
+    check_kind(call_, role, tensor);
+    if (!device_) device_ = tensor.device();
+    else if (device_->type() != tensor.device().type())
+        refuse(call_, "the ", role, " tensor is on ", tensor.device(), ", but another one of this call is on ",
+            *device_, "; move one of them to the other's device");
     Element element = element_of(tensor.scalar_type());
     auto count = static_cast<size_t>(tensor.numel());
-    char *data = count ? static_cast<char *>(tensor.data_ptr()) : nullptr;
-    return { data, count * element.factor, element.dtype, tensor.scalar_type() };
+    bool here = count && tensor.device().is_cpu();
+    return { here ? static_cast<char *>(tensor.data_ptr()) : nullptr, count * element.factor, element.dtype,
+        tensor.scalar_type() };
+}
+Buffer Footprint::input(const at::Tensor &tensor, Role role)
+{
+    Buffer buffer = check(tensor, role);
+    inputs.push_back(tensor);
+    if (buffer.count && !buffer.data) {
+        fetches_.push_back({ room(tensor, tensor.sizes(), tensor.scalar_type()), tensor });
+        buffer.data = static_cast<char *>(fetches_.back().to.data_ptr());
+    }
+    return buffer;
+}
+Buffer Footprint::output(const at::Tensor &tensor, Role role)
+{
+    Buffer buffer = check(tensor, role);
+    outputs.push_back(tensor);
+    if (buffer.count && !buffer.data) {
+        returns_.push_back({ tensor, room(tensor, tensor.sizes(), tensor.scalar_type()) });
+        buffer.data = static_cast<char *>(returns_.back().from.data_ptr());
+    }
+    return buffer;
+}
+Buffer Footprint::update(const at::Tensor &tensor, Role role)
+{
+    Buffer buffer = output(tensor, role);
+    if (tensor.device().is_cpu() || !buffer.count) return buffer;
+    fetches_.push_back({ returns_.back().from, tensor });
+    return buffer;
 }
 const at::Tensor &only_tensor(const char *call, const std::vector<at::Tensor> &tensors)
 {
     if (tensors.size() != 1) refuse(call, "takes one tensor, not a list of ", tensors.size());
     return tensors[0];
 }
-void check_same_type(
-    const char *call, const Buffer &one, const std::string &role, const Buffer &other, const std::string &other_role)
+void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role)
 {
     if (one.type != other.type)
         refuse(
@@ -121,26 +152,36 @@ Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer 
 }
 
 /* ---- lists ---- */
-Packed::Packed(const char *call, const char *role, const std::vector<at::Tensor> &tensors)
-    : options_(tensors.at(0).options())
+Packed::Packed(Footprint &of, const char *role, const Tensors &tensors) : of_(of), role_(role), tensors_(tensors)
 {
     const char *end = nullptr;
     bool adjacent = true;
     size_t total = 0;
     for (size_t q = 0; q < tensors.size(); q++) {
-        Buffer part = buffer_of(call, c10::str(role, " ", q), tensors[q]);
-        if (q) check_same_type(call, parts[0], c10::str(role, " 0"), part, c10::str(role, " ", q));
+        Role here{ role, static_cast<int64_t>(q) };
+        Buffer part = of.check(tensors[q], here);
+        if (q) check_same_type(of.call(), parts[0], { role, 0 }, part, here);
         parts.push_back(part);
         counts.push_back(part.count);
         offsets.push_back(total);
         total += part.count;
         if (!part.count) continue;
+        adjacent = adjacent && part.data && (!data || part.data == end);
         if (!data) data = part.data;
-        else adjacent = adjacent && part.data == end;
         end = part.data + part.bytes();
     }
     bytes = total * tutti_dtype_bytes(parts[0].dtype);
     if (!adjacent) move();
+}
+void Packed::beside(const Buffer &mine, int rank)
+{
+    auto at = static_cast<size_t>(rank);
+    check_same_type(of_.call(), mine, { "tensor of this rank" }, parts[0], { role_, 0 });
+    if (counts[at] != mine.count)
+        refuse(of_.call(), "this rank's tensor has ", mine.count, " elements, but ", Role{ role_, rank },
+            ", its place in the list, has ", counts[at]);
+    const char *place = data + offsets[at] * tutti_dtype_bytes(mine.dtype);
+    if (overlap(data, bytes, mine.data, mine.bytes()) && mine.data != place) move();
 }
 bool Packed::even() const
 {
@@ -148,25 +189,45 @@ bool Packed::even() const
         if (count != counts[0]) return false;
     return true;
 }
+void Packed::check_even() const
+{
+    for (size_t q = 0; q < counts.size(); q++)
+        if (counts[q] != counts[0])
+            refuse(of_.call(), Role{ role_, static_cast<int64_t>(q) }, " has ", counts[q], " elements, but ", role_,
+                " 0 has ", counts[0]);
+}
 void Packed::move()
 {
-    if (room.defined() || !bytes) return;
-    room = at::empty({ static_cast<int64_t>(bytes) }, options_.dtype(at::kByte).requires_grad(false));
-    data = static_cast<char *>(room.data_ptr());
+    if (room_.defined() || !bytes) return;
+    room_ = of_.room(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
+    data = static_cast<char *>(room_.data_ptr());
 }
-void Packed::load()
+at::Tensor Packed::place(size_t part) const
 {
-    size_t size = tutti_dtype_bytes(parts[0].dtype);
-    for (size_t q = 0; room.defined() && q < parts.size(); q++)
-        if (parts[q].count) std::memcpy(data + offsets[q] * size, parts[q].data, parts[q].bytes());
+    auto from = static_cast<int64_t>(offsets[part] * tutti_dtype_bytes(parts[part].dtype));
+    at::Tensor bytes_of_part = room_.narrow(0, from, static_cast<int64_t>(parts[part].bytes()));
+    return bytes_of_part.view(tensors_[part].scalar_type()).view(tensors_[part].sizes());
 }
-std::vector<Part> Packed::unpack() const
+void Packed::read()
 {
-    std::vector<Part> copies;
-    size_t size = tutti_dtype_bytes(parts[0].dtype);
-    for (size_t q = 0; room.defined() && q < parts.size(); q++)
-        if (parts[q].count) copies.push_back({ parts[q].data, data + offsets[q] * size, parts[q].bytes() });
-    return copies;
+    of_.inputs.insert(of_.inputs.end(), tensors_.begin(), tensors_.end());
+    for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
+        const Buffer &part = parts[q];
+        if (!part.count) continue;
+        if (part.data) std::memcpy(data + offsets[q] * tutti_dtype_bytes(part.dtype), part.data, part.bytes());
+        else of_.fetches_.push_back({ place(q), tensors_[q] });
+    }
+}
+void Packed::written()
+{
+    of_.outputs.insert(of_.outputs.end(), tensors_.begin(), tensors_.end());
+    for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
+        const Buffer &part = parts[q];
+        if (!part.count) continue;
+        if (part.data)
+            of_.parts_.push_back({ part.data, data + offsets[q] * tutti_dtype_bytes(part.dtype), part.bytes() });
+        else of_.returns_.push_back({ tensors_[q], place(q) });
+    }
 }
 
 void split_rows(const char *call, const char *role, const at::Tensor &tensor, const Buffer &buffer,

@@ -1,0 +1,174 @@
+/* The collectives of one tensor, or of one tensor to another. Each of them is: check, say what is touched, call the
+ * core once. */
+#include "shim/process_group.hpp"
+#include <c10/util/Exception.h>
+
+namespace tutti {
+
+/* ---- one tensor in place ---- */
+WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::AllreduceOptions &options)
+{
+    if (!tensors.empty() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
+    Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer b = footprint.update(only_tensor(call.name(), tensors));
+    Reduction r = reduction_of(call.name(), options.reduceOp, b);
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        request->factor = r.factor;
+        return tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, comm, request);
+    });
+}
+bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
+{
+    if (!tensor.device().is_cpu() || tensor.is_sparse() || asks_for_work()) return false;
+    Footprint footprint("all_reduce");
+    Buffer b = footprint.check(tensor, { "input" });
+    Reduction r = reduction_of(footprint.call(), op, b);
+    Communicator::Visit visit(*communicator_);
+    if (!visit) return false;
+    ++sequence_;
+    tutti_request request{};
+    request.blocking = true;
+    request.factor = r.factor;
+    tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, visit.get(), &request);
+    if (status != TUTTI_OK) fail_last(status);
+    return true;
+}
+WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options)
+{
+    Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
+    Footprint checked(call.name()); /* nothing starts if one is wrong */
+    for (size_t i = 0; i < tensors.size(); i++)
+        reduction_of(call.name(), options.reduceOp, checked.check(tensors[i], { "input", static_cast<int64_t>(i) }));
+    Batch batch(*this, call, tensors);
+    for (const at::Tensor &tensor : tensors) {
+        Tensors one{ tensor };
+        allreduce(one, options);
+    }
+    return batch.finish();
+}
+WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
+{
+    Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    Buffer b = options.rootRank == getRank() ? footprint.input(tensor) : footprint.output(tensor, { "input" });
+    footprint.outputs = tensors;
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_broadcast(b.data, b.data, b.count, b.dtype, static_cast<int>(options.rootRank), comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOptions &options)
+{
+    Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    bool root = options.rootRank == getRank();
+    Buffer b = root ? footprint.update(tensor) : footprint.input(tensor);
+    Reduction r = reduction_of(call.name(), options.reduceOp, b);
+    char *out = root ? b.data : nullptr; /* elsewhere the tensor stays as it is */
+    footprint.outputs = tensors;
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        request->factor = r.factor;
+        return tutti_reduce(b.data, out, b.count, b.dtype, r.op, static_cast<int>(options.rootRank), comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
+{
+    Call call{ "tutti:barrier", c10d::OpType::BARRIER, options.asyncOp, options.timeout };
+    return launch(call, Footprint(call.name()),
+        [](tutti_comm *comm, tutti_request *request) { return tutti_barrier(comm, request); });
+}
+
+/* ---- one tensor to one tensor ---- */
+/* `whole` is the tensor of all ranks' parts. */
+static void check_parts(
+    const char *call, const Buffer &whole, const char *role, const Buffer &part, const char *part_role, size_t ranks)
+{
+    check_same_type(call, part, { part_role }, whole, { role });
+    if (whole.count != part.count * ranks)
+        fail(TUTTI_INVALID_ARGUMENT,
+            c10::str(call, ": the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
+                ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")"));
+}
+WorkPointer ProcessGroupTutti::_allgather_base(
+    at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options)
+{
+    Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(input), out = footprint.output(output);
+    check_parts(call.name(), out, "output", in, "input", size());
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::_reduce_scatter_base(
+    at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &options)
+{
+    Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(input), out = footprint.output(output);
+    check_parts(call.name(), in, "input", out, "output", size());
+    Reduction r = reduction_of(call.name(), options.reduceOp, in);
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        request->factor = r.factor;
+        return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
+    });
+}
+static void check_lists(const char *call, size_t outputs, size_t inputs)
+{
+    if (outputs != inputs)
+        fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
+}
+WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
+    Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
+{
+    Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
+    check_lists(call.name(), outputs.size(), inputs.size());
+    Footprint checked(call.name());
+    for (size_t i = 0; i < inputs.size(); i++) {
+        auto index = static_cast<int64_t>(i);
+        Buffer out = checked.check(outputs[i], { "output", index }), in = checked.check(inputs[i], { "input", index });
+        check_parts(call.name(), out, "output", in, "input", size());
+    }
+    Batch batch(*this, call, inputs);
+    for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
+    return batch.finish();
+}
+WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(
+    Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options)
+{
+    Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
+    check_lists(call.name(), outputs.size(), inputs.size());
+    Footprint checked(call.name());
+    for (size_t i = 0; i < inputs.size(); i++) {
+        auto index = static_cast<int64_t>(i);
+        Buffer out = checked.check(outputs[i], { "output", index }), in = checked.check(inputs[i], { "input", index });
+        check_parts(call.name(), in, "input", out, "output", size());
+        reduction_of(call.name(), options.reduceOp, in);
+    }
+    Batch batch(*this, call, inputs);
+    for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
+    return batch.finish();
+}
+WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+    std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options)
+{
+    Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL_BASE, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(input), out = footprint.output(output);
+    check_same_type(call.name(), out, { "output" }, in, { "input" });
+    std::vector<size_t> sent, sent_at, received, received_at;
+    split_rows(call.name(), "input", input, in, input_splits, size(), sent, sent_at);
+    split_rows(call.name(), "output", output, out, output_splits, size(), received, received_at);
+    if (input_splits.empty() && output_splits.empty() && in.count != out.count)
+        fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": the input has ", in.count, " elements and the output ",
+                                         out.count, "; without split sizes they must be equal"));
+    /* uneven on all ranks, because one may give its splits and another leave them out */
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_all_to_all_v(in.data, sent.data(), sent_at.data(), out.data, received.data(), received_at.data(),
+            in.dtype, comm, request);
+    });
+}
+
+} // namespace tutti

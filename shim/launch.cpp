@@ -1,0 +1,152 @@
+/* How an operation starts: with what the call and this thread's options ask for, under a Work of its own or of what
+ * this thread coalesces, and announced to a profiler if one listens. */
+#include "shim/process_group.hpp"
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+
+namespace tutti {
+
+/* ---- what this thread asks for ---- */
+static thread_local std::vector<CallOptions> call_options;
+void call_options_push(CallOptions options) { call_options.push_back(std::move(options)); }
+void call_options_pop() { call_options.pop_back(); }
+
+static void apply_options(Operation &operation, const Call &call)
+{
+    operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
+    for (auto options = call_options.rbegin(); options != call_options.rend(); ++options) { /* the innermost first */
+        if (!operation.request.timeout_ms) operation.request.timeout_ms = options->timeout.count();
+        if (operation.algorithm.empty() && !c10d::isP2POp(call.type)) operation.algorithm = options->algorithm;
+    }
+    if (!operation.algorithm.empty()) operation.request.algorithm = operation.algorithm.c_str();
+}
+
+/* ---- coalescing ---- */
+/* What each thread is coalescing; nearly always nothing. */
+struct OpenBatch {
+    const ProcessGroupTutti *group;
+    c10::intrusive_ptr<Work> work;
+};
+static thread_local std::vector<OpenBatch> open_batches;
+
+static Work *open_batch(const ProcessGroupTutti *group)
+{
+    for (const OpenBatch &batch : open_batches)
+        if (batch.group == group) return batch.work.get();
+    return nullptr;
+}
+static c10::intrusive_ptr<Work> take_batch(const ProcessGroupTutti *group)
+{
+    for (auto batch = open_batches.begin(); batch != open_batches.end(); ++batch) {
+        if (batch->group != group) continue;
+        auto work = std::move(batch->work);
+        open_batches.erase(batch);
+        work->close();
+        return work;
+    }
+    return nullptr;
+}
+ProcessGroupTutti::Batch::Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs)
+    : group_(group), call_(call), outer_(open_batch(&group))
+{
+    if (outer_) return;
+    auto work = group.make_work(call, inputs);
+    work->open();
+    open_batches.push_back({ &group, work });
+}
+ProcessGroupTutti::Batch::~Batch()
+{
+    if (!outer_ && !over_) take_batch(&group_);
+}
+WorkPointer ProcessGroupTutti::Batch::finish()
+{
+    if (outer_) return WorkPointer::reclaim_copy(outer_);
+    over_ = true;
+    auto work = take_batch(&group_);
+    if (!call_.async) work->wait(kNoTimeout);
+    return work;
+}
+void ProcessGroupTutti::startCoalescing()
+{
+    take_batch(this); /* one that an exception left open */
+    auto work = make_work({ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout }, {});
+    work->open();
+    open_batches.push_back({ this, work });
+}
+WorkPointer ProcessGroupTutti::endCoalescing()
+{
+    auto work = take_batch(this);
+    if (!work) fail(TUTTI_INVALID_ARGUMENT, "end_coalescing without start_coalescing on this thread");
+    return work;
+}
+
+/* ---- starting ---- */
+bool ProcessGroupTutti::asks_for_work() const
+{
+    return timing_ || at::hasCallbacks() || !call_options.empty() || open_batch(this);
+}
+c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
+{
+    uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
+    auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, call.title, inputs, sequence);
+    if (timing_.load(std::memory_order_relaxed)) work->time();
+    return work;
+}
+WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
+{
+    Work::reap();
+    Communicator::Visit visit(*communicator_);
+    if (!visit) fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
+    Work *batch = open_batch(this);
+    auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
+                      : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
+    if (footprint.staged()) {
+        Work::settle_before(footprint);
+        footprint.fetch();
+    }
+    Operation &operation = work->add(std::move(footprint));
+    apply_options(operation, call);
+    if (!call.async && !batch) {
+        operation.request.blocking = true;
+        tutti_status status = begin(visit.get(), &operation.request);
+        if (status != TUTTI_OK) fail_last(status);
+        work->finish_blocking(operation);
+        return work;
+    }
+    work->arm(operation);
+    tutti_status status = begin(visit.get(), &operation.request);
+    if (status == TUTTI_OK) return work;
+    Error error(status, tutti_get_last_error());
+    work->finish_failed(operation, status);
+    throw error;
+}
+static int64_t elements(const Tensors &tensors)
+{
+    int64_t sum = 0;
+    for (const at::Tensor &tensor : tensors) sum += tensor.numel();
+    return sum;
+}
+/* Inside the range that torch's tools look for (record_param_comms), which tells sizes, type and group. */
+WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footprint, Start begin)
+{
+    const Tensors &outputs = footprint.outputs, &inputs = footprint.inputs.empty() ? outputs : footprint.inputs;
+    bool collective = !c10d::isP2POp(call.type);
+    const auto &members = options_->global_ranks_in_group;
+    int64_t first = members.empty() ? 0 : static_cast<int64_t>(members[0]);
+    int64_t stride = members.size() < 2 ? 1 : static_cast<int64_t>(members[1]) - first;
+    for (size_t i = 2; i < members.size(); i++)
+        if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0; /* no stride describes them */
+    RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),
+        std::make_tuple(getGroupUid(), getGroupDesc()), inputs, outputs, getRank(), call.name(), elements(inputs),
+        elements(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), std::vector<int64_t>(),
+        std::vector<int64_t>(), first, stride, getSize(), call.async);
+    return start(call, std::move(footprint), begin);
+}
+WorkPointer ProcessGroupTutti::launch(const Call &call, Footprint footprint, Start begin)
+{
+    if (at::hasCallbacks()) return start_recorded(call, std::move(footprint), begin);
+    return start(call, std::move(footprint), begin);
+}
+
+} // namespace tutti

@@ -1,0 +1,150 @@
+/* The collectives of a list with one tensor for each rank. A list goes through one buffer, which is where the tensors
+ * lie if they lie one after the other; what is even or uneven is decided from what all ranks see alike, so that they
+ * make the same calls of the core. */
+#include "shim/process_group.hpp"
+#include <c10/util/Exception.h>
+
+namespace tutti {
+
+static const Tensors &list_of(const char *call, const char *role, const TensorLists &lists, size_t ranks)
+{
+    if (lists.size() != 1)
+        fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": takes one list of ", role, "s, not ", lists.size()));
+    if (lists[0].size() != ranks)
+        fail(TUTTI_INVALID_ARGUMENT,
+            c10::str(call, ": ", lists[0].size(), " ", role, "s are given for ", ranks, " ranks"));
+    return lists[0];
+}
+static void check_no_list(const char *call, const char *role, const TensorLists &lists)
+{
+    if (!lists.empty())
+        fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", role, "s are given on a rank that is not the root"));
+}
+
+/* ---- gathering ---- */
+WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
+{
+    Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(only_tensor(call.name(), inputs));
+    Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
+    out.beside(in, getRank());
+    out.written();
+    std::vector<size_t> same(size(), in.count), begin(size(), 0);
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        if (out.even()) return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
+        return tutti_all_to_all_v(in.data, same.data(), begin.data(), out.data, out.counts.data(), out.offsets.data(),
+            in.dtype, comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::allgather_coalesced(
+    TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
+{
+    Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER_COALESCED, options.asyncOp, options.timeout };
+    if (outputs.size() != size())
+        fail(TUTTI_INVALID_ARGUMENT,
+            c10::str("all_gather_coalesced: ", outputs.size(), " output lists are given for ", size(), " ranks"));
+    for (const Tensors &of_rank : outputs) check_lists("all_gather_coalesced", of_rank.size(), inputs.size());
+    Batch batch(*this, call, inputs);
+    for (size_t i = 0; i < inputs.size(); i++) {
+        TensorLists out(1);
+        for (const Tensors &of_rank : outputs) out[0].push_back(of_rank[i]);
+        Tensors in{ inputs[i] };
+        allgather(out, in, options);
+    }
+    return batch.finish();
+}
+WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options)
+{
+    Call call{ "tutti:gather", c10d::OpType::GATHER, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer in = footprint.input(only_tensor(call.name(), inputs));
+    int root = static_cast<int>(options.rootRank);
+    char *received = nullptr;
+    if (root != getRank()) check_no_list(call.name(), "output", outputs);
+    else {
+        Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
+        out.check_even();
+        out.beside(in, root);
+        out.written();
+        received = out.data;
+    }
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_gather(in.data, received, in.count, in.dtype, root, comm, request);
+    });
+}
+
+/* ---- scattering ---- */
+WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options)
+{
+    Call call{ "tutti:scatter", c10d::OpType::SCATTER, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer out = footprint.output(only_tensor(call.name(), outputs));
+    int root = static_cast<int>(options.rootRank);
+    char *sent = nullptr;
+    if (root != getRank()) check_no_list(call.name(), "input", inputs);
+    else {
+        Packed in(footprint, "input", list_of(call.name(), "input", inputs, size()));
+        in.check_even();
+        in.beside(out, root);
+        in.read();
+        sent = in.data;
+    }
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_scatter(sent, out.data, out.count, out.dtype, root, comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::reduce_scatter_uneven(
+    const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op)
+{
+    Batch batch(*this, call, inputs);
+    for (int root = 0; root < getSize(); root++) {
+        Footprint footprint(call.name());
+        Buffer in = footprint.input(inputs[static_cast<size_t>(root)], { "input", root });
+        Buffer out{};
+        if (root == getRank()) out = footprint.output(output);
+        Reduction r = reduction_of(call.name(), op, in);
+        launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+            request->factor = r.factor;
+            return tutti_reduce(in.data, out.data, in.count, in.dtype, r.op, root, comm, request);
+        });
+    }
+    return batch.finish();
+}
+WorkPointer ProcessGroupTutti::reduce_scatter(
+    Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options)
+{
+    Call call{ "tutti:reduce_scatter", c10d::OpType::REDUCE_SCATTER, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    Buffer out = footprint.output(only_tensor(call.name(), outputs));
+    const Tensors &list = list_of(call.name(), "input", inputs, size());
+    Packed in(footprint, "input", list);
+    in.beside(out, getRank());
+    Reduction r = reduction_of(call.name(), options.reduceOp, out);
+    if (!in.even()) return reduce_scatter_uneven(call, outputs[0], list, options.reduceOp);
+    in.read();
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        request->factor = r.factor;
+        return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
+    });
+}
+
+/* ---- both ---- */
+WorkPointer ProcessGroupTutti::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options)
+{
+    Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL, options.asyncOp, options.timeout };
+    Footprint footprint(call.name());
+    list_of(call.name(), "output", { outputs }, size());
+    list_of(call.name(), "input", { inputs }, size());
+    Packed in(footprint, "input", inputs), out(footprint, "output", outputs);
+    check_same_type(call.name(), out.parts[0], { "output", 0 }, in.parts[0], { "input", 0 });
+    if (overlap(in.data, in.bytes, out.data, out.bytes)) in.move();
+    in.read();
+    out.written();
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        return tutti_all_to_all_v(in.data, in.counts.data(), in.offsets.data(), out.data, out.counts.data(),
+            out.offsets.data(), in.parts[0].dtype, comm, request);
+    });
+}
+
+} // namespace tutti

@@ -1,0 +1,117 @@
+/* Sends and receives, and the barrier made of them that tells who is missing. */
+#include "shim/process_group.hpp"
+#include <c10/util/Exception.h>
+#include <thread>
+
+namespace tutti {
+
+WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int peer, int tag)
+{
+    bool sends = call.type == c10d::OpType::SEND;
+    if (tag < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": tag ", tag, " is negative"));
+    Footprint footprint(call.name());
+    const at::Tensor &tensor = only_tensor(call.name(), tensors);
+    Buffer b = sends ? footprint.input(tensor) : footprint.output(tensor);
+    footprint.outputs = tensors;
+    return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        if (sends) return tutti_send(b.data, b.count, b.dtype, peer, static_cast<uint32_t>(tag), comm, request);
+        return tutti_recv(b.data, b.count, b.dtype, peer, static_cast<uint32_t>(tag), comm, request);
+    });
+}
+WorkPointer ProcessGroupTutti::send(Tensors &tensors, int destination, int tag)
+{
+    return message({ "tutti:send", c10d::OpType::SEND, true, c10d::kUnsetTimeout }, tensors, destination, tag);
+}
+WorkPointer ProcessGroupTutti::recv(Tensors &tensors, int source, int tag)
+{
+    if (source < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str("recv: source ", source, " is not a rank"));
+    return message({ "tutti:recv", c10d::OpType::RECV, true, c10d::kUnsetTimeout }, tensors, source, tag);
+}
+WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
+{
+    return message({ "tutti:recvAnySource", c10d::OpType::RECVANYSOURCE, true, c10d::kUnsetTimeout }, tensors,
+        TUTTI_ANY_SOURCE, tag);
+}
+
+/* ---- the monitored barrier ---- */
+/* Tags above those of users, which are not negative. */
+constexpr uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
+
+struct Message { /* of one byte */
+    tutti_request request{};
+    char byte = 0;
+    tutti_status status = TUTTI_IN_PROGRESS;
+};
+/* Rank 0 waits for a message of each other rank; the ranks whose message did not come in time. If there are any, the
+ * group is aborted, which ends the receives, and `cause` tells what else went wrong. */
+static std::vector<int> missing_ranks(
+    tutti_comm *comm, int size, std::chrono::milliseconds timeout, std::string &cause)
+{
+    auto until = std::chrono::steady_clock::now() + timeout;
+    std::vector<Message> arrivals(static_cast<size_t>(size));
+    for (int rank = 1; rank < size; rank++) {
+        Message &m = arrivals[static_cast<size_t>(rank)];
+        m.status = tutti_recv(&m.byte, 1, TUTTI_UINT8, rank, here_tag, comm, &m.request);
+        if (m.status == TUTTI_OK) m.status = TUTTI_IN_PROGRESS; /* it has started */
+    }
+    std::vector<int> missing;
+    for (bool late = false; cause.empty(); late = std::chrono::steady_clock::now() >= until) {
+        missing.clear();
+        for (int rank = 1; rank < size; rank++) {
+            Message &m = arrivals[static_cast<size_t>(rank)];
+            if (m.status == TUTTI_IN_PROGRESS) m.status = tutti_test(&m.request);
+            if (m.status != TUTTI_OK) missing.push_back(rank);
+            if (m.status < TUTTI_OK) cause = tutti_get_last_error();
+        }
+        if (missing.empty()) return missing;
+        if (late) break;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    tutti_comm_abort(comm);
+    for (Message &m : arrivals)
+        if (m.status == TUTTI_IN_PROGRESS && &m != &arrivals[0]) tutti_wait(&m.request, 0);
+    return missing;
+}
+static tutti_status exchange_blocking(bool sends, int peer, uint32_t tag, std::chrono::milliseconds timeout,
+    tutti_comm *comm)
+{
+    Message m;
+    m.request.blocking = true;
+    m.request.timeout_ms = std::max<int64_t>(timeout.count(), 1);
+    return sends ? tutti_send(&m.byte, 1, TUTTI_UINT8, peer, tag, comm, &m.request)
+                 : tutti_recv(&m.byte, 1, TUTTI_UINT8, peer, tag, comm, &m.request);
+}
+static std::string list_of_ranks(const std::vector<int> &ranks)
+{
+    std::string text = ranks.size() == 1 ? "Rank " : "Ranks ";
+    for (size_t i = 0; i < ranks.size(); i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
+    return text;
+}
+/* The texts begin as gloo's do, because programs and tests look for them. */
+void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
+{
+    auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+    Communicator::Visit visit(*communicator_);
+    if (!visit) fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
+    if (getRank() != 0) {
+        tutti_status status = exchange_blocking(true, 0, here_tag, timeout, visit.get());
+        if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, timeout, visit.get());
+        if (status == TUTTI_OK) return;
+        fail(status, c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
+                         "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ",
+                         tutti_get_last_error(), ")"));
+    }
+    std::string cause;
+    std::vector<int> missing = missing_ranks(visit.get(), getSize(), timeout, cause);
+    if (!missing.empty() && !wait_all_ranks) missing.resize(1);
+    if (!missing.empty())
+        fail(TUTTI_TIMEOUT, c10::str("Rank 0 timed out in monitoredBarrier: ", list_of_ranks(missing),
+                                " failed to pass monitoredBarrier in ", timeout.count(), " ms", cause.empty() ? "" : ": ",
+                                cause, ". The group is aborted; destroy it and make a new one"));
+    for (int rank = 1; rank < getSize(); rank++) {
+        tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, visit.get());
+        if (status != TUTTI_OK) fail_last(status);
+    }
+}
+
+} // namespace tutti

@@ -1,0 +1,69 @@
+/* The sum of sparse (COO) tensors: every rank learns everybody's indices and values, and adds them up in the order of
+ * the ranks. How much there is to gather is known only after a first exchange, so the call returns when all is over,
+ * also if it was to be asynchronous. */
+#include "shim/process_group.hpp"
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+namespace tutti {
+
+static at::Tensor shape_of(const at::Tensor &sparse)
+{
+    std::vector<int64_t> shape{ sparse._nnz(), sparse.sparse_dim() };
+    shape.insert(shape.end(), sparse.sizes().begin(), sparse.sizes().end());
+    return at::tensor(shape, at::kLong);
+}
+/* Everybody's rows along `dimension`, of which rank q has counts[q], one after the other. */
+static at::Tensor gathered(
+    ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension, const std::vector<int64_t> &counts)
+{
+    TensorLists all(1);
+    std::vector<int64_t> sizes = mine.sizes().vec();
+    for (int64_t count : counts) {
+        sizes[static_cast<size_t>(dimension)] = count;
+        all[0].push_back(at::empty(sizes, mine.options()));
+    }
+    Tensors inputs{ mine.contiguous() };
+    c10d::AllgatherOptions blocking;
+    blocking.asyncOp = false;
+    group.allgather(all, inputs, blocking);
+    return at::cat(all[0], dimension);
+}
+/* How many elements each rank has. Refuses shapes that differ. */
+static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor &sparse)
+{
+    at::Tensor mine = shape_of(sparse);
+    at::Tensor all = at::empty({ group.getSize(), mine.numel() }, at::kLong);
+    c10d::AllgatherOptions blocking;
+    blocking.asyncOp = false;
+    group._allgather_base(all, mine, blocking);
+    std::vector<int64_t> counts;
+    for (int64_t rank = 0; rank < all.size(0); rank++) {
+        if (!all[rank].slice(0, 1).equal(mine.slice(0, 1)))
+            fail(TUTTI_MISMATCH, c10::str("all_reduce: this rank's sparse tensor has sizes ", sparse.sizes(),
+                                     ", rank ", rank, "'s differ; they must be equal, and so must the sparse_dim"));
+        counts.push_back(all[rank][0].item<int64_t>());
+    }
+    return counts;
+}
+WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
+{
+    Call call{ "tutti:all_reduce", c10d::OpType::_ALLREDUCE_SPARSE, false, options.timeout };
+    at::Tensor tensor = only_tensor(call.name(), tensors);
+    if (!tensor.is_sparse()) return allreduce(tensors, options);
+    if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
+        fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors can only be summed; for another operation use "
+                                "tensor.to_dense()");
+    at::NoGradGuard no_grad;
+    auto work = make_work(call, tensors);
+    at::Tensor mine = tensor.coalesce();
+    std::vector<int64_t> counts = counts_of(*this, mine);
+    at::Tensor indices = gathered(*this, mine.indices(), 1, counts), values = gathered(*this, mine.values(), 0, counts);
+    tensor.copy_(at::sparse_coo_tensor(indices, values, tensor.sizes()).coalesce());
+    Footprint footprint(call.name());
+    footprint.outputs = tensors;
+    work->finish_blocking(work->add(std::move(footprint)));
+    return work;
+}
+
+} // namespace tutti
