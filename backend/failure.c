@@ -136,7 +136,7 @@ static tutti_status message_late(tutti_comm *comm, const struct operation *op)
 {
     bool sends = op->transfer.is_send;
     return comm_fail(comm, TUTTI_TIMEOUT,
-        "rank %d of %s: %s rank %d with tag %u timed out after %lld ms: no matching %s came",
+        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came",
         comm->rank, comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
         (long long)atomic_load(&op->timeout_ms), sends ? "receive" : "send");
 }
@@ -145,7 +145,7 @@ static tutti_status collective_late(tutti_comm *comm, const struct operation *op
     char what[224], absent[128] = "";
     describe_running(comm, what, sizeof what);
     list_absent(comm, absent, sizeof absent);
-    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d timed out after %lld ms in %s: %s%s", comm->rank,
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->rank,
         (long long)atomic_load(&op->timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
             absent);

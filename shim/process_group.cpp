@@ -52,7 +52,8 @@ static tutti_comm *join(
     config.rank = rank;
     config.size = size;
     config.store = { &bridge, store_put, store_get };
-    config.name = group.empty() ? nullptr : group.c_str();
+    std::string name = "group " + group;
+    config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
     tutti_comm *comm = nullptr;

@@ -141,7 +141,7 @@ static void one_is_missing(struct rank *me)
     if (me->rank == 1) { while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000); }
     tutti_request r = { .timeout_ms = 100, .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
-    SAYS("timed out after 100 ms");
+    SAYS("reached the timeout of 100 ms");
     SAYS("this call has not been made by rank 1");
 }
 static void test_a_timeout_names_who_is_missing_on_every_rank(void **state)
@@ -157,7 +157,7 @@ static void wait_with_timeout(struct rank *me)
         REQUIRE(tutti_recv(&data, 1, TUTTI_FLOAT32, 1, 9, me->comm, &r) == TUTTI_OK);
         REQUIRE(tutti_test(&r) == TUTTI_IN_PROGRESS);
         REQUIRE(tutti_wait(&r, 50) == TUTTI_TIMEOUT);
-        SAYS("receive from rank 1 with tag 9 timed out after 50 ms");
+        SAYS("receive from rank 1 with tag 9 reached the timeout of 50 ms");
     } else while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
 }
 static void test_a_wait_can_time_out(void **state)
