@@ -1,7 +1,7 @@
 /* Works and the threads that complete futures. The order in which an operation ends is the invariant: unpack the
- * lists, store the text, store the status; when the last one of a Work is over, note that it is settled, wake its
- * waiters, and only then let go of it. Results on other devices are brought there once: by the first wait, by the
- * thread that completes the future, or by whoever finds the Work dropped. */
+ * lists, store how it ended; if it is the Work's last one, note that the Work is settled; wake the waiters, who find
+ * all of that done; and only then let go of the Work. Results on other devices are brought there once: by the first
+ * wait, by the thread that completes the future, or by whoever finds the Work dropped. */
 #include "shim/work.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -123,7 +123,9 @@ void Work::open()
 }
 void Work::close()
 {
-    if (--open_ == 0) settle();
+    if (--open_ > 0) return;
+    settle();
+    let_go();
 }
 void Work::arm(Operation &operation)
 {
@@ -132,19 +134,26 @@ void Work::arm(Operation &operation)
     if (operation.footprint.staged()) expect_delivery();
     open();
 }
-void Operation::finish(tutti_status how, std::string why)
+void Operation::conclude(tutti_status how, std::string why)
 {
     if (how == TUTTI_OK) footprint.unpack();
     text = std::move(why);
-    status.store(how, std::memory_order_release);
-    status.notify_all();
+    outcome = how;
+}
+void Operation::tell()
+{
+    over.store(true, std::memory_order_release);
+    over.notify_all();
 }
 void Work::finish(Operation &operation, tutti_status status)
 {
-    operation.finish(status, status == TUTTI_OK ? "" : tutti_get_last_error());
+    operation.conclude(status, status == TUTTI_OK ? "" : tutti_get_last_error());
     const Operation *none = nullptr;
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
-    close();
+    bool last = --open_ == 0;
+    if (last) settle();
+    operation.tell();
+    if (last) let_go();
 }
 void Work::on_done(tutti_request *request, void *context)
 {
@@ -153,24 +162,29 @@ void Work::on_done(tutti_request *request, void *context)
 }
 void Work::finish_failed(Operation &operation, tutti_status status)
 {
-    if (operation.status.load() == TUTTI_IN_PROGRESS) finish(operation, status);
+    if (!operation.over) finish(operation, status);
 }
 void Work::finish_blocking(Operation &operation)
 {
-    operation.finish(TUTTI_OK, "");
+    operation.conclude(TUTTI_OK, "");
     if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     settled_ = true;
+    operation.tell();
     if (staged_) deliver();
 }
 void Work::settle()
 {
     if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+    std::lock_guard<std::mutex> lock(mutex_);
+    settled_ = true;
+}
+void Work::let_go()
+{
     bool for_futures;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        settled_ = true;
         for_futures = asked();
     }
     if (for_futures) return Futures::push(this);
@@ -231,7 +245,7 @@ void Work::settle_before(const Footprint &next)
             });
     }
     for (const auto &work : earlier) {
-        work->each([&](const Operation &operation) { operation.status.wait(TUTTI_IN_PROGRESS); });
+        work->each([&](const Operation &operation) { operation.over.wait(false); });
         work->deliver();
     }
 }
@@ -243,7 +257,7 @@ std::exception_ptr Work::exception() const
 {
     const Operation *operation = failed_;
     if (!operation) return nullptr;
-    return std::make_exception_ptr(Error(static_cast<tutti_status>(operation->status.load()), operation->text));
+    return std::make_exception_ptr(Error(operation->outcome, operation->text));
 }
 int Work::sourceRank() const
 {
@@ -268,12 +282,11 @@ float Work::getDuration() const
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
-    if (operation.status.load(std::memory_order_acquire) == TUTTI_IN_PROGRESS) {
+    if (!operation.over.load(std::memory_order_acquire)) {
         if (Communicator::Visit visit(*communicator_); visit) tutti_wait(&operation.request, timeout.count());
-        operation.status.wait(TUTTI_IN_PROGRESS); /* over for the core is not yet over for us: see on_done */
+        operation.over.wait(false, std::memory_order_acquire); /* what is over for the core is not yet so for us */
     }
-    auto status = static_cast<tutti_status>(operation.status.load(std::memory_order_acquire));
-    if (status != TUTTI_OK) fail(status, operation.text);
+    if (operation.outcome != TUTTI_OK) fail(operation.outcome, operation.text);
 }
 bool Work::wait(std::chrono::milliseconds timeout)
 {
@@ -323,7 +336,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 static c10d::WorkResult outcome_of(const Operation *failed, const std::exception_ptr &problem)
 {
     if (!problem) return c10d::WorkResult::SUCCESS;
-    bool late = failed && failed->status.load() == TUTTI_TIMEOUT;
+    bool late = failed && failed->outcome == TUTTI_TIMEOUT;
     return late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
 /* Whoever takes a future under the lock completes it, without the lock: callbacks run meanwhile. */

@@ -15,9 +15,11 @@ struct Operation {
     Work *work = nullptr;
     std::string algorithm;                        /* what request.algorithm points to */
     Footprint footprint;                          /* lives until it is over */
-    std::atomic<int> status{ TUTTI_IN_PROGRESS }; /* final only when all of this is */
+    tutti_status outcome = TUTTI_IN_PROGRESS;     /* valid once the Work is settled, or `over` */
     std::string text;                             /* why it failed */
-    void finish(tutti_status how, std::string why);
+    std::atomic<bool> over{ false };              /* nothing of this, nor of what it settled, changes any more */
+    void conclude(tutti_status how, std::string why);
+    void tell();
 };
 
 class Work final : public c10d::Work {
@@ -61,6 +63,7 @@ class Work final : public c10d::Work {
     static void on_done(tutti_request *request, void *context);
     void finish(Operation &operation, tutti_status status);
     void settle();
+    void let_go();
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
     void expect_delivery();
