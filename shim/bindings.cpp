@@ -119,7 +119,7 @@ static void bind_calls(py::module_ &module)
             options.asyncOp = false;
             backend->allreduce(tensors, options)->wait();
         },
-        py::arg("tensor"), py::arg("op"), py::arg("group"), py::call_guard<py::gil_scoped_release>());
+        py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
 }
 
 PYBIND11_MODULE(_C, module)

@@ -104,10 +104,12 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     std::string cause;
     std::vector<int> missing = missing_ranks(visit.get(), getSize(), timeout, cause);
     if (!missing.empty() && !wait_all_ranks) missing.resize(1);
-    if (!missing.empty())
-        fail(TUTTI_TIMEOUT, c10::str("Rank 0 timed out in monitoredBarrier: ", list_of_ranks(missing),
-                                " failed to pass monitoredBarrier in ", timeout.count(), " ms", cause.empty() ? "" : ": ",
-                                cause, ". The group is aborted; destroy it and make a new one"));
+    if (!missing.empty()) {
+        std::string who = list_of_ranks(missing) + " failed to pass monitoredBarrier";
+        if (!cause.empty()) who += ": " + cause;
+        else who = c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(), " ms");
+        fail(TUTTI_TIMEOUT, who + ". The group is aborted; destroy it and make a new one");
+    }
     for (int rank = 1; rank < getSize(); rank++) {
         tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, visit.get());
         if (status != TUTTI_OK) fail_last(status);

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
-`monitored_barrier()`, `info()`, `schedule()`, `Options` and the exceptions. Importing it imports neither torch nor the
-library: torch itself imports it at start-up, through the entry point in `_autoload`, so everything here loads when
-used.
+`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `info()`,
+`schedule()`, `Options` and the exceptions. Importing it imports neither torch nor the library: torch itself imports it
+at start-up, through the entry point in `_autoload`, so everything here loads when used.
 """
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_tutti._C import Options, ProcessGroupTutti
+    from torch_tutti._C import Options, ProcessGroupTutti, options
+    from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._library import algorithms, info, schedule
     from torch_tutti._takeover import TakeOver, take_over
@@ -26,7 +27,8 @@ _HOMES = {
     "torch_tutti._library": ("info", "schedule", "algorithms"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
                                "SystemError", "InternalError"),
-    "torch_tutti._C": ("Options", "ProcessGroupTutti"),
+    "torch_tutti._calls": ("all_reduce",),
+    "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

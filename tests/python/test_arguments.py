@@ -24,7 +24,7 @@ def tensors(call):
     return {
         "non-contiguous": (ValueError, ["not contiguous", "strides [1, 4]", ".contiguous()"],
                            lambda: call(torch.ones(3, 4).t())),
-        "sparse": (ValueError, ["layout Sparse", "to_dense"], lambda: call(torch.ones(3).to_sparse())),
+        "sparse": (ValueError, ["layout SparseCsr", "to_dense"], lambda: call(torch.ones(3, 3).to_sparse_csr())),
         "meta": (ValueError, ["meta device"], lambda: call(torch.ones(3, device="meta"))),
         "conjugate": (ValueError, ["resolve_conj"], lambda: call(torch.ones(3, dtype=torch.complex64).conj())),
         "quantized": (NotImplementedError, ["quantized", "int_repr"],

@@ -1,0 +1,135 @@
+"""What holds for a stretch of calls (`tutti.options`), and the call that goes straight to the backend
+(`tutti.all_reduce`)."""
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_tutti as tutti
+
+
+def total(world):
+    return world.size * (world.size + 1) / 2
+
+
+def choose(world):
+    for name in tutti.algorithms()["allreduce"]:
+        with tutti.options(algorithm=name):
+            x = torch.full((1000,), world.rank + 1.0)
+            dist.all_reduce(x)
+            assert x[0] == x[-1] == total(world), name
+    with tutti.options(algorithm="allreduce=ring,broadcast=chain"):
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.barrier()                                      # nothing is said about it
+        gathered = torch.empty(1000 * world.size)
+        dist.all_gather_into_tensor(gathered, x)
+        if world.rank < 2:                                  # nor has a message an algorithm
+            dist.send(x, 1 - world.rank) if world.rank else dist.recv(x, 1)
+
+
+def test_algorithm_of_a_block(shared):
+    shared(3).run(choose)
+
+
+def refuse(world):
+    x = torch.ones(1)
+    with tutti.options(algorithm="ring"):
+        with tutti.options(algorithm="one_shot"):           # the innermost counts
+            dist.all_reduce(x)
+        with tutti.options(timeout=timedelta(seconds=20)):  # says nothing about the algorithm
+            with pytest.raises(ValueError, match="unknown broadcast algorithm \"ring\""):
+                dist.broadcast(x, 0)
+    for wrong, text in (("rign", 'unknown allreduce algorithm "rign", did you mean "ring"'),
+                        ("allreduse=ring", 'unknown collective "allreduse", did you mean "allreduce"'),
+                        ("broadcast=chain,ring", "should read collective=algorithm")):
+        with tutti.options(algorithm=wrong), pytest.raises(ValueError, match=text):
+            dist.all_reduce(x)
+    with pytest.raises(ValueError, match="at least a millisecond"):
+        tutti.options(timeout=timedelta(0))
+    with pytest.raises(TypeError):
+        tutti.options("ring")                               # by name only
+    try:
+        with tutti.options(algorithm="rign"):
+            raise KeyError
+    except KeyError:
+        dist.broadcast(x, 0)                                # the block is over for exceptions too
+
+
+def test_what_no_collective_has_is_refused(shared):
+    shared(2).run(refuse)
+
+
+def elsewhere(world):
+    def other():
+        x = torch.ones(1)
+        dist.all_reduce(x)                                  # would be refused in the block
+        answers.append(x.item())
+    answers = []
+    with tutti.options(algorithm="no such thing"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(30)
+    assert answers == [world.size]
+
+
+def test_other_threads_are_not_concerned(shared):
+    shared(2).run(elsewhere)
+
+
+def late(world):
+    if world.rank == 0:
+        with tutti.options(timeout=timedelta(milliseconds=200)):
+            dist.all_reduce(torch.ones(1))
+
+
+def test_timeout_of_a_block(fresh):
+    outcome = fresh(2).outcomes(late)[0]
+    assert outcome.error == "TimeoutError" and "200 ms" in outcome.text and "rank 1" in outcome.text
+
+
+def direct(world):
+    for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
+        x = torch.ones(5, dtype=dtype)
+        tutti.all_reduce(x)
+        assert x[0] == (True if dtype == torch.bool else world.size)
+    x = torch.tensor([world.rank + 1.0])
+    tutti.all_reduce(x, dist.ReduceOp.MAX)
+    assert x == world.size
+    tutti.all_reduce(x, op=dist._make_nccl_premul_sum(0.5))
+    assert x == world.size * world.size / 2
+    x = torch.ones(3)
+    tutti.all_reduce(x, group=world.gloo)                   # of any backend
+    assert x[0] == world.size
+    s = torch.ones(3).to_sparse()
+    tutti.all_reduce(s)
+    assert s.to_dense()[0] == world.size
+    with tutti.options(algorithm="ring"):
+        tutti.all_reduce(x)
+    assert x[0] == world.size ** 2
+    if world.rank == 0:
+        tutti.all_reduce(x)                                 # meets torch's own on the other ranks
+    else:
+        dist.all_reduce(x)
+    assert x[0] == world.size ** 3
+
+
+def test_all_reduce_directly(shared):
+    shared(2).run(direct)
+
+
+def direct_refused(world):
+    with pytest.raises(ValueError, match="all_reduce: the input tensor is not contiguous"):
+        tutti.all_reduce(torch.ones(4, 4).t()[1:])
+    with pytest.raises(ValueError, match="this rank is in no such group"):
+        tutti.all_reduce(torch.ones(1), group=dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(TypeError, match="tensor"):
+        tutti.all_reduce([1.0])
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="call init_process_group first"):
+        tutti.all_reduce(torch.ones(1))
+
+
+def test_all_reduce_directly_refuses(fresh):
+    fresh(2).run(direct_refused)
