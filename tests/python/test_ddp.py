@@ -1,5 +1,5 @@
-"""DistributedDataParallel: the same training on tutti and on gloo must give the same parameters, whatever options, hooks
-and models are used; the judge of the plain case is one process that has everybody's batches.
+"""DistributedDataParallel: the same training on tutti and on gloo must give the same parameters, whatever options,
+hooks and models are used; the judge of the plain case is one process that has everybody's batches.
 
 Not here, because torch 2.13 itself fails on CPU tensors, with gloo as well (below site-packages/torch):
 - SyncBatchNorm is refused, nn/modules/batchnorm.py:845-854.

@@ -108,7 +108,10 @@ def gather_ahead(model, last):
         handle.wait()                                # the others are waited for by forward itself
 
 
-SCATTERED = {"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1) if parameter.shape[-1] % 2 == 0 else None}
+def by_columns(parameter):
+    return Shard(parameter.ndim - 1) if parameter.shape[-1] % 2 == 0 else None
+
+
 CASES = {
     "resharded": Case({"reshard_after_forward": True}),
     "kept after forward": Case({"reshard_after_forward": False}),
@@ -118,7 +121,7 @@ CASES = {
     "brief reduction": Case({"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}),
     "brief reduction alone": Case({"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)}),
     "half parameters": Case({"mp_policy": MixedPrecisionPolicy(torch.float16, torch.float16, torch.float32)}),
-    "columns": Case(SCATTERED),
+    "columns": Case({"shard_placement_fn": by_columns}),
     "offloaded": Case({"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
     "accumulation": Case(batches=3, before_batch=sync_last),
     "accumulation, each reduced": Case(batches=3),
