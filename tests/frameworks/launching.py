@@ -13,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENVIRONMENT = ROOT / "build" / "frameworks"
 LIMIT_S = 300
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2",
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 
 needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed").exists(),
                                       reason="the frameworks are not installed; tests/frameworks/setup does it")

@@ -2,9 +2,11 @@
 its own released tests on a group that tutti has taken over; and what it does not let through."""
 import pytest
 import torch
-from launching import attempt, launch, needs_frameworks, on_both, same_on_both
+from launching import attempt, launch, needs_frameworks, on_both, outcomes, same, same_on_both
 
 pytestmark = needs_frameworks
+ACCELERATE = ("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,13 @@ def test_deepspeed_under_accelerate(tmp_path):
 def test_released_tests_pass_on_a_group_that_was_taken_over(module):
     text = launch(f"accelerate.test_utils.scripts.{module}", ACCELERATE_USE_CPU="true", TUTTI_TAKE_OVER="gloo")
     assert 'asked for backend "gloo" and gets "tutti"' in text
+
+
+def test_ranks_that_accelerate_launches(trained, tmp_path):
+    found = outcomes("accelerate_training.py", "tutti", tmp_path, launcher=ACCELERATE)
+    for result, judge in zip(found, trained[0], strict=True):
+        assert result.pop("groups") == ["ProcessGroupTutti"]
+        same(result, judge)
 
 
 def test_accelerate_refuses_the_name_on_cpu():

@@ -1,0 +1,32 @@
+"""docs/frameworks.md: the tests it names exist, and the lines it quotes stand where it says."""
+import re
+
+import pytest
+from launching import ENVIRONMENT, HERE, ROOT, needs_frameworks
+
+TEXT = (ROOT / "docs" / "frameworks.md").read_text()
+QUOTES = re.findall(r"`([\w/]+\.py):(\d+)` `([^`]+)`", TEXT)
+
+
+def packages():
+    """Where they are: the frameworks, then torch."""
+    return [next(place.glob("lib/python*/site-packages")) for place in (ENVIRONMENT, ROOT / ".venv")]
+
+
+@needs_frameworks
+@pytest.mark.parametrize("path, line, words", QUOTES)
+def test_quoted_lines_are_there(path, line, words):
+    file = next(place / path for place in packages() if (place / path).exists())
+    assert words in file.read_text().splitlines()[int(line) - 1]
+
+
+def test_every_line_of_the_last_table_quotes_one():
+    rows = re.findall(r"^\| (?:Accelerate|DeepSpeed|transformers|Lightning): .*", TEXT, re.MULTILINE)
+    assert rows and not [row for row in rows if not re.search(r"`[\w/]+\.py:\d+` `", row)]
+
+
+def test_named_tests_exist():
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", TEXT))
+    assert named
+    for file, name in named:
+        assert f"def {name}(" in (HERE / file).read_text(), f"{file} has no {name}"
