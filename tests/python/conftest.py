@@ -7,6 +7,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 from ranks import Ranks
 
 
+def pytest_addoption(parser):
+    parser.addoption("--cases", type=int, default=10_000, help="how many operations test_properties.py checks")
+    parser.addoption("--first-seed", type=int, default=1, help="the seed of its first programs")
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """shared(size): the ranks of that size, started when first asked for, and again if a test has broken them."""

@@ -1,0 +1,106 @@
+"""What a reduction gives, to the last bit: the promises of kernels/reduce.h, computed one rank after the other.
+
+Inputs are combined in the order of the ranks; 16-bit and 8-bit floats in float32, rounded once, at the end; an average
+is divided once; a NaN that was computed is the positive one without payload; -0 is smaller than +0; integers wrap.
+Tensors are bytes here (arrays of uint8), types and operations are named as torch names them.
+"""
+from functools import reduce
+
+import numpy
+import torch
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+COMPLEX = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
+MOVED_ONLY = ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bits16"]
+DTYPES = [*FLOATS, *INTEGERS, "bool", *COMPLEX, *MOVED_ONLY]
+BITWISE = ["BAND", "BOR", "BXOR"]
+OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT", "PREMUL_SUM", *BITWISE]
+FACTOR = 0.3                                            # of PREMUL_SUM; not exact in any type
+NUMBERS = {"float32": numpy.float32, "float64": numpy.float64}                    # the types that are computed in
+BITS = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: numpy.uint64}
+NAN = {"float64": 0x7ff8 << 48, "float32": 0x7fc0 << 16, "float16": 0x7e00, "bfloat16": 0x7fc0, "float8_e4m3fn": 0x7f,
+       "float8_e5m2": 0x7f}
+
+
+def itemsize(dtype):
+    return getattr(torch, dtype).itemsize
+
+
+def raw(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else numpy.empty(0, numpy.uint8)
+
+
+def undefined(dtype, op):
+    if dtype in MOVED_ONLY:
+        return [("NotImplementedError", "not reduced")]
+    if dtype in COMPLEX:
+        return [] if op in ("SUM", "AVG", "PREMUL_SUM") else [("ValueError", "complex")]
+    if (op in BITWISE and dtype in FLOATS) or (op == "AVG" and dtype == "bool") or \
+            (op == "PREMUL_SUM" and dtype not in FLOATS):
+        return [("ValueError", dtype)]
+    return []
+
+
+def reduced(parts, dtype, op):
+    """The parts of all ranks combined, as bytes."""
+    if dtype in COMPLEX:
+        return reduced(parts, COMPLEX[dtype], op)
+    if not len(parts[0]):
+        return parts[0]
+    with numpy.errstate(all="ignore"):
+        if op == "PREMUL_SUM":
+            parts = [scaled(part, dtype) for part in parts]
+        if len(parts) == 1:
+            return parts[0]
+        if dtype == "bool":
+            return reduced_bools(numpy.stack(parts) != 0, op).view(numpy.uint8)
+        if dtype in INTEGERS:
+            return reduced_integers([part.view(dtype) for part in parts], op).view(numpy.uint8)
+        total = reduce(COMBINE[op], [widened(part, dtype) for part in parts])
+        return narrowed(total / total.dtype.type(len(parts)) if op == "AVG" else total, dtype)
+
+
+def reduced_bools(stack, op):
+    if op == "BXOR":
+        return stack.sum(0) % 2 == 1
+    return stack.any(0) if op in ("SUM", "MAX", "BOR") else stack.all(0)
+
+
+def reduced_integers(parts, op):
+    """Integers wrap; an average is the wrapped sum divided towards zero."""
+    names = {"SUM": numpy.add, "AVG": numpy.add, "PRODUCT": numpy.multiply, "MIN": numpy.minimum, "MAX": numpy.maximum,
+             "BAND": numpy.bitwise_and, "BOR": numpy.bitwise_or, "BXOR": numpy.bitwise_xor}
+    total = reduce(names[op], parts)
+    if op != "AVG":
+        return total
+    divisor = total.dtype.type(len(parts))
+    return (total - numpy.fmod(total, divisor)) // divisor
+
+
+def smaller(a, b):
+    """NaN of a NaN and anything; -0 of two zeros."""
+    chosen = numpy.where((a < b) | ((a == b) & numpy.signbit(a)), a, b)
+    return numpy.where(numpy.isnan(a) | numpy.isnan(b), a.dtype.type("nan"), chosen)
+
+
+COMBINE = {"SUM": numpy.add, "AVG": numpy.add, "PREMUL_SUM": numpy.add, "PRODUCT": numpy.multiply, "MIN": smaller,
+           "MAX": lambda a, b: -smaller(-a, -b)}
+
+
+def widened(part, dtype):
+    """As numbers of the type that is computed in."""
+    if dtype in NUMBERS:
+        return part.view(NUMBERS[dtype])
+    return torch.from_numpy(part.copy()).view(getattr(torch, dtype)).to(torch.float32).numpy()
+
+
+def narrowed(values, dtype):
+    """Rounded once, to nearest even; every NaN the same."""
+    bits = raw(torch.from_numpy(values).to(getattr(torch, dtype))).view(BITS[itemsize(dtype)])
+    return numpy.where(numpy.isnan(values), bits.dtype.type(NAN[dtype]), bits).view(numpy.uint8)
+
+
+def scaled(part, dtype):
+    values = widened(part, dtype)
+    return narrowed(values * values.dtype.type(FACTOR), dtype)

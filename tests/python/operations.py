@@ -1,0 +1,292 @@
+"""Carries out a program (see model.py) on the ranks of a world and reports what each of them has in the end.
+
+All ranks go through the same steps in the same order, so whatever blocks is answered. Operations that are waited for
+later are waited for in another order on every rank. Every buffer lies between guards, so that a byte written or read
+beside it is seen. A failure ends with a line that runs the same program again:
+
+    python tests/python/operations.py 3 "[Step('all_reduce', dtype='int8'), ...]"
+"""
+import contextlib
+import random
+import signal
+import sys
+import tempfile
+import warnings
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager, _world
+
+import model
+from arithmetic import FACTOR, itemsize
+from mistakes import make_mistake, must_refuse
+from model import Step
+
+CPU = torch.device("cpu")
+GUARD = 64
+FILL = 0xA5
+
+
+class Operand:
+    """A tensor of some layout within a storage of its own."""
+
+    def __init__(self, dtype, shape, layout, content=None):
+        size = itemsize(dtype)
+        count = int(numpy.prod(shape))
+        self.first = GUARD + (size if layout == "slice" else 0)
+        self.bytes, self.content = count * size, content
+        room = torch.full((self.first + 2 * self.bytes + GUARD + 15 & ~15,), FILL, dtype=torch.uint8)
+        self.storage = room.numpy()
+        if content is not None:
+            self.storage[self.first:self.first + self.bytes] = content
+        self.tensor = room[self.first:self.first + len(room[self.first:]) // size * size].view(getattr(torch, dtype))
+        self.tensor = self.tensor.as_strided(shape, model.strides_of(shape, layout))
+
+    def now(self):
+        return self.storage[self.first:self.first + self.bytes].tobytes()
+
+    def guarded(self):
+        beside = numpy.delete(self.storage, numpy.s_[self.first:self.first + self.bytes])
+        return bool((beside == FILL).all())
+
+
+class Call:
+    """One step on one rank: its operands, and what to wait for."""
+
+    def __init__(self, step, group, rank, size):
+        self.step, self.group, self.rank, self.size = step, group, rank, size
+        inputs = model.inputs_of(step, size, rank)
+        self.brought = [Operand(step.dtype, shape, "plain" if i else step.layout, inputs[i])
+                        for i, shape in enumerate(model.brings(step, size, rank))]
+        self.received = [Operand(step.dtype, shape, "plain" if i else step.landing)
+                         for i, shape in enumerate(model.receives(step, size, rank))]
+        if step.kind.endswith("_in_place"):
+            self.share_memory()
+        self.works = []
+        self.senders = []
+
+    def share_memory(self):
+        """One buffer: the larger operand, which holds the result, and in it the smaller as this rank's part."""
+        whole, part = (self.received + self.brought if self.step.kind == "all_gather_in_place"
+                       else self.brought + self.received)
+        count = part.tensor.numel()
+        self.part = whole.tensor[self.rank * count:(self.rank + 1) * count]
+        if part.content is not None:
+            begin = whole.first + self.rank * part.bytes
+            whole.storage[begin:begin + part.bytes] = part.content
+        self.brought, self.received = [], [whole]
+
+    def report(self):
+        """The results as (name, bytes), after a look at what must not have changed."""
+        in_place = self.step.kind in model.IN_PLACE
+        for role, operands in (("what it brings", self.brought), ("what it receives into", self.received)):
+            for i, operand in enumerate(operands):
+                assert operand.guarded(), f"{self.step}: bytes beside {role}, number {i}, were written"
+                if operands is self.brought and not in_place:
+                    assert operand.now() == operand.content.tobytes(), f"{self.step}: input {i} was written"
+        if self.senders:
+            return [(sender(), operand.now()) for sender, operand in zip(self.senders, self.received)]
+        return [(f"result {i}", operand.now()) for i, operand in enumerate(self.brought if in_place else self.received)]
+
+
+# ---- the calls of torch.distributed ----
+def launch(call):
+    """Starts the step as torch's users do. What it returns has wait(), or is None when the call has blocked."""
+    step, group, p = call.step, call.group, call.size
+    ins, outs = [o.tensor for o in call.brought], [o.tensor for o in call.received]
+    root, later = step.root % p, step.how != "sync"
+    op = dist._make_nccl_premul_sum(FACTOR) if step.op == "PREMUL_SUM" else getattr(dist.ReduceOp, step.op)
+    reduces, moves = {"op": op, "group": group, "async_op": later}, {"group": group, "async_op": later}
+    rows = lambda of: [model.uneven(step, *of(r)) for r in range(p)]
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(ins[0], **reduces),
+        "reduce": lambda: dist.reduce(ins[0], group_dst=root, **reduces),
+        "reduce_scatter": lambda: dist.reduce_scatter(outs[0], ins, **reduces),
+        "reduce_scatter_uneven": lambda: dist.reduce_scatter(outs[0], ins, **reduces),
+        "reduce_scatter_single": lambda: dist.reduce_scatter_single(outs[0], ins[0], **reduces),
+        "reduce_scatter_in_place": lambda: dist.reduce_scatter_single(call.part, outs[0], **reduces),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced(ins, **reduces),
+        "broadcast": lambda: dist.broadcast(ins[0], group_src=root, **moves),
+        "all_gather": lambda: dist.all_gather(outs, ins[0], **moves),
+        "all_gather_uneven": lambda: dist.all_gather(outs, ins[0], **moves),
+        "all_gather_single": lambda: dist.all_gather_single(outs[0], ins[0], **moves),
+        "all_gather_in_place": lambda: dist.all_gather_single(outs[0], call.part, **moves),
+        "all_gather_coalesced": lambda: dist.all_gather_coalesced(
+            [outs[r * len(ins):(r + 1) * len(ins)] for r in range(p)], ins, **moves),
+        "gather": lambda: dist.gather(ins[0], outs or None, group_dst=root, **moves),
+        "scatter": lambda: dist.scatter(outs[0], ins or None, group_src=root, **moves),
+        "all_to_all": lambda: dist.all_to_all(outs, ins, **moves),
+        "all_to_all_single": lambda: dist.all_to_all_single(outs[0], ins[0], **moves),
+        "all_to_all_single_uneven": lambda: dist.all_to_all_single(
+            outs[0], ins[0], rows(lambda r: (r, call.rank)), rows(lambda r: (call.rank, r)), **moves),
+        "managed_all_reduce": lambda: managed(group, later, [lambda x=x: dist.all_reduce(x, op, group) for x in ins]),
+        "managed_all_gather": lambda: managed(
+            group, later, [lambda y=y, x=x: dist.all_gather_single(y, x, group) for y, x in zip(outs, ins)]),
+        "managed_reduce_scatter": lambda: managed(
+            group, later, [lambda y=y, x=x: dist.reduce_scatter_single(y, x, op, group) for y, x in zip(outs, ins)]),
+        "mixed": lambda: mixed(group, later, [lambda: dist.all_reduce(ins[0], op, group, async_op=True),
+                                              lambda: dist.broadcast(ins[1], group=group, group_src=root,
+                                                                     async_op=True)]),
+        "barrier": lambda: dist.barrier(**moves),
+    }
+    return calls[step.kind]()
+
+
+def managed(group, later, calls):
+    """Several calls of one kind, collected by torch's coalescing manager; it forgets its list when a call raises."""
+    try:
+        with _coalescing_manager(group, async_ops=later) as manager:
+            for one in calls:
+                one()
+    finally:
+        _world.pg_coalesce_state.pop(group, None)
+    return manager if later else None
+
+
+def mixed(group, later, calls):
+    """Calls of several kinds under one Work."""
+    group._start_coalescing(CPU)
+    try:
+        for one in calls:
+            one()
+    finally:
+        work = group._end_coalescing(CPU)
+    if later:
+        return work
+    work.wait()
+    return None
+
+
+def exchange(call, number):
+    """The messages of a step, posted in this rank's order."""
+    step, group = call.step, call.group
+    messages = model.messages_of(step, call.size)
+    operations = []
+    for is_send, index in model.postings(step, call.size, call.rank):
+        source, target, tag = messages[index]
+        content = model.message_bytes(step, call.size, index)
+        operand = Operand(step.dtype, (len(content) // itemsize(step.dtype),),
+                          step.layout if is_send else step.landing, content if is_send else None)
+        (call.brought if is_send else call.received).append(operand)
+        anyone = model.from_anyone(step, tag)
+        peer = target if is_send else None if anyone else source
+        operations.append((is_send, operand.tensor, peer, (number + 1) * 100 + tag if anyone else tag))
+    if step.how == "batch":
+        send_and_receive_batch(call, operations)
+    elif step.how == "sync":
+        send_and_receive(call, operations)
+    else:
+        post(call, operations)
+
+
+def send_and_receive(call, operations):
+    for is_send, tensor, peer, tag in operations:
+        if is_send:
+            dist.send(tensor, group=call.group, tag=tag, group_dst=peer)
+        else:
+            kwargs = {} if peer is None else {"group_src": peer}
+            source = dist.get_group_rank(call.group, dist.recv(tensor, group=call.group, tag=tag, **kwargs))
+            call.senders.append(lambda source=source: source)
+
+
+def post(call, operations):
+    for is_send, tensor, peer, tag in operations:
+        if is_send:
+            work = dist.isend(tensor, group=call.group, tag=tag, group_dst=peer)
+        else:
+            work = dist.irecv(tensor, group=call.group, tag=tag, **({} if peer is None else {"group_src": peer}))
+            call.senders.append(work._source_rank)
+        if not is_send or call.step.how != "drop":
+            call.works.append(work)
+
+
+def send_and_receive_batch(call, operations):
+    batch = [dist.P2POp(dist.isend if is_send else dist.irecv, tensor, group=call.group, tag=tag, group_peer=peer)
+             for is_send, tensor, peer, tag in operations]
+    call.senders = [lambda peer=peer: peer for is_send, _, peer, _ in operations if not is_send]
+    if batch:
+        call.works += dist.batch_isend_irecv(batch)
+
+
+# ---- a program on one rank ----
+def groups_here(world):
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    if "groups" not in world.kept:
+        world.kept["groups"] = [dist.new_group(list(ranks)) for ranks in model.groups_of(world.size)]
+    return world.kept["groups"]
+
+
+def wait_for(work, how):
+    return work.get_future().wait() if how == "future" and hasattr(work, "get_future") else work.wait()
+
+
+def start(step, number, group, rank, size):
+    """Does the step, or starts it; a Call to report, or None if there is nothing to see."""
+    if step.kind == "wrong":                            # on some ranks, while the others go on
+        return make_mistake(step.what, group, rank, size) if size > 1 and step.seed >> rank & 1 else None
+    call = Call(step, group, rank, size)
+    refusals = model.refusals(step, size)
+    if refusals:
+        return must_refuse(refusals, lambda: launch(call))
+    if step.kind == "messages":
+        exchange(call, number)
+        return call
+    work = launch(call)
+    if work is not None and step.how != "drop":
+        call.works.append(work)
+    return call
+
+
+def carry_out(world, program):
+    """What the rank has of each step: see model.complaints. An error that is not in the model ends all groups at once,
+    so that no other rank waits for this one."""
+    signal.alarm(600)                                   # each program begins the ten minutes of a rank anew
+    groups = groups_here(world)
+    calls, pending = [], []
+    order = random.Random(sum(step.seed for step in program) * 64 + world.rank)
+    try:
+        for number, step in enumerate(program):
+            ranks = model.groups_of(world.size)[step.group]
+            call = None
+            if world.rank in ranks:
+                call = start(step, number, groups[step.group], ranks.index(world.rank), len(ranks))
+            calls.append(call)
+            pending += [(work, step.how) for work in (call.works if call else [])]
+            if pending and order.random() < 0.3:
+                wait_for(*pending.pop(order.randrange(len(pending))))
+        order.shuffle(pending)
+        for work, how in pending:
+            wait_for(work, how)
+        for ranks, group in zip(model.groups_of(world.size), groups):
+            if world.rank in ranks:
+                dist.barrier(group)                     # whatever was dropped is over now
+        return [call.report() if call else None for call in calls]
+    except BaseException:
+        for ranks, group in zip(model.groups_of(world.size), groups):
+            if world.rank in ranks:
+                group.abort()
+        raise
+
+
+# ---- a program on all ranks ----
+def verdict(ranks, program):
+    """What is wrong with the program on these ranks, in words; nothing when all is well. Ranks that fail are closed."""
+    outcomes = ranks.outcomes(carry_out, program)
+    if any(outcome.failed for outcome in outcomes):
+        ranks.close()
+        return [f"---- rank {r} ----\n{o.trace or f'died with {o.died}'}" for r, o in enumerate(outcomes) if o.failed]
+    return model.complaints(program, ranks.size, [outcome.value for outcome in outcomes])
+
+
+def main():
+    from ranks import Ranks
+    size, program = int(sys.argv[1]), eval(sys.argv[2], {"Step": Step})
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Ranks(size, folder)) as ranks:
+        wrong = verdict(ranks, program)
+    print("\n".join(wrong) or "all as it must be")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Random programs of collectives and messages, on groups that overlap, waited for in any order or not at all, give to
+the last bit what one process computes from the same inputs (model.py); what is wrong is refused and harms nothing.
+
+A case is one operation, checked on all ranks of its group. `--cases 100000` runs more of them than continuous
+integration does, `--first-seed 7` others. What fails is made small and printed with a line that runs it again.
+"""
+import math
+
+import pytest
+
+hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed: pip install hypothesis")
+
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as draw
+
+import model
+from arithmetic import DTYPES, OPS, raw, reduced, undefined
+from mistakes import MISTAKES
+from model import Step
+from operations import verdict
+
+SIZES = [2, 3, 4]
+LONGEST = 24
+WAYS = ["sync", "wait", "future", "drop"]
+LAYOUTS = [*["plain"] * 5, *["slice"] * 4, "transposed", "every_second", "expanded"]
+
+PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS]
+DEFINED = [pair for pair in PAIRS if not undefined(*pair)]
+UNDEFINED = [pair for pair in PAIRS if undefined(*pair)]
+
+SMALL = draw.lists(draw.integers(0, 4), max_size=5).map(tuple)
+LARGE = draw.sampled_from([(1027,), (4099, 3), (65539,)])        # more than a tile, and more than all slots
+SHAPES = draw.one_of(*[SMALL] * 7, LARGE)
+SEEDS = draw.integers(0, 2 ** 20)
+GROUPS = draw.integers(0, len(model.groups_of(2)) - 1)
+
+
+@draw.composite
+def collectives(choose, kinds, pairs):
+    dtype, op = choose(draw.sampled_from(pairs))
+    kind = choose(draw.sampled_from(kinds))
+    layouts = draw.sampled_from(LAYOUTS[:9] if kind in model.ALWAYS_CONTIGUOUS else LAYOUTS)
+    return Step(kind, choose(GROUPS), dtype, choose(SHAPES), op, choose(draw.integers(0, 3)), choose(layouts),
+                choose(layouts), choose(draw.sampled_from(WAYS)), choose(SEEDS))
+
+
+@draw.composite
+def messages(choose):
+    message = draw.tuples(draw.integers(0, 3), draw.integers(0, 3), draw.integers(0, 7))
+    return Step("messages", choose(GROUPS), choose(draw.sampled_from(DTYPES)),
+                layout=choose(draw.sampled_from(LAYOUTS[:9])), landing=choose(draw.sampled_from(LAYOUTS[:9])),
+                how=choose(draw.sampled_from(["sync", "batch", "wait", "drop"])), seed=choose(SEEDS),
+                messages=tuple(choose(draw.lists(message, min_size=1, max_size=8))))
+
+
+REDUCTIONS = collectives(model.REDUCING, DEFINED * 4 + UNDEFINED)
+MOVES = collectives(model.MOVING, [(dtype, "SUM") for dtype in DTYPES])
+BARRIERS = draw.builds(Step, draw.just("barrier"), GROUPS, how=draw.sampled_from(WAYS))
+WRONG = draw.builds(Step, draw.just("wrong"), GROUPS, seed=SEEDS, what=draw.sampled_from(sorted(MISTAKES)))
+STEPS = draw.sampled_from([REDUCTIONS] * 4 + [MOVES] * 4 + [messages()] * 2 + [WRONG, BARRIERS])
+
+
+@draw.composite
+def programs(choose):
+    return [choose(choose(STEPS)) for _ in range(choose(draw.integers(1, LONGEST)))]
+
+
+def check(shared, size, program):
+    wrong = verdict(shared(size), program)
+    if wrong:
+        note(f'to run it again: python tests/python/operations.py {size} "{program}"')
+        raise AssertionError("\n".join(wrong))
+
+
+def run(first_seed, cases, check_one):
+    """Rounds of programs, each with the next seed, until enough steps were checked; those steps."""
+    done = []
+    options = settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+                       phases=[Phase.generate, Phase.shrink], print_blob=False,
+                       report_multiple_bugs=False)
+    while len(done) < cases:
+        @seed(first_seed)
+        @options
+        @given(programs())
+        def one_round(program):
+            note(f"seed {first_seed}")
+            check_one(program)
+            done.extend(program)
+        one_round()
+        first_seed += 1
+    return done
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_programs(shared, size, request):
+    cases = math.ceil(request.config.getoption("cases", 10_000) / len(SIZES))
+    done = run(request.config.getoption("first_seed", 1), cases, lambda program: check(shared, size, program))
+    print(f"{len(done)} cases on {size} ranks")
+    if cases >= 3000:                                   # nothing is left out by the way in which they are drawn
+        works = {step.kind for step in done if step.kind in ("messages", "wrong")
+                 or model.works(step, len(model.groups_of(size)[step.group]))}
+        assert works == {*model.REDUCING, *model.MOVING, "barrier", "messages", "wrong"}
+        assert {step.what for step in done} == {"", *MISTAKES}
+        reductions = [step for step in done if step.kind in model.REDUCING and not undefined(step.dtype, step.op)]
+        assert {step.dtype for step in reductions} == {dtype for dtype, _ in DEFINED}
+        assert {step.op for step in reductions} == set(OPS)
+
+
+# ---- the model itself ----
+KINDS = [*model.REDUCING, *model.MOVING]
+
+
+def spoiled(outcomes, size, program):
+    """Copies of what the ranks report, each with one bit of one result turned."""
+    for rank in range(size):
+        for number in range(len(program)):
+            for place, (name, data) in enumerate(outcomes[rank][number] or []):
+                if data:
+                    wrong = [[list(got) if got else got for got in of_rank] for of_rank in outcomes]
+                    wrong[rank][number][place] = (name, bytes([data[0] ^ 1]) + data[1:])
+                    yield wrong
+
+
+def reported(program, size):
+    """What ranks without a fault would report."""
+    outcomes = [[None] * len(program) for _ in range(size)]
+    for number, step in enumerate(program):
+        members = model.groups_of(size)[step.group]
+        for position, rank in enumerate(members):
+            if step.kind == "messages":
+                outcomes[rank][number] = perfect_messages(step, len(members), position)
+            else:
+                outcomes[rank][number] = [("", part.tobytes())
+                                          for part in model.results(step, len(members))[position]]
+    return outcomes
+
+
+def perfect_messages(step, size, rank):
+    messages, sent = model.messages_of(step, size), {}
+    for source in range(size):
+        for is_send, index in model.postings(step, size, source):
+            if is_send:
+                sent.setdefault((source, *messages[index][1:]), []).append(index)
+    wanted = [messages[index] for is_send, index in model.postings(step, size, rank) if not is_send]
+    return [(message[0], model.message_bytes(step, size, sent[message].pop(0)).tobytes()) for message in wanted]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "messages"])
+def test_one_wrong_bit_is_seen(kind):
+    program = [Step(kind, shape=(2, 3), seed=seed, messages=((0, 1, 0), (1, 0, 4), (2, 0, 4), (0, 1, 0)))
+               for seed in (0, 1, 16, 17)]
+    outcomes = reported(program, 3)
+    assert not model.complaints(program, 3, outcomes)
+    seen = [model.complaints(program, 3, wrong) for wrong in spoiled(outcomes, 3, program)]
+    assert seen and all(seen)
+
+
+def test_messages_out_of_order_are_seen():
+    step = Step("messages", how="wait", messages=((0, 1, 2),) * 3)
+    got = perfect_messages(step, 2, 1)
+    assert not model.complaints_about_messages(step, 2, 1, got)
+    assert model.complaints_about_messages(step, 2, 1, [got[1], got[0], got[2]])
+    assert model.complaints_about_messages(step, 2, 1, got[:2])
+    assert model.complaints_about_messages(step, 2, 1, [(5, data) for _, data in got])
+
+
+def test_sums_by_hand():
+    """The model's own arithmetic, where a plain sum in the type would come out otherwise."""
+    import torch
+
+    def total(op, dtype, *numbers):
+        parts = [raw(torch.tensor([x], dtype=dtype)) for x in numbers]
+        return torch.from_numpy(reduced(parts, str(dtype)[6:], op).copy()).view(dtype).item()
+
+    assert total("SUM", torch.float16, 2048, 1, 1) == 2050              # 2048 + 1 is 2048 in float16
+    assert total("SUM", torch.bfloat16, 256, 1, 1, 1) == 260            # 259, rounded once
+    assert total("SUM", torch.float32, 1e8, 1, -1e8) == 0               # from left to right
+    assert total("AVG", torch.int8, -3, -4) == -3                       # towards zero
+    assert total("AVG", torch.int8, 127, 1) == -64                      # the sum wraps first
+    assert total("SUM", torch.float8_e4m3fn, 448, 448) == 448           # has no infinity
+    assert math.copysign(1, total("MIN", torch.float32, 0.0, -0.0)) == -1
+    assert math.copysign(1, total("MAX", torch.float32, -0.0, 0.0)) == 1
+    assert math.isnan(total("MAX", torch.float64, 1, math.nan, 2))
+    assert total("BXOR", torch.bool, True, True, True) is True
