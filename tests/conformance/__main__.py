@@ -17,8 +17,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="script/conformance", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__ + "\n\n"
         "Cases whose results are known are not run again, unless tutti has changed, and several runners\n"
-        "may share the work.\n\n" + "\n".join(f"  {way.name:8} {way.title}: the tests read the name {way.declared!r}, and "
-                                           f"{way.runs} runs" for way in ways.WAYS.values()))
+        "may share the work.\n\n" + "\n".join(
+            f"  {way.name:8} {way.title}: the tests read {way.declared!r}, and {way.runs} runs"
+            for way in ways.WAYS.values()))
     parser.add_argument("--way", action="append", choices=list(ways.WAYS), help="only this way; may be repeated")
     parser.add_argument("--select", default="*", metavar="PATTERN",
                         help="only cases whose name matches, as in 'test_all_reduce*'")

@@ -113,8 +113,10 @@ def skip_reasons(results: dict[str, dict[str, Result]]) -> dict[str, tuple[set[i
 def skips(reasons: dict[str, tuple[set[int], Counter]]) -> str:
     rows = [[str(number), reason, *(str(counted[name] or "") for name in WAYS), ", ".join(map(str, sorted(lines)))]
             for number, (reason, (lines, counted)) in enumerate(reasons.items(), 1)]
-    return ("## What torch skips\n\nEach reason as torch gives it, how many cases it skips in each way, and the lines of "
-            "the decorators. What only the last column has is reserved to other backends by their names.\n\n" + table(["no.", "reason", *(way.title for way in WAYS.values()), "lines"], rows))
+    head = ["no.", "reason", *(way.title for way in WAYS.values()), "lines"]
+    return ("## What torch skips\n\nEach reason as torch gives it, how many cases it skips in each way, and the lines "
+            "of the decorators. What only the last way has is reserved to other backends by their names.\n\n"
+            + table(head, rows))
 
 
 def every_case(results: dict[str, dict[str, Result]], reasons: list[str]) -> str:
@@ -126,5 +128,5 @@ def every_case(results: dict[str, dict[str, Result]], reasons: list[str]) -> str
         return f"skipped ({number[result.reason]})" if result.outcome == SKIPPED else result.outcome
 
     rows = [[case, *(cell(results[name].get(case)) for name in WAYS)] for case in results["gloo"]]
-    return ("## Every case\n\nThe number behind \"skipped\" is that of the reason above; an empty cell: the way has nothing "
-            "to add to the others.\n\n" + table(["case", *(way.title for way in WAYS.values())], rows))
+    return ("## Every case\n\nThe number behind \"skipped\" is that of the reason above; an empty cell: the way has "
+            "nothing to add to the others.\n\n" + table(["case", *(way.title for way in WAYS.values())], rows))

@@ -18,8 +18,9 @@ ANOTHER_LIMIT_S = 900
 class Runner:
     """suite: what `conformance.suite` has; pattern: which cases; again: those, too, whose result is known."""
 
-    def __init__(self, suite, way: ways.Way, folder: Path, pattern: str = "*", jobs: int = 1, again: bool = False):
-        self.suite, self.way, self.jobs, self.again = suite, way, jobs, again
+    def __init__(self, suite, way: ways.Way, folder: Path, pattern: str = "*", jobs: int = 1, again: bool = False,
+                 limit_s: float = cases.LIMIT_S):
+        self.suite, self.way, self.jobs, self.again, self.limit_s = suite, way, jobs, again, limit_s
         self.results = Results(folder, way.name)
         self.basis = results.basis(way.runs)
         names = unittest.TestLoader().getTestCaseNames(suite.Cases)
@@ -60,7 +61,8 @@ class Runner:
             if self.known(case):
                 self.results.release(case)
             else:
-                self.running.append(cases.Running(self.suite, case, self.results.folder / f"{case}.run"))
+                folder = self.results.folder / f"{case}.run"
+                self.running.append(cases.Running(self.suite, case, folder, self.limit_s))
 
     def finish(self) -> None:
         """Waits a moment for a case to end or to be late, and writes down what came of it."""
