@@ -1,0 +1,242 @@
+"""torch.compile over collectives: traced whole (fullgraph=True) and run by three of torch's backends. The judge is the
+same function without compiling, on gloo.
+
+A collective with async_op=True is not traced: torch's own limit (_dynamo/variables/functions.py:2756 in 2.13), kept
+on record by a test.
+"""
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ranks import Ranks
+from torch._C._distributed_c10d import _get_work_registry_size
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+from transformer import Transformer, loss_of, parallelize, tokens
+
+LIMIT_S = 240                                             # compiling, while other tests run
+BACKENDS = ["eager", "aot_eager",
+            pytest.param("inductor", marks=pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
+                                                              reason="inductor needs a C++ compiler; none is here"))]
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory):
+    """Two ranks; inductor compiles in their own processes and keeps nothing for the next run."""
+    folder = tmp_path_factory.mktemp("compile")
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    with Ranks(2, folder, gloo=True, environment=environment) as ranks:
+        yield ranks
+
+
+def compiled(function, backend):
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=True)
+
+
+def mesh_of(world):
+    if "mesh" not in world.kept:
+        world.kept["mesh"] = init_device_mesh("cpu", (world.size,))
+    return world.kept["mesh"]
+
+
+@contextmanager
+def all_waited():
+    """Whoever waits for a traced collective must take its Work out of torch's table of Works."""
+    before = _get_work_registry_size()
+    yield
+    assert _get_work_registry_size() == before
+
+
+# ---- collectives ----
+def all_functional(x, group):
+    """Each of them, with arithmetic before and after for the compiler to move about."""
+    p = dist.get_world_size(group)
+    total = functional.all_reduce(x * 2, "sum", group)
+    largest = functional.all_reduce(x.sin(), "max", group)
+    gathered = functional.all_gather_tensor(x + 1, 0, group)
+    scattered = functional.reduce_scatter_tensor(gathered * total.sum(), "sum", 0, group)
+    exchanged = functional.all_to_all_single(gathered.relu(), None, None, group)
+    first = functional.broadcast(x - 3, 0, group)
+    turned = functional.permute_tensor(x.cos().flatten(), list(range(1, p)) + [0], group)
+    several = functional.all_reduce_coalesced([x, x * x], "sum", group)
+    blocks = functional.all_gather_into_tensor_coalesced([x, x + 2], group)
+    pieces = functional.reduce_scatter_tensor_coalesced([gathered, gathered * 2], "sum", [0, 0], group)
+    return [total, largest, scattered, exchanged, first, turned, *several, *blocks, *pieces]
+
+
+@all_waited()
+def traces(world, name, backend):
+    function = globals()[name]
+    fast = compiled(function, backend)
+    for turn in range(2):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * turn + world.rank))
+        expected = function(x.clone(), world.gloo)
+        for ours, theirs in zip(fast(x.clone(), dist.group.WORLD), expected, strict=True):
+            torch.testing.assert_close(ours + 0, theirs + 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_collectives(compiling, backend):
+    compiling.run(traces, "all_functional", backend, limit_s=LIMIT_S)
+
+
+def all_in_place(x, group):
+    """The calls of torch.distributed, which torch replaces by functional ones while it traces."""
+    p = dist.get_world_size(group)
+    total = x * 3
+    dist.all_reduce(total, group=group)
+    gathered = x.new_empty(p * x.shape[0], x.shape[1])
+    dist.all_gather_into_tensor(gathered, x + total, group=group)
+    scattered = torch.empty_like(x)
+    dist.reduce_scatter_tensor(scattered, gathered.sin(), group=group)
+    exchanged = torch.empty_like(gathered)
+    dist.all_to_all_single(exchanged, gathered * 2, group=group)
+    parts = [torch.empty_like(x) for _ in range(p)]
+    dist.all_gather(parts, x.cos(), group=group)
+    return [total + 1, gathered, scattered * 2, exchanged, *parts]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ordinary_collectives(compiling, backend):
+    compiling.run(traces, "all_in_place", backend, limit_s=LIMIT_S)
+
+
+@all_waited()
+def differentiated(world, backend):
+    """Gradients run through the collectives' own backward: gather against reduce and scatter."""
+    group = dist.group.WORLD
+
+    def function(x, group):
+        whole = functional.all_gather_tensor_autograd(x.tanh(), 0, group)
+        piece = functional.reduce_scatter_tensor_autograd(whole * whole, "sum", 0, group)
+        return functional.all_to_all_single_autograd(piece * 3, [2, 2], [2, 2], group).sum()
+
+    found = []
+    for run, of in ((compiled(function, backend), group), (function, world.gloo)):
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(world.rank)).requires_grad_()
+        run(x, of).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_through_collectives(compiling, backend):
+    compiling.run(differentiated, backend, limit_s=LIMIT_S)
+
+
+def asynchronous(world):
+    def function(x):
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        return x
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(function, backend="eager")(x), torch.full((3,), 2.0))      # not traced, but right
+    torch._dynamo.reset()
+    torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3))
+
+
+def test_asynchronous_collectives_are_not_traced_by_torch(compiling):
+    for outcome in compiling.outcomes(asynchronous, limit_s=LIMIT_S):
+        assert outcome.error == "Unsupported" and "async_op=True" in outcome.text, outcome.trace
+
+
+# ---- what is built on them ----
+class Gathered(torch.nn.Module):
+    """A parameter that is divided at rest, and whole in use: fully sharded data parallel as a parametrization."""
+
+    def forward(self, x):
+        return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[MEAN])
+
+
+MEAN = torch.distributed.tensor.Partial("avg")
+
+
+def network(seed=3):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+@all_waited()
+def simple_fsdp(world, backend):
+    ours, judge = network(), network()
+    for layer in (ours[0], ours[2]):
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.data, mesh_of(world), [Shard(0)])))
+            parametrize.register_parametrization(layer, name, Gathered(), unsafe=True)
+    fast = compiled(ours, backend)
+    batches = [torch.randn(5, 6, generator=torch.Generator().manual_seed(r)) for r in range(world.size)]
+    for turn in range(2):
+        for model in (ours, judge):
+            model.zero_grad()
+        fast(batches[world.rank]).square().mean().backward()
+        torch.stack([judge(x).square().mean() for x in batches]).mean().backward()
+        for (name, mine), whole in zip(sorted_parameters(ours), sorted_parameters(judge), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), whole[1].grad, msg=lambda text: f"{name}: {text}")
+
+
+def sorted_parameters(model):
+    """By names without what a parametrization adds to them."""
+    return sorted((name.replace("parametrizations.", "").replace(".original", ""), p)
+                  for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameters_gathered_in_the_graph(compiling, backend):
+    compiling.run(simple_fsdp, backend, limit_s=LIMIT_S)
+
+
+@all_waited()
+def tensor_parallel(world, backend):
+    ours, judge = parallelize(Transformer(layers=1), mesh_of(world)), Transformer(layers=1)
+    fast = compiled(ours, backend)
+    for turn in range(2):
+        x, y = tokens(turn)
+        losses = [loss_of(model(x), y) for model in (fast, judge)]
+        torch.testing.assert_close(*losses)
+        for model, loss in zip((ours, judge), losses):
+            model.zero_grad()
+            loss.backward()
+        for (name, mine), whole in zip(ours.named_parameters(), judge.parameters()):
+            grad = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+            torch.testing.assert_close(grad, whole.grad, rtol=2e-5, atol=2e-6, msg=lambda text: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tensor_parallel_transformer(compiling, backend):
+    compiling.run(tensor_parallel, backend, limit_s=LIMIT_S)
+
+
+def wide_network():
+    """More than one of DDP's buckets, the first of which torch does not make smaller than 1 MiB."""
+    torch.manual_seed(6)
+    return torch.nn.Sequential(torch.nn.Linear(6, 520), torch.nn.Tanh(), torch.nn.Linear(520, 520), torch.nn.Tanh(),
+                               torch.nn.Linear(520, 520), torch.nn.Linear(520, 2))
+
+
+def under_ddp(world, backend):
+    """torch cuts the graph at DDP's buckets, so that their reduction begins before backward ends."""
+    gradients = []
+    for group, compile_it in ((None, True), (world.gloo, False)):
+        model = DistributedDataParallel(wide_network(), process_group=group, bucket_cap_mb=1)
+        torch._dynamo.reset()
+        fast = torch.compile(model, backend=backend) if compile_it else model
+        for turn in range(3):
+            model.zero_grad()
+            x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * turn + world.rank))
+            fast(x).square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_data_parallel(compiling, backend):
+    compiling.run(under_ddp, backend, limit_s=LIMIT_S)
