@@ -265,6 +265,34 @@ def test_memory_of_the_group(shared, size):
     shared(size).run(run_memory)
 
 
+def run_counted(world):
+    """Whose memory gradients lie in after backward, with and without asking the group."""
+    kind = type(dist.group.WORLD._get_backend(torch.device("cpu")))
+    allocate, given = kind.allocate_tensor, []
+
+    def recorded(*arguments, **named):
+        given.append(allocate(*arguments, **named))
+        return given[-1]
+
+    kind.allocate_tensor, found = recorded, []
+    try:
+        for ask in (False, True):
+            model = sharded(mesh_of(world, "tutti", (world.size,)), {})
+            if ask:
+                from_the_group(model)
+            loss_of(model(batch(0, world.rank))).backward()
+            storages = {tensor.untyped_storage().data_ptr() for tensor in given}
+            found.append([p.grad.to_local().untyped_storage().data_ptr() in storages for p in model.parameters()])
+    finally:
+        kind.allocate_tensor = allocate
+    return found
+
+
+def test_gradients_lie_in_the_memory_of_the_group(shared):
+    for without, asked in shared(2).run(run_counted):
+        assert not any(without) and all(asked)
+
+
 def run_recovered(world):
     """An exception in forward, then the iteration again."""
     model = sharded(mesh_of(world, "tutti", (world.size,)), {})
