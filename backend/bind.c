@@ -47,7 +47,7 @@ void bind_operands(struct executor *x)
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
     x->cut = &program->cut;
-    if (program->is_cut && program->cut.part_bytes == l->part_bytes) return;
+    if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) return;
     program->cut.part_bytes = l->part_bytes;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
     program->is_cut = !u;

@@ -101,6 +101,22 @@ static void uneven(struct rank *me)
         free(recv);
     }
 }
+static void even_after_uneven(struct rank *me)          /* both of as many bytes, as far as rank 0 can see */
+{
+    enum { MOST = 8, PART = 4 };
+    unsigned char send[MOST * PART], recv[MOST * PART];
+    int p = me->size;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < p * PART; i++) send[i] = (unsigned char)(100 * round + 10 * me->rank + i);
+        REQUIRE(tutti_all_to_all(send, recv, PART, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
+        for (int q = 0; q < p; q++)
+            for (int i = 0; i < PART; i++) REQUIRE(recv[q * PART + i] == 100 * round + 10 * q + me->rank * PART + i);
+        size_t out[MOST] = { 0 }, in[MOST] = { 0 }, at[MOST] = { 0 }, bytes = (size_t)(PART - 1) * (size_t)p;
+        if (me->rank == 0) out[p - 1] = bytes;
+        if (me->rank == p - 1) in[0] = bytes;
+        REQUIRE(tutti_all_to_all_v(send, out, at, recv, in, at, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
+    }
+}
 static void one_thread_many_ranks(struct rank *me)      /* a group drives several communicators from one thread */
 {
     enum { GROUPS = 6 };
@@ -119,7 +135,8 @@ static void one_thread_many_ranks(struct rank *me)      /* a group drives severa
     }
     for (int g = 0; g < GROUPS; g++) tutti_comm_destroy(comms[g]);
 }
-static rank_function *const bodies[] = { many_at_once, nobody_waits, split_and_cross, uneven, one_thread_many_ranks };
+static rank_function *const bodies[] = { many_at_once, nobody_waits, split_and_cross, uneven, even_after_uneven,
+    one_thread_many_ranks };
 static void all_threads(void **state)
 {
     (void)state;
