@@ -41,14 +41,19 @@ static void bind_options(py::module_ &module)
         "Options of one group, for the pg_options of init_process_group and new_group.\n\n"
         "algorithm: comma-separated choices such as \"allreduce=ring,broadcast=chain\"; collectives not named are "
         "chosen for\n"
-        "timeout: timedelta for joining and for every operation; default: the group's. An unknown name raises "
-        "ValueError when the group\n"
-        "is made.")
-        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
-            return c10::make_intrusive<Options>(std::move(algorithm), limit_of(timeout));
+        "timeout: timedelta for joining and for every operation; default: the group's\n"
+        "blocking_futures: get_future() returns when the operation is over, so that callbacks run in the thread that "
+        "adds them, in\nthe order of the program, as with NCCL. For callbacks that communicate (PowerSGD with several "
+        "buckets); costs overlap\n"
+        "An unknown name raises ValueError when the group is made.")
+        .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking) {
+            auto options = c10::make_intrusive<Options>(std::move(algorithm), limit_of(timeout));
+            options->blocking_futures = blocking;
+            return options;
         }),
-            py::arg("algorithm") = "", py::arg("timeout") = py::none())
+            py::arg("algorithm") = "", py::arg("timeout") = py::none(), py::arg("blocking_futures") = false)
         .def_readwrite("algorithm", &Options::algorithm)
+        .def_readwrite("blocking_futures", &Options::blocking_futures)
         .def_property(
             "timeout",
             [](const Options &o) {
@@ -61,7 +66,8 @@ static void bind_options(py::module_ &module)
             py::arg("memo"))
         .def("__repr__", [](const Options &o) {
             std::string limit = o.timeout == c10d::kUnsetTimeout ? "None" : std::to_string(o.timeout.count()) + " ms";
-            return "Options(algorithm=\"" + o.algorithm + "\", timeout=" + limit + ")";
+            return c10::str("Options(algorithm=\"", o.algorithm, "\", timeout=", limit,
+                ", blocking_futures=", o.blocking_futures ? "True" : "False", ")");
         });
 }
 static void bind_group(py::module_ &module)

@@ -91,7 +91,15 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, call.title, inputs, sequence);
     if (timing_.load(std::memory_order_relaxed)) work->time();
+    if (options_->blocking_futures) work->block_futures();
     return work;
+}
+/* What the core has refused was no operation: the ranks go on counting alike. */
+void ProcessGroupTutti::refused(const Call &call, tutti_status status, const std::string &text)
+{
+    bool counted = status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED || status == TUTTI_NO_MEMORY;
+    if (counted && !c10d::isP2POp(call.type)) --sequence_;
+    fail(status, text);
 }
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -110,16 +118,17 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (!call.async && !batch) {
         operation.request.blocking = true;
         tutti_status status = begin(visit.get(), &operation.request);
-        if (status != TUTTI_OK) fail_last(status);
+        if (status != TUTTI_OK) refused(call, status, tutti_get_last_error());
         work->finish_blocking(operation);
         return work;
     }
     work->arm(operation);
     tutti_status status = begin(visit.get(), &operation.request);
     if (status == TUTTI_OK) return work;
-    Error error(status, tutti_get_last_error());
+    std::string text = tutti_get_last_error();
     work->finish_failed(operation, status);
-    throw error;
+    if (batch) fail(status, text);
+    refused(call, status, text);
 }
 static int64_t elements(const Tensors &tensors)
 {

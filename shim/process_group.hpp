@@ -17,7 +17,8 @@ struct Options final : c10d::Backend::Options {
     explicit Options(std::string algorithms = "", std::chrono::milliseconds limit = c10d::kUnsetTimeout)
         : c10d::Backend::Options("tutti", limit), algorithm(std::move(algorithms))
     {}
-    std::string algorithm; /* "allreduce=ring,broadcast=chain"; "": the core chooses */
+    std::string algorithm;         /* "allreduce=ring,broadcast=chain"; "": the core chooses */
+    bool blocking_futures = false; /* a future is handed out when it is complete */
 };
 
 /* Which call this is: for messages and profiles (title is "tutti:" and a name), and how it is to run. */
@@ -122,6 +123,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
+    [[noreturn]] void refused(const Call &call, tutti_status status, const std::string &text);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer reduce_scatter_uneven(

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <deque>
 #include <pthread.h>
+#include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace tutti {
@@ -306,8 +307,16 @@ void Work::abort()
 }
 
 /* ---- futures ---- */
+/* The progress thread never takes the GIL, but ranks that are threads of this process may need it to get here. */
+void Work::wait_without_gil()
+{
+    std::optional<pybind11::gil_scoped_release> released;
+    if (PyGILState_Check()) released.emplace();
+    each([](const Operation &operation) { operation.over.wait(false); });
+}
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
+    if (blocking_futures_) wait_without_gil();
     std::unique_lock<std::mutex> lock(mutex_);
     if (future_) return future_;
     std::vector<c10::Device> devices;

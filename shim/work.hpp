@@ -36,6 +36,7 @@ class Work final : public c10d::Work {
     void arm(Operation &operation);                                /* opens, and closes when the operation is over */
     void finish_blocking(Operation &operation);                    /* the call has returned, successfully */
     void finish_failed(Operation &operation, tutti_status status); /* an armed call was refused at once */
+    void block_futures() { blocking_futures_ = true; }             /* getFuture waits until it is over */
     void time() { begun_ = std::chrono::steady_clock::now(); }     /* getDuration will be asked for */
 
     bool isCompleted() override;
@@ -66,6 +67,7 @@ class Work final : public c10d::Work {
     void let_go();
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
+    void wait_without_gil();
     void expect_delivery();
     void deliver();
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
@@ -81,7 +83,7 @@ class Work final : public c10d::Work {
     c10::intrusive_ptr<c10::ivalue::Future> future_, outcome_; /* under mutex_ */
     bool future_taken_ = false, outcome_taken_ = false;        /* under mutex_ */
     std::chrono::steady_clock::time_point begun_, ended_;
-    bool staged_ = false;
+    bool staged_ = false, blocking_futures_ = false;
     std::mutex delivery_;
     bool delivered_ = false;          /* under delivery_ */
     std::vector<c10::Event> events_;  /* under delivery_: of the copies to the devices */

@@ -16,6 +16,7 @@ from typing import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch_tutti
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from training import WIDTH, agree, batch, flat, in_one_process, loss_of, network, same_on_all_ranks, stochastic_descent
@@ -198,6 +199,21 @@ def run_plain_against_one_process(world):
 @pytest.mark.parametrize("size", [2, 3])
 def test_trains_as_one_process_with_all_batches(shared, size):
     shared(size).run(run_plain_against_one_process)
+
+
+def run_communicating_callbacks(world):
+    """Callbacks that communicate, for several buckets: their order must be the program's."""
+    case = Case(hook=of_low_rank(powerSGD_hook.powerSGD_hook), options={"bucket_cap_mb": 0.002})
+    group = dist.new_group(pg_options=torch_tutti.Options(blocking_futures=True))
+    parameters, again, third = (train_case(world, case, group)[0] for _ in range(3))
+    same_on_all_ranks(world, parameters)
+    assert torch.equal(parameters, again) and torch.equal(parameters, third) and parameters.isfinite().all()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_callbacks_that_communicate_in_the_order_of_the_program(shared, size):
+    shared(size).run(run_communicating_callbacks)
 
 
 # ---- groups and several models ----
