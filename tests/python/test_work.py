@@ -1,0 +1,30 @@
+"""What torch keeps about a Work, and what it asks of one, besides waiting."""
+import torch
+import torch.distributed as dist
+
+
+def use_registry(world):
+    """torch.compile finds a Work by its tensor, in a registry that grows for ever unless waiting takes it out."""
+    from torch._C._distributed_c10d import _get_work_registry_size
+    before = _get_work_registry_size()
+    name = dist.group.WORLD.group_name
+    sums = [torch.ops._c10d_functional.all_reduce(torch.ones(3), "sum", name) for _ in range(5)]
+    registered = _get_work_registry_size() - before
+    for total in sums:
+        assert torch.ops._c10d_functional.wait_tensor(total)[0] == world.size
+    return registered, _get_work_registry_size() - before
+
+
+def test_waiting_takes_it_out_of_the_registry(shared):
+    assert shared(2).run(use_registry) == [(5, 0)] * 2
+
+
+def ask_for_result(world):
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work.wait()
+    return work.get_future_result().wait()
+
+
+def test_result_as_a_future(shared):
+    """0 stands for success (torch's WorkResult)."""
+    assert shared(2).run(ask_for_result) == [0, 0]
