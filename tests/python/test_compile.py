@@ -20,23 +20,34 @@ from torch.nn.utils import parametrize
 from transformer import Transformer, loss_of, parallelize, tokens
 
 LIMIT_S = 240                                             # compiling, while other tests run
-BACKENDS = ["eager", "aot_eager",
-            pytest.param("inductor", marks=pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")),
-                                                              reason="inductor needs a C++ compiler; none is here"))]
+TRACED = ["eager", "aot_eager"]
+BACKENDS = [*TRACED, pytest.param("inductor", marks=pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler; none is here"))]
 
 
 @pytest.fixture(scope="module")
 def compiling(tmp_path_factory):
-    """Two ranks; inductor compiles in their own processes and keeps nothing for the next run."""
+    """Two ranks; inductor compiles in their own processes, plain code, and keeps nothing for the next run."""
     folder = tmp_path_factory.mktemp("compile")
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
+                   "TORCHINDUCTOR_DEBUG_COMPILE": "1"}
     with Ranks(2, folder, gloo=True, environment=environment) as ranks:
         yield ranks
 
 
-def compiled(function, backend):
+def compiled(function, backend, fullgraph=True):
+    """The compiled function, and a list that gets every graph torch hands to the backend: an empty one means that
+    torch has quietly run the function as it is."""
     torch._dynamo.reset()
-    return torch.compile(function, backend=backend, fullgraph=True)
+    graphs, compile_graph = [], torch._dynamo.lookup_backend(backend)
+    if backend == "inductor":
+        torch._inductor.config.cpp.simdlen = 1            # plain code compiles faster
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return compile_graph(graph, inputs)
+
+    return torch.compile(function, backend=counted, fullgraph=fullgraph), graphs
 
 
 def mesh_of(world):
@@ -73,12 +84,13 @@ def all_functional(x, group):
 @all_waited()
 def traces(world, name, backend):
     function = globals()[name]
-    fast = compiled(function, backend)
+    fast, graphs = compiled(function, backend)
     for turn in range(2):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * turn + world.rank))
         expected = function(x.clone(), world.gloo)
         for ours, theirs in zip(fast(x.clone(), dist.group.WORLD), expected, strict=True):
             torch.testing.assert_close(ours + 0, theirs + 0)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,14 +130,16 @@ def differentiated(world, backend):
         return functional.all_to_all_single_autograd(piece * 3, [2, 2], [2, 2], group).sum()
 
     found = []
-    for run, of in ((compiled(function, backend), group), (function, world.gloo)):
+    fast, graphs = compiled(function, backend)
+    for run, of in ((fast, group), (function, world.gloo)):
         x = torch.randn(4, 3, generator=torch.Generator().manual_seed(world.rank)).requires_grad_()
         run(x, of).backward()
         found.append(x.grad)
     torch.testing.assert_close(*found)
+    assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TRACED)
 def test_gradients_through_collectives(compiling, backend):
     compiling.run(differentiated, backend, limit_s=LIMIT_S)
 
@@ -136,11 +150,9 @@ def asynchronous(world):
         work.wait()
         return x
 
-    torch._dynamo.reset()
-    x = torch.ones(3)
-    assert torch.equal(torch.compile(function, backend="eager")(x), torch.full((3,), 2.0))      # not traced, but right
-    torch._dynamo.reset()
-    torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3))
+    in_parts, _ = compiled(function, "eager", fullgraph=False)      # what is not traced still runs
+    assert torch.equal(in_parts(torch.ones(3)), torch.full((3,), 2.0))
+    compiled(function, "eager")[0](torch.ones(3))
 
 
 def test_asynchronous_collectives_are_not_traced_by_torch(compiling):
@@ -171,7 +183,7 @@ def simple_fsdp(world, backend):
         for name, parameter in list(layer.named_parameters()):
             setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.data, mesh_of(world), [Shard(0)])))
             parametrize.register_parametrization(layer, name, Gathered(), unsafe=True)
-    fast = compiled(ours, backend)
+    fast, graphs = compiled(ours, backend)
     batches = [torch.randn(5, 6, generator=torch.Generator().manual_seed(r)) for r in range(world.size)]
     for turn in range(2):
         for model in (ours, judge):
@@ -180,6 +192,7 @@ def simple_fsdp(world, backend):
         torch.stack([judge(x).square().mean() for x in batches]).mean().backward()
         for (name, mine), whole in zip(sorted_parameters(ours), sorted_parameters(judge), strict=True):
             torch.testing.assert_close(mine.grad.full_tensor(), whole[1].grad, msg=lambda text: f"{name}: {text}")
+    assert len(graphs) == 1
 
 
 def sorted_parameters(model):
@@ -196,7 +209,7 @@ def test_parameters_gathered_in_the_graph(compiling, backend):
 @all_waited()
 def tensor_parallel(world, backend):
     ours, judge = parallelize(Transformer(layers=1), mesh_of(world)), Transformer(layers=1)
-    fast = compiled(ours, backend)
+    fast, graphs = compiled(ours, backend)
     for turn in range(2):
         x, y = tokens(turn)
         losses = [loss_of(model(x), y) for model in (fast, judge)]
@@ -207,36 +220,43 @@ def tensor_parallel(world, backend):
         for (name, mine), whole in zip(ours.named_parameters(), judge.parameters()):
             grad = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
             torch.testing.assert_close(grad, whole.grad, rtol=2e-5, atol=2e-6, msg=lambda text: f"{name}: {text}")
+    assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TRACED)
 def test_a_tensor_parallel_transformer(compiling, backend):
     compiling.run(tensor_parallel, backend, limit_s=LIMIT_S)
 
 
-def wide_network():
+class Wide(torch.nn.Module):
     """More than one of DDP's buckets, the first of which torch does not make smaller than 1 MiB."""
-    torch.manual_seed(6)
-    return torch.nn.Sequential(torch.nn.Linear(6, 520), torch.nn.Tanh(), torch.nn.Linear(520, 520), torch.nn.Tanh(),
-                               torch.nn.Linear(520, 520), torch.nn.Linear(520, 2))
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 520), torch.nn.Tanh(), torch.nn.Linear(520, 520),
+                                          torch.nn.Tanh(), torch.nn.Linear(520, 520), torch.nn.Linear(520, 2))
+
+    def forward(self, x):
+        return self.layers(x)
 
 
 def under_ddp(world, backend):
     """torch cuts the graph at DDP's buckets, so that their reduction begins before backward ends."""
     gradients = []
-    for group, compile_it in ((None, True), (world.gloo, False)):
-        model = DistributedDataParallel(wide_network(), process_group=group, bucket_cap_mb=1)
-        torch._dynamo.reset()
-        fast = torch.compile(model, backend=backend) if compile_it else model
+    for group in (None, world.gloo):
+        model = DistributedDataParallel(Wide(), process_group=group, bucket_cap_mb=1)
+        run, graphs = (model, []) if group else compiled(model, backend, fullgraph=False)
         for turn in range(3):
             model.zero_grad()
             x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * turn + world.rank))
-            fast(x).square().mean().backward()
+            run(x).square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
+        assert group or len(graphs) > 1
     for ours, theirs in zip(*gradients):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TRACED)
 def test_data_parallel(compiling, backend):
     compiling.run(under_ddp, backend, limit_s=LIMIT_S)
