@@ -1,0 +1,131 @@
+"""What a call costs through torch: all_reduce of 8 bytes on two pinned ranks, in every form in which it can be called,
+on tutti and on torch's fake backend, which does nothing; the difference is ours.
+
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_call.py
+
+Batches of all forms take turns, so whatever else runs hits all of them alike. The clock and the loop are measured the
+same way, around a call of nothing, and taken off. A figure is the median of the batches' medians, of the slower rank.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg                 # registers the backend "fake"
+
+import torch_tutti
+
+CPU = torch.device("cpu")
+Forms = dict[str, Callable[[], object]]
+# form: what it may cost in µs, over the backend that does nothing or, of the fast path, in all
+OVER_NOTHING = {"sync": 1.5, "async": 8.0}
+IN_ALL = {"fast": 1.5, "shortest": 1.5}
+
+
+def forms_of(name: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> Forms:
+    """The ways to call all_reduce on a group; the fast ones reuse the options and skip torch's Python and dispatcher."""
+    backend, tensors = group._get_backend(CPU), [tensor]
+    options, later = dist.AllreduceOptions(), dist.AllreduceOptions()
+    options.asyncOp = False
+    return {
+        f"{name} sync": lambda: dist.all_reduce(tensor, group=group),
+        f"{name} async": lambda: dist.all_reduce(tensor, group=group, async_op=True).wait(),
+        f"{name} group": lambda: group.allreduce(tensors, options).wait(),
+        f"{name} fast": lambda: backend.allreduce(tensors, options).wait(),
+        f"{name} fast async": lambda: backend.allreduce(tensors, later).wait(),
+    }
+
+
+def batch(call: Callable[[], object], calls: int) -> list[int]:
+    """Nanoseconds of each call, with the clock and the loop."""
+    now, stamps = time.perf_counter_ns, []
+    stamp = stamps.append
+    for _ in range(calls):
+        stamp(now())
+        call()
+    stamp(now())
+    return [after - before for before, after in zip(stamps, stamps[1:])]
+
+
+def measure(forms: Forms, turns: int, calls: int) -> dict[str, list[list[int]]]:
+    """The batches of each form; the first turn only warms up."""
+    batches: dict[str, list[list[int]]] = {form: [] for form in forms}
+    gc.disable()
+    for turn in range(turns + 1):
+        for form, call in forms.items():
+            dist.barrier()
+            taken = batch(call, calls)
+            if turn:
+                batches[form].append(taken)
+    gc.enable()
+    return batches
+
+
+def on_slower_rank(nanoseconds: float) -> float:
+    """Microseconds."""
+    slowest = torch.tensor([nanoseconds / 1000])
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def summary(batches: list[list[int]], nothing: float) -> tuple[float, float, float]:
+    """Microseconds on the slower rank: the median of the medians, the best batch's median, and what one call in a
+    hundred exceeds."""
+    medians = [statistics.median(taken) - nothing for taken in batches]
+    every = sorted(value for taken in batches for value in taken)
+    return (on_slower_rank(statistics.median(medians)), on_slower_rank(min(medians)),
+            on_slower_rank(every[len(every) * 99 // 100] - nothing))
+
+
+def verdict(name: str, figures: dict[str, tuple[float, float, float]]) -> str:
+    """How far the form is from its goal."""
+    backend, _, form = name.partition(" ")
+    if backend != "tutti" or form not in (*OVER_NOTHING, *IN_ALL):
+        return ""
+    limit = OVER_NOTHING.get(form) or IN_ALL[form]
+    over = figures[name][0] - (figures[f"fake {form}"][0] if form in OVER_NOTHING else 0)
+    what = "fake +" if form in OVER_NOTHING else "in all"
+    return f"{what} {over:.2f}, goal {limit}: {'met' if over <= limit else f'missed by {over - limit:.2f}'}"
+
+
+def report(figures: dict[str, tuple[float, float, float]], nothing: float) -> None:
+    print(f"all_reduce of 8 bytes through torch {torch.__version__}, 2 ranks, load {os.getloadavg()[0]:.1f}; us")
+    print(f"the clock and the loop, taken off: {nothing / 1000:.3f}")
+    print(f"{'':<18} {'median':>8} {'best':>8} {'p99':>8} {'over fake':>10}")
+    for form, (median, best, late) in figures.items():
+        beside = figures.get(form.replace("tutti", "fake"))
+        over = f"{median - beside[0]:>10.2f}" if beside and form.startswith("tutti") else f"{'':>10}"
+        print(f"{form:<18} {median:>8.2f} {best:>8.2f} {late:>8.2f} {over}  {verdict(form, figures)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=200, help="in a batch")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    dist.init_process_group("tutti")
+    group, fake, tensor = dist.group.WORLD, dist.new_group(backend="fake"), torch.ones(2)
+    dist.all_reduce(tensor, group=fake)
+    assert tensor.tolist() == [1, 1], "the fake backend is expected to do nothing"
+    tensor.zero_()                                      # sums of zeros stay zeros, however often they are summed
+    forms = {"nothing": lambda: None, **forms_of("fake", fake, tensor), **forms_of("tutti", group, tensor)}
+    if hasattr(torch_tutti, "all_reduce"):
+        forms["tutti shortest"] = lambda: torch_tutti.all_reduce(tensor)
+    batches = measure(forms, options.turns, options.calls)
+    nothing = statistics.median(statistics.median(taken) for taken in batches.pop("nothing"))
+    figures = {form: summary(taken, nothing) for form, taken in batches.items()}
+    if rank == 0:
+        report(figures, nothing)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
