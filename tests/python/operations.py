@@ -211,7 +211,8 @@ def send_and_receive_batch(call, operations):
 
 # ---- a program on one rank ----
 def groups_here(world):
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    warnings.filterwarnings("ignore", ".*(deprecated|quantized)", category=FutureWarning)
+    warnings.filterwarnings("ignore", ".*quantized", category=UserWarning)
     if "groups" not in world.kept:
         world.kept["groups"] = [dist.new_group(list(ranks)) for ranks in model.groups_of(world.size)]
     return world.kept["groups"]
