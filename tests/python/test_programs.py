@@ -28,6 +28,11 @@ PROGRAMS = {
                    r"goes on after 3 epochs\n(epoch \d loss 0\.\d+\n){2}right 1[12]\d of 128"),
     "fsdp": Program("fsdp.py", [["--checkpoint", "at"], ["--checkpoint", "at", "--first", "6", "--mixed-precision"]],
                     r"goes on from the checkpoint\n(step \d+ loss \d\.\d+ norm \d+\.\d+\n){6}"),
+    "tensor parallel": Program("tensor_parallel.py", [["--tensor", "2"]], r"^(step \d loss \d\.\d+\n){6}$", ranks=4),
+    "pipelining": Program("pipelining.py", [["--schedule", "1F1B"], ["--schedule", "ZBVZeroBubble"]],
+                          r"^(step \d loss \d\.\d+\n){5}$"),
+    "checkpoint": Program("checkpoint.py", [["--folder", "at", "--how", how] for how in ("once", "thread", "process")],
+                          r"^goes on after 12 steps\n(step \d+ loss \d\.\d+\n){7}$"),
 }
 
 
