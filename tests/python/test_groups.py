@@ -179,6 +179,24 @@ def test_every_algorithm_by_name(fresh, size):
     fresh(size).run(with_options)
 
 
+def merging(world, path):
+    pair, alone = dist.new_group([0, 1]), dist.new_group([2])
+    mine = alone if world.rank == 2 else pair
+    merged = mine.merge_remote_group(dist.FileStore(path, world.size), world.size, datetime.timedelta(seconds=30),
+                                     "merged", "everybody")
+    x = torch.tensor([1.0])
+    merged.allreduce([x]).wait()
+    assert x == world.size == merged.size()
+    everybody = torch.zeros(world.size)
+    everybody[merged.rank()] = 1
+    merged.allreduce([everybody]).wait()
+    assert torch.equal(everybody, torch.ones(world.size))   # each place is taken once
+
+
+def test_groups_merged(fresh, tmp_path):
+    fresh(3).run(merging, str(tmp_path / "merge"))
+
+
 def sequence(world):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not hasattr(backend, "_get_sequence_number_for_group"):

@@ -89,6 +89,19 @@ def test_timeout_of_a_block(fresh):
     assert outcome.error == "TimeoutError" and "200 ms" in outcome.text and "rank 1" in outcome.text
 
 
+def late_by_itself(world):
+    if world.rank == 0:
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(milliseconds=200)
+        with tutti.options(timeout=timedelta(seconds=30)):  # the call's own goes first
+            dist.group.WORLD.allreduce([torch.ones(1)], options).wait()
+
+
+def test_timeout_of_a_call(fresh):
+    outcome = fresh(2).outcomes(late_by_itself)[0]
+    assert outcome.error == "TimeoutError" and "200 ms" in outcome.text
+
+
 def direct(world):
     for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
         x = torch.ones(5, dtype=dtype)
