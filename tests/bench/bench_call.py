@@ -28,7 +28,7 @@ IN_ALL = {"fast": 1.5, "shortest": 1.5}
 
 
 def forms_of(name: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> Forms:
-    """The ways to call all_reduce on a group; the fast ones reuse the options and skip torch's Python and dispatcher."""
+    """The ways to call all_reduce on a group; the fast ones reuse options and skip torch's Python and dispatcher."""
     backend, tensors = group._get_backend(CPU), [tensor]
     options, later = dist.AllreduceOptions(), dist.AllreduceOptions()
     options.asyncOp = False
