@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -42,12 +43,16 @@ def run_way(way: ways.Way, options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> int:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: told to end"))        # so that all that was started ends
     folder = ROOT / "build" / "conformance"
     chosen = [ways.WAYS[name] for name in options.way or ways.WAYS]
     for way in chosen:
         process = multiprocessing.get_context("fork").Process(target=run_way, args=(way, options, folder))
         process.start()
-        process.join()
+        try:
+            process.join()
+        finally:
+            process.terminate()                 # does nothing when it has ended
         if process.exitcode:
             sys.exit(f"error: the way {way.name} did not come to its end; see above")
     if not options.way and options.select == "*":

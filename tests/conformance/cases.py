@@ -77,6 +77,7 @@ def live(suite, case: str, folder: Path, limit_s: float) -> None:
     status = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)   # torch ends ranks with it
         signal.alarm(int(limit_s) + 30)                 # not even an orphan stays
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import fnmatch
+import multiprocessing
 import select
 import sys
 import time
@@ -32,6 +33,8 @@ class Runner:
         until = time.monotonic() + ANOTHER_LIMIT_S
         try:
             while self.waiting or self.running:
+                if not multiprocessing.parent_process().is_alive():
+                    sys.exit("error: the process that started this runner is gone")
                 self.start()
                 if self.running:
                     self.finish()
