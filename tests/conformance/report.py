@@ -66,8 +66,8 @@ def opening(results: dict[str, dict[str, Result]]) -> str:
 
 PyTorch's own test of its backends, `DistributedTest` from the wheel of torch {version("torch")}: {len(results["gloo"])}
 cases, {WORLD_SIZE} ranks, CPU tensors, no GPU. `script/conformance` runs them and writes this file; no test is edited.
-Ranks are forked from a process that has done nothing but import the tests, which takes minutes where torch's own way,
-`--spawn`, takes hours.
+Ranks are forked from a process that has done nothing but import the tests, which takes minutes; torch's own way,
+`--spawn`, takes about half an hour for each way on two processors.
 
 Many cases are reserved to a backend by its name. So they run in four ways: on gloo, which is the judge; on tutti while
 the tests believe that it is gloo, or MPI, which opens what is reserved to these names; and on tutti under its own name.
