@@ -1,5 +1,5 @@
-"""The command `tutti`: what the library knows about this machine, the schedules of its algorithms, and programs written
-for another backend."""
+"""The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
+another backend, and measuring."""
 from __future__ import annotations
 
 import argparse
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any, Sequence
 
-from torch_tutti import _library, _run
+from torch_tutti import _bench_options, _library, _run
 
 
 def _lines(value: Any, indent: str = "") -> list[str]:
@@ -51,6 +51,11 @@ def _run_program(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from torch_tutti import _bench
+    return _bench.main(arguments, arguments.words)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tutti", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -70,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
                      help="names that are taken over (default: %(default)s)")
     run.set_defaults(run=_run_program)
+    _bench_options.add_parser(commands).set_defaults(run=_bench)
     return parser
 
 
@@ -81,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours, program = _run.split(given[1:])
         given = ["run", *ours]
     chosen = _parser().parse_args(given)
-    chosen.program = program
+    chosen.program, chosen.words = program, given
     try:
         return chosen.run(chosen)
     except (ValueError, NotImplementedError, ImportError, OSError) as error:

@@ -1,0 +1,162 @@
+"""The command `tutti bench`: checks what only torch and the number of ranks can tell, starts ranks or is one, and
+leads through the measuring.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from datetime import timedelta
+from typing import Any
+
+from torch_tutti import _bench_compare, _bench_launch, _bench_picture, _bench_report
+from torch_tutti._bench_options import sizes
+
+
+def main(options: argparse.Namespace, words: list[str]) -> int:
+    """The exit code. words: what stood behind `tutti`. Raises ValueError, ImportError and OSError, for users to read."""
+    if options.what == "compare":
+        return _bench_compare.compare(options.first, options.second, options.plot)
+    if options.plot:
+        _bench_picture.require()
+        _bench_report.check_writable(options.plot, "--plot")
+    if options.output_file:
+        _bench_report.check_writable(options.output_file, "-J")
+    started = _bench_launch.ranks_are_started()
+    ranks = int(os.environ["WORLD_SIZE"]) if started else options.nproc or default_ranks()
+    resolve(options, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    return as_rank(options, words) if started else _bench_launch.launch(words, ranks)
+
+
+def default_ranks() -> int:
+    return max(2, min(4, len(os.sched_getaffinity(0))))
+
+
+# ---- what was asked for ----
+def resolve(options: argparse.Namespace, ranks: int, local_ranks: int) -> None:
+    """Fills in what depends on other flags. Raises ValueError when the run cannot be."""
+    found = sizes(options.minbytes, options.maxbytes, options.stepbytes, options.stepfactor)
+    options.minbytes, options.maxbytes = found[0], max(found[-1], options.maxbytes or 0)
+    if options.root is not None and options.root >= ranks:
+        raise ValueError(f"-r {options.root} is no rank: there are {ranks}, from 0 to {ranks - 1}")
+    if options.nproc not in (None, ranks):
+        raise ValueError(f"--nproc {options.nproc} contradicts torchrun, which has started {ranks} ranks: leave it out")
+    options.device = options.device or ("cuda" if "nccl" in options.backend else "cpu")
+    for name in options.backend:
+        _check_backend(name, options.device)
+    if options.device == "cuda":
+        _check_devices(options.backend, local_ranks)
+
+
+def _check_backend(name: str, device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from torch_tutti import _takeover
+    if name == "nccl" and not torch.cuda.is_available():
+        raise ValueError("nccl needs a CUDA device, and torch finds none here; gloo and tutti work on CPU tensors")
+    if name == "nccl" and device == "cpu":
+        raise ValueError("nccl has no CPU tensors: leave out --device cpu, or choose tutti or gloo")
+    known = [known for known in dist.Backend.backend_list if known not in ("undefined", "fake")]
+    if name not in known or not dist.is_backend_available(name):
+        built = ", ".join(known for known in known if dist.is_backend_available(known))
+        raise ValueError(f"this torch has no backend {name!r}; it has {built}")
+    if {name, "gloo"} & _takeover._names():
+        raise ValueError(f"{_takeover.VARIABLE} makes groups of gloo or {name} tutti's, so it would be measured under "
+                         "their name: unset it")
+
+
+def _check_devices(backends: list[str], local_ranks: int) -> None:
+    import torch
+    found = torch.cuda.device_count()
+    if not found:
+        raise ValueError("--device cuda needs a CUDA device, and torch finds none here")
+    if "nccl" in backends and found < local_ranks:
+        raise ValueError(f"nccl needs a device for every rank: there are {local_ranks} ranks here and {found} devices; "
+                         f"say --nproc {found}")
+
+
+# ---- a rank ----
+def as_rank(options: argparse.Namespace, words: list[str]) -> int:
+    """Measures; errors are told with the rank they happened on."""
+    rank = int(os.environ["RANK"])
+    _bench_launch.die_with_parent()
+    try:
+        return _measure(options, words)
+    except Exception as error:
+        if os.environ.get("TUTTI_LOG") == "debug":
+            traceback.print_exc()
+        _bench_report.warn(f"rank {rank}: {type(error).__name__}: {error}")
+        sys.stderr.flush()
+        os._exit(1)                                     # leaving groups in order would wait for ranks that are gone
+
+
+def _bind(options: argparse.Namespace) -> int | None:
+    """Binds this process to a core of its own, where every rank of the host can have one; which."""
+    cores = sorted(os.sched_getaffinity(0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if options.no_bind or int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > len(cores):
+        return None
+    os.sched_setaffinity(0, {cores[local]})
+    return cores[local]
+
+
+def _measure(options: argparse.Namespace, words: list[str]) -> int:
+    core = _bind(options)
+    import torch
+    import torch.distributed as dist
+
+    from torch_tutti._bench_measure import Ranks
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=options.timeout)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    dist.init_process_group("gloo", timeout=limit)
+    try:
+        groups = {name: dist.new_group(backend=name, timeout=limit) for name in options.backend}
+        ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, groups, options.device)
+        document = run(options, words, ranks, core)
+    finally:
+        if not sys.exc_info()[0]:
+            dist.destroy_process_group()
+    if ranks.rank == 0:
+        if options.output_file:
+            _bench_report.save(document, options.output_file)
+        if options.plot:
+            _bench_picture.draw([("", document)], options.plot)
+    return 0 if document["out_of_bounds"]["okay"] else _bench_launch.WRONG_RESULTS
+
+
+def run(options: argparse.Namespace, words: list[str], ranks: Any, core: int | None) -> _bench_report.Document:
+    """The document, with the same results on every rank; rank 0 prints as well. ranks: of _bench_measure."""
+    from torch_tutti._bench_measure import measure, plan
+    document = _bench_report.begin(options, words, _devices(ranks, core))
+    report = _bench_report.Report(options, document) if ranks.rank == 0 else None
+    collective = ""
+    for row, shape in plan(options, ranks.size):
+        if report and row.name != collective:
+            if collective:
+                report.closing(collective)
+            report.opening(row.name)
+        collective = row.name
+        for found in measure(options, ranks, row, shape):
+            if report:
+                report.row(found)
+            else:
+                document["results"].append(found)
+    if report:
+        report.closing(collective)
+    _bench_report.finish(document)
+    return document
+
+
+def _devices(ranks: Any, core: int | None) -> list[dict[str, Any]]:
+    """Who takes part, told to everybody."""
+    import torch
+    import torch.distributed as dist
+    device = torch.cuda.get_device_name() if ranks.device == "cuda" else "cpu"
+    own = {"rank": ranks.rank, "pid": os.getpid(), "hostname": os.uname().nodename, "device": device, "core": core}
+    found: list[dict[str, Any]] = [{} for _ in range(ranks.size)]
+    dist.all_gather_object(found, own, group=ranks.control)
+    return found

@@ -1,0 +1,223 @@
+"""What `tutti bench` measures: a row of a table for each collective, the buffers it works on, and what must be in them
+afterwards.
+
+A collective is described by who sends and who receives, and whether the buffer of either has one block or a block for
+every rank. Everything else follows: in place, the smaller buffer is this rank's block of the greater. Contents are
+small whole numbers chosen so that every result is exact in every type and in whatever order it is computed; so a
+result is either right or wrong, save for averages over a number of ranks that is no power of two.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_tutti._bench_options import TYPES
+
+PERIOD = 8191                   # prime: a block of the wrong place, or of the wrong rank, is seen
+POISON = 127                    # what is in a receiving buffer before; never a right answer
+SUMMANDS, FACTORS = 32, 6       # at most so many ranks add something but 0 (multiply by something but 1) to an element
+REFERENCE_LIMIT = 120           # values where nothing is added: exact in every type, POISON not among them
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One operation: on `count` elements, or on as many for every rank where a buffer has a block for every rank.
+    root: -1 for collectives without one; operation: none for collectives that do not reduce."""
+    rank: int
+    ranks: int
+    count: int
+    type: str
+    operation: str
+    root: int
+    device: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, TYPES[self.type])
+
+
+@dataclass(frozen=True)
+class Collective:
+    """bind: the call, ready to be made, of (shape, send, receive, group). expected: what a receiver has afterwards, of
+    (shape, contents of a rank's sending buffer)."""
+    name: str
+    placements: tuple[str, ...]
+    bind: Callable[[Shape, Tensor, Tensor, dist.ProcessGroup], Callable[[], object]]
+    expected: Callable[[Shape, Callable[[int], Tensor]], Tensor]
+    bus_factor: Callable[[int], float] = lambda ranks: 1.0
+    send_blocks: bool = False
+    receive_blocks: bool = False
+    reduces: bool = False
+    rooted: bool = False
+    only_root_sends: bool = False
+    only_root_receives: bool = False
+
+    @property
+    def split(self) -> bool:
+        """Whether the size is that of all blocks together."""
+        return self.send_blocks or self.receive_blocks
+
+    def sends(self, shape: Shape) -> bool:
+        return not self.only_root_sends or shape.rank == shape.root
+
+    def receives(self, shape: Shape) -> bool:
+        return not self.only_root_receives or shape.rank == shape.root
+
+
+# ---- contents ----
+def source(shape: Shape, rank: int, length: int, repetition: int) -> Tensor:
+    """What `rank` sends in this repetition, as int16; every rank can compute it for every other."""
+    generator = torch.Generator().manual_seed(1000 * repetition + 7)
+    high = {"sum": 4, "avg": 4, "prod": 2}.get(shape.operation, REFERENCE_LIMIT + 1)
+    base = torch.randint(0, high, (PERIOD,), dtype=torch.int16, generator=generator)
+    offset = 131 * rank % PERIOD
+    values = base.repeat((length + offset) // PERIOD + 1)[offset:offset + length]
+    limit = {"sum": SUMMANDS, "avg": SUMMANDS, "prod": FACTORS}.get(shape.operation, shape.ranks)
+    stride = -(-shape.ranks // limit)
+    if stride > 1:                                      # other ranks have their turn at other elements
+        values *= (torch.arange(length) + rank) % stride == 0
+    return values + 1 if shape.operation == "prod" else values
+
+
+def _reduced(shape: Shape, of: Callable[[int], Tensor]) -> Tensor:
+    total = of(0)
+    for rank in range(1, shape.ranks):
+        other = of(rank)
+        if shape.operation in ("sum", "avg"):
+            total = total + other
+        elif shape.operation == "prod":
+            total = total * other
+        else:
+            total = (torch.maximum if shape.operation == "max" else torch.minimum)(total, other)
+    if shape.operation != "avg":
+        return total
+    return total.double() / shape.ranks if shape.dtype.is_floating_point else total // shape.ranks
+
+
+def _gathered(shape: Shape, of: Callable[[int], Tensor]) -> Tensor:
+    return torch.cat([of(rank) for rank in range(shape.ranks)])
+
+
+def _own(shape: Shape, blocks: Tensor) -> Tensor:
+    return blocks.narrow(0, shape.rank * shape.count, shape.count)
+
+
+def wrong(shape: Shape, receive: Tensor, expected: Tensor) -> int:
+    """How many elements differ from what they should be."""
+    got = receive.cpu()
+    if shape.operation == "avg" and shape.dtype.is_floating_point and shape.ranks & (shape.ranks - 1):
+        tolerance = 2 * torch.finfo(shape.dtype).eps * expected.abs()
+        return int(((got.double() - expected).abs() <= tolerance).logical_not().sum())
+    return int((got != expected.to(shape.dtype)).sum())
+
+
+# ---- the calls ----
+def _operation(shape: Shape) -> dist.ReduceOp.RedOpType:
+    names = {"prod": "PRODUCT"}
+    return getattr(dist.ReduceOp, names.get(shape.operation, shape.operation.upper()))
+
+
+def _blocks(shape: Shape, buffer: Tensor) -> list[Tensor] | None:
+    return list(buffer.split(shape.count)) if shape.rank == shape.root else None
+
+
+def _all_reduce(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.all_reduce, receive, op=_operation(shape), group=group)
+
+
+def _all_gather(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor      # the first since torch 2.13
+    return partial(call, receive, send, group=group)
+
+
+def _reduce_scatter(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return partial(call, receive, send, op=_operation(shape), group=group)
+
+
+def _broadcast(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.broadcast, receive, group_src=shape.root, group=group)
+
+
+def _reduce(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.reduce, receive, group_dst=shape.root, op=_operation(shape), group=group)
+
+
+def _alltoall(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.all_to_all_single, receive, send, group=group)
+
+
+def _gather(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.gather, send, _blocks(shape, receive), group_dst=shape.root, group=group)
+
+
+def _scatter(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.scatter, receive, _blocks(shape, send), group_src=shape.root, group=group)
+
+
+def _sendrecv(shape: Shape, send: Tensor, receive: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """A ring: every rank sends to the next."""
+    to, of = (shape.rank + 1) % shape.ranks, (shape.rank - 1) % shape.ranks
+
+    def exchange() -> None:
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, send, group=group, group_peer=to),
+                                        dist.P2POp(dist.irecv, receive, group=group, group_peer=of)])
+        for work in works:
+            work.wait()
+    return exchange
+
+
+# ---- the table ----
+BOTH, OUT, IN = ("out_of_place", "in_place"), ("out_of_place",), ("in_place",)
+
+
+def _part(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+TABLE = {row.name: row for row in (
+    Collective("all_reduce", IN, _all_reduce, _reduced, lambda ranks: 2 * _part(ranks), reduces=True),
+    Collective("all_gather", BOTH, _all_gather, _gathered, _part, receive_blocks=True),
+    Collective("reduce_scatter", BOTH, _reduce_scatter, lambda shape, of: _own(shape, _reduced(shape, of)), _part,
+               send_blocks=True, reduces=True),
+    Collective("broadcast", IN, _broadcast, lambda shape, of: of(shape.root), rooted=True, only_root_sends=True),
+    Collective("reduce", IN, _reduce, _reduced, rooted=True, reduces=True, only_root_receives=True),
+    Collective("alltoall", OUT, _alltoall,
+               lambda shape, of: torch.cat([_own(shape, of(rank)) for rank in range(shape.ranks)]), _part,
+               send_blocks=True, receive_blocks=True),
+    Collective("gather", BOTH, _gather, _gathered, _part, receive_blocks=True, rooted=True, only_root_receives=True),
+    Collective("scatter", BOTH, _scatter, lambda shape, of: _own(shape, of(shape.root)), _part, send_blocks=True,
+               rooted=True, only_root_sends=True),
+    Collective("sendrecv", OUT, _sendrecv, lambda shape, of: of((shape.rank - 1) % shape.ranks)),
+)}
+
+
+def buffers(collective: Collective, shape: Shape, in_place: bool) -> tuple[Tensor, Tensor]:
+    """(send, receive), on every rank, even if it only sends or only receives."""
+    def allocate(blocks: bool) -> Tensor:
+        return torch.full((shape.count * (shape.ranks if blocks else 1),), 1, dtype=shape.dtype, device=shape.device)
+
+    if not in_place:
+        return allocate(collective.send_blocks), allocate(collective.receive_blocks)
+    whole = allocate(collective.split)
+    if collective.send_blocks == collective.receive_blocks:
+        return whole, whole
+    return (whole, _own(shape, whole)) if collective.send_blocks else (_own(shape, whole), whole)
+
+
+def check(collective: Collective, shape: Shape, send: Tensor, receive: Tensor, call: Callable[[], object],
+          repetition: int) -> int:
+    """Makes the call on fresh contents; how many elements of this rank's result are wrong."""
+    length = send.numel()
+    receive.fill_(POISON)
+    if collective.sends(shape):
+        send.copy_(source(shape, shape.rank, length, repetition))
+    call()
+    if not collective.receives(shape):
+        return 0
+    return wrong(shape, receive, collective.expected(shape, lambda rank: source(shape, rank, length, repetition)))

@@ -1,0 +1,231 @@
+"""The measuring of `tutti bench` on one rank: turns of the backends, the clock, and what all ranks' times come to.
+
+All ranks run the same lines in the same order. A turn is a few iterations of one backend, then comes the next, and
+who is first changes, so that whatever disturbs the machine disturbs all of them. Before each iteration the owner
+writes its buffer, so that no rank finds a peer's data in a cache where a program would not have it, and the ranks
+meet in a barrier of the backend that is measured. What ranks tell each other about the measuring goes through a group
+of its own.
+"""
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from torch_tutti._bench_collectives import TABLE, Collective, Shape, buffers, check
+from torch_tutti._bench_options import COLLECTIVES, sizes
+
+TURNS = 5                       # of every backend for one size
+MEMCPY_FROM = 64 << 10          # bytes; below, a memcpy from Python is mostly Python
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who measures: `control` is a group of gloo over all ranks, `backends` are the groups to measure, by name."""
+    rank: int
+    size: int
+    control: dist.ProcessGroup
+    backends: dict[str, dist.ProcessGroup]
+    device: str = "cpu"
+
+    def meeting(self, able: list[str]) -> Callable[[], object]:
+        """What ranks meet in before a memcpy: it shows what memory can do for all ranks at once only if they begin
+        together, which they do best after a barrier of tutti."""
+        return partial(dist.barrier, group=self.backends["tutti" if "tutti" in able else able[0]])
+
+    def settle(self) -> Callable[[], None] | None:
+        """Waits for the device, if it works behind the caller's back."""
+        return torch.cuda.synchronize if self.device.startswith("cuda") else None
+
+
+@dataclass
+class Contender:
+    """One backend at one size and placement. refused: why it does not do the operation, if it does not."""
+    name: str
+    group: dist.ProcessGroup
+    call: Callable[[], object]
+    times: list[float]
+    wrong: int | None = None
+    refused: str = ""
+
+
+# ---- what is measured ----
+def plan(options: argparse.Namespace, ranks: int) -> Iterator[tuple[Collective, Shape]]:
+    """Everything that was asked for; rank and device of the shapes are still to be filled in."""
+    for name in COLLECTIVES if options.what == "all" else [options.what]:
+        row = TABLE[name]
+        roots = list(range(ranks)) if options.root is None else [options.root]
+        for kind in options.datatype:
+            for operation in options.op if row.reduces else ["none"]:
+                for root in roots if row.rooted else [-1]:
+                    yield from _shapes(options, row, Shape(0, ranks, 0, kind, operation, root, "cpu"))
+
+
+def _shapes(options: argparse.Namespace, row: Collective, like: Shape) -> Iterator[tuple[Collective, Shape]]:
+    """A shape for every size; sizes that come to the same number of elements (at least one) are measured once."""
+    blocks = like.ranks if row.split else 1
+    before = None
+    for size in sizes(options.minbytes, options.maxbytes, options.stepbytes, options.stepfactor):
+        count = max(1, size // like.dtype.itemsize // blocks)
+        if count != before:
+            yield row, Shape(like.rank, like.ranks, count, like.type, like.operation, like.root, like.device)
+        before = count
+
+
+def total_bytes(collective: Collective, shape: Shape) -> int:
+    return shape.count * (shape.ranks if collective.split else 1) * shape.dtype.itemsize
+
+
+# ---- the clock ----
+def turn(call: Callable[[], object], dirty: Callable[[], object], meet: Callable[[], object], iterations: int,
+         aggregate: int, settle: Callable[[], None] | None) -> list[float]:
+    """Microseconds of one operation in each iteration, on this rank. One more iteration goes before them, which takes
+    the traces of who had the turn before."""
+    times = []
+    for _ in range(iterations + 1):
+        dirty()
+        if settle:
+            settle()
+        meet()
+        begin = time.perf_counter_ns()
+        for _ in range(aggregate):
+            call()
+        if settle:
+            settle()
+        times.append((time.perf_counter_ns() - begin) / aggregate / 1e3)
+    return times[1:]
+
+
+def turns(iterations: int) -> list[int]:
+    """The iterations of each turn."""
+    return [part for index in range(TURNS) if (part := iterations // TURNS + (index < iterations % TURNS))]
+
+
+def memcpy(size: int, device: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """(copies so many bytes, writes their source)"""
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    if device == "cpu":
+        return partial(_copy, target, source, size), partial(source.fill_, 1)
+    return partial(target.copy_, source), partial(source.fill_, 1)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, size: int) -> None:
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+
+
+# ---- what the ranks have found together ----
+def _of_all_ranks(ranks: Ranks, times: list[float], average: int) -> list[float]:
+    together = torch.tensor(times, dtype=torch.float64)
+    if average == 0:
+        dist.broadcast(together, group_src=0, group=ranks.control)
+    else:
+        operation = {1: dist.ReduceOp.SUM, 2: dist.ReduceOp.MIN, 3: dist.ReduceOp.MAX}[average]
+        dist.all_reduce(together, op=operation, group=ranks.control)
+    return (together / ranks.size if average == 1 else together).tolist()
+
+
+def percentile(times: list[float], percent: float) -> float:
+    """The least time that so many per cent of the times do not exceed."""
+    return sorted(times)[max(0, math.ceil(len(times) * percent / 100) - 1)]
+
+
+def _cell(collective: Collective, shape: Shape, contender: Contender) -> Row:
+    if contender.refused:
+        return {"refused": contender.refused}
+    mean = statistics.fmean(contender.times)
+    bandwidth = total_bytes(collective, shape) / mean / 1e3 if mean else 0.0
+    return {"time": mean, "alg_bw": bandwidth, "bus_bw": bandwidth * collective.bus_factor(shape.ranks),
+            "nwrong": contender.wrong, "median": statistics.median(contender.times),
+            "p99": percentile(contender.times, 99), "best": min(contender.times), "iterations": len(contender.times)}
+
+
+def _first_call(ranks: Ranks, contender: Contender, attempt: Callable[[], int]) -> None:
+    """Makes it, and learns whether the backend does this at all. An error that not all ranks have is one of the run,
+    and so is one of communication."""
+    try:
+        contender.wrong = attempt()
+    except dist.DistBackendError:
+        raise
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        contender.refused = " ".join(str(error).split())[:300] or type(error).__name__
+    flags = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
+    dist.all_gather(flags, torch.tensor([int(bool(contender.refused))]), group=ranks.control)
+    refusing = [rank for rank, flag in enumerate(flags) if flag]
+    if refusing and len(refusing) < ranks.size:
+        raise RuntimeError(f"{contender.name} failed on rank {', '.join(map(str, refusing))} but not on the others"
+                           + (f": {contender.refused}" if contender.refused else ""))
+
+
+def _check_results(ranks: Ranks, contender: Contender, checks: int, attempt: Callable[[int], int]) -> None:
+    """Counts wrong elements of all ranks over the iterations that are checked; the first is also the first call."""
+    _first_call(ranks, contender, partial(attempt, 0))
+    if contender.refused:
+        return
+    wrong = contender.wrong + sum(attempt(repetition) for repetition in range(1, checks))
+    total = torch.tensor([wrong])
+    dist.all_reduce(total, group=ranks.control)
+    contender.wrong = int(total) if checks else None
+
+
+# ---- one size ----
+def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective, shape: Shape,
+               placement: str) -> tuple[list[Contender], float | None]:
+    """All backends turn by turn, and a memcpy of the same bytes among them; (contenders, its median)."""
+    send, receive = buffers(collective, shape, placement == "in_place")
+    owned = send if collective.sends(shape) else receive
+    dirty = partial(owned.fill_, 1)
+    size = total_bytes(collective, shape)
+    contenders = [Contender(name, group, collective.bind(shape, send, receive, group), [])
+                  for name, group in ranks.backends.items()]
+    for contender in contenders:
+        _check_results(ranks, contender, options.check, partial(check, collective, shape, send, receive,
+                                                                contender.call))
+    able = [contender for contender in contenders if not contender.refused]
+    settle = ranks.settle()
+    for contender in able:
+        if options.warmup_iters:
+            turn(contender.call, dirty, partial(dist.barrier, group=contender.group), options.warmup_iters - 1,
+                 options.agg_iters, settle)
+    copies: list[float] = []
+    copy, dirty_copy = memcpy(size, ranks.device) if able and size >= MEMCPY_FROM else (None, None)
+    for index, iterations in enumerate(turns(options.iters)):
+        first = index % len(able) if able else 0
+        for contender in able[first:] + able[:first]:
+            contender.times += turn(contender.call, dirty, partial(dist.barrier, group=contender.group), iterations,
+                                    options.agg_iters, settle)
+        if copy is not None:
+            meet = ranks.meeting([contender.name for contender in able])
+            copies += turn(copy, dirty_copy, meet, iterations, 1, settle)
+    for contender in able:
+        contender.times = _of_all_ranks(ranks, contender.times, options.average)
+    return contenders, statistics.median(_of_all_ranks(ranks, copies, options.average)) if copies else None
+
+
+def measure(options: argparse.Namespace, ranks: Ranks, collective: Collective, like: Shape) -> list[Row]:
+    """A row for each backend: what is in a line of the table, and more. Every rank returns the same."""
+    shape = Shape(ranks.rank, like.ranks, like.count, like.type, like.operation, like.root, ranks.device)
+    rows: list[Row] = [{"collective": collective.name, "size": total_bytes(collective, shape), "count": shape.count,
+                        "type": shape.type, "redop": shape.operation, "root": shape.root, "backend": name,
+                        "out_of_place": None, "in_place": None, "memcpy": None} for name in ranks.backends]
+    gc.disable()
+    try:
+        for placement in collective.placements:
+            contenders, copied = _placement(options, ranks, collective, shape, placement)
+            cells = [_cell(collective, shape, contender) for contender in contenders]
+            for row, cell in zip(rows, cells):
+                base = cells[0].get("median")
+                cell["ratio"] = cell["median"] / base if base and "median" in cell else None
+                row[placement], row["memcpy"] = cell, copied if row["memcpy"] is None else row["memcpy"]
+    finally:
+        gc.enable()
+    return rows

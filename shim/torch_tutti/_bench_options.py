@@ -1,0 +1,152 @@
+"""What `tutti bench` understands on its command line: the letters, names and defaults of nccl-tests, and ours.
+
+Nothing here imports torch, so that a wrong word is answered at once. What only torch or the number of ranks can tell
+is checked in `_bench`.
+"""
+from __future__ import annotations
+
+import argparse
+import re
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "gather", "scatter",
+               "sendrecv")
+OPERATIONS = ("sum", "prod", "max", "min", "avg")
+# name in the table: name in torch
+TYPES = {"int8": "int8", "uint8": "uint8", "int32": "int32", "int64": "int64", "half": "float16", "float": "float32",
+         "double": "float64", "bfloat16": "bfloat16"}
+AVERAGES = ("rank 0", "mean", "least", "greatest")
+PICTURES = (".png", ".svg", ".pdf")
+DEFAULT_BYTES = 32 << 20
+COMMANDS = (*COLLECTIVES, "all", "compare")
+
+
+def size(text: str) -> int:
+    """Bytes: a number, of kibi, mebi or gibi with K, M or G behind it."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; it is written as 8, 64K, 1.5M or 1G")
+    return int(float(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found[2].upper()])
+
+
+def _whole(least: int):
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+    return number
+
+
+def _choice(names: tuple[str, ...]):
+    """One of the names, in any case, or all of them: always a list."""
+    def chosen(text: str) -> list[str]:
+        if text.lower() == "all":
+            return list(names)
+        if text.lower() not in names:
+            raise argparse.ArgumentTypeError(f"there is no {text!r}; choose from {', '.join(names)}, all")
+        return [text.lower()]
+    return chosen
+
+
+def _root(text: str) -> int | None:
+    return None if text.lower() == "all" else _whole(0)(text)
+
+
+def _backends(text: str) -> list[str]:
+    names = [name.strip().lower() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different backends, such as tutti,gloo")
+    return names
+
+
+def _picture(text: str) -> str:
+    if not text.lower().endswith(PICTURES):
+        raise argparse.ArgumentTypeError(f"{text!r} has to end in {', '.join(PICTURES)}")
+    return text
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sizes")
+    group.add_argument("-b", "--minbytes", type=size, metavar="SIZE", help="the first size (default: 32M)")
+    group.add_argument("-e", "--maxbytes", type=size, metavar="SIZE",
+                       help="the last size (default: 32M, or the first if that is more)")
+    step = group.add_mutually_exclusive_group()
+    step.add_argument("-i", "--stepbytes", type=size, default=1 << 20, metavar="SIZE",
+                      help="the next size is so much more (default: 1M)")
+    step.add_argument("-f", "--stepfactor", type=_whole(2), metavar="FACTOR", help="the next size is so many times more")
+
+
+def _add_operation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("operation")
+    group.add_argument("-o", "--op", type=_choice(OPERATIONS), default=["sum"], metavar="OP",
+                       help=f"{', '.join(OPERATIONS)} or all (default: sum)")
+    group.add_argument("-d", "--datatype", type=_choice(tuple(TYPES)), default=["float"], metavar="TYPE",
+                       help=f"{', '.join(TYPES)} or all (default: float)")
+    group.add_argument("-r", "--root", type=_root, default=0, metavar="RANK", help="a rank, or all (default: 0)")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measuring")
+    group.add_argument("-n", "--iters", type=_whole(1), default=20, metavar="COUNT",
+                       help="timed iterations (default: %(default)s)")
+    group.add_argument("-w", "--warmup_iters", type=_whole(0), default=5, metavar="COUNT",
+                       help="iterations before them that are not timed (default: %(default)s)")
+    group.add_argument("-m", "--agg_iters", type=_whole(1), default=1, metavar="COUNT",
+                       help="operations of an iteration, timed together (default: %(default)s)")
+    group.add_argument("-a", "--average", type=int, choices=range(4), default=3, metavar="0..3",
+                       help="the time of an iteration is that of rank 0 (0), the mean of the ranks (1), the least (2) "
+                            "or the greatest (3) of them (default: %(default)s)")
+    group.add_argument("-c", "--check", type=_whole(0), default=1, metavar="COUNT",
+                       help="further iterations whose results are checked (default: %(default)s)")
+    group.add_argument("-T", "--timeout", type=_whole(1), default=300, metavar="SECONDS",
+                       help="what one operation may take before the run is given up (default: %(default)s)")
+
+
+def _add_ours(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("not in nccl-tests")
+    group.add_argument("--nproc", type=_whole(1), metavar="RANKS",
+                       help="ranks to start (default: one for each core, 2 to 4); under torchrun, torchrun says it")
+    group.add_argument("--backend", type=_backends, default=["tutti"], metavar="NAMES",
+                       help="backends of torch, such as tutti,gloo: measured turn by turn (default: tutti)")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="where tensors are (default: cuda for nccl, else cpu)")
+    group.add_argument("--no-bind", action="store_true",
+                       help="do not bind every rank to a core of its own (done where there are enough cores)")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--stats", action="store_true", help="columns for the median, the 99th percentile and the best")
+    group.add_argument("-J", "--output_file", metavar="FILE", help="save everything in this file, as JSON")
+    group.add_argument("--plot", type=_picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Adds `bench` to the commands of `tutti`; `what` of the result is a collective, all or compare."""
+    bench = commands.add_parser("bench", help="measure collectives through torch, on any backend; compare saved files",
+                                description="Measures collectives of torch.distributed; flags and columns are those of "
+                                            "nccl-tests. Starts the ranks itself unless torchrun has done so.")
+    names = bench.add_subparsers(dest="what", required=True, metavar="COLLECTIVE | all | compare",
+                                 help=", ".join(COMMANDS))
+    for name in (*COLLECTIVES, "all"):
+        parser = names.add_parser(name, allow_abbrev=False, description=f"Measures {name}."
+                                  if name != "all" else "Measures all collectives, one after the other.")
+        for add in (_add_sizes, _add_operation, _add_measuring, _add_output, _add_ours):
+            add(parser)
+    compare = names.add_parser("compare", help="saved files side by side", allow_abbrev=False)
+    compare.add_argument("first", metavar="A.json", help="written by tutti bench -J")
+    compare.add_argument("second", metavar="B.json", help="the ratio is its time ÷ that of A.json")
+    compare.add_argument("--plot", type=_picture, metavar="FILE", help="draw both into this file")
+    return bench
+
+
+def sizes(first: int | None, last: int | None, step: int, factor: int | None) -> list[int]:
+    """The sizes to measure. Raises ValueError when there is none, or no end to them."""
+    first = DEFAULT_BYTES if first is None else first
+    last = max(DEFAULT_BYTES, first) if last is None else last
+    if first > last:
+        raise ValueError(f"-b {first} is more than -e {last}: the first size must not exceed the last")
+    if first < last and (step if factor is None else first) == 0:
+        raise ValueError("-i 0 never reaches -e" if factor is None else "-f needs a first size (-b) of at least 1")
+    found = [first]
+    while (following := found[-1] + step if factor is None else found[-1] * factor) <= last and first < last:
+        found.append(following)
+    return found

@@ -1,0 +1,500 @@
+"""`tutti bench`: what it understands, that it sees wrong results, that backends take turns, what it prints and saves,
+and that no rank is left behind. Nothing here judges a time."""
+import contextlib
+import io
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_tutti import _bench, _bench_launch, _bench_picture, _bench_report, _takeover, cli, take_over
+from torch_tutti._bench_collectives import POISON, TABLE, Shape, source, wrong
+from torch_tutti._bench_measure import Ranks, percentile, turns
+from torch_tutti._bench_options import COLLECTIVES, OPERATIONS, TYPES, size, sizes
+
+TUTTI = [sys.executable, "-m", "torch_tutti"]
+
+
+def options(*words):
+    return cli._parser().parse_args(["bench", *words])
+
+
+# ---- what it understands ----
+def test_defaults_are_those_of_nccl_tests():
+    found = options("all_reduce")
+    assert (found.iters, found.warmup_iters, found.agg_iters, found.check, found.root) == (20, 5, 1, 1, 0)
+    assert (found.op, found.datatype, found.stepbytes, found.stepfactor) == (["sum"], ["float"], 1 << 20, None)
+    assert sizes(found.minbytes, found.maxbytes, found.stepbytes, found.stepfactor) == [32 << 20]
+
+
+def test_every_flag_has_its_letter_and_its_name():
+    short = options(*"all_reduce -b 8 -e 64M -f 2 -n 20 -w 5 -m 3 -o max -d half -r all -c 1 -a 0 -T 9 -J o".split())
+    long = options(*"all_reduce --minbytes 8 --maxbytes 64M --stepfactor 2 --iters 20 --warmup_iters 5 --agg_iters 3 "
+                    "--op MAX --datatype half --root all --check 1 --average 0 --timeout 9 --output_file o".split())
+    assert vars(short) == vars(long) and short.root is None and short.op == ["max"]
+
+
+@pytest.mark.parametrize("text, value", [("8", 8), ("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("1G", 1 << 30)])
+def test_size(text, value):
+    assert size(text) == value
+
+
+def test_sizes():
+    assert sizes(8, 64, 1, 2) == [8, 16, 32, 64] and sizes(8, 63, 1, 2) == [8, 16, 32]
+    assert sizes(10, 30, 10, None) == [10, 20, 30] and sizes(64 << 20, None, 1, 2) == [64 << 20]
+    assert sizes(0, 20, 10, None) == [0, 10, 20]
+
+
+WRONG_WORDS = {
+    "allreduce": "choose from 'all_reduce'", "all_reduce -b 8Q": "64K, 1.5M or 1G",
+    "all_reduce -b 64M -e 8": "must not exceed", "all_reduce -d float3": "bfloat16, all",
+    "all_reduce -o mean": "choose from sum, prod", "all_reduce -n 0": "at least 1", "all_reduce -w -1": "at least 0",
+    "all_reduce -i 1 -f 2": "not allowed with", "all_reduce -e 8 -b 4 -i 0": "never reaches",
+    "all_reduce -b 0 -f 2": "at least 1", "all_reduce -G 1": "unrecognized arguments: -G",
+    "all_reduce --backend tutti,tutti": "different backends", "all_reduce --backend elsewhere": "it has gloo, tutti",
+    "all_reduce -r 7 --nproc 2": "from 0 to 1", "all_reduce --plot picture.gif": ".png, .svg, .pdf",
+    "all_reduce -J nowhere/out.json": "-J nowhere/out.json cannot be written", "": "COLLECTIVE",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
+    try:
+        code = cli.main(["bench", *words.split()])
+    except SystemExit as left:
+        code = left.code
+    assert code in (1, 2) and WRONG_WORDS[words] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("words", ["--backend nccl", "--backend tutti,nccl", "--device cuda"])
+def test_cuda_is_refused_where_there_is_none(words, capsys):
+    assert cli.main(["bench", "all_reduce", *words.split()]) == 1
+    assert "needs a CUDA device, and torch finds none here" in capsys.readouterr().err
+
+
+def test_a_take_over_is_not_measured_under_another_name(capsys):
+    with take_over("gloo"):
+        assert cli.main(["bench", "all_reduce", "--backend", "gloo"]) == 1
+    assert f"{_takeover.VARIABLE} makes groups of gloo" in capsys.readouterr().err
+
+
+def test_number_of_ranks_is_torchruns(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert cli.main(["bench", "all_reduce", "--nproc", "2"]) == 1
+    assert "contradicts torchrun, which has started 4 ranks" in capsys.readouterr().err
+
+
+# ---- what is measured ----
+def test_bus_bandwidth_factors():
+    """Those of doc/PERFORMANCE.md of nccl-tests."""
+    for n in (2, 3, 8):
+        of = {name: row.bus_factor(n) for name, row in TABLE.items()}
+        assert of.pop("all_reduce") == pytest.approx(2 * (n - 1) / n)
+        for name in ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter"):
+            assert of.pop(name) == pytest.approx((n - 1) / n)
+        assert set(of) == {"broadcast", "reduce", "sendrecv"} and set(of.values()) == {1.0}
+    assert tuple(TABLE) == COLLECTIVES
+
+
+def reduce_in_order(values, operation):
+    total = values[0]
+    for value in values[1:]:
+        total = {"sum": torch.add, "avg": torch.add, "prod": torch.mul, "max": torch.maximum,
+                 "min": torch.minimum}[operation](total, value)
+    return total
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_results_are_exact_in_every_type_and_order(kind):
+    for operation, ranks in itertools.product(OPERATIONS, (1, 2, 3, 7, 64, 300)):
+        shape = Shape(0, ranks, 500, kind, operation, -1, "cpu")
+        contents = [source(shape, rank, shape.count, repetition=3) for rank in range(ranks)]
+        expected = TABLE["all_reduce"].expected(shape, contents.__getitem__)
+        values = [content.to(shape.dtype) for content in contents]
+        assert all(torch.equal(value.long(), content.long()) for value, content in zip(values, contents))
+        for order in (values, values[::-1]):
+            got = reduce_in_order(order, operation)
+            if operation == "avg":
+                got = got / ranks if shape.dtype.is_floating_point else got.long() // ranks
+            assert wrong(shape, got, expected) == 0, (operation, ranks)
+        assert not (expected == POISON).any()
+        assert wrong(shape, torch.full_like(values[0], POISON), expected) == shape.count
+
+
+def test_contents_tell_ranks_blocks_and_repetitions_apart():
+    shape = Shape(0, 4, 4096, "float", "none", -1, "cpu")
+    first = source(shape, 0, 16384, 0)
+    assert len(first.unique()) == 121
+    for other in (source(shape, 1, 16384, 0), source(shape, 0, 16384, 1), first.roll(4096), first.roll(1)):
+        assert (first != other).float().mean() > 0.9
+
+
+def test_turns_hold_all_iterations():
+    assert turns(20) == [4] * 5 and turns(7) == [2, 2, 1, 1, 1] and turns(2) == [1, 1]
+
+
+def test_percentile_is_the_nearest_rank():
+    times = [float(value) for value in range(1, 101)]
+    assert percentile(times, 99) == 99 and percentile(times[:20], 99) == 20 and percentile([3.0], 99) == 3
+
+
+# ---- on ranks ----
+def measured(world, *words, patch=None, backends=("tutti", "gloo")):
+    """(document, what rank 0 printed) of a run on groups that exist."""
+    groups = {"tutti": dist.group.WORLD, "gloo": world.kept.setdefault("gloo of bench", None) or dist.new_group(
+        backend="gloo")}
+    world.kept["gloo of bench"] = groups["gloo"]
+    ranks = Ranks(world.rank, world.size, world.gloo, {name: groups[name] for name in backends})
+    found = options(*words, "--backend", ",".join(backends))
+    _bench.resolve(found, world.size, world.size)
+    printed = io.StringIO()
+    with patch or contextlib.nullcontext(), contextlib.redirect_stdout(printed):
+        document = _bench.run(found, list(words), ranks, None)
+    return document, printed.getvalue()
+
+
+@contextlib.contextmanager
+def replaced(world, name, make):
+    """`dist.name` is make(original) meanwhile, except in the group through which ranks talk about the measuring."""
+    original = getattr(dist, name)
+    changed = make(original)
+
+    def call(*arguments, group=None, **keywords):
+        return (original if group is world.gloo else changed)(*arguments, group=group, **keywords)
+    setattr(dist, name, call)
+    try:
+        yield
+    finally:
+        setattr(dist, name, original)
+
+
+QUICK = ("-b", "2000", "-e", "2000", "-n", "2", "-w", "1")
+
+
+def everything(world):
+    return measured(world, "all", *QUICK, "-d", "all", "-o", "all", "-r", str(world.size - 1), "-c", "2")
+
+
+def test_every_collective_type_and_operation_is_right(shared):
+    document, printed = shared(3).run(everything)[0]
+    assert document["out_of_bounds"] == {"count": 0, "okay": True} and "FAILED" not in printed
+    rows = document["results"]
+    assert {row["collective"] for row in rows} == set(COLLECTIVES) and {row["type"] for row in rows} == set(TYPES)
+    for row in rows:
+        placements = set(TABLE[row["collective"]].placements)
+        assert {name for name in _bench_report.PLACEMENTS if row[name]} == placements
+        for name in placements:
+            refused = row["backend"] == "gloo" and row["redop"] == "avg" and "int" in row["type"]
+            assert ("refused" in row[name]) == refused, row
+            assert refused or (row[name]["nwrong"] == 0 and row[name]["iterations"] == 2 and row[name]["time"] > 0)
+    assert [row["root"] for row in rows if row["collective"] == "gather"] == [2] * 2 * len(TYPES)
+    assert "# gloo does not do all_reduce of int32 with avg: " in printed
+
+
+def add_one(world):
+    def make(original):
+        def call(tensor, *arguments, **keywords):
+            original(tensor, *arguments, **keywords)
+            tensor[17] += world.rank == 1
+        return call
+    return measured(world, "all_reduce", *QUICK, "-c", "3", patch=replaced(world, "all_reduce", make))
+
+
+def swap_blocks(world):
+    def make(original):
+        def call(tensor, blocks, *arguments, **keywords):
+            original(tensor, blocks, *arguments, **keywords)
+            if blocks:
+                blocks[0].copy_(blocks[1])
+        return call
+    return measured(world, "gather", *QUICK, patch=replaced(world, "gather", make), backends=("tutti",))
+
+
+def leave_undone(world):
+    return measured(world, "broadcast", *QUICK, "-c", "1",
+                    patch=replaced(world, "broadcast", lambda _: lambda *_, **__: None), backends=("gloo",))
+
+
+def test_planted_errors_are_counted(shared):
+    outcomes = shared(3).run(add_one)
+    for document, _ in outcomes:                        # every rank knows
+        assert [row["in_place"]["nwrong"] for row in document["results"]] == [3, 3]
+        assert document["out_of_bounds"] == {"count": 6, "okay": False}
+    assert re.search(r"Out of bounds values +: 6 FAILED", outcomes[0][1]) and not outcomes[1][1]
+    row, = shared(3).run(swap_blocks)[0][0]["results"]
+    assert 100 < row["out_of_place"]["nwrong"] <= row["count"] and row["in_place"]["nwrong"] > 100
+    row, = shared(3).run(leave_undone)[0][0]["results"]
+    assert row["in_place"]["nwrong"] == 2 * row["count"]        # the root has what it sends
+
+
+def record(world):
+    """(backend, contents) of every all_reduce, in order."""
+    seen = []
+
+    def make(original):
+        def call(tensor, *arguments, group, **keywords):
+            seen.append(("tutti" if group is dist.group.WORLD else "gloo", tensor.unique().tolist()))
+            return original(tensor, *arguments, group=group, **keywords)
+        return call
+    measured(world, "all_reduce", "-b", "40", "-e", "40", "-n", "10", "-w", "3", "-m", "2", "-c", "1",
+             patch=replaced(world, "all_reduce", make))
+    return seen
+
+
+def test_backends_take_turns_and_buffers_are_dirtied(shared):
+    for seen in shared(3).run(record):
+        checked, warmed, timed = seen[:2], seen[2:14], seen[14:]
+        assert [name for name, _ in checked] == ["tutti", "gloo"]
+        assert [name for name, _ in warmed] == ["tutti"] * 6 + ["gloo"] * 6
+        in_turns = [name for name, calls in itertools.groupby(name for name, _ in timed) for _ in [len(list(calls))]]
+        assert len(timed) == 2 * 5 * 3 * 2              # backends, turns, iterations with the first, operations
+        assert in_turns == ["tutti", "gloo", "tutti", "gloo", "tutti", "gloo"]     # who was last is first
+        assert [value for _, value in timed[0::2]] == [[1.0]] * 30      # the first operation of every iteration
+        assert [value for _, value in timed[1::2]] == [[3.0]] * 30      # the second finds what the first has left
+
+
+def fail_on_one(world):
+    def make(_):
+        def call(*_, **__):
+            if world.rank == 1:
+                raise ValueError("only here")
+        return call
+    measured(world, "all_reduce", *QUICK, patch=replaced(world, "all_reduce", make))
+
+
+def test_an_error_of_one_rank_ends_the_run_and_is_named(shared):
+    outcomes = shared(3).outcomes(fail_on_one)
+    assert all("tutti failed on rank 1 but not on the others" in outcome.text for outcome in outcomes)
+    assert "only here" in outcomes[1].text
+
+
+def averages(world):
+    return [measured(world, "reduce", *QUICK, "-a", str(which), "-c", "0", backends=("gloo",)) for which in range(4)]
+
+
+def test_ranks_agree_on_times(shared):
+    """However they are averaged, and all know the same."""
+    per_rank = shared(3).run(averages)
+    for which in range(4):
+        assert len({str(outcomes[which][0]["results"]) for outcomes in per_rank}) == 1
+    assert per_rank[0][0][0]["results"][0]["in_place"]["nwrong"] is None       # -c 0
+    assert re.search(r" N/A$", per_rank[0][0][1].splitlines()[-6])
+
+
+# ---- what it prints ----
+def test_columns_are_those_of_nccl_tests():
+    names = _bench_report.Table(stats=False, several=False).header()[2].split()
+    block = ["time", "algbw", "busbw", "#wrong"]
+    assert names == ["#", "size", "count", "type", "redop", "root", *block, *block]
+    names = _bench_report.Table(stats=True, several=True).header()[2].split()
+    block += ["median", "p99", "best", "ratio"]
+    assert names == ["#", "size", "count", "type", "redop", "root", *block, *block, "backend"]
+
+
+@pytest.mark.parametrize("value, text", [(0.126, "   0.13"), (20.36, "  20.36"), (9999.99, "9999.99"),
+                                         (12345.67, "12345.7"), (1234567.8, "1234568"), (12345678.0, "1.2e+07"),
+                                         (None, "    N/A")])
+def test_numbers_use_the_room_they_have(value, text):
+    assert _bench_report.number(value, 7) == text
+
+
+def example(backends=("tutti", "gloo"), **changes):
+    """A document of one line for each backend: the second takes four times as long."""
+    cell = {"time": 10.0, "alg_bw": 13.0, "bus_bw": 13.0, "nwrong": 0, "median": 8.0, "p99": 20.0, "best": 7.0,
+            "iterations": 20, "ratio": 1.0}
+    row = {"collective": "all_reduce", "size": 131072, "count": 32768, "type": "float", "redop": "sum", "root": -1,
+           "out_of_place": None, "memcpy": 4.0, **changes}
+    found = options("all_reduce", "--backend", ",".join(backends))
+    document = _bench_report.begin(found, ["bench"], [{}, {}])
+    for index, name in enumerate(backends):
+        times = {key: cell[key] * 4**index for key in ("time", "median", "p99", "best", "ratio")}
+        document["results"].append({**row, "backend": name, "in_place": {**cell, **times}})
+    _bench_report.finish(document)
+    return document
+
+
+def test_lines_stand_under_their_columns():
+    document = example()
+    table = _bench_report.Table(stats=True, several=True)
+    names, first, second = table.header()[2], *(table.line(row) for row in document["results"])
+    assert len(first) == len(names) - len("backend") + len("tutti")
+    for line, median, ratio in ((first, "8.00", "1.00"), (second, "32.00", "4.00")):
+        assert line[:names.rindex("median") + len("median")].endswith(median)
+        assert line[:names.rindex("ratio") + len("ratio")].endswith(ratio)
+        assert line.split().count("N/A") == 8
+
+
+# ---- what it saves ----
+def test_saved_file_comes_back(tmp_path):
+    path = tmp_path / "saved.json"
+    document = example()
+    _bench_report.save(document, str(path))
+    loaded = _bench_report.load(str(path))
+    assert loaded == document
+    assert loaded["machine"]["cores"] == os.cpu_count() and loaded["versions"]["torch"] == torch.__version__
+    assert loaded["config"]["iterations"] == 20 and loaded["average_bus_bandwidth"]["tutti"]["bandwidth"] == 13.0
+
+
+def compared(tmp_path, one, other, *words):
+    paths = [str(tmp_path / name) for name in ("one.json", "other.json")]
+    for path, document in zip(paths, (one, other)):
+        _bench_report.save(document, path)
+    return cli.main(["bench", "compare", *paths, *words])
+
+
+def test_compare_two_backends(tmp_path, capsys):
+    slow = example(["gloo"])
+    slow["results"][0]["in_place"]["median"] = 20.0
+    assert compared(tmp_path, example(["tutti"]), slow) == 0
+    line = capsys.readouterr().out.splitlines()[-1].split()
+    assert line[:5] == ["all_reduce", "131072", "float", "sum", "-1"] and line[5:10] == ["N/A"] * 5
+    assert line[10:13] == ["8.00", "20.00", "2.50"]
+
+
+def test_compare_goes_by_backend_where_there_are_several(tmp_path, capsys):
+    other = example()
+    other["machine"]["name"] += "'s neighbour"
+    other["results"].append({**other["results"][0], "size": 7})
+    assert compared(tmp_path, example(), other) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("machines differ" in line for line in lines)
+    assert [line.split()[-1] for line in lines[-3:-1]] == ["tutti", "gloo"] and "only in B: 1" in lines[-1]
+    assert all("1.00" in line for line in lines[-3:-1])
+
+
+def test_compare_says_what_it_cannot_compare(tmp_path, capsys):
+    assert compared(tmp_path, example(), example(collective="gather")) == 1
+    assert "no line in common: all_reduce on tutti, gloo against gather" in capsys.readouterr().err
+    for text, answer in (("no", "is not JSON"), ("{}", "was not written by tutti bench"),
+                         ('{"format": "tutti bench", "version": 99}', "format version 99")):
+        (tmp_path / "wrong.json").write_text(text)
+        assert cli.main(["bench", "compare", str(tmp_path / "wrong.json"), str(tmp_path / "one.json")]) == 1
+        assert answer in capsys.readouterr().err
+    assert cli.main(["bench", "compare", str(tmp_path / "absent.json"), str(tmp_path / "one.json")]) == 1
+    assert "absent.json" in capsys.readouterr().err
+
+
+# ---- what it draws ----
+def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
+    documents = [("a", example()), ("b", example(["gloo"], size=262144, count=65536))]
+    drawn = _bench_picture.lines(documents)["all_reduce"]
+    assert {key: list(line) for key, line in drawn.items()} == {
+        ("tutti (a)", "in_place"): [131072], ("gloo (a)", "in_place"): [131072], ("gloo (b)", "in_place"): [262144]}
+    assert _bench_picture.limits(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    _bench_picture.draw(documents, str(tmp_path / "both.svg"))
+    assert compared(tmp_path, example(), example(), "--plot", str(tmp_path / "both.png")) == 0
+    assert "<svg" in (tmp_path / "both.svg").read_text() and (tmp_path / "both.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(["bench", "all_reduce", "--plot", str(tmp_path / "picture.png")]) == 1
+    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+
+
+# ---- processes ----
+def environment():
+    return {**{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+            "CUDA_VISIBLE_DEVICES": ""}
+
+
+def command(*words):
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
+
+
+def test_ranks_of_its_own(tmp_path):
+    words = ["reduce_scatter", "-b", "1K", "-e", "128K", "-f", "128", "-n", "3", "-w", "1", "--nproc", "2", "--stats"]
+    saved, picture = tmp_path / "out.json", tmp_path / "out.png"
+    drawing = ["--plot", str(picture)] if importable("matplotlib") else []
+    done = command(*TUTTI, "bench", *words, "--backend", "tutti,gloo", "-J", str(saved), *drawing)
+    assert done.returncode == 0, done.stderr
+    document = _bench_report.load(str(saved))
+    rows = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    table = _bench_report.Table(stats=True, several=True)
+    assert rows == [table.line(row) for row in document["results"]] and len(rows) == 4
+    assert [(row["size"], row["count"]) for row in document["results"][::2]] == [(1024, 128), (131072, 16384)]
+    assert [row["memcpy"] is not None for row in document["results"]] == [False, False, True, True]
+    assert document["args"][:2] == ["bench", "reduce_scatter"] and len(document["config"]["devices"]) == 2
+    assert not drawing or picture.read_bytes()[1:4] == b"PNG"
+
+
+def importable(name):
+    try:
+        __import__(name)
+    except ImportError:
+        return False
+    return True
+
+
+def test_under_torchrun(tmp_path):
+    saved = tmp_path / "out.json"
+    done = command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
+                   "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", str(saved))
+    assert done.returncode == 0, done.stderr
+    assert [row["root"] for row in _bench_report.load(str(saved))["results"]] == [0, 1]
+    assert done.stdout.count("Collective test starting") == 1
+
+
+@contextlib.contextmanager
+def running():
+    """A run that would take hours, after its table has begun: (process, pids of its ranks)."""
+    words = ["bench", "all_reduce", "-b", "8", "-e", "8", "-n", "100000000", "--nproc", "2"]
+    process = subprocess.Popen([*TUTTI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=environment(), start_new_session=True)
+    guard = threading.Timer(100, process.kill)          # reading waits no longer than that
+    guard.start()
+    try:
+        pids = []
+        for line in process.stdout:
+            if found := re.match(r"#  Rank +\d+ Pid +(\d+)", line):
+                pids.append(int(found[1]))
+            if "(elements)" in line:
+                break
+        assert len(pids) == 2, process.stderr.read()
+        yield process, pids
+    finally:
+        guard.cancel()
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def gone(pids, limit_s=20):
+    until = time.monotonic() + limit_s
+    while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return not alive
+
+
+def test_a_dead_rank_ends_all_and_is_named():
+    with running() as (process, pids):
+        os.kill(pids[1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1 and "rank 1 was killed by SIGKILL" in errors
+        assert gone(pids)
+
+
+def test_no_rank_outlives_its_parent():
+    with running() as (process, pids):
+        process.kill()
+        assert gone(pids)
+
+
+def test_what_is_told_of_ranks_that_fail():
+    describe = _bench_launch.describe
+    assert describe([0, 0]) == "" and describe([3, 3]) == ""
+    assert describe([None, -9]) == "rank 1 was killed by SIGKILL; the other ranks were stopped"
+    assert describe([1, -9]) == "rank 1 was killed by SIGKILL; rank 0 ended with exit code 1"
+    assert describe([0, None]) == "rank 1 did not come to an end when the others had; it was stopped"
