@@ -169,7 +169,7 @@ def exchange(call, number):
         operand = Operand(step.dtype, (len(content) // itemsize(step.dtype),),
                           step.layout if is_send else step.landing, content if is_send else None)
         (call.brought if is_send else call.received).append(operand)
-        anyone = model.from_anyone(step, tag)
+        anyone = model.from_anyone(step, messages[index], messages)
         peer = target if is_send else None if anyone else source
         operations.append((is_send, operand.tensor, peer, (number + 1) * 100 + tag if anyone else tag))
     if step.how == "batch":
@@ -272,7 +272,8 @@ def carry_out(world, program):
 
 # ---- a program on all ranks ----
 def verdict(ranks, program):
-    """What is wrong with the program on these ranks, in words; nothing when all is well. Ranks that fail are closed."""
+    """What is wrong with the program on these ranks, in words; nothing when all is well. Ranks that fail are closed.
+    AssertionError when one does not answer at all."""
     outcomes = ranks.outcomes(carry_out, program)
     if any(outcome.failed for outcome in outcomes):
         ranks.close()
