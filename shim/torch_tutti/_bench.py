@@ -15,7 +15,7 @@ from torch_tutti._bench_options import sizes
 
 
 def main(options: argparse.Namespace, words: list[str]) -> int:
-    """The exit code. words: what stood behind `tutti`. Raises ValueError, ImportError and OSError, for users to read."""
+    """The exit code. words: what stood behind `tutti`. Raises ValueError, ImportError or OSError, for users to read."""
     if options.what == "compare":
         return _bench_compare.compare(options.first, options.second, options.plot)
     if options.plot:

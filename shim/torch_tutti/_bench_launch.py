@@ -79,5 +79,6 @@ def describe(codes: list[int | None]) -> str:
              if code is not None and code > 0 and code != WRONG_RESULTS]
     running = [str(rank) for rank, code in enumerate(codes) if code is None]
     if not killed and not ended:
-        return f"rank {', '.join(running)} did not come to an end when the others had; it was stopped" if running else ""
+        hanging = f"rank {', '.join(running)} did not come to an end when the others had; it was stopped"
+        return hanging if running else ""
     return "; ".join(killed + ended) + ("; the other ranks were stopped" if running else "")

@@ -72,7 +72,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     step = group.add_mutually_exclusive_group()
     step.add_argument("-i", "--stepbytes", type=size, default=1 << 20, metavar="SIZE",
                       help="the next size is so much more (default: 1M)")
-    step.add_argument("-f", "--stepfactor", type=_whole(2), metavar="FACTOR", help="the next size is so many times more")
+    step.add_argument("-f", "--stepfactor", type=_whole(2), metavar="FACTOR",
+                      help="the next size is so many times more")
 
 
 def _add_operation(parser: argparse.ArgumentParser) -> None:
