@@ -25,6 +25,7 @@ from torch_tutti._bench_collectives import TABLE, Collective, Shape, buffers, ch
 from torch_tutti._bench_options import COLLECTIVES, sizes
 
 TURNS = 5                       # of every backend for one size
+AHEAD_NS = 1_000_000            # how far ahead a moment is agreed on; a message to all ranks takes less
 MEMCPY_FROM = 64 << 10          # bytes; below, a memcpy from Python is mostly Python
 Row = dict[str, Any]
 
@@ -38,10 +39,14 @@ class Ranks:
     backends: dict[str, dist.ProcessGroup]
     device: str = "cpu"
 
-    def meeting(self, able: list[str]) -> Callable[[], object]:
-        """What ranks meet in before a memcpy: it shows what memory can do for all ranks at once only if they begin
-        together, which they do best after a barrier of tutti."""
-        return partial(dist.barrier, group=self.backends["tutti" if "tutti" in able else able[0]])
+    def begin_together(self) -> None:
+        """Returns on all ranks of a host at the same moment, awake, whatever backend is measured; hosts whose clocks
+        differ are not waited for."""
+        moment = torch.tensor([time.monotonic_ns() + AHEAD_NS])
+        dist.broadcast(moment, group_src=0, group=self.control)
+        moment_ns = min(int(moment), time.monotonic_ns() + AHEAD_NS)
+        while time.monotonic_ns() < moment_ns:
+            pass
 
     def settle(self) -> Callable[[], None] | None:
         """Waits for the device, if it works behind the caller's back."""
@@ -112,15 +117,18 @@ def turns(iterations: int) -> list[int]:
 
 
 def memcpy(size: int, device: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    """(copies so many bytes, writes their source)"""
+    """(copies so many bytes, writes both ends of them, the source last: they are as close as caches can hold them)"""
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     if device == "cpu":
-        return partial(_copy, target, source, size), partial(source.fill_, 1)
-    return partial(target.copy_, source), partial(source.fill_, 1)
+        copy = partial(ctypes.memmove, target.data_ptr(), source.data_ptr())
+    else:
+        copy = lambda length: target[:length].copy_(source[:length])
 
-
-def _copy(target: torch.Tensor, source: torch.Tensor, size: int) -> None:
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+    def touch() -> None:
+        target.fill_(1)
+        source.fill_(1)
+        copy(1)                                         # the way there has been idle for a while, too
+    return partial(copy, size), touch
 
 
 # ---- what the ranks have found together ----
@@ -197,15 +205,14 @@ def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective
             turn(contender.call, dirty, partial(dist.barrier, group=contender.group), options.warmup_iters - 1,
                  options.agg_iters, settle)
     copies: list[float] = []
-    copy, dirty_copy = memcpy(size, ranks.device) if able and size >= MEMCPY_FROM else (None, None)
+    copy, touch = memcpy(size, ranks.device) if able and size >= MEMCPY_FROM else (None, None)
     for index, iterations in enumerate(turns(options.iters)):
         first = index % len(able) if able else 0
         for contender in able[first:] + able[:first]:
             contender.times += turn(contender.call, dirty, partial(dist.barrier, group=contender.group), iterations,
                                     options.agg_iters, settle)
         if copy is not None:
-            meet = ranks.meeting([contender.name for contender in able])
-            copies += turn(copy, dirty_copy, meet, iterations, 1, settle)
+            copies += turn(copy, ranks.begin_together, touch, iterations, 1, settle)
     for contender in able:
         contender.times = _of_all_ranks(ranks, contender.times, options.average)
     return contenders, statistics.median(_of_all_ranks(ranks, copies, options.average)) if copies else None
