@@ -45,6 +45,11 @@ def limits(documents: list[tuple[str, Document]], collective: str) -> dict[str, 
         if row["collective"] == collective and row["memcpy"]})}
 
 
+def median_bandwidth(cell: dict[str, Any]) -> float:
+    """The bus bandwidth at the median time, as the time axes show it; that of the table is at the mean."""
+    return cell["bus_bw"] * cell["time"] / cell["median"] if cell["median"] else 0.0
+
+
 def draw(documents: list[tuple[str, Document]], path: str) -> None:
     """Writes the picture. documents: with a label each, empty where there is one only."""
     from matplotlib.figure import Figure
@@ -61,7 +66,7 @@ def draw(documents: list[tuple[str, Document]], path: str) -> None:
             style = {"linestyle": STYLES[placement], "color": colour, "marker": ".", "linewidth": 1.2,
                      "label": f"{name}, {PLACEMENTS[placement]}"}
             time_axes.plot(sizes, [line[size]["median"] for size in sizes], **style)
-            bandwidth_axes.plot(sizes, [line[size]["bus_bw"] for size in sizes], **style)
+            bandwidth_axes.plot(sizes, [median_bandwidth(line[size]) for size in sizes], **style)
         _draw_limits(documents, collective, of_collective, time_axes, bandwidth_axes)
         time_axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="median time, µs", title=collective)
         bandwidth_axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title=collective)

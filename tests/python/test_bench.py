@@ -400,6 +400,7 @@ def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
     assert {key: list(line) for key, line in drawn.items()} == {
         ("tutti (a)", "in_place"): [131072], ("gloo (a)", "in_place"): [131072], ("gloo (b)", "in_place"): [262144]}
     assert _bench_picture.limits(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
+    assert _bench_picture.median_bandwidth(drawn["tutti (a)", "in_place"][131072]) == 13.0 * 10 / 8
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     _bench_picture.draw(documents, str(tmp_path / "both.svg"))
     assert compared(tmp_path, example(), example(), "--plot", str(tmp_path / "both.png")) == 0
