@@ -1,0 +1,212 @@
+/* The same measurement for whichever library this is compiled with: MPI by default (mpicc), tutti with -DTUTTI. Prints
+ * a line for each collective and size: its name, the bytes, and the median, 99th percentile and best of the slowest
+ * rank's times in ns. Every rank is pinned to a core, and writes all of its buffer before each call, as a program
+ * does. compare.py builds and runs it for each library in turn.
+ *
+ * peers RANKS SMALLEST LARGEST   (RANKS is for tutti, whose ranks are forked here; mpirun starts those of MPI) */
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static int rank, ranks;
+static void fail(const char *what)
+{
+    fprintf(stderr, "rank %d: %s\n", rank, what);
+    _exit(1);
+}
+
+/* ---- the library ---- */
+#if defined(TUTTI)
+#include "c_api/tutti.h"
+#include <sys/wait.h>
+static tutti_comm *comm;
+static void must(tutti_status status) { if (status != TUTTI_OK) fail(tutti_get_last_error()); }
+static void library_start(int *argc, char ***argv)
+{
+    tutti_unique_id id;
+    int failed = 0, status;
+    if (*argc < 2) fail("how many ranks?");
+    ranks = atoi((*argv)[1]);
+    must(tutti_get_unique_id(&id));
+    for (rank = 0; rank < ranks; rank++)
+        if (fork() == 0) {
+            must(tutti_comm_init_rank(&comm, ranks, id, rank));
+            return;
+        }
+    while (wait(&status) > 0) failed |= status;
+    exit(failed ? 1 : 0);
+}
+static void library_finish(void) { must(tutti_comm_destroy(comm)); _exit(0); }
+static void barrier(void) { must(tutti_barrier(comm, NULL)); }
+static void slowest(double *times, size_t count)
+{
+    must(tutti_all_reduce(times, times, count, TUTTI_FLOAT64, TUTTI_MAX, comm, NULL));
+}
+static void allreduce(float *in, float *out, size_t n)
+{
+    must(tutti_all_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL));
+}
+static void reduce_scatter(float *in, float *out, size_t n)
+{
+    must(tutti_reduce_scatter(in, out, n / (size_t)ranks, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL));
+}
+static void allgather(float *in, float *out, size_t n)
+{
+    must(tutti_all_gather(in, out, n / (size_t)ranks, TUTTI_FLOAT32, comm, NULL));
+}
+static void broadcast(float *in, float *out, size_t n)
+{
+    (void)out;
+    must(tutti_broadcast(in, in, n, TUTTI_FLOAT32, 0, comm, NULL));
+}
+static void reduce(float *in, float *out, size_t n)
+{
+    must(tutti_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, 0, comm, NULL));
+}
+static void alltoall(float *in, float *out, size_t n)
+{
+    must(tutti_all_to_all(in, out, n / (size_t)ranks, TUTTI_FLOAT32, comm, NULL));
+}
+static void pingpong(float *in, float *out, size_t n)
+{
+    if (rank == 0) must(tutti_send(in, n, TUTTI_FLOAT32, 1, 0, comm, NULL));
+    if (rank == 1) must(tutti_recv(out, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
+    if (rank == 1) must(tutti_send(in, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
+    if (rank == 0) must(tutti_recv(out, n, TUTTI_FLOAT32, 1, 0, comm, NULL));
+}
+#else
+#include <mpi.h>
+static void library_start(int *argc, char ***argv)
+{
+    MPI_Init(argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+}
+static void library_finish(void) { MPI_Finalize(); }
+static void barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }
+static void slowest(double *times, size_t count)
+{
+    MPI_Allreduce(MPI_IN_PLACE, times, (int)count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+}
+static void allreduce(float *in, float *out, size_t n)
+{
+    MPI_Allreduce(in == out ? MPI_IN_PLACE : in, out, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+static void reduce_scatter(float *in, float *out, size_t n)
+{
+    MPI_Reduce_scatter_block(in, out, (int)n / ranks, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+static void allgather(float *in, float *out, size_t n)
+{
+    int part = (int)n / ranks;
+    MPI_Allgather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
+}
+static void broadcast(float *in, float *out, size_t n)
+{
+    (void)out;
+    MPI_Bcast(in, (int)n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+static void reduce(float *in, float *out, size_t n)
+{
+    MPI_Reduce(in, out, (int)n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+}
+static void alltoall(float *in, float *out, size_t n)
+{
+    int part = (int)n / ranks;
+    MPI_Alltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
+}
+static void pingpong(float *in, float *out, size_t n)
+{
+    if (rank == 0) MPI_Send(in, (int)n, MPI_FLOAT, 1, 0, MPI_COMM_WORLD);
+    if (rank == 1) MPI_Recv(out, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank == 1) MPI_Send(in, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD);
+    if (rank == 0) MPI_Recv(out, (int)n, MPI_FLOAT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+#endif
+static void allreduce_in_place(float *in, float *out, size_t n)
+{
+    (void)out;
+    allreduce(in, in, n);
+}
+
+/* ---- measuring ---- */
+struct collective { const char *name; void (*call)(float *in, float *out, size_t n); };
+static const struct collective collectives[] = {
+    { "allreduce", allreduce_in_place }, { "allreduce, out of place", allreduce }, { "reduce_scatter", reduce_scatter },
+    { "allgather", allgather }, { "broadcast", broadcast }, { "reduce", reduce }, { "all_to_all", alltoall },
+    { "send and back", pingpong },
+};
+enum { MOST = 1000, BATCH = 50 };
+
+static double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static void dirty(float *at, size_t n, int seed)
+{
+    for (size_t i = 0; i < n; i++) at[i] = (float)((int)(i & 7) + seed);
+}
+/* Small messages are timed in batches, because a clock costs as much as they do. */
+static double sample(const struct collective *c, float *in, float *out, size_t n, int seed)
+{
+    int batch = n * sizeof *in <= 4096 ? BATCH : 1;
+    dirty(in, n, seed);
+    barrier();
+    double begin = now_ns();
+    for (int i = 0; i < batch; i++) {
+        in[0] = (float)(seed + i);
+        c->call(in, out, n);
+    }
+    return (now_ns() - begin) / batch;
+}
+static void measure(const struct collective *c, float *in, float *out, size_t n)
+{
+    static double times[MOST];
+    double most = 3e8 / ((double)n * 2 + 3e5);                          /* about a third of a second */
+    int samples = most > MOST ? MOST : most < 9 ? 9 : (int)most;
+    for (int s = -2; s < samples; s++) {                                /* two to warm up */
+        double took = sample(c, in, out, n, rank + s);
+        if (s >= 0) times[s] = took;
+    }
+    slowest(times, (size_t)samples);
+    qsort(times, (size_t)samples, sizeof *times, by_value);
+    if (rank == 0) printf("%s\t%zu\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
+        times[(int)(0.99 * (samples - 1))], times[0]);
+    fflush(stdout);
+}
+static void pin(void)
+{
+    cpu_set_t set;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    CPU_ZERO(&set);
+    CPU_SET((size_t)(rank % cores), &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+int main(int argc, char **argv)
+{
+    library_start(&argc, &argv);
+    if (argc < 4) fail("usage: peers RANKS SMALLEST LARGEST (bytes)");
+    size_t smallest = strtoul(argv[2], NULL, 10), largest = strtoul(argv[3], NULL, 10);
+    float *in = aligned_alloc(4096, largest + 4096), *out = aligned_alloc(4096, largest + 4096);
+    if (!in || !out) fail("no memory for the buffers");
+    pin();
+    memset(in, 0, largest + 4096);
+    memset(out, 0, largest + 4096);
+    for (size_t c = 0; c < sizeof collectives / sizeof *collectives; c++)
+        for (size_t bytes = smallest; bytes <= largest; bytes *= 8)
+            measure(&collectives[c], in, out, bytes / sizeof *in);
+    library_finish();
+    return 0;
+}
