@@ -4,6 +4,7 @@
 #include "backend/bind.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/pace.h"
 #include <assert.h>
 #include <string.h>
 
@@ -119,13 +120,18 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
     else memcpy(to, from, bytes);
 }
+/* A result goes to this slot at once, with the others, or is copied there when it is complete? */
+static bool is_copied(const struct executor *x, const struct step *t, struct span to, size_t bytes)
+{
+    return is_streamed(x, t, to, bytes) && !(x->stream == pace_copy && pace_is_ordinary());
+}
 /* Slots that are streamed take the result from where it was left; they come last. */
 static void reduce(const struct executor *x, const struct step *t, size_t bytes)
 {
     const struct launch *l = &x->launch;
     const struct span *to = step_to(l->program->schedule, t);
     int direct = t->to_count;
-    while (direct > 1 && is_streamed(x, t, to[direct - 1], bytes)) direct--;
+    while (direct > 1 && is_copied(x, t, to[direct - 1], bytes)) direct--;
     l->reduce(l->program->to, direct, l->program->from, t->from_count, bytes / l->element_bytes, t->finish ? l->divisor
         : 1);
     for (int k = direct; k < t->to_count; k++) x->stream(l->program->to[k], l->program->to[0], bytes);

@@ -59,7 +59,7 @@ struct executor {
     struct transport *transport;
     int rank, host_first, host_ranks;
     size_t tile_target;                                 /* bytes of the message in one tile */
-    stream_function *stream;                            /* how slots that peers read are written, or NULL: as usual */
+    stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */

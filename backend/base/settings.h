@@ -19,7 +19,7 @@
       "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \
-      "slots are written around the cache: 0 no, 1 yes, -1 as a probe finds")
+      "slots are written around the cache: 0 no, 1 yes, -1 as it proves better")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;

@@ -27,7 +27,6 @@ struct control {                                       /* of one rank           
     struct descriptor descriptor[2];
     _Alignas(128) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
-    _Atomic uint32_t probe, streaming;                 /* of the probe: its turn; of rank 0: what came out        */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     char padding[120];

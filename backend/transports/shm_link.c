@@ -279,7 +279,7 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
         l->in.broken = true;
         return;
     }
-    pieces_scatter_with(x->wire >= BEYOND_CACHE ? shm->ground.stream : NULL, x, slot->at, (size_t)slot->bytes);
+    pieces_scatter_with(x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL, x, slot->at, (size_t)slot->bytes);
     if (x->moved < x->wire) return;
     open_remove(shm, x);
     l->expecting--;

@@ -74,8 +74,9 @@ struct shm_ground { /* the parts of a segment it needs */
     unsigned char *(*pair)(void *context, int from, int to);        /* pair_bytes of shared memory, zeroed at first */
     tutti_status (*reserve)(void *context, void *at, size_t bytes); /* makes memory real before it is touched */
     void (*ring)(void *context, int rank);                          /* rings that rank's bell */
-    /* How large runs are best copied into memory that this core will not read again; NULL: memcpy. */
+    /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy. */
     void (*stream)(void *to, const void *from, size_t bytes);
+    void (*stream_far)(void *to, const void *from, size_t bytes);
 };
 size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
 tutti_status shm_connect(const struct shm_ground *ground, int rank, int size, struct transport **out);

@@ -4,7 +4,7 @@
  *
  *     bench_messages [stream] [batches of small messages, 2000]
  *
- * stream: with the copy of kernels/stream.h, which the product chooses by a probe. */
+ * stream: with the copy of kernels/stream.h, which the product uses when it proves better. */
 #include "backend/transports/transport.h"
 #include "kernels/stream.h"
 #include <sched.h>
@@ -76,7 +76,8 @@ static void ring(void *context, int rank)
 }
 static struct transport *connect_rank(int rank)
 {
-    struct shm_ground ground = { NULL, pair_at, reserve, ring, streamed ? stream_find() : NULL };
+    stream_function *stream = streamed ? stream_find() : NULL;
+    struct shm_ground ground = { NULL, pair_at, reserve, ring, stream, stream };
     struct transport *t = NULL;
     if (shm_connect(&ground, rank, ranks, &t) != TUTTI_OK) exit(1);
     return t;

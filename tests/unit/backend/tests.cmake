@@ -11,3 +11,4 @@ if(NOT TUTTI_SANITIZE)                                                 # the san
   tutti_unit(backend/test_refused all)
   target_link_libraries(test_refused PRIVATE support)
 endif()
+tutti_unit(backend/test_pace all)

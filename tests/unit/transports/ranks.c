@@ -63,7 +63,7 @@ static void clear_away(struct table *t)
     free(t->transports);
 }
 struct shm_ground table_ground(struct table *t)
-{ return (struct shm_ground){ t, ground_pair, ground_open, ground_ring, ground_stream }; }
+{ return (struct shm_ground){ t, ground_pair, ground_open, ground_ring, ground_stream, ground_stream }; }
 void table_open(struct table *t, int size, int reserves)
 {
     lay(t, size, PROT_NONE);
@@ -127,7 +127,7 @@ static void be_process(struct table *table, int rank, struct hall *hall, body *e
     struct shm_ground ground = table_ground(table);
     struct rank me = { rank, table->size, NULL, hall };
     ground.reserve = ground_is_open;
-    ground.stream = NULL;
+    ground.stream = ground.stream_far = NULL;
     alarm(SECONDS);
     if (shm_connect(&ground, rank, table->size, &me.transport) != TUTTI_OK)
         ranks_stop(rank, __FILE__, __LINE__, "shm_connect");

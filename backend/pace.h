@@ -1,0 +1,26 @@
+/* How a thread writes slots that peers read: by ordinary stores, or around its cache (kernels/stream.h). Where the
+   peers' cores share a cache with this one, ordinary stores are as good or better; where not, a store into a line that
+   a peer has just read costs many times as much. Which of it is true can change at any time, when the system or a
+   hypervisor moves a core, so it is not asked once but all the time: now and then a little is written the other way,
+   with a clock beside it. What a thread finds is its own business; nobody else needs to know. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Copies a run that is worth it (tens of KiB) the way that is better at present. */
+void pace_copy(void *to, const void *from, size_t bytes);
+/* A result may as well be written to the slot at once, by ordinary stores; false: copy it there with pace_copy. */
+bool pace_is_ordinary(void);
+
+/* ---- how it decides; of pace.c and its test ---- */
+struct pace {
+    bool ordinary;                                     /* the way at present                                      */
+    unsigned calls, against;                           /* measurements in a row that say otherwise                */
+    double streamed;                                   /* ns per byte, about the least of late                     */
+};
+enum pace_call { PACE_AS_EVER, PACE_TIME_ORDINARY, PACE_TIME_STREAMED, PACE_TIME_BOTH };
+enum pace_call pace_next(struct pace *pace);           /* how this call is to be made                             */
+/* ns per byte. An interrupted measurement is too long, so a shorter one is believed at once, longer ones bit by bit,
+   and ordinary stores after two in a row. */
+void pace_note_streamed(struct pace *pace, double cost);
+void pace_note_ordinary(struct pace *pace, double cost);
