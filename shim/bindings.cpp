@@ -1,12 +1,14 @@
 /* The module torch_tutti._C: the classes for Python, and the exception for each status. Importing it needs torch to
  * be imported. */
 #include "shim/process_group.hpp"
+#include <map>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/version.h>
 
 namespace py = pybind11;
+using namespace py::literals;
 using tutti::Options;
 using tutti::ProcessGroupTutti;
 
@@ -128,6 +130,94 @@ static void bind_calls(py::module_ &module)
         py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
 }
 
+/* ---- the flight recorder ---- */
+/* Called by a thread that is about to raise: writes what was recorded. */
+static void report_failure()
+{
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    try {
+        py::module_::import("torch_tutti._recorder").attr("dump_after_failure")();
+    } catch (const std::exception &) { /* what failed matters more, and is raised next */
+    }
+}
+static py::list names_of(const std::vector<at::ScalarType> &types)
+{
+    py::list names;
+    for (at::ScalarType type : types) names.append(c10::toString(type));
+    return names;
+}
+static py::list frames_of(const tutti::Record &record)
+{
+    py::list frames;
+    if (!record.stack) return frames;
+    auto symbolized = torch::symbolize({ record.stack.get() });
+    for (uint64_t frame : symbolized.tracebacks.at(0)) {
+        const auto &of = symbolized.all_frames.at(frame);
+        frames.append(py::dict("name"_a = of.funcname, "filename"_a = of.filename, "line"_a = of.lineno));
+    }
+    return frames;
+}
+/* In the words of torch's format, and `failure` for what it has no word for. The core does not tell when an operation
+ * that it was given begins to run, so all that are not over are "started". */
+static py::dict entry_of(const tutti::Record &record, const std::string &group, const std::string &description)
+{
+    bool over = record.outcome == TUTTI_OK;
+    py::dict entry("record_id"_a = record.id - 1, "pg_id"_a = record.group,
+        "process_group"_a = py::make_tuple(group, description), "collective_seq_id"_a = record.numbers.collective,
+        "p2p_seq_id"_a = record.numbers.message, "op_id"_a = record.operation, "profiling_name"_a = record.name,
+        "time_created_ns"_a = record.began_ns, "time_discovered_started_ns"_a = record.began_ns,
+        "input_sizes"_a = record.inputs.sizes, "input_dtypes"_a = names_of(record.inputs.types),
+        "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = names_of(record.outputs.types),
+        "state"_a = over ? "completed" : "started", "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
+        "retired"_a = record.ended_ns != 0, "failure"_a = record.text, "frames"_a = frames_of(record));
+    entry["time_discovered_completed_ns"] = over ? py::cast(record.ended_ns) : py::none();
+    if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
+    return entry;
+}
+/* A group that was made again under the name of one that is gone is another group. */
+static std::vector<std::string> names_of(const std::vector<tutti::RecordedGroup> &groups)
+{
+    std::map<std::string, int> seen;
+    std::vector<std::string> names;
+    for (const auto &group : groups) {
+        int times = ++seen[group.name];
+        names.push_back(times == 1 ? group.name : c10::str(group.name, "#", times));
+    }
+    return names;
+}
+static py::dict recorded()
+{
+    tutti::Recording recording;
+    {
+        py::gil_scoped_release released;
+        recording = tutti::recorder::copy();
+    }
+    std::vector<std::string> names = names_of(recording.groups);
+    py::dict config, status;
+    for (size_t i = 0; i < names.size(); i++) {
+        const tutti::RecordedGroup &group = recording.groups[i];
+        config[names[i].c_str()] = py::dict("name"_a = names[i], "desc"_a = group.description,
+            "ranks"_a = py::str(py::cast(group.members)), "pg_id"_a = i);
+        status[std::to_string(i).c_str()] = py::dict("last_enqueued_collective"_a = group.collectives,
+            "last_started_collective"_a = group.collectives, "last_completed_collective"_a = group.completed);
+    }
+    py::list entries;
+    for (const tutti::Record &record : recording.records)
+        entries.append(entry_of(record, names[record.group], recording.groups[record.group].description));
+    return py::dict("version"_a = "2.10", "comm_lib_version"_a = c10::str("tutti ", tutti_get_version()),
+        "pg_config"_a = config, "pg_status"_a = status, "entries"_a = entries);
+}
+static void bind_recorder(py::module_ &module)
+{
+    module.def(
+        "_record",
+        [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
+        py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
+        "Switches the flight recorder on, for groups that are made later. A second time it does nothing.");
+    module.def("_recorded", &recorded, "What it has recorded, as torch's reader of such files wants it.");
+}
+
 PYBIND11_MODULE(_C, module)
 {
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
@@ -137,6 +227,7 @@ PYBIND11_MODULE(_C, module)
     bind_options(module);
     bind_group(module);
     bind_calls(module);
+    bind_recorder(module);
     module.def("_quiesce", &tutti::futures_quiesce, py::call_guard<py::gil_scoped_release>(),
         "Stops completing futures; called when the interpreter exits.");
 }

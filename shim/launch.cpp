@@ -42,6 +42,7 @@ static c10::intrusive_ptr<Work> take_batch(const ProcessGroupTutti *group)
         if (batch->group != group) continue;
         auto work = std::move(batch->work);
         open_batches.erase(batch);
+        if (work->numbers.taken) work->end_record = recorder::begin_end(work->numbers);
         work->close();
         return work;
     }
@@ -81,10 +82,34 @@ WorkPointer ProcessGroupTutti::endCoalescing()
     return work;
 }
 
+/* ---- recording ---- */
+static std::string recorded_name(const Call &call, int rank)
+{
+    if (!c10d::isP2POp(call.type)) return call.title;
+    std::string peer = call.peer == TUTTI_ANY_SOURCE ? "any" : std::to_string(call.peer);
+    if (call.type == c10d::OpType::SEND) return c10::str("tutti:send ", rank, "->", peer);
+    return c10::str("tutti:recv ", rank, "<-", peer);
+}
+void ProcessGroupTutti::record(
+    Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack)
+{
+    Record record;
+    record.group = *recorded_as_;
+    record.name = recorded_name(call, getRank());
+    record.message = c10d::isP2POp(call.type);
+    record.part = open_batch(this) == &work;
+    const Footprint &touched = operation.footprint; /* in place: what is read is what is written */
+    record.inputs = RecordedTensors(touched.inputs.empty() ? touched.outputs : touched.inputs);
+    record.outputs = RecordedTensors(touched.outputs.empty() ? touched.inputs : touched.outputs);
+    record.timeout_ms = operation.request.timeout_ms ? operation.request.timeout_ms : options_->timeout.count();
+    record.stack = std::move(stack);
+    operation.record = recorder::begin(std::move(record), work.numbers);
+}
+
 /* ---- starting ---- */
 bool ProcessGroupTutti::asks_for_work() const
 {
-    return timing_ || at::hasCallbacks() || !call_options.empty() || open_batch(this);
+    return timing_ || at::hasCallbacks() || recorded_as_ || !call_options.empty() || open_batch(this);
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
@@ -104,6 +129,7 @@ void ProcessGroupTutti::refused(const Call &call, tutti_status status, const std
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
     Work::reap();
+    auto stack = recorded_as_ ? recorder::stack() : nullptr; /* takes the GIL, so before the visit */
     Communicator::Visit visit(*communicator_);
     if (!visit) fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
     Work *batch = open_batch(this);
@@ -115,10 +141,15 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     }
     Operation &operation = work->add(std::move(footprint));
     apply_options(operation, call);
+    if (recorded_as_) record(operation, call, *work, std::move(stack));
     if (!call.async && !batch) {
         operation.request.blocking = true;
         tutti_status status = begin(visit.get(), &operation.request);
-        if (status != TUTTI_OK) refused(call, status, tutti_get_last_error());
+        if (status != TUTTI_OK) {
+            operation.conclude(status, tutti_get_last_error());
+            recorder::tell(operation.record);
+            refused(call, status, operation.text);
+        }
         work->finish_blocking(operation);
         return work;
     }
@@ -127,6 +158,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
     work->finish_failed(operation, status);
+    recorder::tell(operation.record);
     if (batch) fail(status, text);
     refused(call, status, text);
 }

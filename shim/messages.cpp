@@ -5,7 +5,7 @@
 
 namespace tutti {
 
-WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int peer, int tag)
+WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int tag)
 {
     bool sends = call.type == c10d::OpType::SEND;
     if (tag < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": tag ", tag, " is negative"));
@@ -14,23 +14,23 @@ WorkPointer ProcessGroupTutti::message(const Call &call, Tensors &tensors, int p
     Buffer b = sends ? footprint.input(tensor) : footprint.output(tensor);
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
-        if (sends) return tutti_send(b.data, b.count, b.dtype, peer, static_cast<uint32_t>(tag), comm, request);
-        return tutti_recv(b.data, b.count, b.dtype, peer, static_cast<uint32_t>(tag), comm, request);
+        if (sends) return tutti_send(b.data, b.count, b.dtype, call.peer, static_cast<uint32_t>(tag), comm, request);
+        return tutti_recv(b.data, b.count, b.dtype, call.peer, static_cast<uint32_t>(tag), comm, request);
     });
 }
 WorkPointer ProcessGroupTutti::send(Tensors &tensors, int destination, int tag)
 {
-    return message({ "tutti:send", c10d::OpType::SEND, true, c10d::kUnsetTimeout }, tensors, destination, tag);
+    return message({ "tutti:send", c10d::OpType::SEND, true, c10d::kUnsetTimeout, destination }, tensors, tag);
 }
 WorkPointer ProcessGroupTutti::recv(Tensors &tensors, int source, int tag)
 {
     if (source < 0) fail(TUTTI_INVALID_ARGUMENT, c10::str("recv: source ", source, " is not a rank"));
-    return message({ "tutti:recv", c10d::OpType::RECV, true, c10d::kUnsetTimeout }, tensors, source, tag);
+    return message({ "tutti:recv", c10d::OpType::RECV, true, c10d::kUnsetTimeout, source }, tensors, tag);
 }
 WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 {
-    return message({ "tutti:recvAnySource", c10d::OpType::RECVANYSOURCE, true, c10d::kUnsetTimeout }, tensors,
-        TUTTI_ANY_SOURCE, tag);
+    return message({ "tutti:recvAnySource", c10d::OpType::RECVANYSOURCE, true, c10d::kUnsetTimeout, TUTTI_ANY_SOURCE },
+        tensors, tag);
 }
 
 /* ---- the monitored barrier ---- */

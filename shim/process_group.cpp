@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <c10/util/Exception.h>
 #include <cstring>
+#include <numeric>
 
 namespace tutti {
 
@@ -80,6 +81,20 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
 {
     options_->group_name = group;
     init();
+    if (recorder::on()) recorded_as_ = recorder::join(this, group, members());
+}
+ProcessGroupTutti::~ProcessGroupTutti()
+{
+    if (recorded_as_) recorder::leave(*recorded_as_);
+    communicator_->close();
+}
+std::vector<uint64_t> ProcessGroupTutti::members() const
+{
+    std::vector<uint64_t> ranks = options_->global_ranks_in_group;
+    if (ranks.size() == size()) return ranks;
+    ranks.resize(size()); /* torch gives none for the group of all */
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
 }
 void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 {
@@ -98,8 +113,11 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupTutti::split(const c10::intrusive_
     if (known != splits_.end())
         if (auto again = known->second.lock()) return again;
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
+    auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
+    its->global_ranks_in_group.clear();
+    for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
     auto part = c10::make_intrusive<ProcessGroupTutti>(store, static_cast<int>(mine - ranks.begin()),
-        static_cast<int>(ranks.size()), options->timeout, options->group_name, chosen ? chosen : options_);
+        static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
     splits_.insert_or_assign(
         options->group_name, c10::weak_intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>(part)));
     return part;

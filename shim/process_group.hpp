@@ -27,6 +27,7 @@ struct Call {
     c10d::OpType type;
     bool async;
     std::chrono::milliseconds timeout;
+    int peer = 0; /* of a message */
     const char *name() const { return title + sizeof("tutti:") - 1; }
 };
 /* What `with torch_tutti.options(...)` asks of the calls of this thread. */
@@ -44,7 +45,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Joins the group: returns when all ranks have. options may be null. `group` is for messages. */
     ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
         std::chrono::milliseconds timeout, const std::string &group, const c10::intrusive_ptr<Options> &options);
-    ~ProcessGroupTutti() override { communicator_->close(); }
+    ~ProcessGroupTutti() override;
 
     const std::string getBackendName() const override { return "tutti"; }
     c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
@@ -125,16 +126,19 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
     [[noreturn]] void refused(const Call &call, tutti_status status, const std::string &text);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
+    void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
+    std::vector<uint64_t> members() const; /* ranks of the program */
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer reduce_scatter_uneven(
         const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
-    WorkPointer message(const Call &call, Tensors &tensors, int peer, int tag);
+    WorkPointer message(const Call &call, Tensors &tensors, int tag);
     size_t size() const { return static_cast<size_t>(getSize()); }
 
     c10::intrusive_ptr<Options> options_;
     c10::intrusive_ptr<Communicator> communicator_;
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
+    std::optional<size_t> recorded_as_; /* by the flight recorder */
     std::mutex splits_mutex_;
     std::unordered_map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
         splits_; /* a split is asked for once per device type */

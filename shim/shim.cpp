@@ -8,5 +8,6 @@
 #include "shim/lists.cpp"
 #include "shim/messages.cpp"
 #include "shim/process_group.cpp"
+#include "shim/recorder.cpp"
 #include "shim/sparse.cpp"
 #include "shim/work.cpp"

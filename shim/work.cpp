@@ -140,6 +140,7 @@ void Operation::conclude(tutti_status how, std::string why)
     if (how == TUTTI_OK) footprint.unpack();
     text = std::move(why);
     outcome = how;
+    if (record) recorder::end(record, how, text, request.source);
 }
 void Operation::tell()
 {
@@ -178,6 +179,10 @@ void Work::settle()
 {
     if (begun_.time_since_epoch().count()) ended_ = std::chrono::steady_clock::now();
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+    if (end_record) {
+        const Operation *failed = failed_;
+        recorder::end(end_record, failed ? failed->outcome : TUTTI_OK, failed ? failed->text : "", 0);
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     settled_ = true;
 }
@@ -287,7 +292,9 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         if (Communicator::Visit visit(*communicator_); visit) tutti_wait(&operation.request, timeout.count());
         operation.over.wait(false, std::memory_order_acquire); /* what is over for the core is not yet so for us */
     }
-    if (operation.outcome != TUTTI_OK) fail(operation.outcome, operation.text);
+    if (operation.outcome == TUTTI_OK) return;
+    recorder::tell(operation.record);
+    fail(operation.outcome, operation.text);
 }
 bool Work::wait(std::chrono::milliseconds timeout)
 {
@@ -358,6 +365,7 @@ void Work::complete_futures()
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
     }
     std::exception_ptr problem = exception();
+    if (const Operation *failed = failed_) recorder::tell(failed->record);
     try {
         if (staged_) deliver();
     } catch (...) { /* the device refused; this thread has nobody else to tell */

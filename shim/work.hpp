@@ -4,6 +4,7 @@
  * go on a list that the next call of any thread empties, futures complete on threads of their own. */
 #pragma once
 #include "shim/footprint.hpp"
+#include "shim/recorder.hpp"
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -15,6 +16,7 @@ struct Operation {
     Work *work = nullptr;
     std::string algorithm;                        /* what request.algorithm points to */
     Footprint footprint;                          /* lives until it is over */
+    uint64_t record = 0;                          /* the flight recorder's, 0: none */
     tutti_status outcome = TUTTI_IN_PROGRESS;     /* valid once the Work is settled, or `over` */
     std::string text;                             /* why it failed */
     std::atomic<bool> over{ false };              /* nothing of this, nor of what it settled, changes any more */
@@ -53,6 +55,10 @@ class Work final : public c10d::Work {
     c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
     float getDuration() const override;
     uint64_t getSequencenumber() const override { return sequence_; }
+
+    /* For the flight recorder: what its operations share, and the record of the end of a coalesced call. */
+    RecordedNumbers numbers;
+    uint64_t end_record = 0;
 
     /* Drops the Works that are over. Call it where dropping a tensor is harmless: from a thread of the user. */
     static void reap();

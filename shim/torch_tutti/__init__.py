@@ -4,8 +4,8 @@
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
 `monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `info()`,
-`schedule()`, `Options` and the exceptions. Importing it imports neither torch nor the library: torch itself imports it
-at start-up, through the entry point in `_autoload`, so everything here loads when used.
+`schedule()`, `dump_trace()`, `Options` and the exceptions. Importing it imports neither torch nor the library: torch
+itself imports it at start-up, through the entry point in `_autoload`, so everything here loads when used.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._library import algorithms, info, schedule
+    from torch_tutti._recorder import dump_trace
     from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
                                         SystemError, TimeoutError)
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
     "torch_tutti._compatibility": ("monitored_barrier",),
+    "torch_tutti._recorder": ("dump_trace",),
     "torch_tutti._library": ("info", "schedule", "algorithms"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
                                "SystemError", "InternalError"),

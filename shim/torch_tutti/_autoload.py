@@ -16,10 +16,13 @@ problem: str | None = None
 def create(options: Any, group_options: Any) -> Any:
     """Makes this rank's part of a group.
 
-    options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id).
+    options: torch's `_DistributedBackendOptions` (store, group_rank, group_size, timeout, group_id and, but for the
+    group of all, global_ranks_in_group).
     group_options: the `pg_options` of the caller, a `torch_tutti.Options` or None.
     """
-    from torch_tutti import _compatibility, _takeover
+    from copy import copy
+
+    from torch_tutti import _compatibility, _recorder, _takeover
     from torch_tutti._extension import load
     extension = load()
     if group_options is not None and not isinstance(group_options, extension.Options):
@@ -27,7 +30,11 @@ def create(options: Any, group_options: Any) -> Any:
             kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
             raise TypeError(f"pg_options of a tutti group must be torch_tutti.Options, not {kind}")
         group_options = None
+    # the caller's may be those of several groups
+    group_options = copy(group_options) if group_options is not None else extension.Options()
+    group_options.global_ranks_in_group = options.global_ranks_in_group
     _compatibility.install()
+    _recorder.start(extension, options)
     return extension.ProcessGroupTutti(store=options.store, rank=options.group_rank, size=options.group_size,
                                        timeout=options.timeout,
                                        group=options.group_id, options=group_options)

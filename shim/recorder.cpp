@@ -1,0 +1,156 @@
+/* The ring of records and its lock. Records are made before the lock is taken, and those that are pushed out are freed
+ * after it is given back. */
+#include "shim/recorder.hpp"
+#include <chrono>
+#include <mutex>
+#include <pthread.h>
+
+namespace tutti {
+
+RecordedTensors::RecordedTensors(const std::vector<at::Tensor> &tensors)
+{
+    for (const at::Tensor &tensor : tensors) {
+        sizes.push_back(tensor.sizes().vec());
+        types.push_back(tensor.scalar_type());
+    }
+}
+
+namespace recorder {
+
+struct Ring {
+    std::mutex mutex;
+    std::vector<RecordedGroup> groups;
+    std::vector<Record> records; /* id i is at (i - 1) % capacity */
+    size_t capacity = 0;
+    uint64_t last = 0;           /* id */
+    bool stacks = false;
+    void (*report)() = nullptr;
+    /* With the lock; null: pushed out. */
+    Record *find(uint64_t id)
+    {
+        if (!id || id > last || last - id >= capacity) return nullptr;
+        return &records[(id - 1) % capacity];
+    }
+};
+/* Never destroyed: threads may outlive the end of main. */
+static Ring &ring()
+{
+    static auto *the_ring = new Ring;
+    return *the_ring;
+}
+static int64_t now_ns()
+{
+    return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+void start(size_t capacity, bool stacks, void (*report)())
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    if (ring().capacity) return;
+    ring().capacity = capacity;
+    ring().stacks = stacks;
+    ring().report = report;
+    /* a child must not find the lock held by a thread that it has not */
+    pthread_atfork([] { ring().mutex.lock(); }, [] { ring().mutex.unlock(); }, [] { ring().mutex.unlock(); });
+}
+bool on()
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    return ring().capacity > 0;
+}
+
+/* ---- groups ---- */
+size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> members)
+{
+    RecordedGroup made;
+    made.live = group;
+    made.name = std::move(name);
+    made.members = std::move(members);
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    ring().groups.push_back(std::move(made));
+    return ring().groups.size() - 1;
+}
+void leave(size_t group)
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    RecordedGroup &left = ring().groups[group];
+    if (left.live) left.description = left.live->getGroupDesc();
+    left.live = nullptr;
+}
+
+/* ---- operations ---- */
+std::shared_ptr<torch::CapturedTraceback> stack()
+{
+    return ring().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
+}
+uint64_t begin(Record record, RecordedNumbers &numbers)
+{
+    record.began_ns = now_ns();
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    RecordedGroup &group = ring().groups[record.group];
+    record.counted = !numbers.taken;
+    if (record.counted) {
+        ++(record.message ? group.messages : group.collectives);
+        numbers = { group.collectives, group.messages, true, record.message, record.group };
+    }
+    record.numbers = numbers;
+    record.operation = ++group.operations;
+    record.id = ++ring().last;
+    if (ring().records.size() < ring().capacity) ring().records.emplace_back();
+    std::swap(*ring().find(record.id), record); /* `record`, the parameter, outlives the lock */
+    return ring().last;
+}
+uint64_t begin_end(RecordedNumbers &numbers)
+{
+    Record record;
+    record.group = numbers.group;
+    record.name = "tutti:coalesced";
+    record.message = numbers.message_first;
+    return begin(std::move(record), numbers);
+}
+static bool refuses(tutti_status outcome)
+{
+    return outcome == TUTTI_INVALID_ARGUMENT || outcome == TUTTI_UNSUPPORTED || outcome == TUTTI_NO_MEMORY;
+}
+void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    Record *record = ring().find(id);
+    if (!record || record->ended_ns) return;
+    RecordedGroup &group = ring().groups[record->group];
+    record->outcome = outcome;
+    record->text = text;
+    record->ended_ns = now_ns();
+    record->refused = refuses(outcome);
+    if (record->refused && record->counted) --(record->message ? group.messages : group.collectives);
+    if (outcome != TUTTI_OK) return;
+    if (!record->message && !record->part) group.completed = std::max(group.completed, record->numbers.collective);
+    if (size_t any = record->name.rfind("<-any"); any != std::string::npos)
+        record->name.replace(any, std::string::npos, "<-" + std::to_string(source));
+}
+static bool breaks_the_group(tutti_status outcome)
+{
+    return outcome < TUTTI_OK && !refuses(outcome) && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
+}
+void tell(uint64_t id)
+{
+    {
+        std::lock_guard<std::mutex> lock(ring().mutex);
+        Record *record = ring().find(id);
+        if (!record || !breaks_the_group(record->outcome)) return;
+        if (std::exchange(ring().groups[record->group].failed, true)) return;
+    }
+    ring().report();
+}
+Recording copy()
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    Recording all{ ring().groups, {} };
+    for (RecordedGroup &group : all.groups)
+        if (group.live) group.description = group.live->getGroupDesc();
+    for (uint64_t id = ring().last - ring().records.size() + 1; id <= ring().last; id++)
+        if (const Record &record = *ring().find(id); !record.refused) all.records.push_back(record);
+    return all;
+}
+
+} // namespace recorder
+} // namespace tutti

@@ -1,0 +1,124 @@
+"""The flight recorder's Python side: switches it on when the environment asks for it, and writes what it has recorded
+into a file, in the format of torch's own (`torch.distributed.flight_recorder`).
+
+It obeys torch's variables, read when the first group is made: TORCH_FR_BUFFER_SIZE operations are kept (none: it is
+off), with their Python stacks unless TORCH_INCLUDE_STACK_TRACE is 0. Files are called TORCH_FR_DUMP_TEMP_FILE and the
+rank. They hold plain data only, no objects, so reading one runs no code. A file is there as a whole or not at all.
+"""
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+# Each by its newer and its older name; the newer goes first.
+SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+STACKS = ("TORCH_INCLUDE_STACK_TRACE",)
+ON_FAILURE = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+_started = False                    # as far as this process's environment was read
+_on = False
+_writing = threading.Lock()          # groups may fail in several threads
+_rank: int | None = None            # in the default group, which may be gone when a trace is written
+
+
+def start(extension: ModuleType, options: Any) -> None:
+    """Called before each group is made. options: torch's `_DistributedBackendOptions`."""
+    global _started, _on, _rank
+    if not options.global_ranks_in_group:               # torch names no ranks for the group of all
+        _rank = options.group_rank
+    if _started:
+        return
+    capacity = _number(SIZE, 0)
+    if capacity > 0:
+        extension._record(capacity, _flag(STACKS, True))
+        _on = True
+    _started = True
+
+
+def dump_trace(path: str | None = None) -> str:
+    """Writes what the flight recorder holds of this process: the last operations of all its groups. The command
+    `tutti trace` reads a folder of such files, one of each rank.
+
+    path: the file; default: TORCH_FR_DUMP_TEMP_FILE, or ~/.cache/torch/comm_lib_trace_rank_, and the rank. Returns it.
+    Raises RuntimeError when the recorder is off, which it is unless TORCH_FR_BUFFER_SIZE was set before the first group
+    was made, and OSError when the file cannot be written.
+    """
+    if not _on:
+        raise RuntimeError("dump_trace: the flight recorder is off; set TORCH_FR_BUFFER_SIZE to the number of "
+                           "operations it is to keep (2000, say) before the first group is made, on all ranks")
+    from torch_tutti._extension import load
+    path = _default_path() if path is None else os.fspath(path)
+    with _writing:
+        _write({"rank": rank(), **load()._recorded()}, path)
+    return path
+
+
+def dump_after_failure() -> None:
+    """Called by the extension when a group has failed, in the thread that is about to raise."""
+    if not _flag(ON_FAILURE, True):
+        return
+    try:
+        path = dump_trace()
+    except Exception as error:
+        _log(f"the flight recorder could not write its trace: {error}")
+        return
+    _log(f"rank {rank()}: an operation has failed; the last operations are in {path}. When all ranks have written "
+         f"theirs, see who waits for whom with: tutti trace {os.path.dirname(path) or '.'}")
+
+
+def rank() -> int:
+    """Of this process in the whole program, as far as is known."""
+    if _rank is not None:
+        return _rank
+    return int(os.environ.get("RANK", "0"))
+
+
+def _write(trace: dict[str, Any], path: str) -> None:
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    incoming = os.path.join(folder, f".{name}.{os.getpid()}.incoming")
+    try:
+        with open(incoming, "wb") as file:
+            pickle.dump(trace, file)
+        os.replace(incoming, path)
+    except OSError:
+        if os.path.exists(incoming):
+            os.unlink(incoming)
+        raise
+
+
+def _default_path() -> str:
+    prefix = _variable(FILE)[1]
+    if not prefix:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        prefix = os.path.join(cache, "torch", "comm_lib_trace_rank_")
+    return f"{prefix}{rank()}"
+
+
+# ---- the environment ----
+def _variable(names: tuple[str, ...]) -> tuple[str, str]:
+    """The first name that is set, and its value; both empty: none is."""
+    return next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", ""))
+
+
+def _number(names: tuple[str, ...], default: int) -> int:
+    name, text = _variable(names)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise ValueError(f"{name} must be a number of operations, not {text!r}") from None
+
+
+def _flag(names: tuple[str, ...], default: bool) -> bool:
+    text = _variable(names)[1].lower()
+    return default if not text else text not in ("0", "n", "no", "false")
+
+
+def _log(text: str) -> None:
+    """As the library writes its log, in one write, because ranks share their standard error."""
+    sys.stderr.write(f"tutti[{os.getpid()}] warn: {text}\n")
+    sys.stderr.flush()
