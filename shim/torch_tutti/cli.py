@@ -1,5 +1,5 @@
 """The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
-another backend, and measuring."""
+another backend, measuring, and the traces of programs that failed."""
 from __future__ import annotations
 
 import argparse
@@ -56,6 +56,34 @@ def _bench(arguments: argparse.Namespace) -> int:
     return _bench.main(arguments, arguments.words)
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    from torch_tutti import _trace
+    traces = _trace.read(arguments.folder, arguments.prefix)
+    if arguments.backend is None and arguments.out is None:
+        print(_trace.describe(traces))
+        return 0
+    if arguments.backend is None or arguments.out is None:
+        raise ValueError("trace: --as and --out are given together or not at all")
+    from torch_tutti._trace_export import export
+    left_out = export(traces, arguments.backend, arguments.out)
+    print(f"{len(traces.of_rank)} traces are in {arguments.out}"
+          + (f", without the sends and receives: {left_out}" if left_out else ""))
+    return 0
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser("trace", help="who waits for whom, from the traces of the flight recorder",
+                                description="Reads a folder of traces, one of each rank, as TORCH_FR_BUFFER_SIZE=2000 "
+                                            "TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ leaves them when a group fails.")
+    trace.add_argument("folder", help="where the traces are")
+    trace.add_argument("--prefix", help="what their names begin with (default: what all files' names begin with)")
+    trace.add_argument("--as", dest="backend", metavar="BACKEND",
+                       help="write them for torchfrtrace instead, as operations of a backend that it knows, such as "
+                            "gloo")
+    trace.add_argument("--out", metavar="FOLDER", help="into this folder")
+    trace.set_defaults(run=_trace)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tutti", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -76,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
                      help="names that are taken over (default: %(default)s)")
     run.set_defaults(run=_run_program)
     _bench_options.add_parser(commands).set_defaults(run=_bench)
+    _add_trace(commands)
     return parser
 
 

@@ -1,0 +1,228 @@
+"""The command `tutti trace`: reads the traces that the flight recorder of each rank wrote (`_recorder`) and tells, for
+each group, how far all ranks have come and what each of them was doing then.
+
+Needs no torch. A trace is plain data; one that asks for anything else is refused, because unpickling runs code. What
+is said about a group is only what the traces show: ranks without a trace are named, never guessed about.
+"""
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Entry = dict[str, Any]
+# Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
+SAME_SIZES = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
+
+
+class Traces(NamedTuple):
+    """prefix: of the files' names, which end in the rank. of_rank: their contents."""
+    prefix: str
+    of_rank: dict[int, dict[str, Any]]
+
+
+class Group(NamedTuple):
+    """One group as a rank knows it; members are ranks of the whole program."""
+    name: str
+    description: str
+    members: tuple[int, ...]
+
+
+class Progress(NamedTuple):
+    """How far a rank has come in a group: how many collectives it called and how many are over."""
+    called: int
+    completed: int
+    collectives: dict[int, Entry]       # by number; of a coalesced call the first that is not over
+    messages: list[Entry]               # sends and receives that are not over
+
+
+# ---- reading ----
+class _PlainData(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a trace holds plain data only")
+
+
+def read(folder: str, prefix: str | None = None) -> Traces:
+    """All traces of a folder. Raises ValueError that says what is wrong with it."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise ValueError(f"{folder} is not a folder; traces lie in one, a file for each rank")
+    named: dict[str, dict[int, Path]] = defaultdict(dict)
+    for path in sorted(place.iterdir()):
+        found = re.fullmatch(r"(.*?)(\d+)", path.name)
+        if found and path.is_file() and not path.name.startswith("."):
+            named[found[1]][int(found[2])] = path
+    if prefix is None and len(named) > 1:
+        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(named))}. Say with --prefix which "
+                         "are the traces")
+    chosen = next(iter(named), "") if prefix is None else prefix
+    if chosen not in named:
+        given = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
+        raise ValueError(f"there are no traces{given} in {folder}: set TORCH_FR_BUFFER_SIZE and "
+                         f"TORCH_FR_DUMP_TEMP_FILE={os.path.join(folder, 'trace_')} for the program, on all ranks")
+    return Traces(chosen, {rank: _load(path) for rank, path in sorted(named[chosen].items())})
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            trace = _PlainData(file).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is not a trace of the flight recorder: {error or 'it is cut short'}") from None
+    if not isinstance(trace, dict) or not {"version", "pg_config", "pg_status", "entries"} <= trace.keys():
+        raise ValueError(f"{path} is not a trace of the flight recorder")
+    if str(trace["version"]).split(".")[0] != "2":
+        raise ValueError(f"{path} is of version {trace['version']}; this command reads versions 2.x")
+    return trace
+
+
+# ---- what happened ----
+def groups_of(traces: Traces) -> list[Group]:
+    """In the order in which they were made."""
+    known: dict[Group, None] = {}
+    for trace in traces.of_rank.values():
+        for name, group in trace["pg_config"].items():
+            known[Group(name, group["desc"], tuple(ast.literal_eval(group["ranks"])))] = None
+    return list(known)
+
+
+def progress_of(trace: dict[str, Any], group: Group) -> Progress:
+    """Nothing at all when this rank has not made the group."""
+    config = trace["pg_config"].get(group.name)
+    if config is None:
+        return Progress(0, 0, {}, [])
+    status = trace["pg_status"][str(config["pg_id"])]
+    collectives: dict[int, Entry] = {}
+    messages: list[Entry] = []
+    for entry in trace["entries"]:
+        if entry["process_group"][0] != group.name:
+            continue
+        if entry["is_p2p"]:
+            messages += [entry] if not _over(entry) and "coalesced" not in entry["profiling_name"] else []
+        elif _over(collectives.get(entry["collective_seq_id"], {"state": "completed"})):
+            collectives[entry["collective_seq_id"]] = entry
+    return Progress(status["last_enqueued_collective"], status["last_completed_collective"], collectives, messages)
+
+
+def _over(entry: Entry) -> bool:
+    return entry["state"] == "completed"
+
+
+def describe(traces: Traces) -> str:
+    """The report, as text."""
+    groups = groups_of(traces)
+    present = set(traces.of_rank)
+    absent = sorted({rank for group in groups for rank in group.members} - present)
+    lines = [f"traces of {_ranks(present)}"]
+    if absent:
+        lines.append(f"no trace of {_ranks(absent)}: gone, or still busy elsewhere and not told that the others failed")
+    for group in groups:
+        lines += ["", *_lines_of(group, {r: progress_of(traces.of_rank[r], group) for r in group.members if r in
+                                         present})]
+    return "\n".join(lines)
+
+
+def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
+    title = f"group {group.name}" + (f" ({group.description})" if group.description else "")
+    common = min(of.completed for of in progress.values())
+    called = max(of.called for of in progress.values())
+    who = "all have" if len(progress) == len(group.members) else "those with a trace have all"
+    lines = [f"{title}, {_ranks(group.members)}: {who} completed {_count(common)}"]
+    stuck = next((n for n in range(common + 1, called + 1) if any(of.called >= n for of in progress.values())), None)
+    waits = any(of.messages for of in progress.values())
+    if stuck is None and not waits:
+        return lines
+    for rank, of in progress.items():
+        lines += [f"  rank {rank} {line}" for line in _doing(of, common, group)]
+    if stuck is not None:
+        lines += [f"  => {line}" for line in _verdict(stuck, progress)]
+    return lines
+
+
+def _doing(of: Progress, common: int, group: Group) -> list[str]:
+    """Of one rank."""
+    open_ones = [(n, entry) for n, entry in sorted(of.collectives.items()) if not _over(entry)]
+    lines = []
+    if open_ones:
+        number, entry = open_ones[0]
+        lines.append(f"{'failed' if entry['retired'] else 'is'} in operation {number}: {_call(entry)}")
+        if entry.get("failure"):
+            lines[-1] += f"\n      {entry['failure']}"
+    elif not of.messages:
+        last = of.collectives.get(of.completed)
+        lines.append(f"has called nothing after operation {of.called}" + (f": {_call(last)}" if last else ""))
+    for entry in of.messages:
+        lines.append(f"{'failed' if entry['retired'] else 'is'} in a message: {_message(entry, group)}")
+    return lines
+
+
+def _verdict(number: int, progress: dict[int, Progress]) -> list[str]:
+    """On the first operation that not all have completed."""
+    missing = [rank for rank, of in progress.items() if of.called < number]
+    calls = {rank: of.collectives[number] for rank, of in progress.items() if number in of.collectives}
+    versions: dict[Any, list[int]] = defaultdict(list)
+    for rank, entry in calls.items():
+        versions[_signature(entry)].append(rank)
+    lines = [f"operation {number} was not called by {_ranks(missing)}"] if missing else []
+    if len(versions) > 1:
+        lines.append(f"operation {number} differs: " + "; ".join(
+            f"{_call(calls[ranks[0]])} on {_ranks(ranks)}" for ranks in versions.values()))
+    if not calls and not lines:
+        lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
+    return lines or [f"operation {number} was called alike by {_ranks(calls)}; it is slow, or a rank without a trace "
+                     "is missing in it"]
+
+
+def _signature(entry: Entry) -> tuple[Any, ...]:
+    """What must be the same on all ranks."""
+    name = kind_of(entry)
+    sizes = str((entry["input_sizes"], entry["output_sizes"])) if name in SAME_SIZES else ""
+    return name, sizes, str(sorted(set(entry["input_dtypes"] + entry["output_dtypes"])))
+
+
+# ---- words ----
+def kind_of(entry: Entry) -> str:
+    """ "all_reduce" of "tutti:all_reduce", "send" of "tutti:send 0->1". """
+    return entry["profiling_name"].partition(":")[2].partition(" ")[0]
+
+
+def _call(entry: Entry) -> str:
+    tensors = " ".join([*map(str, entry["input_sizes"][:3]), *(["…"] if len(entry["input_sizes"]) > 3 else []),
+                        *sorted({t.lower() for t in entry["input_dtypes"]})])
+    return " ".join(filter(None, [kind_of(entry), tensors, _site(entry)]))
+
+
+def _message(entry: Entry, group: Group) -> str:
+    """With the peer as a rank of the program."""
+    peer = re.split("->|<-", entry["profiling_name"])[1]
+    to = "to" if kind_of(entry) == "send" else "from"
+    whom = f"rank {group.members[int(peer)]}" if peer.isdigit() else "any rank"
+    return f"{_call(entry)} {to} {whom}"
+
+
+def _site(entry: Entry) -> str:
+    """Where the program called it: the innermost frame that is neither torch's nor ours."""
+    for frame in entry.get("frames", []):
+        if not {"torch", "torch_tutti"} & set(Path(frame["filename"]).parts):
+            return f"({frame['name']}, {frame['filename']}:{frame['line']})"
+    return ""
+
+
+def _ranks(ranks: Any) -> str:
+    """ "rank 1", "ranks 0, 2-5". """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return ("rank " if len(list(ranks)) == 1 else "ranks ") + text
+
+
+def _count(operations: int) -> str:
+    return "no operation" if operations == 0 else f"{operations} operation{'s' if operations > 1 else ''}"

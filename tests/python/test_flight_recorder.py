@@ -1,0 +1,385 @@
+"""The flight recorder: what it holds of a group that works, of one that failed, and what `tutti trace` and torch's own
+reader make of it. Ranks write into a folder of the test."""
+import gc
+import io
+import pickle
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_tutti as tutti
+from torch_tutti import _recorder, _trace, cli
+from torch_tutti._trace_export import export, translated
+
+
+@pytest.fixture
+def recorded(fresh, tmp_path):
+    """recorded(size, …): ranks that record; their traces lie in recorded.folder."""
+    def ranks(size, capacity=1000, environment=None, **options):
+        variables = {"TORCH_FR_BUFFER_SIZE": str(capacity), "TORCH_FR_DUMP_TEMP_FILE": f"{recorded_in}/trace_"}
+        return fresh(size, environment={**variables, **(environment or {})}, **options)
+    recorded_in = ranks.folder = tmp_path / "traces"
+    return ranks
+
+
+def traces_in(folder):
+    return _trace.read(str(folder))
+
+
+def judged_by_torch(folder, backend, *options):
+    """The collectives that torch's reader puts together, from traces written for it."""
+    from torch.distributed.flight_recorder.fr_trace import main
+    translation = folder.parent / f"for torch as {backend}"
+    export(traces_in(folder), backend, str(translation))
+    database = folder.parent / "database"
+    try:
+        main([str(translation), "-o", str(database), *options])
+    finally:
+        gc.enable()                                     # torch's reader leaves it off
+    with database.open("rb") as file:
+        return pickle.load(file)[1].collectives
+
+
+def verdict_of(collective):
+    """Of torch's reader on one collective."""
+    if collective.missing_ranks:
+        return f"missing {collective.missing_ranks}"
+    states = {one.type_of_mismatch.state.name for one in (collective.mismatch_collectives or {}).values()
+              if one.type_of_mismatch}
+    return "fine" if collective.pass_check and not states else ", ".join(states)
+
+
+# ---- a group that works ----
+def every_collective(world):
+    me, size = world.rank, world.size
+    x, whole = torch.ones(4), torch.ones(4 * size)
+    parts = [torch.ones(4) for _ in range(size)]
+    uneven = [torch.ones(rank + 1) for rank in range(size)]
+    dist.all_reduce(x)
+    dist.all_reduce(x, async_op=True).wait()
+    tutti.all_reduce(x)
+    dist.all_reduce(x.to_sparse())
+    dist.broadcast(x, 1)
+    dist.reduce(x, 1)
+    dist.barrier()
+    dist.all_gather(parts, x)
+    dist.all_gather(uneven, torch.ones(me + 1))
+    dist.all_gather_single(whole, x)
+    dist.gather(x, parts if me == 0 else None, 0)
+    dist.scatter(x, parts if me == 0 else None, 0)
+    dist.reduce_scatter(x, parts)
+    dist.reduce_scatter(torch.ones(me + 1), uneven)
+    dist.reduce_scatter_single(x, whole)
+    dist.all_to_all_single(torch.ones(size * (me + 1)), torch.ones(sum(range(size + 1))), [me + 1] * size,
+                           [rank + 1 for rank in range(size)])
+    dist.all_to_all(list(torch.ones(size * 4).chunk(size)), parts)
+    with dist._coalescing_manager():
+        for part in parts:
+            dist.all_reduce(part)
+    dist.group.WORLD.allgather_into_tensor_coalesced([whole, whole.clone()], [x, x]).wait()
+    if me == 0:                                         # refused here, so the others know of no such operation
+        with tutti.options(algorithm="nothing like this"), pytest.raises(ValueError):
+            dist.all_reduce(x)
+    dist.all_reduce(x)
+    return tutti.dump_trace()
+
+
+def test_torch_finds_nothing_wrong_with_a_group_that_works(recorded):
+    assert recorded(3).run(every_collective) == [str(recorded.folder / f"trace_{rank}") for rank in range(3)]
+    for backend in ("gloo", "nccl"):
+        collectives = judged_by_torch(recorded.folder, backend)
+        assert [one.collective_seq_id for one in collectives] == list(range(1, 28))
+        assert not [(one, verdict) for one in collectives if (verdict := verdict_of(one)) != "fine"]
+    report = _trace.describe(traces_in(recorded.folder)).splitlines()
+    assert report[:2] == ["traces of ranks 0-2", ""] and len(report) == 3
+    assert report[2].startswith("group 0 (default_pg), ranks 0-2: all have completed 2")
+
+
+def messages(world):
+    x, peer = torch.ones(3), 1 - world.rank
+    if world.rank == 0:
+        dist.send(x, 1)
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+        dist.recv(x)
+    for work in dist.batch_isend_irecv([dist.P2POp(call, torch.ones(3), peer) for call in (dist.isend, dist.irecv)]):
+        work.wait()
+    dist.all_reduce(x)
+    tutti.dump_trace()
+
+
+def test_messages_have_numbers_of_their_own(recorded):
+    recorded(2).run(messages)
+    first, second = (trace["entries"] for trace in traces_in(recorded.folder).of_rank.values())
+    numbers = [(e["profiling_name"], e["p2p_seq_id"], e["is_p2p"]) for e in first]
+    assert numbers == [("tutti:send 0->1", 1, True), ("tutti:send 0->1", 2, True), ("tutti:send 0->1", 3, True),
+                       ("tutti:recv 0<-1", 3, True), ("tutti:coalesced", 3, True), ("tutti:all_reduce", 3, False)]
+    assert [e["profiling_name"] for e in second][:2] == ["tutti:recv 1<-0"] * 2      # the sender became known
+    assert [e["collective_seq_id"] for e in first] == [0, 0, 0, 0, 0, 1]
+    assert all(e["state"] == "completed" and e["duration_ms"] >= 0 for e in first + second)
+    assert [verdict_of(one) for one in judged_by_torch(recorded.folder, "gloo")] == ["fine"]    # told of no message
+
+
+def many_small(world):
+    for _ in range(10):
+        dist.all_reduce(torch.ones(2))
+    tutti.dump_trace()
+
+
+def test_only_the_last_operations_are_kept(recorded):
+    recorded(2, capacity=4, environment={"TORCH_INCLUDE_STACK_TRACE": "0"}).run(many_small)
+    for trace in traces_in(recorded.folder).of_rank.values():
+        assert [entry["collective_seq_id"] for entry in trace["entries"]] == [7, 8, 9, 10]
+        assert [entry["frames"] for entry in trace["entries"]] == [[]] * 4          # as the variable asks
+    assert _trace.describe(traces_in(recorded.folder)).endswith("all have completed 10 operations")
+
+
+def groups_come_and_go(world):
+    for turn in range(2):
+        dist.init_process_group("tutti", store=dist.PrefixStore(str(turn), world.store), rank=world.rank,
+                                world_size=world.size)
+        dist.new_group([0, 2], group_desc="the ends")
+        if not turn:
+            dist.group.WORLD.split_group([1, 2], timedelta(seconds=20), None, "part", "the last")
+        for _ in range(turn + 1):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    tutti.dump_trace()
+
+
+def test_a_group_of_the_same_name_is_another_group(recorded):
+    recorded(3, join=False).run(groups_come_and_go)
+    traces = traces_in(recorded.folder)
+    groups = _trace.groups_of(traces)
+    assert len({group.name for group in groups}) == len(groups) == 5
+    assert sorted((group.description, group.members) for group in groups) == [
+        *[("default_pg", (0, 1, 2))] * 2, *[("the ends", (0, 2))] * 2, ("the last", (1, 2))]
+    assert [verdict_of(one) for one in judged_by_torch(recorded.folder, "gloo")] == ["fine"] * 3
+
+
+# ---- a group that fails ----
+def one_does_not_come(world):
+    dist.all_reduce(torch.ones(2))
+    if world.rank == 1:
+        tutti.dump_trace()
+        return
+    dist.broadcast(torch.ones(5), 0)
+
+
+def test_who_did_not_come(recorded):
+    outcomes = recorded(3, timeout_s=1).outcomes(one_does_not_come)
+    assert [outcome.error for outcome in outcomes] == ["TimeoutError", "", "TimeoutError"]
+    report = _trace.describe(traces_in(recorded.folder))
+    assert "group 0 (default_pg), ranks 0-2: all have completed 1 operation\n" in report
+    assert "  rank 0 failed in operation 2: broadcast [5] float (one_does_not_come, " in report
+    assert "  rank 1 has called nothing after operation 1: all_reduce [2] float (one_does_not_come, " in report
+    assert report.endswith("  => operation 2 was not called by rank 1")
+    assert outcomes[0].text in report
+    *good, bad = judged_by_torch(recorded.folder, "nccl")
+    assert [verdict_of(one) for one in good] == ["fine"]
+    assert bad.collective_name == "nccl:broadcast" and verdict_of(bad) == "missing {1}"
+
+
+def all_disagree(world):
+    x = torch.ones(4)
+    if world.rank == 0:
+        dist.all_reduce(x, async_op=True).get_future().wait()   # fails on the thread that completes futures
+    dist.broadcast(x, 1)
+
+
+def test_ranks_disagree(recorded):
+    outcomes = recorded(2).outcomes(all_disagree)
+    assert [outcome.error for outcome in outcomes] == ["MismatchError"] * 2
+    report = _trace.describe(traces_in(recorded.folder)).splitlines()
+    assert report[-1].startswith("  => operation 1 differs: all_reduce [4] float (all_disagree, ")
+    assert " on rank 0; broadcast [4] float (all_disagree, " in report[-1] and report[-1].endswith(" on rank 1")
+    (bad,) = judged_by_torch(recorded.folder, "gloo")
+    assert verdict_of(bad) == "COLLECTIVE_TYPE_MISMATCH"
+
+
+def waits_for_a_message(world):
+    ends = dist.new_group([0, 2])
+    if world.rank == 0:
+        work = dist.irecv(torch.ones(3), 2, group=ends)
+    dist.barrier()
+    if world.rank != 1:
+        tutti.dump_trace()
+    del work
+
+
+def test_message_that_does_not_come(recorded):
+    recorded(3).outcomes(waits_for_a_message)
+    report = _trace.describe(traces_in(recorded.folder)).splitlines()
+    assert report[:2] == ["traces of ranks 0, 2",
+                          "no trace of rank 1: gone, or still busy elsewhere and not told that the others failed"]
+    assert report[3] == "group 0 (default_pg), ranks 0-2: those with a trace have all completed 1 operation"
+    assert report[6].startswith("  rank 0 is in a message: recv [3] float (waits_for_a_message, ")
+    assert report[6].endswith(" from rank 2") and report[7].startswith("  rank 2 has called nothing")
+    with pytest.raises(AssertionError, match="Missing dump files from ranks {1}"):
+        judged_by_torch(recorded.folder, "gloo")
+
+
+def fails(world):
+    sys.stderr = io.StringIO()
+    with pytest.raises(tutti.MismatchError):
+        dist.all_reduce(torch.ones(world.rank + 1))
+    with pytest.raises(tutti.MismatchError):
+        dist.all_reduce(torch.ones(2))                  # the trace of a group is written once
+    return sys.stderr.getvalue()
+
+
+def test_program_is_told_where_the_trace_is(recorded):
+    for rank, said in enumerate(recorded(2).run(fails)):
+        assert said.count("\n") == 1
+        assert f"rank {rank}: an operation has failed; " in said
+        assert f"the last operations are in {recorded.folder}/trace_{rank}. " in said
+        assert f"tutti trace {recorded.folder}\n" in said
+
+
+def is_aborted(world):
+    sys.stderr = io.StringIO()
+    work = dist.irecv(torch.ones(3), 1 - world.rank)
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    with pytest.raises(tutti.AbortedError):
+        work.wait()
+    return sys.stderr.getvalue()
+
+
+def test_no_trace_of_a_group_that_the_program_aborts(recorded):
+    assert recorded(2).run(is_aborted) == ["", ""]
+    assert not recorded.folder.exists()
+
+
+def test_no_trace_after_a_failure_if_told_so(recorded):
+    assert recorded(2, environment={"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}).run(fails) == ["", ""]
+    assert not recorded.folder.exists()
+
+
+def test_trace_that_cannot_be_written_hides_no_error(recorded):
+    said = recorded(2, environment={"TORCH_FR_DUMP_TEMP_FILE": "/dev/null/trace_"}).run(fails)
+    assert all("the flight recorder could not write its trace: " in text and "/dev/null" in text for text in said)
+
+
+# ---- switching it on ----
+def is_off(world):
+    with pytest.raises(RuntimeError, match="the flight recorder is off; set TORCH_FR_BUFFER_SIZE"):
+        tutti.dump_trace()
+    assert tutti._extension.load()._recorded()["entries"] == []
+
+
+def test_it_is_off_unless_asked_for(shared):
+    shared(2).run(is_off)
+
+
+def badly_set(world):
+    with pytest.raises(ValueError, match="TORCH_NCCL_TRACE_BUFFER_SIZE must be a number of operations, not 'many'"):
+        dist.init_process_group("tutti", store=world.store, rank=world.rank, world_size=world.size)
+
+
+def test_wrong_number(fresh):
+    fresh(1, join=False, environment={"TORCH_NCCL_TRACE_BUFFER_SIZE": "many"}).run(badly_set)
+
+
+def test_file_without_a_variable_is_where_torch_puts_it(monkeypatch):
+    for name in _recorder.FILE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    monkeypatch.setattr(_recorder, "_rank", 7)
+    assert _recorder._default_path() == "/somewhere/torch/comm_lib_trace_rank_7"
+
+
+# ---- the command ----
+def entry(number, name="tutti:all_reduce", state="completed", sizes=((4,),)):
+    sizes = [list(size) for size in sizes]
+    return {"process_group": ("0", "all"), "profiling_name": name, "collective_seq_id": number, "is_p2p": False,
+            "state": state, "retired": state == "completed", "failure": "", "frames": [], "input_sizes": sizes,
+            "output_sizes": sizes, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}
+
+
+def trace(*entries, called=None, ranks="[0, 1]"):
+    over = [e["collective_seq_id"] for e in entries if e["state"] == "completed"]
+    numbers = [e["collective_seq_id"] for e in entries]
+    return {"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "all", "ranks": ranks, "pg_id": 0}},
+            "pg_status": {"0": {"last_enqueued_collective": called or max(numbers, default=0),
+                                "last_completed_collective": max(over, default=0)}}, "entries": list(entries)}
+
+
+def verdict(*traces):
+    return _trace.describe(_trace.Traces("trace_", dict(enumerate(traces)))).splitlines()[-1].strip()
+
+
+def test_verdicts():
+    open_one = entry(2, state="started")
+    assert verdict(trace(entry(1)), trace(entry(1))).endswith("all have completed 1 operation")
+    assert verdict(trace(entry(1), open_one), trace(entry(1))) == "=> operation 2 was not called by rank 1"
+    assert verdict(trace(entry(1), open_one), trace(entry(1), open_one)).startswith(
+        "=> operation 2 was called alike by ranks 0-1; it is slow")
+    assert verdict(trace(open_one), trace(entry(2, state="started", sizes=((5,),)))) == (
+        "=> operation 1 is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
+    assert verdict(trace(entry(1), open_one), trace(entry(1), entry(2, state="started", sizes=((5,),)))) == (
+        "=> operation 2 differs: all_reduce [4] float on rank 0; all_reduce [5] float on rank 1")
+    alike = [trace(entry(1, "tutti:all_to_all", "started", ((size,),))) for size in (4, 5)]
+    assert "called alike" in verdict(*alike)            # which may differ in size
+
+
+def write(folder, name, content):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+
+
+class Trap:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+@pytest.mark.parametrize("files, arguments, problem", [
+    (None, [], "is not a folder; traces lie in one, a file for each rank"),
+    ({}, [], "there are no traces in {folder}: set TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE={folder}/trace_"),
+    ({"notes.txt": b"x"}, [], "there are no traces in {folder}"),
+    ({"a0": trace(), "b0": trace()}, [], "has files of several kinds: a, b. Say with --prefix which are the traces"),
+    ({"a0": trace()}, ["--prefix", "b"], "there are no traces that begin with 'b' and end in a rank in {folder}"),
+    ({"a0": b""}, [], "{folder}/a0 is not a trace of the flight recorder: Ran out of input"),
+    ({"a0": pickle.dumps(trace())[:50]}, [], "{folder}/a0 is not a trace of the flight recorder: "),
+    ({"a0": b"what is this"}, [], "{folder}/a0 is not a trace of the flight recorder: "),
+    ({"a0": {"entries": []}}, [], "{folder}/a0 is not a trace of the flight recorder"),
+    ({"a0": Trap()}, [], "it asks for builtins.print, and a trace holds plain data only"),
+    ({"a0": {**trace(), "version": "3.1"}}, [], "{folder}/a0 is of version 3.1; this command reads versions 2.x"),
+    ({"a0": trace()}, ["--as", "gloo"], "--as and --out are given together or not at all"),
+    ({"a0": trace()}, ["--as", "gloo", "--out", "{folder}/.."], "has other files, such as "),
+])
+def test_command_says_what_is_wrong(tmp_path, capsys, files, arguments, problem):
+    folder = tmp_path / "traces"
+    for name, content in (files or {}).items():
+        write(folder, name, content)
+    if files is not None:
+        folder.mkdir(exist_ok=True)
+    status = cli.main(["trace", str(folder), *(argument.format(folder=folder) for argument in arguments)])
+    said = capsys.readouterr()
+    assert status == 1 and said.out == ""
+    assert problem.format(folder=folder) in said.err and said.err.count("\n") == 1
+
+
+def test_command(tmp_path, capsys):
+    any_source = {**entry(0, "tutti:recv 0<-any", "started"), "is_p2p": True}
+    write(tmp_path / "traces", "trace_0", trace(entry(1), any_source))
+    write(tmp_path / "traces", "trace_1", trace(entry(1)))
+    assert cli.main(["trace", str(tmp_path / "traces")]) == 0
+    assert "rank 0 is in a message: recv [4] float from any rank" in capsys.readouterr().out
+    for _ in range(2):                                  # what it wrote itself may be written again
+        assert cli.main(["trace", str(tmp_path / "traces"), "--as", "nccl", "--out", str(tmp_path / "for torch")]) == 0
+    assert "2 traces are in" in (said := capsys.readouterr().out) and said.endswith("receives: 1\n")
+    names = [e["profiling_name"] for e in traces_in(tmp_path / "for torch").of_rank[0]["entries"]]
+    assert names == ["nccl:all_reduce"]
+
+
+def test_torch_knows_no_tutti(tmp_path):
+    """When it does, --as has had its day."""
+    from torch.distributed.flight_recorder.components.types import Op
+    with pytest.raises(AssertionError, match="tutti not in"):
+        Op(entry(1), {"0": {0, 1}}, "0")
+    (event,) = translated(trace({**entry(1), "p2p_seq_id": 0, "time_created_ns": 0}), {}, "gloo")
+    assert Op(event, {"0": {0, 1}}, "0").type == "all_reduce"
