@@ -6,13 +6,21 @@
  * after that copy's event if somebody else's wait enqueued it. */
 #include "shim/footprint.hpp"
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <algorithm>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cstring>
 
 namespace tutti {
 
+/* Our copies are nobody's business: neither autograd's nor that of a Python mode which is active where a user waits. */
+struct Unobserved {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard below_python{ c10::DispatchKeySet(
+        { c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot }) };
+};
 static c10::Stream current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -23,21 +31,47 @@ static void note_device(std::vector<c10::Device> &devices, const at::Tensor &ten
     if (device.is_cpu() || std::find(devices.begin(), devices.end(), device) != devices.end()) return;
     devices.push_back(device);
 }
+/* Torch pins for one kind of device only, the accelerator of the process. */
+static bool can_pin(c10::Device device)
+{
+    static const std::optional<c10::DeviceType> kind = [] {
+        std::optional<c10::DeviceType> found = at::getAccelerator();
+        try {
+            if (found) at::globalContext().getPinnedMemoryAllocator(found);
+        } catch (const c10::Error &) {
+            found.reset();
+        }
+        return found;
+    }();
+    return kind == device.type();
+}
+/* Before anything that a capture could not take, as pinning. Older guards cannot tell; there the device refuses, in its
+ * own words. */
+template <typename Guard> static void check_not_capturing(const char *call, const Guard &guard, c10::Device device)
+{
+    c10::Stream stream = guard.getStream(device);
+    if constexpr (requires { guard.isStreamCapturing(stream); })
+        if (guard.isStreamCapturing(stream))
+            fail(TUTTI_UNSUPPORTED,
+                c10::str(call, ": a graph of ", device, " is being captured, and tutti's operations cannot be part of ",
+                    "one, because they pass through the host; make the call outside the capture"));
+}
 
 at::Tensor Footprint::room(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type)
 {
-    auto options = at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(like.is_cuda());
+    bool staging = !like.device().is_cpu();
+    if (staging) check_not_capturing(call_, c10::impl::VirtualGuardImpl(like.device().type()), like.device());
+    bool pinned = staging && can_pin(like.device());
+    auto options = at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(pinned);
     rooms_.push_back(at::empty(sizes, options));
     return rooms_.back();
 }
 void Footprint::fetch()
 {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Unobserved unobserved;
     std::vector<c10::Device> involved = devices();
-    for (const Copy &copy : fetches_) {
-        copy.to.copy_(copy.from, /*non_blocking=*/true);
-        note_device(involved, copy.from);
-    }
+    for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
+    /* also those of mere outputs: the result may come on another stream than the one that used them last */
     for (c10::Device device : involved) current_stream(device).synchronize();
 }
 void Footprint::unpack() const
@@ -46,14 +80,16 @@ void Footprint::unpack() const
 }
 void Footprint::deliver(std::vector<c10::Event> &events) const
 {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Unobserved unobserved;
+    std::vector<c10::Device> written;
     for (const Copy &copy : returns_) {
         c10::Stream stream = current_stream(copy.to.device());
-        copy.to.copy_(copy.from, /*non_blocking=*/true);
+        copy.to.copy_(copy.from, /*non_blocking=*/can_pin(stream.device())); /* else the room must stay until then */
         c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(
             copy.to.storage().data_ptr(), stream); /* whoever allocated it may have done so for another stream */
+        note_device(written, copy.to);
     }
-    for (c10::Device device : devices()) {
+    for (c10::Device device : written) {
         events.emplace_back(device.type());
         events.back().record(current_stream(device));
     }
@@ -61,17 +97,29 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
 std::vector<c10::Device> Footprint::devices() const
 {
     std::vector<c10::Device> found;
-    for (const Copy &copy : returns_) note_device(found, copy.to);
+    for (const at::Tensor &tensor : inputs) note_device(found, tensor);
+    for (const at::Tensor &tensor : outputs) note_device(found, tensor);
     return found;
 }
-bool Footprint::writes_what(const Footprint &next) const
+static Extent extent_of(const at::Tensor &tensor)
 {
-    auto among = [this](const at::Tensor &tensor) {
-        return std::any_of(returns_.begin(), returns_.end(),
-            [&](const Copy &copy) { return copy.to.is_alias_of(tensor); });
+    return { tensor.device(), static_cast<const char *>(tensor.const_data_ptr()), tensor.nbytes() };
+}
+std::vector<Extent> Footprint::written_on_devices() const
+{
+    std::vector<Extent> extents;
+    for (const Copy &copy : returns_) extents.push_back(extent_of(copy.to));
+    return extents;
+}
+bool Footprint::touches(const std::vector<Extent> &written) const
+{
+    auto among = [&](const at::Tensor &tensor) {
+        Extent mine = extent_of(tensor);
+        return std::any_of(written.begin(), written.end(), [&](const Extent &theirs) {
+            return mine.device == theirs.device && overlap(mine.data, mine.bytes, theirs.data, theirs.bytes);
+        });
     };
-    return std::any_of(next.inputs.begin(), next.inputs.end(), among) ||
-           std::any_of(next.outputs.begin(), next.outputs.end(), among);
+    return std::any_of(inputs.begin(), inputs.end(), among) || std::any_of(outputs.begin(), outputs.end(), among);
 }
 
 } // namespace tutti

@@ -39,6 +39,12 @@ struct Part {
 struct Copy {
     at::Tensor to, from;
 };
+/* Memory of a device. */
+struct Extent {
+    c10::Device device;
+    const char *data;
+    size_t bytes;
+};
 
 class Footprint {
   public:
@@ -57,8 +63,9 @@ class Footprint {
     void unpack() const; /* once it has succeeded; any thread */
     /* Once unpacked: enqueues the copies to the devices on their current streams, and the events after them. */
     void deliver(std::vector<c10::Event> &events) const;
-    std::vector<c10::Device> devices() const;      /* of the outputs, besides the host */
-    bool writes_what(const Footprint &next) const; /* touches, on a device */
+    std::vector<c10::Device> devices() const; /* of the tensors, besides the host */
+    std::vector<Extent> written_on_devices() const;
+    bool touches(const std::vector<Extent> &written) const;
 
     Tensors inputs, outputs; /* as the caller gave them */
 

@@ -136,7 +136,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
                       : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
     if (footprint.staged()) {
-        Work::settle_before(footprint);
+        Arrival::wait_for_earlier(footprint);
         footprint.fetch();
     }
     Operation &operation = work->add(std::move(footprint));

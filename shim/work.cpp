@@ -4,6 +4,7 @@
  * wait, by the thread that completes the future, or by whoever finds the Work dropped. */
 #include "shim/work.hpp"
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <condition_variable>
 #include <csignal>
@@ -115,7 +116,10 @@ Operation &Work::add(Footprint footprint)
     if (operation->work) operation = more_.emplace_back(std::make_unique<Operation>()).get();
     operation->work = this;
     operation->footprint = std::move(footprint);
-    staged_ = staged_ || operation->footprint.staged();
+    if (operation->footprint.staged()) {
+        staged_ = true;
+        operation->arrival = std::make_shared<Arrival>(*operation);
+    }
     return *operation;
 }
 void Work::open()
@@ -132,7 +136,7 @@ void Work::arm(Operation &operation)
 {
     operation.request.done = on_done;
     operation.request.context = &operation;
-    if (operation.footprint.staged()) expect_delivery();
+    if (operation.arrival) Arrival::expect(operation.arrival);
     open();
 }
 void Operation::conclude(tutti_status how, std::string why)
@@ -173,7 +177,9 @@ void Work::finish_blocking(Operation &operation)
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     settled_ = true;
     operation.tell();
-    if (staged_) deliver();
+    if (!operation.arrival) return;
+    operation.arrival->bring();
+    Arrival::expect(operation.arrival);
 }
 void Work::settle()
 {
@@ -203,61 +209,92 @@ void Work::reap()
     for (Work *work = finished.exchange(nullptr); work;) {
         Work *next = work->next_;
         auto held = c10::intrusive_ptr<Work>::reclaim(work);
-        if (held->staged_) held->deliver();
+        try {
+            if (held->staged_) held->deliver();
+        } catch (const std::exception &error) { /* none of the caller's; who waits for the Work is told */
+            TORCH_WARN("tutti: a device did not take the result of an operation that is over: ", error.what());
+        }
         work = next;
     }
 }
 
 /* ---- results on other devices ---- */
-/* Works whose results are not there yet. Never destroyed: threads may outlive the end of main. */
-struct Undelivered {
+/* What may not be there yet. Never destroyed: threads may outlive the end of main. */
+struct Arrivals {
     std::mutex mutex;
-    std::vector<c10::intrusive_ptr<Work>> works;
+    std::vector<std::shared_ptr<Arrival>> expected;
 };
-static Undelivered &undelivered()
+static Arrivals &arrivals()
 {
-    static auto *all = new Undelivered;
+    static auto *all = new Arrivals;
     return *all;
 }
-void Work::expect_delivery()
+Arrival::Arrival(Operation &of)
+    : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
+      written_(of.footprint.written_on_devices())
+{}
+void Arrival::bring()
 {
-    auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
-    std::lock_guard<std::mutex> lock(undelivered().mutex);
-    auto &works = undelivered().works;
-    if (std::find(works.begin(), works.end(), self) == works.end()) works.push_back(std::move(self));
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const c10::Event &event : events_)
+        event.block(c10::impl::VirtualGuardImpl(event.device_type()).getStream(event.device()));
+    if (brought_) return;
+    if (operation_->outcome == TUTTI_OK) operation_->footprint.deliver(events_);
+    brought_ = true; /* else the next one tries again, and is told */
+    work_.reset();
+}
+bool Arrival::passed()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!brought_) return work_.expired();
+    return std::all_of(events_.begin(), events_.end(), [](const auto &event) { return event.query(); });
+}
+void Arrival::settle()
+{
+    c10::intrusive_ptr<Work> alive;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!brought_) alive = work_.lock();
+        if (!brought_ && !alive) return; /* the device did not take it, and nobody holds the Work */
+    }
+    if (alive) operation_->over.wait(false);
+    bring();
+}
+void Arrival::expect(std::shared_ptr<Arrival> arrival)
+{
+    std::lock_guard<std::mutex> lock(arrivals().mutex);
+    auto &expected = arrivals().expected;
+    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const auto &one) { return one->passed(); }),
+        expected.end());
+    expected.push_back(std::move(arrival));
+}
+void Arrival::wait_for_earlier(const Footprint &next)
+{
+    std::vector<std::shared_ptr<Arrival>> earlier;
+    {
+        std::lock_guard<std::mutex> lock(arrivals().mutex);
+        for (const auto &arrival : arrivals().expected)
+            if (next.touches(arrival->written_)) earlier.push_back(arrival);
+    }
+    for (const auto &arrival : earlier) arrival->settle();
 }
 void Work::deliver()
 {
-    std::lock_guard<std::mutex> lock(delivery_);
-    for (const c10::Event &event : events_) {
-        c10::impl::VirtualGuardImpl guard(event.device_type());
-        event.block(guard.getStream(event.device()));
-    }
-    if (std::exchange(delivered_, true)) return;
-    if (!failed_) each([this](const Operation &operation) { operation.footprint.deliver(events_); });
-    std::lock_guard<std::mutex> all(undelivered().mutex);
-    auto &works = undelivered().works;
-    works.erase(std::remove_if(works.begin(), works.end(), [this](const auto &work) { return work.get() == this; }),
-        works.end());
-}
-void Work::settle_before(const Footprint &next)
-{
-    std::vector<c10::intrusive_ptr<Work>> earlier;
-    {
-        std::lock_guard<std::mutex> lock(undelivered().mutex);
-        for (const auto &work : undelivered().works)
-            work->each([&](const Operation &operation) {
-                if (operation.footprint.writes_what(next)) earlier.push_back(work);
-            });
-    }
-    for (const auto &work : earlier) {
-        work->each([&](const Operation &operation) { operation.over.wait(false); });
-        work->deliver();
-    }
+    each([](const Operation &operation) {
+        if (operation.arrival) operation.arrival->bring();
+    });
 }
 
 /* ---- what a holder asks ---- */
-bool Work::isCompleted() { return settled_; }
+/* With what it brings to devices, so that whoever polls may do without the wait. */
+bool Work::isCompleted()
+{
+    if (!settled_ || !staged_) return settled_;
+    deliver();
+    bool passed = true;
+    each([&](const Operation &operation) { passed = passed && (!operation.arrival || operation.arrival->passed()); });
+    return passed;
+}
 bool Work::isSuccess() const { return settled_ && !failed_; }
 std::exception_ptr Work::exception() const
 {
@@ -331,6 +368,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
         for (c10::Device device : operation.footprint.devices())
             if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
     });
+    if (!devices.empty()) device_ = c10::impl::VirtualGuardImpl(devices[0].type()).getDevice();
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     if (settled_) {
         lock.unlock();
@@ -359,8 +397,10 @@ static c10d::WorkResult outcome_of(const Operation *failed, const std::exception
 void Work::complete_futures()
 {
     c10::intrusive_ptr<c10::ivalue::Future> future, outcome;
+    c10::OptionalDeviceGuard device; /* callbacks run where the future is completed */
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        if (device_) device.reset_device(*device_);
         if (future_ && !std::exchange(future_taken_, true)) future = future_;
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
     }

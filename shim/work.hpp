@@ -11,12 +11,15 @@
 namespace tutti {
 
 class Work;
+class Arrival;
+
 struct Operation {
     tutti_request request{};
     Work *work = nullptr;
     std::string algorithm;                        /* what request.algorithm points to */
     Footprint footprint;                          /* lives until it is over */
     uint64_t record = 0;                          /* the flight recorder's, 0: none */
+    std::shared_ptr<Arrival> arrival;             /* if part of the footprint is on a device */
     tutti_status outcome = TUTTI_IN_PROGRESS;     /* valid once the Work is settled, or `over` */
     std::string text;                             /* why it failed */
     std::atomic<bool> over{ false };              /* nothing of this, nor of what it settled, changes any more */
@@ -62,8 +65,6 @@ class Work final : public c10d::Work {
 
     /* Drops the Works that are over. Call it where dropping a tensor is harmless: from a thread of the user. */
     static void reap();
-    /* Waits for the Works whose results are still to be brought to tensors that `next` touches. */
-    static void settle_before(const Footprint &next);
 
   private:
     friend class Futures;
@@ -74,7 +75,6 @@ class Work final : public c10d::Work {
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
     void wait_without_gil();
-    void expect_delivery();
     void deliver();
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
     template <typename Use> void each(Use use) const;
@@ -90,10 +90,34 @@ class Work final : public c10d::Work {
     bool future_taken_ = false, outcome_taken_ = false;        /* under mutex_ */
     std::chrono::steady_clock::time_point begun_, ended_;
     bool staged_ = false, blocking_futures_ = false;
-    std::mutex delivery_;
-    bool delivered_ = false;          /* under delivery_ */
-    std::vector<c10::Event> events_;  /* under delivery_: of the copies to the devices */
+    std::optional<c10::Device> device_; /* that was current when the future was asked for */
     Work *next_ = nullptr;            /* on the list of finished Works */
+};
+
+/* The results of one operation on their way to devices. It holds no tensor once they are brought there, and lasts while
+ * a later operation may have to wait for the copies: a caller who starts one without a wait in between, from whichever
+ * stream, gets it in order. */
+class Arrival {
+  public:
+    explicit Arrival(Operation &of);
+    /* The operation must be over. The first call enqueues the copies on the current streams; later ones, from whatever
+     * thread, make the current streams wait for them. */
+    void bring();
+    bool passed(); /* brought, and the copies are over; or never to be brought */
+    /* A later operation of any thread finds it in wait_for_earlier until it has passed. */
+    static void expect(std::shared_ptr<Arrival> arrival);
+    /* Waits until what earlier operations bring to memory that `next` touches is there, or will be for the current
+     * streams. */
+    static void wait_for_earlier(const Footprint &next);
+
+  private:
+    void settle();
+    std::mutex mutex_;
+    c10::weak_intrusive_ptr<Work> work_; /* until brought */
+    Operation *operation_;               /* is the Work's */
+    std::vector<Extent> written_;
+    bool brought_ = false;
+    std::vector<c10::Event> events_; /* of the copies */
 };
 
 /* Stops completing futures: a callback must not run while the interpreter is being taken apart. */
