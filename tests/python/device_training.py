@@ -1,0 +1,50 @@
+"""Training on a device, for any kind of device: what test_devices.py and tests/gpu/test_cuda.py share. The judge is one
+process with all batches, on the CPU; in float64, so that the order in which a device sums does not matter."""
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from training import batch, flat, network, stochastic_descent
+
+STEPS = 3
+
+
+def train(model, device, ranks):
+    """On the batches of these ranks, by the mean of their losses."""
+    optimizer = stochastic_descent(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = [model(batch(step, rank).double().to(device)).square().mean() for rank in ranks]
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+
+
+def expected(world):
+    model = network().double()
+    train(model, "cpu", range(world.size))
+    return flat(model.parameters())
+
+
+def check_data_parallel(world, options):
+    """DistributedDataParallel, whose buckets complete while backward goes on."""
+    device = world.kept["device"]
+    model = DistributedDataParallel(network(seed=7 + world.rank).double().to(device), **options)
+    with torch.no_grad():                                   # rank 0's parameters are everybody's
+        for ours, right in zip(model.parameters(), network().double().parameters()):
+            torch.testing.assert_close(ours.cpu(), right)
+    train(model, device, [world.rank])
+    torch.testing.assert_close(flat(model.parameters()).cpu(), expected(world))
+
+
+def check_fully_sharded(world):
+    """FSDP2, which gathers and reduces on streams of its own."""
+    device = world.kept["device"]
+    mesh = DeviceMesh(device.type, list(range(world.size)))
+    model = network().double().to(device)
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, device, [world.rank])
+    whole = flat(parameter.full_tensor() for parameter in model.parameters())
+    torch.testing.assert_close(whole.cpu(), expected(world))

@@ -1,0 +1,49 @@
+"""Tensors of another device than the CPU, on an emulated one (tests/device/sim.cpp): what streams, futures and
+operations see, and what every operation gives."""
+import device_checks
+import device_training
+import pytest
+import sim_device
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def on_device(tmp_path_factory):
+    """on_device(size): ranks that have joined a group for the CPU and the emulated device."""
+    if problem := sim_device.missing():
+        pytest.skip(problem)
+    sim_device.build()
+    started = {}
+
+    def of_size(size):
+        if size not in started or not all(process.is_alive() for process in started[size].processes):
+            started[size] = Ranks(size, tmp_path_factory.mktemp("sim"), join=False)
+            started[size].run(device_checks.join, "sim")
+        return started[size]
+
+    yield of_size
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations(on_device, size, later):
+    on_device(size).run(device_checks.check_operations, later)
+
+
+@pytest.mark.parametrize("check", [*device_checks.CHECKS, device_checks.check_several_devices,
+                                   device_checks.check_capture_is_refused,
+                                   device_checks.check_failing_copies], ids=lambda check: check.__name__[6:])
+def test_device(on_device, check):
+    on_device(2).run(check)
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}],
+                         ids=["one bucket", "small buckets"])
+def test_data_parallel(on_device, options):
+    on_device(2).run(device_training.check_data_parallel, options)
+
+
+def test_fully_sharded(on_device):
+    on_device(2).run(device_training.check_fully_sharded)
