@@ -1,0 +1,142 @@
+"""CUDA tensors, on a machine that has a GPU. Ranks share it if there are fewer GPUs than ranks.
+
+What streams, futures and operations see is the same as on the emulated device of tests/python/test_devices.py.
+"""
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import device_checks
+import device_training
+from device_checks import late, numbers, same, total
+from ranks import Ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
+                                reason="needs a GPU: torch.cuda.is_available() is False on this machine")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def environment(**more):
+    """Ranks see the GPUs that this process sees."""
+    count = torch.cuda.device_count()
+    return {VISIBLE: os.environ.get(VISIBLE) or ",".join(map(str, range(count))), **more}
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory):
+    """on_gpu(size): ranks that have joined a tutti group."""
+    started = {}
+
+    def of_size(size):
+        if size not in started or not all(process.is_alive() for process in started[size].processes):
+            started[size] = Ranks(size, tmp_path_factory.mktemp("cuda"), join=False, environment=environment())
+            started[size].run(device_checks.join, "cuda", limit_s=300)
+        return started[size]
+
+    yield of_size
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_operations(on_gpu, size, later):
+    on_gpu(size).run(device_checks.check_operations, later, limit_s=300)
+
+
+@pytest.mark.parametrize("check", device_checks.CHECKS, ids=lambda check: check.__name__[6:])
+def test_device(on_gpu, check):
+    on_gpu(2).run(check, limit_s=120)
+
+
+def test_several_devices(on_gpu):
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs, and there is {torch.cuda.device_count()}")
+    on_gpu(2).run(device_checks.check_several_devices, limit_s=120)
+
+
+# ---- what the emulated device cannot do ----
+def check_sparse(world):
+    device = world.kept["device"]
+    dense = late(numbers(world.rank, 6, 3) * (torch.arange(6).unsqueeze(1) % 2), device)
+    x = dense.to_sparse(1)
+    dist.all_reduce(x)
+    dist.all_reduce(dense)
+    same(x.to_dense(), dense.cpu(), "a sparse sum")
+
+
+def test_sparse_sums(on_gpu):
+    on_gpu(2).run(check_sparse, limit_s=120)
+
+
+def check_capture(world):
+    x = torch.zeros(4, device=world.kept["device"])
+    with pytest.raises(NotImplementedError, match="a graph of cuda:. is being captured"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            dist.all_reduce(x)
+    dist.all_reduce(x)
+
+
+def test_graph_capture_is_refused(on_gpu):
+    on_gpu(2).run(check_capture, limit_s=120)
+
+
+def check_large(world):
+    """Larger than any tile, and than what pinned memory is cached for."""
+    count = 5_000_001
+    x = late(numbers(world.rank, count), world.kept["device"])
+    works = [dist.all_reduce(x[:count // 2], async_op=True), dist.all_reduce(x[count // 2:], async_op=True)]
+    for work in works:
+        work.wait()
+    same(x, total(world, count), "twenty megabytes")
+
+
+def test_large_tensors(on_gpu):
+    on_gpu(4).run(check_large, limit_s=120)
+
+
+# ---- training ----
+@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}],
+                         ids=["one bucket", "small buckets"])
+def test_data_parallel(on_gpu, options):
+    on_gpu(2).run(device_training.check_data_parallel, options, limit_s=200)
+
+
+def test_fully_sharded(on_gpu):
+    on_gpu(2).run(device_training.check_fully_sharded, limit_s=200)
+
+
+# ---- programs that ask for NCCL ----
+def check_named_nccl(world, bound):
+    """As a program does that knows only NCCL; `bound`: it names its device, so that torch splits groups."""
+    device = torch.device("cuda", world.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", store=world.store, rank=world.rank, world_size=world.size,
+                            timeout=timedelta(seconds=60), **({"device_id": device} if bound else {}))
+    assert dist.get_backend() == "nccl" and "tutti" in str(dist.get_backend_config())
+    groups = [None, dist.new_group([0, 1]), dist.new_group([1])]
+    for group in groups:
+        if group is None or world.rank in dist.get_process_group_ranks(group):
+            x = late(numbers(world.rank, 100), device)
+            dist.all_reduce(x, group=group)
+            members = range(world.size) if group is None else dist.get_process_group_ranks(group)
+            same(x, sum(numbers(rank, 100) for rank in members), "taken over")
+    everyone = [None] * world.size
+    dist.all_gather_object(everyone, {"rank": world.rank})
+    assert everyone == [{"rank": rank} for rank in range(world.size)]
+    dist.barrier()
+    world.kept["device"] = device
+    device_training.check_data_parallel(world, {"device_ids": [device.index]})
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["plain", "device_id"])
+def test_named_nccl(tmp_path, bound):
+    with Ranks(2, tmp_path, join=False, environment=environment(TUTTI_TAKE_OVER="nccl")) as ranks:
+        ranks.run(check_named_nccl, bound, limit_s=300)
