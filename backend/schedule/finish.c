@@ -1,6 +1,7 @@
 /* Which steps leave a full sum in OUTPUT, so that an average can be divided there, once and in the same pass. It is the
- * last writer of an OUTPUT chunk, unless it only passes on what lies in an OUTPUT already. Decided on the program as
- * the algorithm wrote it; what is staged later is a copy of the finished value. */
+ * last writer of an OUTPUT chunk, unless it only passes on what lies in an OUTPUT already, or on one host what was
+ * summed up in SCRATCH: then it is that sum's step. Decided on the program as the algorithm wrote it; what is staged
+ * later is a copy of the finished value. */
 #include "backend/schedule/build.h"
 
 static bool finishes(const struct build *b, const struct schedule *s, int step, struct span to, int index)
@@ -19,9 +20,33 @@ static void finish_step(const struct build *b, struct schedule *s, int step)
     if (finished && finished < total) schedule_fail(s, "finishes only a part of the chunks of a step");
     t->finish = finished > 0;
 }
+/* The step that summed up what `t` copies, if a peer or this rank did so in SCRATCH; else NULL. */
+static struct step *summed_by(const struct build *b, const struct schedule *s, const struct step *t, int index)
+{
+    struct plan *p = b->plan;
+    struct span from = *step_from(s, t);
+    const struct writer *w = writer_of(b, from, index);
+    if (from.buffer != SCRATCH || !w->exists) return NULL;
+    struct step *sum = &p->ranks[w->rank - p->first].steps[w->last];
+    return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
+}
+/* A sum that only has to be copied into OUTPUT is divided where it is made, while it is exact: rounded to a narrow type
+   first, it might have become infinite. */
+static void finish_sooner(const struct build *b, struct schedule *s, struct step *t)
+{
+    int count = step_to(s, t)->count;
+    if (!t->finish || t->from_count != 1) return;
+    for (int i = 0; i < count; i++)
+        if (!summed_by(b, s, t, i)) return;
+    for (int i = 0; i < count; i++) summed_by(b, s, t, i)->finish = true;
+    t->finish = false;
+}
 void finish_mark(const struct build *b)
 {
     struct plan *p = b->plan;
-    for (int m = 0; family_reduces(p->algorithm->family) && m < p->count; m++)
+    if (!family_reduces(p->algorithm->family)) return;
+    for (int m = 0; m < p->count; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) finish_step(b, &p->ranks[m], j);
+    for (int m = 0; m < p->count && p->algorithm->host_memory; m++) /* in messages, such sums travel on to be summed */
+        for (int j = 0; j < p->ranks[m].step_count; j++) finish_sooner(b, &p->ranks[m], &p->ranks[m].steps[j]);
 }

@@ -175,12 +175,33 @@ static void types_and_operations(struct rank *me)
                     run(&t, me);
                 }
 }
+/* On one host a sum is divided while it is exact, by whatever algorithm: as a half it would not be finite. */
+static void averages_of_large_values(struct rank *me)
+{
+    enum { COUNT = 300 };
+    static const char *const algorithms[][2] = { { "allreduce", "one_shot" }, { "allreduce", "two_shot" },
+        { "allreduce", "two_shot_read" }, { "reduce", "read" }, { "reduce", "two_shot_read" } };
+    for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
+        uint16_t in[COUNT], out[COUNT];
+        for (int i = 0; i < COUNT; i++) in[i] = 0x7b00;                 /* 57344; the largest half is 65504 */
+        tutti_request r = { .blocking = true, .algorithm = algorithms[a][1] };
+        if (!strcmp(algorithms[a][0], "reduce"))
+            REQUIRE(tutti_reduce(in, out, COUNT, TUTTI_FLOAT16, TUTTI_AVG, 0, me->comm, &r) == TUTTI_OK);
+        else REQUIRE(tutti_all_reduce(in, out, COUNT, TUTTI_FLOAT16, TUTTI_AVG, me->comm, &r) == TUTTI_OK);
+        for (int i = 0; i < COUNT && (*algorithms[a][0] == 'a' || me->rank == 0); i++) REQUIRE(out[i] == 0x7b00);
+    }
+}
 static void on_threads(rank_function *function, int from, int to)
 {
     for (int size = from; size <= to; size++) world_threads(size, NULL, function, NULL);
 }
 static void test_every_algorithm_on_threads(void **state) { (void)state; on_threads(body, 1, 5); }
 static void test_types_and_operations_on_threads(void **state) { (void)state; on_threads(types_and_operations, 1, 4); }
+static void test_averages_are_divided_while_exact(void **state)
+{
+    (void)state;
+    on_threads(averages_of_large_values, 2, 4);
+}
 #ifndef NO_PROCESSES
 static void test_every_algorithm_on_processes(void **state)
 {
@@ -197,6 +218,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_every_algorithm_on_threads),
         cmocka_unit_test(test_types_and_operations_on_threads),
+        cmocka_unit_test(test_averages_are_divided_while_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
