@@ -94,27 +94,54 @@ static void bind_group(py::module_ &module)
 /* with options(...): the calls of this thread in the block. */
 struct OptionsBlock {
     tutti::CallOptions options;
+    std::vector<uint64_t> entered; /* one block may be entered again inside itself */
+
+    void enter() { entered.push_back(tutti::call_options_open(options)); }
+    void exit()
+    {
+        uint64_t id = entered.empty() ? 0 : entered.back();
+        if (!tutti::call_options_close(id))
+            throw std::runtime_error("options: this block was not entered on this thread; what a generator or a "
+                                     "coroutine entered must be left on the same thread");
+        entered.pop_back();
+    }
 };
+/* A name stands for that algorithm in every collective that has one of that name. */
+static std::string chosen_algorithms(const std::string &text)
+{
+    if (text.empty() || text.find('=') != std::string::npos) return text;
+    std::string all;
+    for (int c = 0; const char *collective = tutti_collective_name(c); c++)
+        for (int a = 0; const char *name = tutti_algorithm_name(collective, a); a++)
+            if (text == name) all += std::string(all.empty() ? "" : ",") + collective + "=" + name;
+    if (all.empty())
+        throw py::value_error("options: no collective has an algorithm \"" + text +
+                              "\"; torch_tutti.algorithms() lists them");
+    return all;
+}
 static void bind_calls(py::module_ &module)
 {
     py::class_<OptionsBlock>(module, "options",
         "Context manager: how the operations that this thread starts in the block are to run.\n\n"
-        "algorithm: a name, for every collective of the block (ValueError if one has no such algorithm), or choices "
-        "such as\n\"allreduce=ring,broadcast=chain\", for these alone; all ranks must choose alike\n"
+        "algorithm: a name, for every collective that has an algorithm of that name (ValueError if none has), or "
+        "choices such as\n\"allreduce=ring,broadcast=chain\"; all ranks must choose alike\n"
         "timeout: timedelta for each operation; a timeout given to a call itself goes first\n"
-        "Blocks may be nested; the innermost choice counts. Other threads are not concerned.")
+        "Blocks may be nested; the innermost choice counts. Other threads are not concerned, and a block must be left "
+        "on the\nthread that entered it (RuntimeError).")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
             auto limit = limit_of(timeout);
-            return OptionsBlock{ { std::move(algorithm), timeout ? limit : std::chrono::milliseconds(0) } };
+            return OptionsBlock{
+                { chosen_algorithms(algorithm), timeout ? limit : std::chrono::milliseconds(0) }, {}
+            };
         }),
             py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
         .def("__enter__",
             [](OptionsBlock &block) -> OptionsBlock & {
-                tutti::call_options_push(block.options);
+                block.enter();
                 return block;
             },
             py::return_value_policy::reference)
-        .def("__exit__", [](OptionsBlock &, const py::args &) { tutti::call_options_pop(); });
+        .def("__exit__", [](OptionsBlock &block, const py::args &) { block.exit(); });
     module.def(
         "_all_reduce",
         [](const at::Tensor &tensor, const c10d::ReduceOp &op, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
@@ -125,7 +152,7 @@ static void bind_calls(py::module_ &module)
             c10d::AllreduceOptions options;
             options.reduceOp = op;
             options.asyncOp = false;
-            backend->allreduce(tensors, options)->wait();
+            group->allreduce(tensors, options)->wait();
         },
         py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
 }

@@ -20,18 +20,20 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
 }
 bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
-    if (!tensor.device().is_cpu() || tensor.is_sparse() || asks_for_work()) return false;
+    bool plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
+    if (!plain || asks_for_work()) return false;
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_of(footprint.call(), op, b);
+    Work::reap();
     Communicator::Visit visit(*communicator_);
     if (!visit) return false;
-    ++sequence_;
     tutti_request request{};
     request.blocking = true;
     request.factor = r.factor;
     tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, visit.get(), &request);
     if (status != TUTTI_OK) fail_last(status);
+    ++sequence_;
     return true;
 }
 WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options)

@@ -29,7 +29,6 @@ class Communicator final : public c10::intrusive_ptr_target {
     /* Destroys the communicator; what runs ends with AbortedError. A thread that still waits inside after a moment is
      * made to return. */
     void close();
-    bool closed() const { return closed_; }
 
     /* While one exists and is true, the communicator exists. */
     class Visit {

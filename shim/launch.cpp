@@ -2,22 +2,39 @@
  * this thread coalesces, and announced to a profiler if one listens. */
 #include "shim/process_group.hpp"
 #include <ATen/record_function.h>
+#include <algorithm>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 namespace tutti {
 
 /* ---- what this thread asks for ---- */
-static thread_local std::vector<CallOptions> call_options;
-void call_options_push(CallOptions options) { call_options.push_back(std::move(options)); }
-void call_options_pop() { call_options.pop_back(); }
+struct OpenOptions {
+    uint64_t id;
+    CallOptions options;
+};
+static thread_local std::vector<OpenOptions> open_options; /* the innermost last */
+
+uint64_t call_options_open(CallOptions options)
+{
+    static std::atomic<uint64_t> last{ 0 };
+    open_options.push_back({ ++last, std::move(options) });
+    return open_options.back().id;
+}
+bool call_options_close(uint64_t id)
+{
+    auto found = std::find_if(open_options.begin(), open_options.end(), [id](const auto &o) { return o.id == id; });
+    if (found == open_options.end()) return false;
+    open_options.erase(found);
+    return true;
+}
 
 static void apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
-    for (auto options = call_options.rbegin(); options != call_options.rend(); ++options) { /* the innermost first */
-        if (!operation.request.timeout_ms) operation.request.timeout_ms = options->timeout.count();
-        if (operation.algorithm.empty() && !c10d::isP2POp(call.type)) operation.algorithm = options->algorithm;
+    for (auto open = open_options.rbegin(); open != open_options.rend(); ++open) {
+        if (!operation.request.timeout_ms) operation.request.timeout_ms = open->options.timeout.count();
+        if (operation.algorithm.empty() && !c10d::isP2POp(call.type)) operation.algorithm = open->options.algorithm;
     }
     if (!operation.algorithm.empty()) operation.request.algorithm = operation.algorithm.c_str();
 }
@@ -27,6 +44,21 @@ static void apply_options(Operation &operation, const Call &call)
 struct OpenBatch {
     const ProcessGroupTutti *group;
     c10::intrusive_ptr<Work> work;
+    OpenBatch(const ProcessGroupTutti *of, c10::intrusive_ptr<Work> with) : group(of), work(std::move(with))
+    {
+        work->open();
+    }
+    OpenBatch(OpenBatch &&) = default;
+    OpenBatch &operator=(OpenBatch &&) = default;
+    ~OpenBatch() /* when it is taken, or its thread ends */
+    {
+        if (work) close();
+    }
+    void close()
+    {
+        if (work->numbers.taken) work->end_record = recorder::begin_end(work->numbers);
+        work->close();
+    }
 };
 static thread_local std::vector<OpenBatch> open_batches;
 
@@ -40,10 +72,8 @@ static c10::intrusive_ptr<Work> take_batch(const ProcessGroupTutti *group)
 {
     for (auto batch = open_batches.begin(); batch != open_batches.end(); ++batch) {
         if (batch->group != group) continue;
-        auto work = std::move(batch->work);
+        auto work = batch->work;
         open_batches.erase(batch);
-        if (work->numbers.taken) work->end_record = recorder::begin_end(work->numbers);
-        work->close();
         return work;
     }
     return nullptr;
@@ -52,9 +82,7 @@ ProcessGroupTutti::Batch::Batch(ProcessGroupTutti &group, const Call &call, cons
     : group_(group), call_(call), outer_(open_batch(&group))
 {
     if (outer_) return;
-    auto work = group.make_work(call, inputs);
-    work->open();
-    open_batches.push_back({ &group, work });
+    open_batches.emplace_back(&group, group.make_work(call, inputs));
 }
 ProcessGroupTutti::Batch::~Batch()
 {
@@ -71,9 +99,8 @@ WorkPointer ProcessGroupTutti::Batch::finish()
 void ProcessGroupTutti::startCoalescing()
 {
     take_batch(this); /* one that an exception left open */
-    auto work = make_work({ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout }, {});
-    work->open();
-    open_batches.push_back({ this, work });
+    Call call{ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout };
+    open_batches.emplace_back(this, make_work(call, {}));
 }
 WorkPointer ProcessGroupTutti::endCoalescing()
 {
@@ -107,9 +134,10 @@ void ProcessGroupTutti::record(
 }
 
 /* ---- starting ---- */
+bool ProcessGroupTutti::is_coalescing() const { return open_batch(this); }
 bool ProcessGroupTutti::asks_for_work() const
 {
-    return timing_ || at::hasCallbacks() || recorded_as_ || !call_options.empty() || open_batch(this);
+    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || is_coalescing();
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
@@ -119,12 +147,14 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     if (options_->blocking_futures) work->block_futures();
     return work;
 }
-/* What the core has refused was no operation: the ranks go on counting alike. */
-void ProcessGroupTutti::refused(const Call &call, tutti_status status, const std::string &text)
+/* What the core refuses was no operation: it does not count, and leaves a coalesced Work as it was. */
+static bool is_refusal(tutti_status status)
 {
-    bool counted = status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED || status == TUTTI_NO_MEMORY;
-    if (counted && !c10d::isP2POp(call.type)) --sequence_;
-    fail(status, text);
+    return status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED || status == TUTTI_NO_MEMORY;
+}
+void ProcessGroupTutti::uncount(const Call &call, tutti_status status)
+{
+    if (is_refusal(status) && !c10d::isP2POp(call.type)) --sequence_;
 }
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -148,7 +178,8 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         if (status != TUTTI_OK) {
             operation.conclude(status, tutti_get_last_error());
             recorder::tell(operation.record);
-            refused(call, status, operation.text);
+            uncount(call, status);
+            fail(status, operation.text);
         }
         work->finish_blocking(operation);
         return work;
@@ -157,10 +188,11 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     tutti_status status = begin(visit.get(), &operation.request);
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
-    work->finish_failed(operation, status);
+    if (batch && is_refusal(status)) work->withdraw(operation);
+    else work->finish_failed(operation, status);
     recorder::tell(operation.record);
-    if (batch) fail(status, text);
-    refused(call, status, text);
+    if (!batch) uncount(call, status);
+    fail(status, text);
 }
 static int64_t elements(const Tensors &tensors)
 {

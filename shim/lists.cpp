@@ -2,17 +2,21 @@
  * lie if they lie one after the other; what is even or uneven is decided from what all ranks see alike, so that they
  * make the same calls of the core. */
 #include "shim/process_group.hpp"
+#include <algorithm>
 #include <c10/util/Exception.h>
 
 namespace tutti {
 
+static void check_for_each_rank(const char *call, const char *role, const Tensors &list, size_t ranks)
+{
+    if (list.size() != ranks)
+        fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", list.size(), " ", role, "s are given for ", ranks, " ranks"));
+}
 static const Tensors &list_of(const char *call, const char *role, const TensorLists &lists, size_t ranks)
 {
     if (lists.size() != 1)
         fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": takes one list of ", role, "s, not ", lists.size()));
-    if (lists[0].size() != ranks)
-        fail(TUTTI_INVALID_ARGUMENT,
-            c10::str(call, ": ", lists[0].size(), " ", role, "s are given for ", ranks, " ranks"));
+    check_for_each_rank(call, role, lists[0], ranks);
     return lists[0];
 }
 static void check_no_list(const char *call, const char *role, const TensorLists &lists)
@@ -29,6 +33,7 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
     Buffer in = footprint.input(only_tensor(call.name(), inputs));
     Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
     out.beside(in, getRank());
+    if (!out.even() && overlap(out.data, out.bytes, in.data, in.bytes())) out.move(); /* not in place, on any rank */
     out.written();
     std::vector<size_t> same(size(), in.count), begin(size(), 0);
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
@@ -44,7 +49,14 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(
     if (outputs.size() != size())
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str("all_gather_coalesced: ", outputs.size(), " output lists are given for ", size(), " ranks"));
-    for (const Tensors &of_rank : outputs) check_lists("all_gather_coalesced", of_rank.size(), inputs.size());
+    Footprint checked(call.name()); /* nothing starts if one is wrong */
+    for (const Tensors &of_rank : outputs) {
+        check_lists("all_gather_coalesced", of_rank.size(), inputs.size());
+        for (size_t i = 0; i < inputs.size(); i++) {
+            Role here{ "output", static_cast<int64_t>(i) }, there{ "input", static_cast<int64_t>(i) };
+            check_same_type(call.name(), checked.check(of_rank[i], here), here, checked.check(inputs[i], there), there);
+        }
+    }
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) {
         TensorLists out(1);
@@ -94,34 +106,46 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
         return tutti_scatter(sent, out.data, out.count, out.dtype, root, comm, request);
     });
 }
+/* One reduction for each rank. The first holds what all of them read, this rank's own what it writes. */
 WorkPointer ProcessGroupTutti::reduce_scatter_uneven(
-    const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op)
+    const Call &call, const at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op)
 {
+    Footprint first(call.name()), own(call.name());
+    Buffer out = (getRank() == 0 ? first : own).output(output);
+    Packed in(first, "input", inputs);
+    in.beside(out, getRank());
+    Reduction r = reduction_of(call.name(), op, out);
+    in.read();
     Batch batch(*this, call, inputs);
     for (int root = 0; root < getSize(); root++) {
-        Footprint footprint(call.name());
-        Buffer in = footprint.input(inputs[static_cast<size_t>(root)], { "input", root });
-        Buffer out{};
-        if (root == getRank()) out = footprint.output(output);
-        Reduction r = reduction_of(call.name(), op, in);
+        auto at = static_cast<size_t>(root);
+        const char *sent = in.data + in.offsets[at] * tutti_dtype_bytes(out.dtype);
+        char *received = root == getRank() ? out.data : nullptr;
+        Footprint none(call.name());
+        Footprint &footprint = root == 0 ? first : root == getRank() ? own : none;
         launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
             request->factor = r.factor;
-            return tutti_reduce(in.data, out.data, in.count, in.dtype, r.op, root, comm, request);
+            return tutti_reduce(sent, received, in.counts[at], out.dtype, r.op, root, comm, request);
         });
     }
     return batch.finish();
+}
+static bool are_uneven(const Tensors &list)
+{
+    return std::any_of(list.begin(), list.end(), [&](const at::Tensor &t) { return t.numel() != list[0].numel(); });
 }
 WorkPointer ProcessGroupTutti::reduce_scatter(
     Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter", c10d::OpType::REDUCE_SCATTER, options.asyncOp, options.timeout };
-    Footprint footprint(call.name());
-    Buffer out = footprint.output(only_tensor(call.name(), outputs));
+    const at::Tensor &output = only_tensor(call.name(), outputs);
     const Tensors &list = list_of(call.name(), "input", inputs, size());
+    if (are_uneven(list)) return reduce_scatter_uneven(call, output, list, options.reduceOp);
+    Footprint footprint(call.name());
+    Buffer out = footprint.output(output);
     Packed in(footprint, "input", list);
     in.beside(out, getRank());
     Reduction r = reduction_of(call.name(), options.reduceOp, out);
-    if (!in.even()) return reduce_scatter_uneven(call, outputs[0], list, options.reduceOp);
     in.read();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
@@ -134,8 +158,8 @@ WorkPointer ProcessGroupTutti::alltoall(Tensors &outputs, Tensors &inputs, const
 {
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
-    list_of(call.name(), "output", { outputs }, size());
-    list_of(call.name(), "input", { inputs }, size());
+    check_for_each_rank(call.name(), "output", outputs, size());
+    check_for_each_rank(call.name(), "input", inputs, size());
     Packed in(footprint, "input", inputs), out(footprint, "output", outputs);
     check_same_type(call.name(), out.parts[0], { "output", 0 }, in.parts[0], { "input", 0 });
     if (overlap(in.data, in.bytes, out.data, out.bytes)) in.move();

@@ -42,26 +42,31 @@ struct Message { /* of one byte */
     char byte = 0;
     tutti_status status = TUTTI_IN_PROGRESS;
 };
+constexpr auto margin = std::chrono::seconds(1); /* so that rank 0 is the first to give up */
+
 /* Rank 0 waits for a message of each other rank; the ranks whose message did not come in time. If there are any, the
- * group is aborted, which ends the receives, and `cause` tells what else went wrong. */
+ * group is aborted, which ends the receives. If it fails before that, `cause` and `text` tell how. */
 static std::vector<int> missing_ranks(
-    tutti_comm *comm, int size, std::chrono::milliseconds timeout, std::string &cause)
+    tutti_comm *comm, int size, std::chrono::milliseconds timeout, tutti_status &cause, std::string &text)
 {
     auto until = std::chrono::steady_clock::now() + timeout;
     std::vector<Message> arrivals(static_cast<size_t>(size));
     for (int rank = 1; rank < size; rank++) {
         Message &m = arrivals[static_cast<size_t>(rank)];
+        m.request.timeout_ms = (timeout + 2 * margin).count();
         m.status = tutti_recv(&m.byte, 1, TUTTI_UINT8, rank, here_tag, comm, &m.request);
         if (m.status == TUTTI_OK) m.status = TUTTI_IN_PROGRESS; /* it has started */
     }
     std::vector<int> missing;
-    for (bool late = false; cause.empty(); late = std::chrono::steady_clock::now() >= until) {
+    for (bool late = false; cause == TUTTI_OK; late = std::chrono::steady_clock::now() >= until) {
         missing.clear();
         for (int rank = 1; rank < size; rank++) {
             Message &m = arrivals[static_cast<size_t>(rank)];
             if (m.status == TUTTI_IN_PROGRESS) m.status = tutti_test(&m.request);
             if (m.status != TUTTI_OK) missing.push_back(rank);
-            if (m.status < TUTTI_OK) cause = tutti_get_last_error();
+            if (m.status >= TUTTI_OK) continue;
+            cause = m.status;
+            text = tutti_get_last_error();
         }
         if (missing.empty()) return missing;
         if (late) break;
@@ -95,20 +100,21 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     if (!visit) fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     if (getRank() != 0) {
         tutti_status status = exchange_blocking(true, 0, here_tag, timeout, visit.get());
-        if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, timeout, visit.get());
+        if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, 2 * timeout + margin, visit.get());
         if (status == TUTTI_OK) return;
         fail(status, c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
                          "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ",
                          tutti_get_last_error(), ")"));
     }
-    std::string cause;
-    std::vector<int> missing = missing_ranks(visit.get(), getSize(), timeout, cause);
+    tutti_status cause = TUTTI_OK;
+    std::string text;
+    std::vector<int> missing = missing_ranks(visit.get(), getSize(), timeout, cause, text);
     if (!missing.empty() && !wait_all_ranks) missing.resize(1);
     if (!missing.empty()) {
         std::string who = list_of_ranks(missing) + " failed to pass monitoredBarrier";
-        if (!cause.empty()) who += ": " + cause;
-        else who = c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(), " ms");
-        fail(TUTTI_TIMEOUT, who + ". The group is aborted; destroy it and make a new one");
+        if (cause != TUTTI_OK) fail(cause, who + ": " + text);
+        fail(TUTTI_TIMEOUT, c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
+                                " ms. The group is aborted; destroy it and make a new one"));
     }
     for (int rank = 1; rank < getSize(); rank++) {
         tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, visit.get());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <c10/util/Exception.h>
 #include <cstring>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <numeric>
 
 namespace tutti {
@@ -103,31 +104,43 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
     if (status != TUTTI_OK) fail_last(status);
     options_->timeout = timeout;
 }
-c10::intrusive_ptr<c10d::Backend> ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store,
-    const std::vector<int> &ranks, const c10::intrusive_ptr<c10d::Backend::Options> &options)
+/* Torch asks once for each device type, with the same store: all get the same group. */
+BackendPointer ProcessGroupTutti::derived(
+    const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer(int)> make)
+{
+    std::lock_guard<std::mutex> lock(derived_mutex_);
+    auto known = derived_.find(name);
+    if (known != derived_.end() && known->second.store == store)
+        if (auto again = known->second.group.lock()) return again;
+    int count = known == derived_.end() ? 1 : known->second.count + 1;
+    BackendPointer group = make(count);
+    derived_.insert_or_assign(name, Derived{ store, c10::weak_intrusive_ptr<c10d::Backend>(group), count });
+    return group;
+}
+BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options> &options)
 {
     auto mine = std::find(ranks.begin(), ranks.end(), getRank());
     if (mine == ranks.end()) return nullptr;
-    std::lock_guard<std::mutex> lock(splits_mutex_);
-    auto known = splits_.find(options->group_name);
-    if (known != splits_.end())
-        if (auto again = known->second.lock()) return again;
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
     auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
     its->global_ranks_in_group.clear();
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
-    auto part = c10::make_intrusive<ProcessGroupTutti>(store, static_cast<int>(mine - ranks.begin()),
-        static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
-    splits_.insert_or_assign(
-        options->group_name, c10::weak_intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>(part)));
-    return part;
+    return derived(options->group_name, store, [&](int count) -> BackendPointer {
+        /* the keys of an earlier part of this name are still in the store */
+        auto fresh = c10::make_intrusive<c10d::PrefixStore>(std::to_string(count), store);
+        return c10::make_intrusive<ProcessGroupTutti>(fresh, static_cast<int>(mine - ranks.begin()),
+            static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
+    });
 }
-c10::intrusive_ptr<c10d::Backend> ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &store,
+BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &store,
     const c10::intrusive_ptr<c10d::Backend::Options> &options, const int &rank, const int &size)
 {
-    auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
-    return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options ? options->timeout : options_->timeout,
-        options ? options->group_name : options_->group_name, chosen ? chosen : options_);
+    auto its = c10::make_intrusive<Options>(*options_);
+    its->global_ranks_in_group.clear();
+    return derived(options->group_name, store, [&](int) -> BackendPointer {
+        return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name, its);
+    });
 }
 at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions options)
 {

@@ -12,6 +12,7 @@
 namespace tutti {
 
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
 
 struct Options final : c10d::Backend::Options {
     explicit Options(std::string algorithms = "", std::chrono::milliseconds limit = c10d::kUnsetTimeout)
@@ -35,8 +36,8 @@ struct CallOptions {
     std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
     std::chrono::milliseconds timeout;
 };
-void call_options_push(CallOptions options);
-void call_options_pop();
+uint64_t call_options_open(CallOptions options); /* to be closed by the number that is returned */
+bool call_options_close(uint64_t id);            /* false: this thread has not opened it */
 
 class ProcessGroupTutti final : public c10d::Backend {
   public:
@@ -48,7 +49,11 @@ class ProcessGroupTutti final : public c10d::Backend {
     ~ProcessGroupTutti() override;
 
     const std::string getBackendName() const override { return "tutti"; }
-    c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+    /* A copy: torch changes what it gets, for the groups it splits off. */
+    c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override
+    {
+        return c10::make_intrusive<Options>(*options_);
+    }
     c10::intrusive_ptr<Options> options() const { return options_; }
     /* Virtual up to torch 2.14, so these override there, and are merely hidden by capabilities later. */
     bool supportsSplitting() const { return true; }
@@ -94,9 +99,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
     void setTimeout(std::chrono::milliseconds timeout) override;
     void enableCollectivesTiming() override { timing_ = true; }
-    c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
+    BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
         const c10::intrusive_ptr<c10d::Backend::Options> &options) override;
-    c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store> &store,
+    BackendPointer merge(const c10::intrusive_ptr<c10d::Store> &store,
         const c10::intrusive_ptr<c10d::Backend::Options> &options, const int &rank, const int &size) override;
     /* Torch takes memory that operations will use from here if it is told to (FSDP2 is). */
     bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
@@ -124,13 +129,14 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
-    [[noreturn]] void refused(const Call &call, tutti_status status, const std::string &text);
+    void uncount(const Call &call, tutti_status status);
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     std::vector<uint64_t> members() const; /* ranks of the program */
+    bool is_coalescing() const;
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer reduce_scatter_uneven(
-        const Call &call, at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
+        const Call &call, const at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     size_t size() const { return static_cast<size_t>(getSize()); }
 
@@ -139,9 +145,16 @@ class ProcessGroupTutti final : public c10d::Backend {
     std::atomic<uint64_t> sequence_{ 0 };
     std::atomic<bool> timing_{ false };
     std::optional<size_t> recorded_as_; /* by the flight recorder */
-    std::mutex splits_mutex_;
-    std::unordered_map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
-        splits_; /* a split is asked for once per device type */
+    /* The last group of each name that was split off from this, or merged from it. */
+    struct Derived {
+        c10::intrusive_ptr<c10d::Store> store;
+        c10::weak_intrusive_ptr<c10d::Backend> group;
+        int count; /* of groups of this name */
+    };
+    BackendPointer derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
+        c10::function_ref<BackendPointer(int)> make);
+    std::mutex derived_mutex_;
+    std::unordered_map<std::string, Derived> derived_;
 };
 
 } // namespace tutti

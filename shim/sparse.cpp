@@ -14,8 +14,8 @@ static at::Tensor shape_of(const at::Tensor &sparse)
     return at::tensor(shape, at::kLong);
 }
 /* Everybody's rows along `dimension`, of which rank q has counts[q], one after the other. */
-static at::Tensor gathered(
-    ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension, const std::vector<int64_t> &counts)
+static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int64_t dimension,
+    const std::vector<int64_t> &counts, const c10d::AllgatherOptions &options)
 {
     TensorLists all(1);
     std::vector<int64_t> sizes = mine.sizes().vec();
@@ -24,19 +24,16 @@ static at::Tensor gathered(
         all[0].push_back(at::empty(sizes, mine.options()));
     }
     Tensors inputs{ mine.contiguous() };
-    c10d::AllgatherOptions blocking;
-    blocking.asyncOp = false;
-    group.allgather(all, inputs, blocking);
+    group.allgather(all, inputs, options);
     return at::cat(all[0], dimension);
 }
 /* How many elements each rank has. Refuses shapes that differ. */
-static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor &sparse)
+static std::vector<int64_t> counts_of(
+    ProcessGroupTutti &group, const at::Tensor &sparse, const c10d::AllgatherOptions &options)
 {
     at::Tensor mine = shape_of(sparse);
     at::Tensor all = at::empty({ group.getSize(), mine.numel() }, at::kLong);
-    c10d::AllgatherOptions blocking;
-    blocking.asyncOp = false;
-    group._allgather_base(all, mine, blocking);
+    group._allgather_base(all, mine, options);
     std::vector<int64_t> counts;
     for (int64_t rank = 0; rank < all.size(0); rank++) {
         if (!all[rank].slice(0, 1).equal(mine.slice(0, 1)))
@@ -54,11 +51,17 @@ WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::Al
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
         fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors can only be summed; for another operation use "
                                 "tensor.to_dense()");
+    if (is_coalescing())
+        fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
     at::NoGradGuard no_grad;
+    c10d::AllgatherOptions blocking;
+    blocking.timeout = options.timeout;
+    blocking.asyncOp = false;
     auto work = make_work(call, tensors);
     at::Tensor mine = tensor.coalesce();
-    std::vector<int64_t> counts = counts_of(*this, mine);
-    at::Tensor indices = gathered(*this, mine.indices(), 1, counts), values = gathered(*this, mine.values(), 0, counts);
+    std::vector<int64_t> counts = counts_of(*this, mine, blocking);
+    at::Tensor indices = gathered(*this, mine.indices(), 1, counts, blocking);
+    at::Tensor values = gathered(*this, mine.values(), 0, counts, blocking);
     tensor.copy_(at::sparse_coo_tensor(indices, values, tensor.sizes()).coalesce());
     Footprint footprint(call.name());
     footprint.outputs = tensors;

@@ -124,13 +124,13 @@ Operation &Work::add(Footprint footprint)
 }
 void Work::open()
 {
-    if (open_++ == 0) c10::raw::intrusive_ptr::incref(this); /* given back by settle */
+    open_++;
+    if (touched_++ == 0) c10::raw::intrusive_ptr::incref(this); /* given back by let_go */
 }
 void Work::close()
 {
-    if (--open_ > 0) return;
-    settle();
-    let_go();
+    if (--open_ == 0) settle();
+    if (--touched_ == 0) let_go();
 }
 void Work::arm(Operation &operation)
 {
@@ -156,19 +156,21 @@ void Work::finish(Operation &operation, tutti_status status)
     operation.conclude(status, status == TUTTI_OK ? "" : tutti_get_last_error());
     const Operation *none = nullptr;
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
-    bool last = --open_ == 0;
-    if (last) settle();
+    if (--open_ == 0) settle();
     operation.tell();
-    if (last) let_go();
+    if (--touched_ == 0) let_go(); /* not sooner: whoever waits for the Work may drop it as soon as it is settled */
 }
 void Work::on_done(tutti_request *request, void *context)
 {
     auto *operation = static_cast<Operation *>(context);
     operation->work->finish(*operation, tutti_test(request));
 }
-void Work::finish_failed(Operation &operation, tutti_status status)
+void Work::finish_failed(Operation &operation, tutti_status status) { finish(operation, status); }
+void Work::withdraw(Operation &operation)
 {
-    if (!operation.over) finish(operation, status);
+    operation.footprint = Footprint();
+    operation.arrival.reset();
+    finish(operation, TUTTI_OK);
 }
 void Work::finish_blocking(Operation &operation)
 {
@@ -378,6 +380,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
+    if (blocking_futures_) wait_without_gil();
     std::unique_lock<std::mutex> lock(mutex_);
     if (outcome_) return outcome_;
     outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());

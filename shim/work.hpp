@@ -40,7 +40,8 @@ class Work final : public c10d::Work {
     void close();
     void arm(Operation &operation);                                /* opens, and closes when the operation is over */
     void finish_blocking(Operation &operation);                    /* the call has returned, successfully */
-    void finish_failed(Operation &operation, tutti_status status); /* an armed call was refused at once */
+    void finish_failed(Operation &operation, tutti_status status); /* an armed call has failed at once */
+    void withdraw(Operation &operation);                           /* an armed call was refused: it never was */
     void block_futures() { blocking_futures_ = true; }             /* getFuture waits until it is over */
     void time() { begun_ = std::chrono::steady_clock::now(); }     /* getDuration will be asked for */
 
@@ -83,7 +84,8 @@ class Work final : public c10d::Work {
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
     uint64_t sequence_;
-    std::atomic<int> open_{ 0 };
+    std::atomic<int> open_{ 0 };    /* settles at 0 */
+    std::atomic<int> touched_{ 0 }; /* who is inside or will come; is let go at 0 */
     std::atomic<bool> settled_{ false };
     std::atomic<const Operation *> failed_{ nullptr }; /* the first that did */
     c10::intrusive_ptr<c10::ivalue::Future> future_, outcome_; /* under mutex_ */

@@ -7,10 +7,11 @@ that bound torch's function earlier, by `from torch.distributed import monitored
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from datetime import timedelta
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 _installed = False
 
@@ -26,6 +27,7 @@ def install() -> None:
     c10d.monitored_barrier = distributed.monitored_barrier = _before_barrier(c10d.monitored_barrier)
     if hasattr(c10d, "_set_pg_timeout"):                # private, but what torchtitan and others call
         c10d._set_pg_timeout = _before_set_timeout(c10d._set_pg_timeout)
+    c10d._coalescing_manager = distributed._coalescing_manager = _around_coalescing(c10d._coalescing_manager)
 
 
 def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -91,3 +93,22 @@ def _before_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
         if len(ours) < len(_all_backends(group)):       # torch would warn that it found nothing to do
             original(timeout, group)
     return set_timeout
+
+
+def _around_coalescing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own (distributed_c10d.py, `_coalescing_manager`) does not end when its block raises: the group stays in
+    `pg_coalesce_state`, and every later collective of it is taken down there and never started."""
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
+        from torch.distributed import distributed_c10d
+        group = group or distributed_c10d._get_default_group()
+        with original(group, device, async_ops) as manager:
+            try:
+                yield manager
+            except BaseException:
+                distributed_c10d._world.pg_coalesce_state.pop(group, None)
+                if device and backends_of(group):
+                    group._end_coalescing(device)
+                raise
+    return coalescing

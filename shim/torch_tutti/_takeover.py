@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import sys
+import threading
 from types import ModuleType
 from typing import Any, Callable
 
@@ -29,6 +30,7 @@ REFUSED = {
     "fake": "torch makes its groups without a store, so tutti's ranks could not find each other",
 }
 _active: list[TakeOver] = []
+_making = threading.local()                                    # .instead: a group of a name that is taken over
 _replaced: list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]] = []
 _announced: tuple[int, frozenset[str]] = (0, frozenset())      # what was logged, and by which process
 
@@ -108,9 +110,9 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def accepts_foreign_options(options: Any) -> bool:
-    """Whether a group may be made with the `pg_options` of another backend, which then mean nothing: while a take-over
-    lasts, because a program that asks for "nccl" gives NCCL's."""
-    if not _active:
+    """Whether the group that this thread makes may have the `pg_options` of another backend, which then mean nothing:
+    if it is made instead of another's, because a program that asks for "nccl" gives NCCL's."""
+    if not getattr(_making, "instead", False):
         return False
     _log(f"pg_options of {type(options).__qualname__} mean nothing to tutti and are ignored")
     return True
@@ -199,7 +201,11 @@ def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[.
         if given == str(asked):
             return original(*arguments, **keywords)
         call.arguments["backend"] = c10d.Backend(given)
-        group, store = original(*call.args, **call.kwargs)
+        _making.instead = True
+        try:
+            group, store = original(*call.args, **call.kwargs)
+        finally:
+            _making.instead = False
         known = c10d._world.pg_map
         if group in known:
             known[group] = (asked, known[group][1])

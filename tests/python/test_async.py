@@ -284,3 +284,48 @@ def test_profiler_sees_operations(shared):
     for names, shapes in shared(2).run(check_profile):
         assert sorted(names) == ["tutti:all_gather", "tutti:all_reduce", "tutti:all_reduce"]
         assert shapes == [[5, 4]]
+
+
+# ---- what goes wrong inside a coalesced call ----
+def refused_inside(world):
+    me, other = world.rank, 1 - world.rank
+    good, bad = torch.full((4,), float(me)), torch.ones(4, 4).t()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="not contiguous"):
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, bad, other)])
+        x = torch.ones(1)
+        dist.all_reduce(x)                                # neither torch nor the group is still collecting
+        assert x == 2
+    received = torch.empty(4)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, good, other), dist.P2POp(dist.irecv, received, other)]):
+        work.wait()
+    assert received.eq(other).all()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.group.WORLD._start_coalescing(torch.device("cpu"))
+    backend.allreduce([x])
+    opts = dist.AllreduceOptions()
+    opts.reduceOp = dist.ReduceOp.BAND
+    with pytest.raises(ValueError, match="float32"):
+        backend.allreduce([torch.ones(1)], opts)
+    with pytest.raises(NotImplementedError, match="while calls are coalesced"):
+        backend.allreduce([torch.ones(2).to_sparse()])
+    dist.group.WORLD._end_coalescing(torch.device("cpu")).wait()      # of what was not refused
+    assert x == 4
+
+
+def test_refused_inside_a_coalesced_call(shared):
+    shared(2).run(refused_inside)
+
+
+def dropped_at_once(world):
+    """The progress thread must not touch a Work whose waiter has left."""
+    for _ in range(300):
+        dist.group.WORLD._start_coalescing(torch.device("cpu"))
+        for _ in range(3):
+            dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([torch.ones(8)])
+        dist.group.WORLD._end_coalescing(torch.device("cpu")).wait()
+        dist.barrier()
+
+
+def test_coalesced_works_dropped_at_once(shared):
+    shared(2).run(dropped_at_once)

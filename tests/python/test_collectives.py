@@ -296,3 +296,40 @@ def check_large(world):
 @pytest.mark.parametrize("size", SIZES)
 def test_many_tiles(shared, size):
     shared(size).run(check_large)
+
+
+# ---- uneven lists that lie in each other ----
+def uneven_views(world):
+    p, me = world.size, world.rank
+    counts = [2 + r for r in range(p)]
+    row = torch.zeros(sum(counts))
+    parts = list(row.split(counts))
+    parts[me].fill_(me + 1)
+    dist.all_gather(parts, parts[me])                     # in place, which only some ranks could do
+    assert torch.equal(row, torch.cat([torch.full((n,), r + 1.0) for r, n in enumerate(counts)]))
+    inputs = [torch.full((n,), 10.0 ** r * (me + 1)) for r, n in enumerate(counts)]
+    output = inputs[p - 1][:counts[me]] if me == 0 else torch.empty(counts[me])  # lies in a later input
+    dist.reduce_scatter(output, inputs)
+    assert torch.equal(output, torch.full((counts[me],), 10.0 ** me * p * (p + 1) / 2))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_uneven_lists_that_overlap(shared, size):
+    shared(size).run(uneven_views)
+
+
+def coalesced_with_one_wrong(world):
+    x = torch.ones(2)
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(world.size)]
+    with pytest.raises((ValueError, RuntimeError)):       # on one rank only, and before anything starts
+        if world.rank == 0:
+            dist.group.WORLD._get_backend(torch.device("cpu")).allgather_coalesced(
+                lists, [x, torch.ones(3, 3).t()[0]])
+        else:
+            raise ValueError
+    dist.all_reduce(x)
+    assert x[0] == world.size
+
+
+def test_coalesced_with_one_wrong(shared):
+    shared(2).run(coalesced_with_one_wrong)

@@ -197,6 +197,23 @@ def test_groups_merged(fresh, tmp_path):
     fresh(3).run(merging, str(tmp_path / "merge"))
 
 
+def splitting_again(world):
+    parent = dist.group.WORLD
+    limit = parent._get_backend(torch.device("cpu")).options.timeout
+    for _ in range(3):                                    # the same ranks, so the same name
+        part = parent.split_group([0, 1], datetime.timedelta(seconds=21), None, "pair", "two of three")
+        if world.rank < 2:
+            x = torch.ones(1)
+            part.allreduce([x]).wait()
+            assert x == 2
+        del part
+    assert parent._get_backend(torch.device("cpu")).options.timeout == limit
+
+
+def test_the_same_group_split_off_again(fresh):
+    fresh(3).run(splitting_again)
+
+
 def sequence(world):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not hasattr(backend, "_get_sequence_number_for_group"):

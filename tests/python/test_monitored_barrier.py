@@ -1,4 +1,5 @@
 """The barrier that tells who did not come: rank 0 names the missing, the others say that they were there."""
+import time
 from datetime import timedelta
 
 import pytest
@@ -58,6 +59,17 @@ def test_rank_0_is_missing(fresh):
     first, second = fresh(2).outcomes(rank_0_is_missing)
     assert not first.failed and "Rank 1 successfully reached monitoredBarrier" in second.text
     assert second.error == "TimeoutError"
+
+
+def longer_than_the_group(world):
+    group = dist.new_group(timeout=timedelta(milliseconds=500))
+    if world.rank == 1:
+        time.sleep(1.2)
+    group.monitored_barrier(timedelta(seconds=20))
+
+
+def test_its_timeout_before_the_groups(fresh):
+    fresh(2).run(longer_than_the_group)
 
 
 def no_time(world):

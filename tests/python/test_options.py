@@ -35,13 +35,9 @@ def test_algorithm_of_a_block(shared):
 
 def refuse(world):
     x = torch.ones(1)
-    with tutti.options(algorithm="ring"):
-        with tutti.options(algorithm="one_shot"):           # the innermost counts
-            dist.all_reduce(x)
-        with tutti.options(timeout=timedelta(seconds=20)):  # says nothing about the algorithm
-            with pytest.raises(ValueError, match="unknown broadcast algorithm \"ring\""):
-                dist.broadcast(x, 0)
-    for wrong, text in (("rign", 'unknown allreduce algorithm "rign", did you mean "ring"'),
+    with pytest.raises(ValueError, match='no collective has an algorithm "rign"'):
+        tutti.options(algorithm="rign")
+    for wrong, text in (("allreduce=rign", 'unknown allreduce algorithm "rign", did you mean "ring"'),
                         ("allreduse=ring", 'unknown collective "allreduse", did you mean "allreduce"'),
                         ("broadcast=chain,ring", "should read collective=algorithm")):
         with tutti.options(algorithm=wrong), pytest.raises(ValueError, match=text):
@@ -50,11 +46,59 @@ def refuse(world):
         tutti.options(timeout=timedelta(0))
     with pytest.raises(TypeError):
         tutti.options("ring")                               # by name only
+    with tutti.options(algorithm="allreduce=rign"):
+        with tutti.options(algorithm="one_shot"):           # the innermost counts
+            dist.all_reduce(x)
+        with tutti.options(timeout=timedelta(seconds=20)):  # says nothing about the algorithm
+            with pytest.raises(ValueError, match="unknown allreduce algorithm"):
+                dist.all_reduce(x)
     try:
-        with tutti.options(algorithm="rign"):
+        with tutti.options(algorithm="allreduce=rign"):
             raise KeyError
     except KeyError:
-        dist.broadcast(x, 0)                                # the block is over for exceptions too
+        dist.all_reduce(x)                                  # the block is over for exceptions too
+
+
+def interleave(world):
+    def choosing(algorithm):
+        with tutti.options(algorithm=algorithm):
+            yield
+            yield
+    x = torch.ones(1)
+    first, second = choosing("allreduce=rign"), choosing("allreduce=one_shot")
+    next(first), next(second)
+    dist.all_reduce(x)
+    first.close()                                           # not the innermost
+    dist.all_reduce(x)
+    second.close()
+    block = tutti.options(algorithm="ring")
+    thread = threading.Thread(target=block.__enter__)
+    thread.start()
+    thread.join(30)
+    with pytest.raises(RuntimeError, match="was not entered on this thread"):
+        block.__exit__(None, None, None)
+    dist.all_reduce(x)
+    assert x == world.size ** 3
+
+
+def test_blocks_that_do_not_nest(shared):
+    shared(2).run(interleave)
+
+
+def every_kind(world):
+    with tutti.options(algorithm="ring"):                   # which all_to_all has not, by which uneven lists go
+        x = torch.full((world.rank + 1,), float(world.rank))
+        parts = [torch.empty(r + 1) for r in range(world.size)]
+        dist.all_gather(parts, x)
+        assert all(part.eq(r).all() for r, part in enumerate(parts))
+        dist.broadcast(x[:1], 0)
+        s = torch.ones(3).to_sparse()
+        dist.all_reduce(s)
+        assert s.to_dense()[0] == world.size
+
+
+def test_a_name_that_some_collectives_lack(shared):
+    shared(2).run(every_kind)
 
 
 def test_what_no_collective_has_is_refused(shared):
@@ -67,7 +111,7 @@ def elsewhere(world):
         dist.all_reduce(x)                                  # would be refused in the block
         answers.append(x.item())
     answers = []
-    with tutti.options(algorithm="no such thing"):
+    with tutti.options(algorithm="allreduce=nothing"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join(30)
