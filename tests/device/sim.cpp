@@ -328,8 +328,8 @@ static void enqueue_copy(const at::Tensor &from, const at::Tensor &to, bool non_
     Queue *queue = queue_of(current_stream(from.is_cpu() ? to.device() : from.device()));
     Queue *other = both ? queue_of(current_stream(to.device())) : queue;
     queue->follow(other, other->last());
-    at::Tensor source = from.is_cpu() && !is_pinned ? from.clone() : words_of(from);
-    if (source.scalar_type() != words_of(to).scalar_type()) source = words_of(source).clone();
+    at::Tensor source = words_of(from);
+    if (from.is_cpu() && !is_pinned) source = source.clone();
     Queue::Ticket ticket = queue->push([source, target = words_of(to), both, slow = !to.is_cpu()] {
         if (slow) std::this_thread::sleep_for(delay);
         copy_words(source, target, !both);

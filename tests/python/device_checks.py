@@ -246,10 +246,14 @@ def check_wait_on_another_stream(world):
         x = late(numbers(world.rank, 1000), device)
         work = dist.all_reduce(x, async_op=True)
     readers = [torch.Stream(device=device) for _ in range(3)]
-    for reader in readers:                                  # the second and third find it enqueued by the first
+    with readers[0]:
+        keep_busy(device)
+    for reader in readers:                                  # the first enqueues the copy, the others find it
         with reader:
             work.wait()
-            same(x, total(world, 1000), "read on the stream that waited")
+    for reader in reversed(readers):
+        with reader:
+            same(x, total(world, 1000), "read on a stream that waited")
 
 
 def check_outputs_used_before(world):
