@@ -4,19 +4,17 @@
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/host/memfd.h"
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23                                         /* Linux 5.14 */
 #endif
-enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, ALIGNMENT = 128 };
+enum { ALIGNMENT = 128 };
 struct header {
     char magic[8];
     unsigned char nonce[16];
@@ -27,8 +25,6 @@ struct header {
 static const char magic[8] = "tutti-s1";
 static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
-
-static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- where things lie ---- */
 struct layout { size_t controls, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
@@ -85,17 +81,6 @@ static tutti_status segment_map(struct segment *out, const struct layout *layout
 }
 
 /* ---- making memory real ---- */
-static tutti_status allocate(int descriptor, size_t bytes, const char *what)
-{
-    int refused;
-    do refused = fallocate(descriptor, 0, 0, (off_t)bytes) != 0;
-    while (refused && errno == EINTR);
-    if (!refused) return TUTTI_OK;
-    if (errno == ENOSPC || errno == ENOMEM)
-        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
-                           bytes, strerror(errno));
-    return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
-}
 static int populate(void *at, size_t bytes)                            /* 0 or errno */
 {
     while (madvise(at, bytes, MADV_POPULATE_WRITE) != 0)
@@ -118,41 +103,15 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 }
 
 /* ---- create ---- */
-static tutti_status check_file_limit(size_t bytes)     /* to pass it would be a signal (SIGXFSZ), not an error */
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
-    if (bytes <= limit.rlim_cur) return TUTTI_OK;
-    return status_fail(TUTTI_SYSTEM, "the limit on file sizes (ulimit -f) is %llu bytes, the shared memory of this "
-                       "group takes %zu; raise the limit", (unsigned long long)limit.rlim_cur, bytes);
-}
-static const char *memfd_advice(int error)
-{
-    if (error == EMFILE || error == ENFILE) return " (too many open files? see ulimit -n)";
-    if (error == EPERM || error == ENOSYS) return " (does a seccomp filter or an old kernel forbid it?)";
-    return "";
-}
-static tutti_status open_sealed(size_t bytes, int *out)
-{
-    TRY(check_file_limit(bytes));
-    *out = memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*out < 0)
-        return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
-                           memfd_advice(errno));
-    if (ftruncate(*out, (off_t)bytes) != 0)
-        return status_fail(TUTTI_SYSTEM, "ftruncate of a memfd to %zu bytes: %s", bytes, strerror(errno));
-    if (fcntl(*out, F_ADD_SEALS, SEALS) != 0)
-        return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
-    return TUTTI_OK;
-}
 static tutti_status build(struct segment *out, const struct layout *layout, const unsigned char nonce[16], int *fd)
 {
-    TRY(open_sealed(layout->bytes, fd));
-    TRY(allocate(*fd, layout->slots, "control blocks"));
+    TRY(memfd_create_sealed(layout->bytes, fd));
+    TRY(memfd_allocate(*fd, layout->slots, "control blocks"));
     TRY(segment_map(out, layout, *fd));
     struct header *header = (struct header *)(void *)out->base;
     header->filled = populate(out->base, page_bytes()) == EINVAL;
-    if (header->filled) TRY(allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
+    if (header->filled)
+        TRY(memfd_allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
@@ -176,19 +135,6 @@ tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, s
 }
 
 /* ---- attach ---- */
-static tutti_status check_file(int descriptor, size_t bytes)
-{
-    struct stat file;
-    if (fstat(descriptor, &file) != 0)
-        return status_fail(TUTTI_SYSTEM, "fstat of the group's shared memory: %s", strerror(errno));
-    if (file.st_size < 0 || (size_t)file.st_size != bytes)
-        return status_fail(TUTTI_SYSTEM, "the group's shared memory is %lld bytes and should be %zu: do all ranks "
-                           "run the same version of tutti?", (long long)file.st_size, bytes);
-    int seals = fcntl(descriptor, F_GET_SEALS);
-    if (seals < 0 || (seals & SEALS) != SEALS)
-        return status_fail(TUTTI_SYSTEM, "the group's shared memory is not sealed against shrinking; it is not used");
-    return TUTTI_OK;
-}
 static tutti_status check_header(const struct segment *segment, const unsigned char nonce[16])
 {
     const struct header *header = (const struct header *)(const void *)segment->base;
@@ -202,7 +148,7 @@ tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, s
     struct segment found;
     struct layout layout = { 0 };
     tutti_status status = segment_plan(&found, ranks, slot_bytes, pair_bytes, &layout);
-    if (status == TUTTI_OK) status = check_file(fd, layout.bytes);
+    if (status == TUTTI_OK) status = memfd_check(fd, layout.bytes, "the group's");
     if (status == TUTTI_OK) status = segment_map(&found, &layout, fd);
     if (status == TUTTI_OK) status = check_header(&found, nonce);
     close(fd);
