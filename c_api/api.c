@@ -1,6 +1,7 @@
 /* The public functions: check arguments, fill an operation, hand it to the backend. No logic. */
 #include "backend/comm.h"
 #include "backend/base/memory.h"
+#include "backend/host/arena.h"
 #include "backend/info.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -416,6 +417,14 @@ tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, u
     if (peer != TUTTI_ANY_SOURCE) TRY(check_rank(comm, peer, "peer"));
     return message(false, NULL, recv, count, dtype, peer, tag, comm, request);
 }
+
+/* ---- memory ---- */
+tutti_status tutti_mem_alloc(void **out, size_t bytes)
+{
+    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc needs a place for the address");
+    return arena_allocate(bytes, out);
+}
+tutti_status tutti_mem_free(void *memory) { return arena_free(memory); }
 
 /* ---- introspection ---- */
 const char *tutti_collective_name(int index) { return index >= 0 && index < FAMILY_COUNT

@@ -11,9 +11,10 @@
  * members are options. Collectives of one communicator run one after the other, in the order of the calls, which must
  * be the same on all ranks; sends and receives run beside them.
  *
- * Buffers are plain host memory. Counts are in elements. In place means: all_reduce, reduce, broadcast with send ==
- * recv; all_gather, gather with send == recv + rank * count; reduce_scatter, scatter with recv == send + rank * count.
- * Other overlap is an error of the caller. After a successful call the buffers belong to the caller again at once.
+ * Buffers are plain host memory; large ones are faster in memory of tutti_mem_alloc. Counts are in elements. In place
+ * means: all_reduce, reduce, broadcast with send == recv; all_gather, gather with send == recv + rank * count;
+ * reduce_scatter, scatter with recv == send + rank * count. Other overlap is an error of the caller. After a successful
+ * call the buffers belong to the caller again at once.
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
  * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before
@@ -192,6 +193,16 @@ TUTTI_API tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, i
    nested. */
 TUTTI_API tutti_status tutti_group_start(void);
 TUTTI_API tutti_status tutti_group_end(void);
+
+/* ---- memory ---- */
+/* Memory that the ranks of this host can reach directly: large collectives on it leave out a copy. Any rank may use it
+   or not, in any call, and results are the same to the bit. It starts at a multiple of 64 (of 64 KiB and more: of a
+   page), is not cleared, belongs to the process, and needs no communicator. NO_MEMORY names the bytes that could not be
+   had. fork: a child has a private view of its parent's memory, which shows what the parent has there at the moment
+   unless the child has written to it; for the child's calls it is like any other memory, and to free it does nothing. */
+TUTTI_API tutti_status tutti_mem_alloc(void **out, size_t bytes);
+/* NULL is fine. Not while an operation on it runs. INVALID_ARGUMENT: not from tutti_mem_alloc, or freed before. */
+TUTTI_API tutti_status tutti_mem_free(void *memory);
 
 /* ---- introspection ---- */
 /* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the

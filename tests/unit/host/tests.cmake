@@ -13,3 +13,4 @@ tutti_unit(backend/test_bootstrap base host)
 target_sources(test_bootstrap PRIVATE ${CMAKE_SOURCE_DIR}/backend/bootstrap.c ${CMAKE_SOURCE_DIR}/backend/bootstrap_id.c
   ${CMAKE_SOURCE_DIR}/backend/verdict.c)
 tutti_unit(host/test_heap base host)
+tutti_unit(host/test_arena base host)

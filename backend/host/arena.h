@@ -1,0 +1,33 @@
+/* Memory of this process for tensors that the other ranks of the host may map: blocks, each a sealed memfd that was
+ * allocated in full before it is used. A place in it is named by the number of its block, never used twice by a
+ * process, and an offset. Safe for several threads.
+ *
+ * fork: in the child the parent's blocks are no arena any more. They are mapped privately: what the child writes stays
+ * its own, what it reads is what the parent has there at the moment. */
+#pragma once
+#include "c_api/tutti.h"
+
+struct place { uint64_t block, offset; };               /* block 0: none */
+
+/* At a multiple of 64; of 64 KiB and more at the beginning of a page, and in whole pages. NO_MEMORY names the bytes. */
+tutti_status arena_allocate(size_t bytes, void **out);
+/* NULL is fine, and what a child has inherited (nothing happens). INVALID_ARGUMENT: nothing was allocated there. */
+tutti_status arena_free(void *at);
+/* Where `bytes` bytes from `at` on lie; false: not in the arena, or not all. Takes no lock and no more than some ten
+   nanoseconds. */
+bool arena_find(const void *at, size_t bytes, struct place *out);
+/* The address of a place, or NULL: no such block, or it ends before `bytes` more. As quick. */
+void *arena_at(struct place place, uint64_t bytes);
+struct arena_extent { int blocks; size_t bytes; };
+struct arena_extent arena_extent(void);                 /* what the arena holds, used or not */
+/* Registers what is done at fork, once. Whoever calls this module with a lock of its own held calls it before it
+   registers its own handlers: then that lock is taken first at fork, too. */
+void arena_prepare(void);
+
+/* ---- for peers ---- */
+/* A new descriptor of a block, which the caller closes, and its bytes; -1: no such block (any more); else -errno. */
+int arena_descriptor(uint64_t block, size_t *bytes);
+/* Maps a peer's block and closes the descriptor. Errors are texts about `whose` block ("process 7's"). */
+tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out);
+bool arena_is_retired(const void *attached);            /* its owner has given it back */
+void arena_detach(void *attached, size_t bytes);
