@@ -23,8 +23,6 @@ static tutti_status plan_status(struct plan *p)
 }
 
 /* ---- recording ---- */
-static bool has_many_inputs(enum family f) { return f == REDUCE_SCATTER || f == SCATTER || f == ALL_TO_ALL; }
-static bool has_many_outputs(enum family f) { return f == ALLGATHER || f == GATHER || f == ALL_TO_ALL; }
 static void record(const struct plan *p, int rank, int host, struct schedule *s)
 {
     enum family family = p->algorithm->family;
@@ -42,8 +40,8 @@ static void record(const struct plan *p, int rank, int host, struct schedule *s)
         .first_message = -1,
         .last_message = -1,
     };
-    s->chunks[INPUT] = has_many_inputs(family) ? p->size : 1;
-    s->chunks[OUTPUT] = has_many_outputs(family) ? p->size : 1;
+    s->chunks[INPUT] = family_parts(family, INPUT, p->size);
+    s->chunks[OUTPUT] = family_parts(family, OUTPUT, p->size);
     s->absent[INPUT] = !family_has(family, p->root, rank, INPUT);
     s->absent[OUTPUT] = !family_has(family, p->root, rank, OUTPUT);
     p->algorithm->record(s);

@@ -23,7 +23,6 @@ void schedule_fail(struct schedule *s, const char *error);
 void schedule_release(struct schedule *s);
 /* Empties s, to be recorded anew from what is returned, which the caller releases. */
 struct schedule schedule_restart(struct schedule *s);
-bool family_has(enum family family, int root, int rank, enum buffer buffer);
 bool family_reduces(enum family family);
 bool span_equal(struct span a, struct span b);
 bool span_overlaps(struct span a, struct span b);

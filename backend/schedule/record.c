@@ -48,6 +48,12 @@ bool family_has(enum family family, int root, int rank, enum buffer buffer)
          output_on_root = family == REDUCE || family == GATHER;
     return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
 }
+int family_parts(enum family family, enum buffer buffer, int size)
+{
+    bool many = buffer == INPUT ? family == REDUCE_SCATTER || family == SCATTER || family == ALL_TO_ALL
+                                : family == ALLGATHER || family == GATHER || family == ALL_TO_ALL;
+    return many ? size : 1;
+}
 bool family_reduces(enum family family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
 
 enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };

@@ -116,6 +116,8 @@ bool plan_check(const struct plan *plan, int tiles, int operations, unsigned see
 /* Appends the text to buffer like snprintf; returns the whole length. */
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
+bool family_has(enum family family, int root, int rank, enum buffer buffer);
+int family_parts(enum family family, enum buffer buffer, int size);    /* chunks of a buffer, before schedule_cut */
 static inline struct schedule *plan_member(const struct plan *p, int rank)
 {
     return rank >= p->first && rank < p->first + p->count ? &p->ranks[rank - p->first] : NULL;
