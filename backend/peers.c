@@ -6,6 +6,7 @@
 #include "backend/peers.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include "backend/host/arena.h"
 #include "backend/host/socket.h"
 #include "backend/registry.h"
 #include <assert.h>
@@ -49,6 +50,7 @@ static void in_child(void)
 static void prepare(void)
 {
     init_changed();
+    arena_prepare();                                    /* the watch thread asks the arena, with our lock held */
     pthread_atfork(before_fork, in_parent, in_child);
 }
 

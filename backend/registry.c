@@ -80,6 +80,7 @@ void registry_forget(struct peer *peer)
     struct peer **at = &registry.peers;
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
+    views_forget(peer);
     free(peer);
 }
 int registry_take_kept(const unsigned char token[16])

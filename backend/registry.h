@@ -1,11 +1,11 @@
-/* What peers.c (which others call) and watch.c (its thread) share. Everything here is touched with registry.lock held,
- * and the lock is never held across anything that waits. */
+/* What peers.c and views.c (which others call) and watch.c (its thread) share. Everything here is touched with
+ * registry.lock held, and the lock is never held across anything that waits. */
 #pragma once
 #include "backend/peers.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, PROTOCOL = 1 };
-enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE };
+enum { STRANGERS = 32, KEPT = 64, PROTOCOL = 2 };
+enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK };
 struct packet {                                        /* all that is ever said, always of this size */
     char magic[8];
     uint32_t version, kind;
@@ -20,6 +20,7 @@ struct peer {
     bool expects_theirs;                                /* CONNECTING: they call us */
     int users;
     struct peer_watch *watches;
+    struct view *views;                                 /* of its arena */
     struct peer *next;
 };
 struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
@@ -59,5 +60,10 @@ struct peer *registry_add(const struct identity *identity);            /* CONNEC
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 int registry_take_kept(const unsigned char token[16]); /* a descriptor, or -1: it has not come */
 int registry_take_stranger(int index);                 /* its socket */
+
+/* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
+void views_answer(struct peer *peer, const unsigned char token[16]);
+void views_receive(struct peer *peer, const unsigned char token[16], int gift);
+void views_forget(struct peer *peer);                   /* unmaps them all; nobody holds one */
 
 void *registry_watch(void *unused);                    /* the watch thread, in watch.c */

@@ -45,7 +45,15 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
         keep(packet->token, gift);
         return true;
     }
+    if (packet->kind == BLOCK && !connecting) {
+        views_receive(peer, packet->token, gift);
+        return true;
+    }
     descriptor_close(&gift);
+    if (packet->kind == WANTED && !connecting) {
+        views_answer(peer, packet->token);
+        return true;
+    }
     if (packet->kind == WELCOME && connecting) {
         peer_open(peer);
         return true;

@@ -4,10 +4,11 @@ add_executable(measure_ladder unit/host/measure_ladder.c)
 target_link_libraries(measure_ladder PRIVATE tutti_flags)
 target_sources(measure_ladder PRIVATE $<TARGET_OBJECTS:room_base> $<TARGET_OBJECTS:room_host>)
 # The peers and the bootstrap need no more of backend/ than a few files.
-foreach(name peers peer_deaths peer_strangers)
+foreach(name peers peer_deaths peer_strangers views)
   tutti_unit(backend/test_${name} base host)
   target_sources(test_${name} PRIVATE unit/backend/peers_world.c ${CMAKE_SOURCE_DIR}/backend/peers.c
-    ${CMAKE_SOURCE_DIR}/backend/registry.c ${CMAKE_SOURCE_DIR}/backend/watch.c)
+    ${CMAKE_SOURCE_DIR}/backend/registry.c ${CMAKE_SOURCE_DIR}/backend/views.c
+    ${CMAKE_SOURCE_DIR}/backend/watch.c)
 endforeach()
 tutti_unit(backend/test_bootstrap base host)
 target_sources(test_bootstrap PRIVATE ${CMAKE_SOURCE_DIR}/backend/bootstrap.c ${CMAKE_SOURCE_DIR}/backend/bootstrap_id.c

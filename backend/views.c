@@ -1,0 +1,163 @@
+/* A process asks the owner of a block for it (WANTED), and the owner's watch thread answers with a descriptor (BLOCK),
+ * or with none when there is no such block any more. An answer can get lost, when the one who asked does not read; so
+ * it asks again. Everything here is touched with registry.lock held. */
+#include "backend/views.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/host/arena.h"
+#include "backend/host/wait.h"
+#include "backend/registry.h"
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { AGAIN_MS = 50 };
+struct view {
+    struct peer *peer;
+    uint64_t block;
+    enum { VIEW_ASKED, VIEW_MAPPED, VIEW_REFUSED } state;
+    int64_t again_ms;                                   /* VIEW_ASKED: when to ask next */
+    int users;
+    void *base;
+    size_t bytes;
+    tutti_status status;                                /* of VIEW_REFUSED */
+    char detail[256];
+    struct view *next;
+};
+struct order { uint64_t block, bytes; };                /* what a token carries; bytes 0: there is no such block */
+static _Atomic uint32_t arrivals, sleepers;
+
+void views_await(struct wait_set *set)
+{
+    wait_add(set, &arrivals, atomic_load_explicit(&arrivals, memory_order_acquire), &sleepers, false);
+}
+unsigned char *view_at(const struct view *view, uint64_t offset, uint64_t bytes)
+{
+    bool inside = offset <= view->bytes && bytes <= view->bytes - offset;
+    return inside ? (unsigned char *)view->base + offset : NULL;
+}
+
+/* ---- the list of a peer ---- */
+static void view_destroy(struct view *view)
+{
+    struct view **at = &view->peer->views;
+    while (*at != view) at = &(*at)->next;
+    *at = view->next;
+    if (view->state == VIEW_MAPPED) arena_detach(view->base, view->bytes);
+    free(view);
+}
+static bool is_done_with(const struct view *view)
+{
+    return view->users == 0 && (view->state == VIEW_REFUSED
+        || (view->state == VIEW_MAPPED && arena_is_retired(view->base)));
+}
+static struct view *view_find(const struct peer *peer, uint64_t block)
+{
+    struct view *view = peer->views;
+    while (view && view->block != block) view = view->next;
+    return view;
+}
+static struct view *view_add(struct peer *peer, uint64_t block)
+{
+    for (struct view *view = peer->views, *next; view; view = next) {
+        next = view->next;
+        if (is_done_with(view)) view_destroy(view);
+    }
+    struct view *view = memory_zeroed(1, sizeof *view);
+    if (!view) return NULL;
+    *view = (struct view){ .peer = peer, .block = block, .next = peer->views };
+    return peer->views = view;
+}
+void views_forget(struct peer *peer)
+{
+    while (peer->views) {
+        assert(peer->views->users == 0);
+        view_destroy(peer->views);
+    }
+}
+
+/* ---- asking ---- */
+static int tell(const struct peer *peer, enum kind kind, struct order order, int gift)
+{
+    unsigned char token[16];
+    static_assert(sizeof order == sizeof token, "an order is a token");
+    memcpy(token, &order, sizeof token);
+    return registry_tell(peer->descriptor, peer->identity.nonce, kind, token, gift);
+}
+/* That a peer is gone is for the watch thread to tell. */
+static tutti_status ask(struct view *view)
+{
+    if (view->peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
+    if (tell(view->peer, WANTED, (struct order){ view->block, 0 }, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
+    return TUTTI_IN_PROGRESS;
+}
+static tutti_status acquire(struct peer *peer, uint64_t block, struct view **out)
+{
+    struct view *view = view_find(peer, block);
+    if (!view && !(view = view_add(peer, block)))
+        return status_fail(TUTTI_NO_MEMORY, "no memory to map shared tensors of a peer");
+    if (view->state == VIEW_ASKED) return ask(view);
+    if (view->state == VIEW_REFUSED) {
+        tutti_status status = status_repeat(view->status, view->detail);
+        view_destroy(view);                             /* another group may try again */
+        return status;
+    }
+    view->users++;
+    *out = view;
+    return TUTTI_OK;
+}
+tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **out)
+{
+    pthread_mutex_lock(&registry.lock);
+    tutti_status status = acquire(peer, block, out);
+    pthread_mutex_unlock(&registry.lock);
+    return status;
+}
+void view_release(struct view *view)
+{
+    if (!view) return;
+    pthread_mutex_lock(&registry.lock);
+    view->users--;
+    if (is_done_with(view)) view_destroy(view);
+    pthread_mutex_unlock(&registry.lock);
+}
+
+/* ---- answering; on the watch thread ---- */
+void views_answer(struct peer *peer, const unsigned char token[16])
+{
+    struct order order;
+    memcpy(&order, token, sizeof order);
+    size_t bytes = 0;
+    int descriptor = arena_descriptor(order.block, &bytes);
+    tell(peer, BLOCK, (struct order){ order.block, bytes }, descriptor < 0 ? -1 : descriptor);
+    if (descriptor >= 0) close(descriptor);
+}
+static tutti_status view_map(struct view *view, size_t bytes, int gift)
+{
+    char whose[80];
+    snprintf(whose, sizeof whose, "process %llu's", (unsigned long long)view->peer->identity.pid);
+    view->bytes = bytes;
+    if (gift >= 0) return arena_attach(gift, view->block, bytes, whose, &view->base);
+    if (bytes)
+        return status_fail(TUTTI_SYSTEM, "%s shared tensors came without their file descriptor: too many open files, "
+                           "there or here? see ulimit -n", whose);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
+}
+void views_receive(struct peer *peer, const unsigned char token[16], int gift)
+{
+    struct order order;
+    memcpy(&order, token, sizeof order);
+    struct view *view = view_find(peer, order.block);
+    if (!view || view->state != VIEW_ASKED) {           /* asked twice, answered twice */
+        descriptor_close(&gift);
+        return;
+    }
+    view->status = view_map(view, order.bytes, gift);
+    view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
+    if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
+    atomic_fetch_add(&arrivals, 1);
+    if (atomic_load(&sleepers)) word_wake(&arrivals, false);
+}

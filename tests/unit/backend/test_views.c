@@ -1,0 +1,160 @@
+/* Views of peers' blocks: mapped when asked for, once, shared; unmapped when given back, or with the peer; and what
+   cannot be mapped is an error with words, which may be tried again. */
+#include "backend/base/clock.h"
+#include "backend/base/status.h"
+#include "backend/host/arena.h"
+#include "backend/host/wait.h"
+#include "backend/views.h"
+#include "tests/unit/backend/peers_world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { BYTES = 20 << 20 };
+static struct told { struct place place[2]; } *told;   /* rank 1 tells where its tensors are */
+static int views_mapped(void)                           /* memfds of ours in this process, its own blocks excluded */
+{
+    int count = 0;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps)) count += strstr(line, "memfd:tutti") != NULL;
+    fclose(maps);
+    return count - arena_extent().blocks;
+}
+/* Asks until there is an answer. */
+static tutti_status acquire(struct peer *peer, uint64_t block, struct view **out)
+{
+    tutti_status status;
+    for (int64_t until = clock_ms() + JOIN_MS;;) {
+        struct wait_set set = { .count = 0 };
+        views_await(&set);
+        status = view_acquire(peer, block, out);
+        if (status != TUTTI_IN_PROGRESS) return status;
+        REQUIRE(clock_ms() < until);
+        wait_sleep(&set, 20);
+    }
+}
+static void allocate(int count, void **out)
+{
+    for (int i = 0; i < count; i++) {
+        REQUIRE(arena_allocate(BYTES, &out[i]) == TUTTI_OK);
+        strcpy(out[i], i ? "second" : "first");
+        REQUIRE(arena_find(out[i], BYTES, &told->place[i]));
+    }
+}
+
+/* ---- rank 0 looks at what rank 1 has ---- */
+static void a_view_is_shared_and_goes(void)
+{
+    struct peer *peer = NULL;
+    struct view *view[2], *again;
+    void *mine[2] = { NULL, NULL };
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    if (rank == 1) allocate(2, mine);
+    world_barrier(2);
+    for (int i = 0; rank == 0 && i < 2; i++) {
+        struct place p = told->place[i];
+        REQUIRE(acquire(peer, p.block, &view[i]) == TUTTI_OK);
+        REQUIRE(!strcmp((char *)view_at(view[i], p.offset, BYTES), i ? "second" : "first"));
+        REQUIRE(!view_at(view[i], p.offset, 2 * (uint64_t)BYTES) && !view_at(view[i], UINT64_MAX, 1));
+        memcpy(view_at(view[i], p.offset, 8), "written", 8);
+    }
+    if (rank == 0) {
+        int mapped = views_mapped();
+        REQUIRE(view_acquire(peer, told->place[0].block, &again) == TUTTI_OK && again == view[0]);
+        REQUIRE(views_mapped() == mapped && mapped == 2);
+        view_release(again);
+    }
+    world_barrier(2);
+    for (int i = 0; rank == 1 && i < 2; i++) {
+        REQUIRE(!strcmp(mine[i], "written"));
+        REQUIRE(arena_free(mine[i]) == TUTTI_OK);       /* one of the two blocks is given back */
+    }
+    world_barrier(2);
+    if (rank == 0) {
+        REQUIRE(views_mapped() == 2);                   /* not while they are held */
+        for (int i = 0; i < 2; i++) view_release(view[i]);
+        REQUIRE(views_mapped() == 1);
+    }
+    peer_release(peer);
+    peers_release();
+    REQUIRE(views_mapped() == 0);
+}
+static void errors_have_words_and_may_be_tried_again(void)
+{
+    struct peer *peer = NULL;
+    struct view *view = NULL;
+    struct rlimit before, none;
+    void *mine[1];
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    if (rank == 1) allocate(1, mine);
+    world_barrier(2);
+    for (int i = 0; rank == 0 && i < 2; i++) {
+        REQUIRE(acquire(peer, 12345, &view) == TUTTI_INVALID_ARGUMENT);
+        REQUIRE(strstr(status_detail(), "shared tensor was freed while an operation used it"));
+    }
+    if (rank == 0) {
+        int files = count_descriptors();
+        getrlimit(RLIMIT_NOFILE, &before);
+        none = before;
+        none.rlim_cur = 3;
+        setrlimit(RLIMIT_NOFILE, &none);
+        REQUIRE(acquire(peer, told->place[0].block, &view) == TUTTI_SYSTEM);
+        REQUIRE(strstr(status_detail(), "too many open files, there or here? see ulimit -n"));
+        setrlimit(RLIMIT_NOFILE, &before);
+        REQUIRE(!view && acquire(peer, told->place[0].block, &view) == TUTTI_OK);
+        REQUIRE(count_descriptors() == files);          /* a mapping needs none */
+        view_release(view);
+    }
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void a_dead_peer_leaves_nothing(void)
+{
+    struct peer *peer = NULL;
+    struct view *view, *late;
+    void *mine[2];
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    if (rank == 1) allocate(2, mine);
+    world_barrier(2);
+    if (rank == 0) REQUIRE(acquire(peer, told->place[0].block, &view) == TUTTI_OK);
+    world_barrier(2);
+    if (rank == 1) raise(SIGKILL);
+    for (int64_t until = clock_ms() + GENEROUS_MS; !peer_is_gone(peer); nap(1)) REQUIRE(clock_ms() < until);
+    REQUIRE(!strcmp((char *)view_at(view, told->place[0].offset, 8), "first"));        /* as long as it is held */
+    REQUIRE(view_acquire(peer, told->place[1].block, &late) == TUTTI_IN_PROGRESS);     /* the watch tells why */
+    view_release(view);
+    peer_release(peer);
+    REQUIRE(views_mapped() == 0);
+    peers_release();
+}
+
+static void test_a_view_is_shared_and_goes(void **state) { (void)state; world_run(2, a_view_is_shared_and_goes, 0); }
+static void test_errors(void **state) { (void)state; world_run(2, errors_have_words_and_may_be_tried_again, 0); }
+static void test_a_dead_peer_leaves_nothing(void **state)
+{
+    (void)state;
+    world_run(2, a_dead_peer_leaves_nothing, 2);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_view_is_shared_and_goes),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_a_dead_peer_leaves_nothing),
+    };
+    told = mmap(NULL, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
