@@ -90,8 +90,7 @@ static struct piece locate_uneven(const struct executor *x, const struct operand
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {
     if (a.buffer == SCRATCH) return locate_scratch(x, a, index, tile);
-    assert(a.rank == x->rank);                          /* private tensors: the builder has staged all others */
-    const struct operand *o = &x->operand[a.buffer];
+    const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
     const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
     if (o->lengths) return locate_uneven(x, o, at, from);

@@ -6,6 +6,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/mapping.h"
+#include "backend/tensors.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,9 +48,10 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->members = memory_zeroed((size_t)size, sizeof *comm->members);
     comm->peers = memory_zeroed((size_t)size, sizeof *comm->peers);
     comm->watches = memory_zeroed((size_t)size, sizeof *comm->watches);
+    comm->held = memory_zeroed((size_t)size, sizeof *comm->held);
     comm->cache = cache_create();
-    if (!comm->members || !comm->peers || !comm->watches || !comm->cache) return status_fail(TUTTI_NO_MEMORY,
-        "no memory for %d members", size);
+    if (!comm->members || !comm->peers || !comm->watches || !comm->held || !comm->cache)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
     return algorithms_parse(settings_get()->algorithm, comm->chosen);
 }
 static tutti_status introduce(tutti_comm *comm, struct member *mine)   /* what this rank tells the others */
@@ -136,14 +138,15 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
 
 /* ---- unmaking ---- */
 /* Ends what runs. `always`: fails the communicator even if nothing does. Whoever drives sees `stop` within
-   milliseconds. */
+   milliseconds. A peer that is at a shared tensor is given the time to let go. */
 static void stop_running(tutti_comm *comm, bool always)
 {
     uint32_t none = 0;
     atomic_compare_exchange_strong(&comm->stop, &none, (uint32_t)-TUTTI_ABORTED);
     comm_knock(comm);
     driver_acquire(comm);
-    if (always || comm->head || comm->messages || atomic_load(&comm->intake)) operations_abandon(comm);
+    bool open = always || comm->head || comm->messages || atomic_load(&comm->intake);
+    for (int n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
     driver_release(comm);
 }
 /* What they were in has ended; now they find out. */
@@ -168,6 +171,7 @@ static void release_everything(tutti_comm *comm)
     executor_finish(&comm->executor);
     for (struct program *p = comm->programs, *next; p; p = next) { next = p->next; program_destroy(p); }
     cache_destroy(comm->cache);
+    tensors_release(comm);
     mapping_release(comm->mapping);
     for (int r = 0; comm->peers && r < comm->size; r++)
         if (comm->peers[r]) peer_release(comm->peers[r]);
@@ -175,6 +179,7 @@ static void release_everything(tutti_comm *comm)
     free(comm->members);
     free(comm->peers);
     free(comm->watches);
+    free(comm->held);
 }
 void comm_destroy(tutti_comm *comm)
 {

@@ -42,8 +42,14 @@ struct recent {                                         /* the last choice of a 
     int root;
     bool stage_inputs;
     const struct algorithm *asked;
-    struct program *program;
+    const struct algorithm *algorithm;                  /* if all tensors are private */
+    bool late;                                          /* the plan is chosen after the roll call */
+    struct program *program;                            /* late: for this placement; NULL: none yet */
+    uint64_t shared, in_place;
+    bool obeys;                                         /* late: a rank has asked for this algorithm */
 };
+struct view;
+struct held_view { uint64_t block; struct view *view; };
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 
 struct tutti_comm {
@@ -57,6 +63,7 @@ struct tutti_comm {
     bool watching, acquired;                            /* watches are set; peers_acquire was called */
     struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
     struct transport *transport;
+    struct held_view (*held)[2];                        /* [size][INPUT, OUTPUT]: of the driver */
     struct layout layout;
     int layout_first[2];
     struct ladder ladder;                               /* of a thread that drives */
@@ -82,6 +89,7 @@ struct tutti_comm {
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
     uint64_t sequence;
+    int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
 
     _Atomic uint32_t failed;                            /* status and detail are valid */
     tutti_status status;
@@ -116,7 +124,8 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
 tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
-void operations_abandon(tutti_comm *comm);              /* ends all with the reason to stop; driver only */
+/* Ends all with the reason to stop; driver only. false: not all yet, as a peer may still be at its tensors. */
+bool operations_abandon(tutti_comm *comm);
 bool driver_try(tutti_comm *comm);
 void driver_acquire(tutti_comm *comm);                  /* waits for whoever drives */
 void driver_release(tutti_comm *comm);                  /* hands what is left to the progress thread */
@@ -127,6 +136,9 @@ void engine_forget(tutti_comm *comm);                   /* returns when the prog
 
 /* ---- launch.c: from an operation to a program that can run ---- */
 tutti_status launch_prepare(tutti_comm *comm, struct operation *op);      /* fills the executor's launch */
+/* The rest, for an operation that waits for the roll call with it. IN_PROGRESS: not all ranks, or not all of their
+   memory, are here. */
+tutti_status launch_decide(tutti_comm *comm, const struct operation *op);
 
 /* ---- messages.c ---- */
 void message_post(tutti_comm *comm, struct operation *op);

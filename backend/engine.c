@@ -8,6 +8,7 @@
  * to. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
+#include "backend/tensors.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -75,12 +76,17 @@ static void leave_queue(tutti_comm *comm, tutti_status status)         /* the he
     comm->running = false;
     operation_complete(op, status);
 }
+/* The failed operation ends for its caller, and what is queued behind it, when no peer is at its tensors any more: this
+   is called again until then. */
 static void fail_all(tutti_comm *comm)
 {
     take_intake(comm);
-    if (comm->running) executor_cancel(&comm->executor);
-    while (comm->head) leave_queue(comm, comm->status);
     messages_fail(comm, comm->status);
+    if (comm->running) {
+        executor_cancel(&comm->executor);
+        if (!tensors_let_go(comm)) return;
+    }
+    while (comm->head) leave_queue(comm, comm->status);
 }
 static tutti_status begin(tutti_comm *comm)
 {
@@ -95,10 +101,11 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
 {
     take_intake(comm);
     bool moved = comm->messages && messages_progress(comm, blocked);
-    if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) fail_all(comm);
+    if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) { fail_all(comm); return moved; }
     while (comm->head) {
         uint64_t moves = comm->executor.moves;
         tutti_status status = comm->running ? TUTTI_OK : begin(comm);
+        if (status == TUTTI_OK && !comm->executor.started) status = launch_decide(comm, comm->head);
         if (status == TUTTI_OK) status = executor_step(&comm->executor);
         moved |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
@@ -112,6 +119,7 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
         if (status == TUTTI_MISMATCH) comm_mismatch(comm);
         else comm_fail(comm, status, "%s", status_detail());
         fail_all(comm);
+        break;
     }
     return moved;
 }
@@ -125,10 +133,11 @@ static bool check(tutti_comm *comm, int n)
 }
 static int soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }    /* the next turn looks */
 
-void operations_abandon(tutti_comm *comm)
+bool operations_abandon(tutti_comm *comm)
 {
     comm_check(comm);
     fail_all(comm);
+    return !comm->head;
 }
 
 /* ---- the progress thread ---- */

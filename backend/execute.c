@@ -84,9 +84,11 @@ static void announce_counts(struct executor *x)
 {
     const struct uneven *u = x->launch.uneven;
     uint64_t extent = 0;
+    int me = x->rank - x->host_first;
     for (int direction = INPUT; direction <= OUTPUT; direction++)
         for (int q = 0; q < x->host_ranks; q++) {
-            segment_counts(x->segment, x->rank - x->host_first, x->parity, direction)[q] = u->lengths[direction][q];
+            segment_counts(x->segment, me, x->parity, direction)[q] = u->lengths[direction][q];
+            segment_counts(x->segment, me, x->parity, COUNTS_OFFSETS + direction)[q] = u->offsets[direction][q];
             if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
         }
     x->descriptor->extent = extent;
@@ -102,7 +104,7 @@ static tutti_status agree_on_counts(struct executor *x)
                 OUTPUT)[a])
                 return TUTTI_MISMATCH;
     }
-    bind_cut(x, (size_t)extent);
+    x->extent = (size_t)extent;
     return TUTTI_OK;
 }
 
@@ -230,6 +232,7 @@ static tutti_status run_tiles(struct executor *x)
 }
 
 /* ---- an operation ---- */
+static void let_go(struct executor *x) { atomic_store(&x->mine->touching, 0); }
 static void end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -237,18 +240,36 @@ static void end(struct executor *x)
         : ((uint64_t)x->cut->tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
+    if (x->launch.program->touch_count) let_go(x);
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
    published at all. */
-static tutti_status start(struct executor *x)
+static tutti_status announce(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     TRY(bind_reserve(x));
     x->started = true;
-    if (x->launch.uneven) return TUTTI_OK;
     bool told = x->cut->single && s->prelude > 0 && step_publishes(&s->steps[s->prelude - 1], 0, 1,
         x->launch.program->plan->slots);
     if (!told) publish(x, SEEN_COUNTER, arrival(x));
+    return TUTTI_OK;
+}
+/* Says that it is going to touch, then looks for a failure; who fails does it the other way round. So one of the two
+   sees the other. */
+static bool may_touch(struct executor *x)
+{
+    atomic_store(&x->mine->touching, 1);
+    if (atomic_load(&x->segment->failure->state) == FAILURE_NONE) return true;
+    atomic_store(&x->mine->touching, 0);
+    return false;
+}
+tutti_status executor_start(struct executor *x)
+{
+    bind_operands(x);
+    if (x->launch.uneven) bind_cut(x, x->extent);
+    TRY(bind_reserve(x));
+    if (x->launch.program->touch_count && !may_touch(x)) return TUTTI_IN_PROGRESS;
+    x->started = true;
     return TUTTI_OK;
 }
 void executor_prepare(struct executor *x)
@@ -258,17 +279,28 @@ void executor_prepare(struct executor *x)
 }
 tutti_status executor_begin(struct executor *x)
 {
-    bool uneven = x->launch.uneven != NULL;
     x->low = x->roll = 0;
     x->arrived = x->host_ranks == 1;
-    x->started = false;
+    x->started = x->agreed = false;
     x->broken = TUTTI_OK;
     memset(x->pc, 0, sizeof x->pc);
-    bind_operands(x);
-    if (uneven) announce_counts(x);
+    if (x->launch.uneven) announce_counts(x);
     x->mine->line[x->parity].fingerprint = fingerprint_of(x->descriptor);
-    if (!uneven) return start(x);
-    publish(x, SEEN_COUNTER, arrival(x));               /* the number of tiles is known after the roll call */
+    if (x->launch.program) {
+        bind_operands(x);
+        return announce(x);
+    }
+    publish(x, SEEN_COUNTER, arrival(x));
+    return TUTTI_OK;
+}
+tutti_status executor_roll_call(struct executor *x)
+{
+    tutti_status status = TUTTI_IN_PROGRESS;
+    x->blocked.count = 0;
+    x->blocked_peer = -1;
+    if (!x->arrived && !roll_call(x, &status)) return status;
+    if (x->launch.uneven && !x->agreed) TRY(agree_on_counts(x));
+    x->agreed = true;
     return TUTTI_OK;
 }
 tutti_status executor_step(struct executor *x)
@@ -276,11 +308,6 @@ tutti_status executor_step(struct executor *x)
     tutti_status status = TUTTI_IN_PROGRESS;
     x->blocked.count = 0;
     x->blocked_peer = -1;
-    if (x->launch.uneven && !x->started) {
-        if (!x->arrived && !roll_call(x, &status)) return status;
-        TRY(agree_on_counts(x));
-        TRY(start(x));
-    }
     bool messages = x->launch.program->schedule->first_message >= 0;
     uint32_t bell = 0;                                  /* as it was before the poll */
     if (messages) {
@@ -299,11 +326,13 @@ tutti_status executor_step(struct executor *x)
 void executor_cancel(struct executor *x)
 {
     const struct program *program = x->launch.program;
+    if (!program) return;
     for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
         struct transfer *transfer = &program->transfers[i];
         while (transfer->state == TRANSFER_POSTED && !transport_cancel(x->transport, transfer))
             transport_poll(x->transport);
     }
+    if (program->touch_count) let_go(x);
 }
 
 /* ---- lifetime ---- */
@@ -313,12 +342,33 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, in
         .host_ranks = host_ranks };
     x->mine = control_of(x, rank);
     x->seen = memory_aligned((size_t)host_ranks * sizeof *x->seen);
-    return x->seen ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", host_ranks);
+    x->theirs = memory_zeroed((size_t)host_ranks, sizeof *x->theirs);
+    if (x->seen && x->theirs) return TUTTI_OK;
+    return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", host_ranks);
 }
 void executor_finish(struct executor *x)
 {
     free(x->seen);
+    free(x->theirs);
     x->seen = NULL;
+    x->theirs = NULL;
+}
+static void note_touch(struct program *p, struct span a)
+{
+    int known = 0;
+    if (a.rank == p->schedule->rank || a.buffer == SCRATCH) return;
+    while (known < p->touch_count && (p->touches[known].rank != a.rank || p->touches[known].buffer != a.buffer))
+        known++;
+    p->touches[known] = (struct touch){ a.rank, a.buffer };
+    if (known == p->touch_count) p->touch_count++;
+}
+static void note_touches(struct program *p)
+{
+    const struct schedule *s = p->schedule;
+    for (int step = 0; step < s->step_count; step++) {
+        const struct step *t = &s->steps[step];
+        for (int i = 0; i < t->from_count + t->to_count; i++) note_touch(p, s->spans[t->span + i]);
+    }
 }
 static int program_pieces(const struct schedule *s, int *piece_at)
 {
@@ -345,7 +395,9 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     }
     p->to = memory_zeroed((size_t)widest, sizeof *p->to);
     p->from = memory_zeroed((size_t)widest, sizeof *p->from);
-    bool fine = p->to && p->from;
+    p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);
+    bool fine = p->to && p->from && p->touches;
+    if (fine && plan->shared) note_touches(p);
     if (fine && p->schedule->first_message >= 0) {
         size_t steps = (size_t)p->schedule->step_count, slots = (size_t)plan->slots;
         p->piece_at = memory_zeroed(steps, sizeof *p->piece_at);
@@ -366,5 +418,6 @@ void program_destroy(struct program *program)
     free(program->piece_at);
     free(program->to);
     free(program->from);
+    free(program->touches);
     free(program);
 }

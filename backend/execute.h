@@ -4,8 +4,9 @@
  *
  * Every operation begins with a roll call: a rank writes what it is about to do into its line, then says that it has
  * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
- * agree. So a disagreement is found by every rank before any output is touched, and whoever has arrived in operation
- * n has finished n - 1: the two halves of lines and slots, used in turns, need no other protection. */
+ * agree. An operation whose plan depends on where the ranks' tensors lie, or on their counts, has no steps before the
+ * roll call. So a disagreement is found by every rank before any output is touched, and whoever has arrived in
+ * operation n has finished n - 1: the two halves of lines and slots, used in turns, need no other protection. */
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
@@ -19,6 +20,7 @@ struct cut {                                            /* how a message is cut;
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
 };
+struct touch { int rank; enum buffer buffer; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
@@ -27,6 +29,8 @@ struct program {                                        /* a plan made ready to 
     int *piece_at, piece_count;                         /* where a step's pieces begin */
     void **to;
     const void **from;                                  /* room for the pointers of the widest step */
+    struct touch *touches;                              /* the peers' tensors that its steps name */
+    int touch_count;
     struct cut cut;                                     /* of the last message: most calls repeat it */
     bool is_cut;
     struct program *next;
@@ -38,7 +42,7 @@ struct uneven {                                         /* bytes, by peer; each 
     size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT] */
 };
 struct launch {                                         /* what is bound to a program for one operation */
-    struct program *program;
+    struct program *program;                            /* NULL: chosen after the roll call */
     const void *input;
     void *output;
     size_t part_bytes;                                  /* of one rank's part of the message */
@@ -64,13 +68,16 @@ struct executor {
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
     size_t reserved[2];                                 /* bytes of my slots that are real memory, per half */
+    struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
     /* of the operation that runs; whoever begins it fills launch and the descriptor first */
     struct launch launch;
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
     int parity, low, roll, pc[MAX_SLOTS];
-    bool started, arrived;
+    size_t extent;                                      /* of uneven counts, once they are agreed on */
+    bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
+    bool started, arrived, agreed;
     tutti_status broken;                                /* why a message failed, or OK */
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     /* why it is blocked */
@@ -83,6 +90,11 @@ void executor_finish(struct executor *x);
 void executor_prepare(struct executor *x);
 /* Announces the operation that launch and descriptor say. An error leaves nothing announced. */
 tutti_status executor_begin(struct executor *x);
+/* Of an operation without a program: waits for all to come and agree, as executor_step does. OK: launch.program may be
+   chosen now. */
+tutti_status executor_roll_call(struct executor *x);
+/* Then goes on with it. IN_PROGRESS: not, because the group has failed meanwhile. */
+tutti_status executor_start(struct executor *x);
 /* As far as it gets. IN_PROGRESS: blocked says on what. MISMATCH: see executor_disagreement. */
 tutti_status executor_step(struct executor *x);
 /* Gives up the operation that runs: no buffer of the caller is touched any more. */

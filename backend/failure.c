@@ -41,7 +41,10 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
     if (!comm->running) { snprintf(out, bytes, "a message"); return; }
-    operation_describe(comm->executor.descriptor, what, sizeof what);
+    struct descriptor mine = *comm->executor.descriptor;
+    const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
+    if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
+    operation_describe(&mine, what, sizeof what);
     snprintf(out, bytes, "%s, operation %llu of %s", what,
         (unsigned long long)comm->executor.descriptor->sequence, comm->name);
 }

@@ -1,16 +1,31 @@
 /* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
-   choice of each collective is remembered, because most calls repeat the last one. */
+   choice of each collective is remembered, because most calls repeat the last one. A large operation is launched in two
+   steps: before the roll call it is described, after it its plan is chosen by where the tensors of all ranks lie. */
 #include "backend/comm.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
+#include "backend/tensors.h"
 #include <string.h>
 
 enum { SLOTS_ON_HOST = 3, SLOTS_WITH_MESSAGES = 4 };
+enum { LATE_BYTES = 64 * 1024 };                        /* beyond: it is worth while to look where tensors lie */
 
 static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
-static bool has_many_parts(int family) { return family != ALLREDUCE && family != REDUCE && family != BROADCAST
-    && family != BARRIER; }
 
+/* ---- choosing ---- */
+static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
+{
+    if (op->uneven) return 0;                           /* ranks see different numbers, and must choose alike */
+    int inputs = family_parts((enum family)op->family, INPUT, comm->size);
+    int outputs = family_parts((enum family)op->family, OUTPUT, comm->size);
+    return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
+}
+static int slots_for(const struct algorithm *algorithm)
+{
+    int64_t slots = settings_get()->slots;
+    if (slots >= 1 && slots <= MAX_SLOTS) return (int)slots;
+    return algorithm->host_memory ? SLOTS_ON_HOST : SLOTS_WITH_MESSAGES;
+}
 static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
     for (struct program *p = comm->programs; p; p = p->next)
@@ -20,29 +35,41 @@ static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struc
     comm->programs = *out;
     return TUTTI_OK;
 }
-static tutti_status choose(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
-    bool stage_inputs, struct program **out)
+/* in_place of private tensors: a staged plan for in place is right out of place too */
+static tutti_status choose(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
+    const struct placement *placement, struct recent *r)
 {
-    size_t bytes = op->part_bytes * (has_many_parts(op->family) ? (size_t)comm->size : 1);
-    const struct algorithm *algorithm = asked;
-    if (!algorithm || (op->uneven && algorithm->equal_chunks))
-        algorithm = collectives_select((enum family)op->family, comm->size, bytes, op->uneven != NULL);
-    int64_t slots = settings_get()->slots;
+    bool host = algorithm->host_memory;
     struct plan key = {
         .algorithm = algorithm, .layout = &comm->layout, .size = comm->size, .root = op->root, .count = comm->size,
-        .slots = slots >= 1 && slots <= MAX_SLOTS ? (int)slots : algorithm->host_memory ? SLOTS_ON_HOST
-            : SLOTS_WITH_MESSAGES,
-        /* a staged plan for in place is right out of place too */
-        .in_place = op->family == ALL_TO_ALL ? 0 : UINT64_MAX,
-        .stage_inputs = stage_inputs, .hoist = !algorithm->host_memory,
+        .slots = slots_for(algorithm), .in_place = placement->in_place, .shared = host ? placement->shared : 0,
+        .stage_inputs = r->stage_inputs, .hoist = !host,
     };
-    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots", comm->name, comm->rank, family_name(algorithm->family),
-        bytes, algorithm->name, key.slots);
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots, shared %llx", comm->name, comm->rank,
+        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots,
+        (unsigned long long)key.shared);
     const struct plan *plan;
     TRY(cache_plan(comm->cache, &key, &plan));
-    return program_for(comm, plan, out);
+    return program_for(comm, plan, &r->program);
 }
-static void describe(const tutti_comm *comm, const struct operation *op, const struct program *program)
+/* What can be said before anybody has come, as if all tensors were private. */
+static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+    bool stage_inputs, struct recent *out)
+{
+    size_t bytes = message_bytes(comm, op);
+    struct recent r = { .bytes = op->part_bytes, .root = op->root, .stage_inputs = stage_inputs, .asked = asked };
+    r.algorithm = asked;
+    if (!asked || (op->uneven && asked->equal_chunks))
+        r.algorithm = collectives_select((enum family)op->family, comm->size, bytes, op->uneven != NULL, false);
+    r.late = op->uneven || (comm->size > 1 && r.algorithm->host_memory && bytes > LATE_BYTES);
+    struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
+    if (!r.late) TRY(choose(comm, op, r.algorithm, &private, &r));
+    *out = r;
+    if (op->uneven) out->asked = (const struct algorithm *)out;        /* matches no later call */
+    return TUTTI_OK;
+}
+/* ---- the launch ---- */
+static void describe(const tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
     struct descriptor *out = comm->executor.descriptor;
     out->operation = (uint32_t)op->family;
@@ -53,8 +80,8 @@ static void describe(const tutti_comm *comm, const struct operation *op, const s
     out->sequence = op->sequence;
     out->bits = op->uneven ? 1 : 0;
     out->tile_bytes = comm->executor.tile_target;
-    out->slots = (uint64_t)program->plan->slots;
-    out->algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
+    out->slots = (uint64_t)slots_for(r->algorithm);
+    out->algorithm = (uint64_t)(r->algorithm - collectives_table);
     out->extent = 0;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
 }
@@ -65,14 +92,10 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
     const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
         memory_order_relaxed);
-    if (!r->program || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
-        || r->asked != asked || op->uneven) {
-        struct program *program;
-        TRY(choose(comm, op, asked, premultiplies, &program));
-        *r = (struct recent){ op->part_bytes, op->root, premultiplies, asked, program };
-        if (op->uneven) r->asked = (const struct algorithm *)r;        /* matches no later call */
-    }
-    out->program = r->program;
+    if (!r->algorithm || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
+        || r->asked != asked || op->uneven)
+        TRY(anticipate(comm, op, asked, premultiplies, r));
+    out->program = r->late ? NULL : r->program;
     out->input = op->input;
     out->output = op->output;
     out->part_bytes = op->part_bytes;
@@ -83,6 +106,35 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;
     out->uneven = op->uneven;
     executor_prepare(&comm->executor);
-    describe(comm, op, r->program);
+    describe(comm, op, r);
+    comm->executor.exposed = false;
+    if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;
+}
+/* If one rank has asked for what the others would have taken anyway, all take it. */
+static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
+{
+    struct placement p = tensors_placement(comm, op);
+    if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
+    const struct algorithm *algorithm = r->algorithm;
+    if (!p.asked) algorithm = collectives_select((enum family)op->family, comm->size, message_bytes(comm, op),
+        op->uneven != NULL, placement_is_shared(comm, &p));
+    TRY(choose(comm, op, algorithm, &p, r));
+    r->shared = p.shared;
+    r->in_place = p.in_place;
+    r->obeys = p.asked;
+    return TUTTI_OK;
+}
+tutti_status launch_decide(tutti_comm *comm, const struct operation *op)
+{
+    struct executor *x = &comm->executor;
+    struct recent *r = &comm->recent[op->family];
+    tutti_status status = executor_roll_call(x);
+    if (status != TUTTI_OK) return status;
+    if (!x->launch.program) {
+        TRY(decide(comm, op, r));
+        x->launch.program = r->program;
+    }
+    status = tensors_find(comm, op);
+    return status == TUTTI_OK ? executor_start(x) : status;
 }

@@ -50,7 +50,7 @@ static bool layout_compute(struct segment *out, int ranks, size_t slot_bytes, si
     *out = (struct segment){ .ranks = ranks };
     bool fits = round_to_pages(slot_bytes, &out->slot_bytes) && round_to_pages(pair_bytes, &out->pair_bytes)
         && place(&end, (size_t)ranks, sizeof(struct control), ALIGNMENT, &layout->controls)
-        && place(&end, square, 4 * sizeof(uint64_t), ALIGNMENT, &layout->counts)
+        && place(&end, square, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &layout->counts)
         && place(&end, (size_t)ranks, out->slot_bytes, page, &layout->slots)
         && place(&end, square, out->pair_bytes, page, &layout->pairs)
         && place(&end, 0, 0, page, &none);

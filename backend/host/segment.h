@@ -3,7 +3,7 @@
    resident from the start; a rank's slots only when it asks for them (segment_reserve), so hundreds of groups cost
    little. Every process computes where things lie by itself; no size and no offset is read from the shared memory. */
 #pragma once
-#include "c_api/tutti.h"
+#include "backend/host/arena.h"
 #include <stdatomic.h>
 
 enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8 };
@@ -21,12 +21,15 @@ struct descriptor {                                    /* what I think we are do
     uint64_t tile_bytes, slots;                        /* settings that must agree                                */
     uint64_t algorithm;                                /* row of collectives_table                                */
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
+    struct place tensor[2];                            /* of operations that look where tensors lie: of INPUT and */
+    uint64_t flags;                                    /* OUTPUT, in the arena; see backend/tensors.h             */
 };
 struct control {                                       /* of one rank                                             */
     struct line line[2];                               /* alternate from operation to operation                   */
     struct descriptor descriptor[2];
     _Alignas(128) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
+    _Atomic uint32_t touching;                         /* 1: it may be at shared tensors of other ranks           */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     char padding[120];
@@ -43,7 +46,7 @@ struct segment {                                       /* this process's view   
     unsigned char *base;
     struct failure *failure;
     struct control *controls;                          /* [ranks]                                                 */
-    uint64_t *counts;                                  /* [ranks][2 parities][2 directions][ranks]                */
+    uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][ranks]                    */
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */
     unsigned char *pairs;                              /* [ranks][ranks][pair_bytes]: the transport's             */
     size_t pair_bytes;                                 /* as asked for, rounded up to whole pages                 */
@@ -64,9 +67,10 @@ static inline unsigned char *segment_slots(const struct segment *s, int rank)
 {
     return s->slots + (size_t)rank * s->slot_bytes;
 }
-static inline uint64_t *segment_counts(const struct segment *s, int rank, int parity, int direction)
+enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };         /* lengths of INPUT and OUTPUT, then offsets of both       */
+static inline uint64_t *segment_counts(const struct segment *s, int rank, int parity, int array)
 {
-    return s->counts + (((size_t)rank * 2 + (size_t)parity) * 2 + (size_t)direction) * (size_t)s->ranks;
+    return s->counts + (((size_t)rank * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->ranks;
 }
 static inline unsigned char *segment_pair(const struct segment *s, int from, int to)
 {

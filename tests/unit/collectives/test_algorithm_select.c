@@ -11,8 +11,9 @@ static void is_always_an_algorithm_for_one_host(void **state)
     for (int f = 0; f < FAMILY_COUNT; f++)
         for (int size = 1; size <= 1024; size = 2 * size + size / 2 + 1)
             for (size_t bytes = 0; bytes < SIZE_MAX / 4; bytes = 4 * bytes + 1)
-                for (int uneven = 0; uneven < 2; uneven++) {
-                    const struct algorithm *a = collectives_select((enum family)f, size, bytes, uneven);
+                for (int way = 0; way < 4; way++) {
+                    bool uneven = way & 1, shared = way & 2;
+                    const struct algorithm *a = collectives_select((enum family)f, size, bytes, uneven, shared);
                     assert_non_null(a);
                     assert_int_equal(a->family, f);
                     assert_true(a->host_memory);
@@ -24,11 +25,20 @@ static void few_ranks_or_bytes_take_one_round(void **state)
     (void)state;
     const struct algorithm *one = collectives_find(ALLREDUCE, "one_shot");
     const struct algorithm *two = collectives_find(ALLREDUCE, "two_shot");
-    assert_ptr_equal(collectives_select(ALLREDUCE, 3, (size_t)1 << 30, false), one);
-    assert_ptr_equal(collectives_select(ALLREDUCE, 64, 16 * 1024, false), one);
-    assert_ptr_equal(collectives_select(ALLREDUCE, 4, 16 * 1024 + 1, false), two);
-    assert_ptr_equal(collectives_select(REDUCE, 4, 8, false), collectives_find(REDUCE, "read"));
-    assert_ptr_equal(collectives_select(REDUCE, 4, 1 << 20, false), collectives_find(REDUCE, "two_shot_read"));
+    assert_ptr_equal(collectives_select(ALLREDUCE, 3, (size_t)1 << 30, false, false), one);
+    assert_ptr_equal(collectives_select(ALLREDUCE, 64, 16 * 1024, false, false), one);
+    assert_ptr_equal(collectives_select(ALLREDUCE, 4, 16 * 1024 + 1, false, false), two);
+    assert_ptr_equal(collectives_select(REDUCE, 4, 8, false, false), collectives_find(REDUCE, "read"));
+    assert_ptr_equal(collectives_select(REDUCE, 4, 1 << 20, false, false), collectives_find(REDUCE, "two_shot_read"));
+}
+static void shared_tensors_take_two_rounds(void **state)
+{
+    (void)state;
+    const struct algorithm *one = collectives_find(ALLREDUCE, "one_shot");
+    const struct algorithm *two = collectives_find(ALLREDUCE, "two_shot");
+    assert_ptr_equal(collectives_select(ALLREDUCE, 2, 1 << 20, false, true), two);
+    assert_ptr_equal(collectives_select(ALLREDUCE, 2, 16 * 1024, false, true), one);
+    assert_ptr_equal(collectives_select(REDUCE, 2, 1 << 20, false, true), collectives_find(REDUCE, "two_shot_read"));
 }
 
 int main(void)
@@ -36,6 +46,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
         cmocka_unit_test(few_ranks_or_bytes_take_one_round),
+        cmocka_unit_test(shared_tensors_take_two_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

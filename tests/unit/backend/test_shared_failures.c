@@ -1,0 +1,302 @@
+/* Shared tensors when something goes wrong: a peer is killed while it has them mapped, a group fails while peers are at
+ * them, one is freed too early, a process is forked, descriptors or addresses run out. After each, the memory belongs
+ * to its owner again, and other groups go on. */
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { COUNT = 1 << 20, SECONDS = 60 };
+static void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
+static float *allocate(size_t count)
+{
+    void *at;
+    REQUIRE(tutti_mem_alloc(&at, 4 * count) == TUTTI_OK);
+    return at;
+}
+static void fill(float *at, size_t count, float with) { for (size_t i = 0; i < count; i++) at[i] = with; }
+static bool is_filled(const float *at, size_t count, float with)
+{
+    for (size_t i = 0; i < count; i++)
+        if (at[i] != with) return false;
+    return true;
+}
+static tutti_status sum(tutti_comm *comm, float *at)
+{
+    return tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL);
+}
+static void sum_right(tutti_comm *comm, float *at, int ranks)
+{
+    fill(at, COUNT, 1);
+    REQUIRE(sum(comm, at) == TUTTI_OK);
+    REQUIRE(is_filled(at, COUNT, (float)ranks));
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    assert_int_equal(tutti_mem_alloc(NULL, 1), TUTTI_INVALID_ARGUMENT);
+    assert_string_equal(tutti_get_last_error(), "tutti_mem_alloc needs a place for the address");
+    assert_int_equal(tutti_mem_free(NULL), TUTTI_OK);
+    assert_int_equal(tutti_mem_free(&state), TUTTI_INVALID_ARGUMENT);
+}
+
+/* ---- a group that fails while peers are at its tensors ---- */
+struct aborter { tutti_comm *comm; int after_us; };
+static void *abort_main(void *argument)
+{
+    struct aborter *a = argument;
+    nap_us(a->after_us);
+    tutti_comm_abort(a->comm);
+    return NULL;
+}
+/* Rank 0 aborts in the middle; whoever gets the error may use its tensor at once, and finds nothing changed later. */
+static void abort_in_the_middle(struct rank *me)
+{
+    float *at = allocate(COUNT);
+    tutti_comm *comm;
+    unsigned seed = 3;
+    for (int round = 0; round < 15; round++) {
+        pthread_t thread;
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
+        fill(at, COUNT, 0);
+        sum_right(comm, at, me->size);
+        if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
+        tutti_request request = { .blocking = round % 2 };             /* driven by the caller, or not */
+        tutti_status status;
+        do {
+            status = tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request);
+            if (status == TUTTI_OK && !request.blocking) status = tutti_wait(&request, 0);
+        } while (status == TUTTI_OK);
+        REQUIRE(status == TUTTI_ABORTED);
+        fill(at, COUNT, 7);
+        nap_us(3000);
+        REQUIRE(is_filled(at, COUNT, 7));
+        if (me->rank == 0) pthread_join(thread, NULL);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    }
+    sum_right(me->comm, at, me->size);
+    REQUIRE(tutti_mem_free(at) == TUTTI_OK);
+}
+static void test_an_aborted_tensor_is_let_go_on_threads(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 3; size++) world_threads(size, NULL, abort_in_the_middle, NULL);
+}
+
+#ifndef NO_PROCESSES
+static void test_an_aborted_tensor_is_let_go_on_processes(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 3; size++) assert_int_equal(world_processes(size, SECONDS, abort_in_the_middle, NULL),
+        0);
+}
+
+/* ---- a peer that is killed ---- */
+static void *kill_main(void *after_us)
+{
+    nap_us(*(int *)after_us);
+    raise(SIGKILL);
+    return NULL;
+}
+/* The last rank is killed in the middle; the others go on as a smaller group, on the same memory. */
+static void survive(int rank, int size, const tutti_unique_id *ids, int after_us)
+{
+    tutti_comm *comm, *smaller;
+    pthread_t thread;
+    tutti_status status;
+    alarm(SECONDS);
+    float *at = allocate(COUNT);
+    REQUIRE(tutti_comm_init_rank(&comm, size, ids[0], rank) == TUTTI_OK);
+    sum_right(comm, at, size);
+    if (rank == size - 1) REQUIRE(pthread_create(&thread, NULL, kill_main, &after_us) == 0);
+    while ((status = sum(comm, at)) == TUTTI_OK) {}
+    REQUIRE(status == TUTTI_PEER_LOST);
+    fill(at, COUNT, 7);
+    REQUIRE(tutti_comm_init_rank(&smaller, size - 1, ids[1], rank) == TUTTI_OK);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    REQUIRE(is_filled(at, COUNT, 7));
+    sum_right(smaller, at, size - 1);
+    REQUIRE(tutti_comm_destroy(smaller) == TUTTI_OK);
+    REQUIRE(tutti_mem_free(at) == TUTTI_OK);
+    _exit(0);
+}
+static void test_killed_peers(void **state)
+{
+    unsigned seed = 5;
+    (void)state;
+    for (int round = 0; round < 20; round++) {
+        tutti_unique_id ids[2];
+        int size = 2 + round % 2, after_us = rand_r(&seed) % 5000, good = 0, status;
+        for (int i = 0; i < 2; i++) assert_int_equal(tutti_get_unique_id(&ids[i]), TUTTI_OK);
+        for (int r = 0; r < size; r++)
+            if (fork() == 0) survive(r, size, ids, after_us);
+        for (int r = 0; r < size; r++) {
+            assert_true(wait(&status) > 0);
+            good += WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        }
+        assert_int_equal(good, size - 1);
+    }
+}
+
+/* ---- what is refused ---- */
+static void barrier(tutti_comm *comm) { REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK); }
+/* A rank that cannot map a peer's tensor fails the group, with words; a group made later works. */
+static void expect_failure(struct rank *me, float *at, int refused_rank, const char *says)
+{
+    tutti_comm *comm;
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+    struct rlimit before, none;
+    int which = strstr(says, "open files") ? RLIMIT_NOFILE : RLIMIT_AS;
+    getrlimit(which, &before);
+    none = before;
+    none.rlim_cur = which == RLIMIT_NOFILE ? 3 : 1 << 20;
+    if (me->rank == refused_rank) setrlimit(which, &none);
+    tutti_status status = sum(comm, at);
+    setrlimit(which, &before);
+    bool right = status != TUTTI_OK && strstr(tutti_get_last_error(), says);
+    if (!right) fprintf(stderr, "rank %d: status %d, %s\n", me->rank, status, tutti_get_last_error());
+    REQUIRE(right);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+}
+static void shortage(struct rank *me)
+{
+    float *first = allocate(COUNT);
+    barrier(me->comm);
+    expect_failure(me, first, 1, "too many open files");
+    sum_right(me->comm, first, me->size);
+    float *second = allocate(16 * COUNT);               /* in a block of its own */
+    barrier(me->comm);
+#ifndef __SANITIZE_ADDRESS__
+    expect_failure(me, second, 0, "cannot map");
+#endif
+    sum_right(me->comm, second, me->size);
+    REQUIRE(tutti_mem_free(first) == TUTTI_OK && tutti_mem_free(second) == TUTTI_OK);
+}
+static void test_shortage_is_an_error_for_the_group(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, SECONDS, shortage, NULL), 0);
+}
+
+/* ---- freed blocks ---- */
+static size_t mapped_bytes(void)                       /* of memfds, here */
+{
+    size_t total = 0;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long from, to;
+        if (strstr(line, "memfd:tutti") && sscanf(line, "%lx-%lx", &from, &to) == 2) total += to - from;
+    }
+    fclose(maps);
+    return total;
+}
+/* Ever larger tensors, each in a new block: what is given back does not stay mapped at the peers. */
+static void growing(struct rank *me)
+{
+    size_t most = 0;
+    for (int round = 0; round < 12; round++) {
+        size_t count = (size_t)(5 + round % 3) * COUNT;
+        float *first = allocate(count), *second = allocate(count);
+        fill(first, count, 1);
+        fill(second, count, 2);
+        for (int i = 0; i < 2; i++) {
+            float *at = i ? second : first;
+            REQUIRE(tutti_all_reduce(at, at, count, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
+            REQUIRE(is_filled(at, count, (float)(me->size * (i + 1))));
+        }
+        REQUIRE(tutti_mem_free(first) == TUTTI_OK && tutti_mem_free(second) == TUTTI_OK);
+        if (round == 3) most = mapped_bytes();
+    }
+    REQUIRE(mapped_bytes() <= most + ((size_t)64 << 20));
+}
+static void test_views_do_not_pile_up(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(3, SECONDS, growing, NULL), 0);
+}
+
+/* ---- fork ---- */
+/* A child that writes to what it inherited changes nothing, and ends without a trace. */
+static void forking(struct rank *me)
+{
+    float *at = allocate(COUNT);
+    for (int round = 0; round < 5; round++) {
+        sum_right(me->comm, at, me->size);
+        pid_t child = fork();
+        if (child == 0) {
+            bool seen = is_filled(at, COUNT, (float)me->size);
+            fill(at, COUNT, -1);
+            _exit(seen && tutti_mem_free(at) == TUTTI_OK ? 0 : 1);
+        }
+        int status = 1;
+        REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+        REQUIRE(is_filled(at, COUNT, (float)me->size));
+    }
+    REQUIRE(tutti_mem_free(at) == TUTTI_OK);
+}
+static void test_fork(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, SECONDS, forking, NULL), 0);
+}
+
+/* ---- a peer that comes late ---- */
+/* Rank 0 gives up before rank 1 has come. */
+static void late(struct rank *me)
+{
+    float *at = allocate(COUNT);
+    tutti_comm *comm;
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+    sum_right(comm, at, me->size);
+    tutti_request request = { .timeout_ms = me->rank ? 0 : 300, .blocking = true };
+    if (me->rank == 0) {
+        REQUIRE(tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request) == TUTTI_TIMEOUT);
+        fill(at, COUNT, 7);
+        barrier(me->comm);
+        REQUIRE(is_filled(at, COUNT, 7));
+    } else {
+        nap_us(600000);
+        REQUIRE(tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request) == TUTTI_TIMEOUT);
+        barrier(me->comm);
+    }
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    REQUIRE(tutti_mem_free(at) == TUTTI_OK);
+}
+static void test_a_late_peer_does_not_touch(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, SECONDS, late, NULL), 0);
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arguments),
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_an_aborted_tensor_is_let_go_on_processes),
+        cmocka_unit_test(test_killed_peers),
+        cmocka_unit_test(test_shortage_is_an_error_for_the_group),
+        cmocka_unit_test(test_views_do_not_pile_up),
+        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_a_late_peer_does_not_touch),
+#endif
+        cmocka_unit_test(test_an_aborted_tensor_is_let_go_on_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
