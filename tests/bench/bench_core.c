@@ -2,7 +2,8 @@
  * bare flag barrier, all in one run, because the machine drifts. Ratios of medians; the owner dirties its buffer
  * before each iteration.
  *
- * bench_core [ranks] [collective] [algorithm] (2 allreduce, the default algorithm) */
+ * bench_core [--shared] [ranks] [collective] [algorithm] (2 allreduce, the default algorithm)
+ * --shared: beside each row of a large message, the same with tensors of tutti_mem_alloc */
 #include "c_api/tutti.h"
 #include "kernels/stream.h"
 #include <sched.h>
@@ -23,6 +24,7 @@ struct shared {
 };
 static struct shared *shared;
 static int ranks = 2, cores;
+static bool with_shared;
 static uint64_t round_number;
 static const char *collective = "allreduce", *algorithm;
 
@@ -144,21 +146,26 @@ static bool has_limit(size_t bytes, bool in_place)
 {
     return ranks == 2 && bytes > 48 && in_place && !strcmp(collective, "allreduce");
 }
-static void print_row(size_t bytes, bool in_place, int samples)
+static void print_row(size_t bytes, bool in_place, bool in_arena, int samples)
 {
     double median = quantile(0, samples, 0.5), beside = quantile(1, samples, 0.5);
-    printf("%10zu %-12s %11.2f %11.2f %11.2f  %-12s %11.2f %6.2f", bytes, in_place ? "in place" : "out of place",
-        median / 1e3, quantile(0, samples, 0.99) / 1e3, quantile(0, samples, 0) / 1e3,
+    printf("%10zu %-12s %-7s %11.2f %11.2f %11.2f  %-12s %11.2f %6.2f", bytes, in_place ? "in place" : "out of place",
+        in_arena ? "shared" : "private", median / 1e3, quantile(0, samples, 0.99) / 1e3, quantile(0, samples, 0) / 1e3,
         bytes <= 48 ? "flag barrier" : "memcpy", beside / 1e3, median / beside);
-    if (has_limit(bytes, in_place)) {
+    if (has_limit(bytes, in_place) && !in_arena) {
         double limit = quantile(2, samples, 0.5);
         printf("   %11.2f %6.2f", limit / 1e3, median / limit);
     }
     printf("\n");
     fflush(stdout);
 }
-static float *fresh_memory(size_t bytes)
+static float *fresh_memory(size_t bytes, bool in_arena)
 {
+    void *part;
+    if (in_arena) {
+        must(tutti_mem_alloc(&part, bytes));
+        return part;
+    }
     float *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(at, 0, bytes);
     return at;
@@ -170,34 +177,43 @@ static void pin(int core)
     CPU_SET((size_t)core, &set);
     sched_setaffinity(0, sizeof set, &set);
 }
-static void rank_main(int rank, tutti_unique_id id, const int *samples)
+static const size_t sizes[] = { 8, 48, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 64 << 20 };
+static const int samples[] = { 60, 60, 300, 300, 100, 40, 20, 12, 12 };
+
+static void row(tutti_comm *comm, int rank, int i, float *in, float *out, bool in_arena)
 {
-    static const size_t sizes[SIZES] = { 8, 48, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 64 << 20 };
+    bool in_place = i < SIZES - 1 && (!strcmp(collective, "allreduce") || !strcmp(collective, "broadcast"));
+    measure(comm, rank, in, out, sizes[i], 2, in_place);
+    if (sizes[i] <= 48) measure_tiny(comm, rank, in, in_place ? in : out, sizes[i], samples[i]);
+    else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
+    if (has_limit(sizes[i], in_place) && !in_arena) measure_bytes(rank, in, sizes[i], samples[i]);
+    flag_barrier(rank);
+    if (rank == 0) print_row(sizes[i], in_place, in_arena, samples[i]);
+    flag_barrier(rank);
+}
+static void rank_main(int rank, tutti_unique_id id)
+{
     tutti_comm *comm;
+    float *in[2], *out[2];
     pin(rank % cores);
     must(tutti_comm_init_rank(&comm, ranks, id, rank));
     if (algorithm) must(tutti_comm_set_algorithm(comm, collective, algorithm));
-    float *in = fresh_memory(sizes[SIZES - 1] + 4096), *out = fresh_memory(sizes[SIZES - 1] + 4096);
-    bool in_place_possible = !strcmp(collective, "allreduce") || !strcmp(collective, "broadcast");
-    for (int i = 0; i < SIZES; i++) {
-        bool in_place = in_place_possible && i < SIZES - 1;
-        measure(comm, rank, in, out, sizes[i], 2, in_place);
-        if (sizes[i] <= 48) measure_tiny(comm, rank, in, in_place ? in : out, sizes[i], samples[i]);
-        else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
-        if (has_limit(sizes[i], in_place)) measure_bytes(rank, in, sizes[i], samples[i]);
-        flag_barrier(rank);
-        if (rank == 0) print_row(sizes[i], in_place, samples[i]);
-        flag_barrier(rank);
+    for (int in_arena = 0; in_arena <= with_shared; in_arena++) {
+        in[in_arena] = fresh_memory(sizes[SIZES - 1] + 4096, in_arena);
+        out[in_arena] = fresh_memory(sizes[SIZES - 1] + 4096, in_arena);
     }
+    for (int i = 0; i < SIZES; i++)
+        for (int in_arena = 0; in_arena <= (with_shared && sizes[i] > 65536); in_arena++)
+            row(comm, rank, i, in[in_arena], out[in_arena], in_arena);
     must(tutti_comm_destroy(comm));
     _exit(0);
 }
 int main(int argc, char **argv)
 {
-    static const int samples[SIZES] = { 60, 60, 300, 300, 100, 40, 20, 12, 12 };
     tutti_unique_id id;
     cpu_set_t set;
     int bad = 0;
+    if (argc > 1 && !strcmp(argv[1], "--shared")) { with_shared = true; argc--; argv++; }
     if (argc > 1) ranks = atoi(argv[1]);
     if (argc > 2) collective = argv[2];
     if (argc > 3) algorithm = argv[3];
@@ -206,11 +222,11 @@ int main(int argc, char **argv)
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(tutti_get_unique_id(&id));
     printf("%s, %d ranks on %d cores, float32 sum; us, of the slowest rank\n", collective, ranks, cores);
-    printf("%10s %-12s %11s %11s %11s  %-12s %11s %6s   %11s %6s\n", "bytes", "", "median", "p99", "best", "beside",
-        "median", "ratio", "bytes only", "ratio");
+    printf("%10s %-12s %-7s %11s %11s %11s  %-12s %11s %6s   %11s %6s\n", "bytes", "", "tensors", "median", "p99",
+        "best", "beside", "median", "ratio", "bytes only", "ratio");
     fflush(stdout);
     for (int r = 0; r < ranks; r++)
-        if (fork() == 0) rank_main(r, id, samples);
+        if (fork() == 0) rank_main(r, id);
     for (int r = 0, status; r < ranks; r++)
         if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)) bad = 1;
     return bad;
