@@ -4,6 +4,7 @@
 #include "backend/host/arena.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/host/available.h"
 #include "backend/host/heap.h"
 #include "backend/host/memfd.h"
 #include <errno.h>
@@ -119,19 +120,12 @@ struct arena_extent arena_extent(void)
 /* ---- blocks ---- */
 static struct header *header_of(void *base) { return base; }
 static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
-/* To ask the kernel for more than there is would not be refused: it would kill somebody to make room. */
 static tutti_status check_available(size_t bytes)
 {
-    char text[1024] = "", *found;
-    int descriptor = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return TUTTI_OK;
-    ssize_t got = read(descriptor, text, sizeof text - 1);
-    close(descriptor);
-    if (got <= 0 || !(found = strstr(text, "MemAvailable:"))) return TUTTI_OK;
-    unsigned long long available = strtoull(found + sizeof "MemAvailable:" - 1, NULL, 10) * 1024;
+    uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
     if (bytes <= available) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are asked for, %llu are left on this "
-                       "machine", bytes, available);
+                       "machine, or to this process", bytes, (unsigned long long)available);
 }
 static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
 {

@@ -15,3 +15,4 @@ target_sources(test_bootstrap PRIVATE ${CMAKE_SOURCE_DIR}/backend/bootstrap.c ${
   ${CMAKE_SOURCE_DIR}/backend/verdict.c)
 tutti_unit(host/test_heap base host)
 tutti_unit(host/test_arena base host)
+tutti_unit(host/test_available base host)
