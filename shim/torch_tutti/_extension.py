@@ -4,6 +4,7 @@ dynamic linker's message would name a mangled symbol and nothing that helps.
 from __future__ import annotations
 
 import atexit
+import os
 from types import ModuleType
 
 _loaded: ModuleType | None = None
@@ -23,6 +24,15 @@ def check_torch(built_for: str, installed: str) -> None:
         "--force-reinstall --no-cache-dir torch-tutti")
 
 
+def follow_torch_logs() -> None:
+    """`TORCH_LOGS="+torch_tutti"` is to show what the library logs, as it does for any module of Python; the library
+    reads TUTTI_LOG once, when it makes the first group, and TUTTI_LOG goes first where both are given."""
+    levels = {"+": "debug", "-": "error"}
+    for entry in os.environ.get("TORCH_LOGS", "").split(","):
+        if entry.strip().lstrip("+-") == "torch_tutti":
+            os.environ.setdefault("TUTTI_LOG", levels.get(entry.strip()[0], "info"))
+
+
 def load() -> ModuleType:
     """The module torch_tutti._C. Raises ImportError that says what to do."""
     global _loaded
@@ -35,6 +45,7 @@ def load() -> ModuleType:
             raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
                               "pip install --no-build-isolation -e .") from None
         check_torch(_build.TORCH_VERSION, torch.__version__)
+        follow_torch_logs()
         from torch_tutti import _C
         atexit.register(_C._quiesce)
         _loaded = _C

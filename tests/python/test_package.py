@@ -175,3 +175,20 @@ def test_torchrun_without_an_import(tmp_path):
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "rank 0 has 3.0" in done.stdout and "rank 1 has 3.0" in done.stdout
+
+
+ONE_RANK = """
+import torch.distributed as dist
+dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("environment, level", [
+    ({"TORCH_LOGS": "torch_tutti"}, "info"), ({"TORCH_LOGS": "dynamo,+torch_tutti"}, "debug"), ({}, ""),
+    ({"TORCH_LOGS": "torch_tutti", "TUTTI_LOG": "error"}, ""),
+])
+def test_torch_logs_show_what_the_library_does(environment, level):
+    done = python(ONE_RANK + "import os; print(os.environ.get('TUTTI_LOG', ''))", environment=environment, check=False)
+    assert ("has joined" in done.stderr) == bool(level)
+    assert done.stdout.strip() == (level or environment.get("TUTTI_LOG", ""))
