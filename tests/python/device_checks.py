@@ -319,6 +319,7 @@ def check_next_operation_on_another_stream(world):
                 keep_busy(device)
                 work.wait()
         with torch.Stream(device=device):
+            dist.all_reduce(torch.zeros(2).to(device))      # of nobody's concern
             dist.all_reduce(x)
             same(x, world.size * total(world, 60), "two operations on two streams")
 
