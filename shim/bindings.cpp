@@ -1,5 +1,6 @@
 /* The module torch_tutti._C: the classes for Python, and the exception for each status. Importing it needs torch to
  * be imported. */
+#include "shim/memory.hpp"
 #include "shim/process_group.hpp"
 #include <map>
 #include <pybind11/chrono.h>
@@ -245,6 +246,16 @@ static void bind_recorder(py::module_ &module)
     module.def("_recorded", &recorded, "What it has recorded, as torch's reader of such files wants it.");
 }
 
+static void bind_memory(py::module_ &module)
+{
+    module.def(
+        "_shared_empty",
+        [](const std::vector<int64_t> &sizes, at::ScalarType dtype) { return tutti::shared_empty(sizes, dtype); },
+        py::arg("sizes"), py::arg("dtype"));
+    module.def("_sharing_begin", &tutti::sharing_begin);
+    module.def("_sharing_end", &tutti::sharing_end);
+}
+
 PYBIND11_MODULE(_C, module)
 {
     module.doc() = "The part of torch_tutti that talks to torch's C++ side.";
@@ -254,6 +265,7 @@ PYBIND11_MODULE(_C, module)
     bind_options(module);
     bind_group(module);
     bind_calls(module);
+    bind_memory(module);
     bind_recorder(module);
     module.def("_quiesce", &tutti::futures_quiesce, py::call_guard<py::gil_scoped_release>(),
         "Stops completing futures; called when the interpreter exits.");

@@ -1,5 +1,6 @@
 /* The backend's life: it joins through the store, splits, merges, and ends. */
 #include "shim/process_group.hpp"
+#include "shim/memory.hpp"
 #include <algorithm>
 #include <c10/util/Exception.h>
 #include <cstring>
@@ -144,7 +145,8 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
 }
 at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions options)
 {
-    return at::empty({ size }, options);
+    return options.device().is_cpu() ? shared_empty({ size }, c10::typeMetaToScalarType(options.dtype()))
+                                     : at::empty({ size }, options);
 }
 c10d::ErrorType ProcessGroupTutti::getError()
 {

@@ -6,6 +6,7 @@
 #include "shim/footprint.cpp"
 #include "shim/launch.cpp"
 #include "shim/lists.cpp"
+#include "shim/memory.cpp"
 #include "shim/messages.cpp"
 #include "shim/process_group.cpp"
 #include "shim/recorder.cpp"

@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
-`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `info()`,
-`schedule()`, `dump_trace()`, `Options` and the exceptions. Importing it imports neither torch nor the library: torch
-itself imports it at start-up, through the entry point in `_autoload`, so everything here loads when used.
+`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, tensors that peers
+can reach (`empty()`, `shared_tensors()`, `share_buckets()`), `info()`, `schedule()`, `dump_trace()`, `Options` and the
+exceptions. Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry
+point in `_autoload`, so everything here loads when used.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._library import algorithms, info, schedule
+    from torch_tutti._memory import empty, share_buckets, shared_tensors
     from torch_tutti._recorder import dump_trace
     from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
@@ -30,6 +32,7 @@ _HOMES = {
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
                                "SystemError", "InternalError"),
     "torch_tutti._calls": ("all_reduce",),
+    "torch_tutti._memory": ("empty", "share_buckets", "shared_tensors"),
     "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,0 +1,68 @@
+/* torch's CPU allocator, with ours before it: it serves the threads that ask for shared memory, and lets all others
+ * through. It is put there when somebody asks for the first time, and stays, because tensors remember it. */
+#include "shim/memory.hpp"
+#include "shim/communicator.hpp"
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <cstring>
+
+namespace tutti {
+
+static thread_local int sharing = 0;
+
+static void release(void *memory) { tutti_mem_free(memory); }
+
+class SharedAllocator : public c10::Allocator {
+  public:
+    c10::DataPtr allocate(size_t bytes) override
+    {
+        void *memory = nullptr;
+        if (bytes && tutti_mem_alloc(&memory, bytes) != TUTTI_OK) fail(TUTTI_NO_MEMORY, tutti_get_last_error());
+        return { memory, memory, &release, at::Device(at::kCPU) };
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
+    void copy_data(void *to, const void *from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+static SharedAllocator &shared_allocator()
+{
+    static auto *allocator = new SharedAllocator; /* outlives all tensors */
+    return *allocator;
+}
+
+class ThreadsAllocator final : public c10::Allocator {
+  public:
+    explicit ThreadsAllocator(c10::Allocator *of_torch) : of_torch_(of_torch) {}
+    c10::DataPtr allocate(size_t bytes) override
+    {
+        return sharing ? shared_allocator().allocate(bytes) : of_torch_->allocate(bytes);
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &release_either; }
+    void copy_data(void *to, const void *from, size_t bytes) const override { of_torch_->copy_data(to, from, bytes); }
+    static ThreadsAllocator &only()
+    {
+        static auto *allocator = new ThreadsAllocator(c10::GetCPUAllocator());
+        return *allocator;
+    }
+
+  private:
+    /* Of memory that was asked for without a DataPtr, as oneDNN does, nobody but the arena knows whose it is. */
+    static void release_either(void *memory)
+    {
+        if (tutti_mem_free(memory) != TUTTI_OK) only().of_torch_->raw_deallocate(memory);
+    }
+    c10::Allocator *of_torch_;
+};
+void sharing_begin()
+{
+    static bool installed = (c10::SetCPUAllocator(&ThreadsAllocator::only()), true);
+    sharing += installed;
+}
+void sharing_end() { sharing -= sharing > 0; }
+
+at::Tensor shared_empty(at::IntArrayRef sizes, at::ScalarType type)
+{
+    return at::detail::empty_generic(sizes, &shared_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), type,
+        std::nullopt);
+}
+
+} // namespace tutti

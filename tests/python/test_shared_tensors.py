@@ -1,0 +1,144 @@
+"""Tensors in shared memory: they behave as any tensor does, and collectives give the same results with them, whichever
+ranks have them."""
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_tutti as tutti
+from torch.nn.parallel import DistributedDataParallel
+from training import batch, flat, loss_of, network, stochastic_descent
+
+COUNT = 300_007                                             # several tiles, the last one short
+
+
+def is_shared(tensor):
+    """Whether its memory is a mapping of ours."""
+    if not tensor.numel():
+        return False
+    with open("/proc/self/maps", encoding="ascii") as file:
+        for line in file:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= tensor.data_ptr() < int(end, 16):
+                return "tutti" in line
+    return False
+
+
+# ---- tensors ----
+def test_empty_is_like_torch_s():
+    for size in ((), (0,), (3, 4)):
+        assert tutti.empty(size).shape == size
+    for size in ((0,), (3, 4), ([2, 3],), (torch.Size([5]),)):
+        ours, theirs = tutti.empty(*size), torch.empty(*size)
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+    x = tutti.empty(1000, dtype=torch.int16, requires_grad=False).fill_(7)
+    assert is_shared(x) and not is_shared(torch.empty(1000)) and x.sum() == 7000
+    x.resize_(200_000)
+    assert is_shared(x) and x[:1000].eq(7).all()
+    assert tutti.empty(3, requires_grad=True).requires_grad
+
+
+def test_block():
+    before = torch.ones(5000)
+    with tutti.shared_tensors():
+        with tutti.shared_tensors():
+            inner = torch.zeros(5000)
+        made = [torch.randn(5000), before.clone(), before + 1, torch.nn.Linear(64, 64).weight, inner]
+        other = []
+        thread = threading.Thread(target=lambda: other.append(torch.zeros(5000)))
+        thread.start()
+        thread.join(30)
+    assert all(is_shared(tensor) for tensor in made) and not is_shared(other[0])
+    assert not is_shared(torch.zeros(5000)) and made[1].eq(1).all() and made[2].eq(2).all()
+    with pytest.raises(KeyError), tutti.shared_tensors():
+        raise KeyError
+    assert not is_shared(torch.zeros(5000))
+
+
+def test_what_libraries_allocate_behind_torch_s_back():
+    """oneDNN takes its own room from torch's allocator, inside a block and later, and gives it back without a word."""
+    a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    expected = a @ b
+    for _ in range(3):
+        with tutti.shared_tensors():
+            assert torch.equal(a @ b, expected)
+        assert torch.equal(a @ b, expected)
+
+
+def test_too_much_is_an_error_that_names_the_bytes():
+    with pytest.raises(MemoryError, match=r"\d{16} bytes are asked for"):
+        tutti.empty(2 ** 50, dtype=torch.int8)
+
+
+def test_share_buckets_takes_nothing_else():
+    with pytest.raises(TypeError, match="takes a DistributedDataParallel, not Linear"):
+        tutti.share_buckets(torch.nn.Linear(1, 1))
+
+
+# ---- collectives ----
+def tensor(shared, values):
+    return tutti.empty(values.numel(), dtype=values.dtype).copy_(values) if shared else values.clone()
+
+
+def results(world, sharers, x, kinds):
+    """What each collective leaves, with the tensors of some ranks shared. kinds: of inputs and outputs."""
+    p, me = world.size, world.rank
+    mine = me in sharers
+    source, target = (mine and kind in kinds for kind in ("input", "output"))
+    reduced = tensor(source, x)
+    dist.all_reduce(reduced)
+    gathered = tensor(target, torch.zeros(COUNT * p))
+    dist.all_gather_into_tensor(gathered, tensor(source, x))
+    scattered = tensor(target, torch.zeros(COUNT))
+    dist.reduce_scatter_tensor(scattered, tensor(source, x.repeat(p)))
+    sent = tensor(source, x)
+    dist.broadcast(sent, p - 1)
+    exchanged = tensor(target, torch.zeros(COUNT * p))
+    dist.all_to_all_single(exchanged, tensor(source, x.repeat(p)))
+    later = [tensor(source, x) for _ in range(3)]
+    for work in [dist.all_reduce(one, async_op=True) for one in later]:
+        work.wait()
+    return [reduced, gathered, scattered, sent, exchanged, *later]
+
+
+def check_results(world):
+    x = torch.randn(COUNT, generator=torch.Generator().manual_seed(world.rank))
+    expected = results(world, (), x, ())
+    for sharers in ((0,), (world.size - 1,), range(world.size)):
+        for kinds in (("input",), ("output",), ("input", "output")):
+            for got, want in zip(results(world, sharers, x, kinds), expected):
+                assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_results_do_not_depend_on_where_tensors_live(shared, size):
+    shared(size).run(check_results)
+
+
+# ---- DistributedDataParallel ----
+def bucket_of(model):
+    return next(model.parameters()).grad                    # a view of its bucket
+
+
+def train_shared(world):
+    parameters = []
+    for share in (False, True):
+        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.005}
+        if share:
+            with tutti.shared_tensors():
+                model = tutti.share_buckets(DistributedDataParallel(network(), **options))
+        else:
+            model = DistributedDataParallel(network(), **options)
+        optimizer = stochastic_descent(model.parameters())
+        for step in range(4):
+            loss_of(model(batch(step, world.rank))).backward()
+            assert is_shared(bucket_of(model)) == share, step
+            optimizer.step()
+            optimizer.zero_grad()
+        assert "_pre_forward" not in vars(model)
+        parameters.append(flat(model.parameters()))
+    assert torch.equal(*parameters)
+
+
+def test_buckets_stay_shared_when_they_are_rebuilt(shared):
+    shared(2).run(train_shared)
