@@ -1,4 +1,5 @@
 """What a killed job may leave behind: processes, names in /dev/shm, sockets, files, descriptors of the parent."""
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -33,14 +34,20 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def child_is_running():
-    """Reaps those that have ended. The storm is a subreaper: what its ranks started and left becomes its child."""
-    try:
+def children():
+    """Those that run. Reaps those that have ended. The storm is a subreaper: what its ranks started and left becomes
+    its child."""
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-        return True
-    except ChildProcessError:
-        return False
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(name) == os.getpid()}
+
+
+def parent_of(process):
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:         # it has just ended
+        return None
 
 
 class Traces:
@@ -49,6 +56,7 @@ class Traces:
     def __init__(self, folder):
         self.folder = folder
         self.names, self.sockets, self.descriptors = names_in_shared_memory(), sockets(), descriptors()
+        self.children = children()
 
     def left_now(self):
         found = [f"/dev/shm/{name}" for name in names_in_shared_memory() - self.names]
@@ -56,7 +64,7 @@ class Traces:
         found += [f"file {name}" for name in os.listdir(self.folder)]
         if descriptors() > self.descriptors:
             found.append("a descriptor of the parent")
-        if child_is_running():
+        if children() - self.children:
             found.append("a process")
         return found
 

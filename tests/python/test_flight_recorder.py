@@ -81,7 +81,7 @@ def every_collective(world):
             dist.all_reduce(part)
     dist.group.WORLD.allgather_into_tensor_coalesced([whole, whole.clone()], [x, x]).wait()
     if me == 0:                                         # refused here, so the others know of no such operation
-        with tutti.options(algorithm="nothing like this"), pytest.raises(ValueError):
+        with tutti.options(algorithm="allreduce=nothing"), pytest.raises(ValueError):
             dist.all_reduce(x)
     dist.all_reduce(x)
     return tutti.dump_trace()
