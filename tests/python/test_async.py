@@ -124,7 +124,7 @@ def test_callbacks_that_communicate(shared):
 
 def check_many_blocked_callbacks(world):
     """Several callbacks block at once on futures of other groups; none keeps the others from completing."""
-    groups = world.kept.setdefault("groups", [dist.new_group() for _ in range(4)])
+    groups = world.kept.setdefault("of callbacks", [dist.new_group() for _ in range(4)])
     def and_wait(group):
         return lambda f: dist.all_reduce(f.value()[0].clone(), async_op=True, group=group).get_future().wait()[0]
     futures = [dist.all_reduce(torch.ones(2), async_op=True, group=g).get_future().then(and_wait(g)) for g in groups]
