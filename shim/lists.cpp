@@ -123,6 +123,7 @@ WorkPointer ProcessGroupTutti::reduce_scatter_uneven(
         char *received = root == getRank() ? out.data : nullptr;
         Footprint none(call.name());
         Footprint &footprint = root == 0 ? first : root == getRank() ? own : none;
+        footprint.inputs = { inputs[at] }; /* what a recorder tells of it */
         launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
             request->factor = r.factor;
             return tutti_reduce(sent, received, in.counts[at], out.dtype, r.op, root, comm, request);
