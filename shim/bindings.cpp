@@ -130,10 +130,7 @@ static void bind_calls(py::module_ &module)
         "Blocks may be nested; the innermost choice counts. Other threads are not concerned, and a block must be left "
         "on the\nthread that entered it (RuntimeError).")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
-            auto limit = limit_of(timeout);
-            return OptionsBlock{
-                { chosen_algorithms(algorithm), timeout ? limit : std::chrono::milliseconds(0) }, {}
-            };
+            return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) }, {} };
         }),
             py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
         .def("__enter__",

@@ -41,7 +41,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
     Footprint checked(call.name()); /* nothing starts if one is wrong */
     for (size_t i = 0; i < tensors.size(); i++)
-        reduction_of(call.name(), options.reduceOp, checked.check(tensors[i], { "input", static_cast<int64_t>(i) }));
+        reduction_of(call.name(), options.reduceOp, checked.check(tensors[i], { "input", i }));
     Batch batch(*this, call, tensors);
     for (const at::Tensor &tensor : tensors) {
         Tensors one{ tensor };
@@ -122,17 +122,24 @@ static void check_lists(const char *call, size_t outputs, size_t inputs)
     if (outputs != inputs)
         fail(TUTTI_INVALID_ARGUMENT, c10::str(call, ": ", outputs, " outputs for ", inputs, " inputs"));
 }
+/* What may be done with output and input of each number; before any of it starts. */
+template <typename Check>
+static void check_coalesced(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
+{
+    check_lists(call, outputs.size(), inputs.size());
+    Footprint checked(call);
+    for (size_t i = 0; i < inputs.size(); i++) {
+        Buffer out = checked.check(outputs[i], { "output", i });
+        check(out, checked.check(inputs[i], { "input", i }));
+    }
+}
 WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
     Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
-    check_lists(call.name(), outputs.size(), inputs.size());
-    Footprint checked(call.name());
-    for (size_t i = 0; i < inputs.size(); i++) {
-        auto index = static_cast<int64_t>(i);
-        Buffer out = checked.check(outputs[i], { "output", index }), in = checked.check(inputs[i], { "input", index });
+    check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         check_parts(call.name(), out, "output", in, "input", size());
-    }
+    });
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
     return batch.finish();
@@ -141,14 +148,10 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(
     Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
-    check_lists(call.name(), outputs.size(), inputs.size());
-    Footprint checked(call.name());
-    for (size_t i = 0; i < inputs.size(); i++) {
-        auto index = static_cast<int64_t>(i);
-        Buffer out = checked.check(outputs[i], { "output", index }), in = checked.check(inputs[i], { "input", index });
+    check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         check_parts(call.name(), in, "input", out, "output", size());
         reduction_of(call.name(), options.reduceOp, in);
-    }
+    });
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
     return batch.finish();

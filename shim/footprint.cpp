@@ -158,7 +158,7 @@ Packed::Packed(Footprint &of, const char *role, const Tensors &tensors) : of_(of
     bool adjacent = true;
     size_t total = 0;
     for (size_t q = 0; q < tensors.size(); q++) {
-        Role here{ role, static_cast<int64_t>(q) };
+        Role here{ role, q };
         Buffer part = of.check(tensors[q], here);
         if (q) check_same_type(of.call(), parts[0], { role, 0 }, part, here);
         parts.push_back(part);
@@ -193,7 +193,7 @@ void Packed::check_even() const
 {
     for (size_t q = 0; q < counts.size(); q++)
         if (counts[q] != counts[0])
-            refuse(of_.call(), Role{ role_, static_cast<int64_t>(q) }, " has ", counts[q], " elements, but ", role_,
+            refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_,
                 " 0 has ", counts[0]);
 }
 void Packed::move()

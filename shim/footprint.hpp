@@ -17,8 +17,10 @@ using TensorLists = std::vector<Tensors>;
 
 /* What a tensor is in its call: "input", "output 3". */
 struct Role {
+    Role(const char *of) : name(of) {}
+    template <typename Index> Role(const char *of, Index in_list) : name(of), index(static_cast<int64_t>(in_list)) {}
     const char *name;
-    int64_t index = -1; /* in its list; -1: there is no list */
+    int64_t index = -1; /* -1: there is no list */
 };
 std::ostream &operator<<(std::ostream &to, const Role &role);
 

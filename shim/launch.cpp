@@ -33,7 +33,8 @@ static void apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
     for (auto open = open_options.rbegin(); open != open_options.rend(); ++open) {
-        if (!operation.request.timeout_ms) operation.request.timeout_ms = open->options.timeout.count();
+        if (!operation.request.timeout_ms)
+            operation.request.timeout_ms = std::max<int64_t>(open->options.timeout.count(), 0);
         if (operation.algorithm.empty() && !c10d::isP2POp(call.type)) operation.algorithm = open->options.algorithm;
     }
     if (!operation.algorithm.empty()) operation.request.algorithm = operation.algorithm.c_str();
@@ -142,16 +143,13 @@ bool ProcessGroupTutti::asks_for_work() const
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
     uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
-    auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, call.title, inputs, sequence);
+    const char *title = at::hasCallbacks() ? call.title : nullptr;
+    auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, title, inputs, sequence);
     if (timing_.load(std::memory_order_relaxed)) work->time();
     if (options_->blocking_futures) work->block_futures();
     return work;
 }
-/* What the core refuses was no operation: it does not count, and leaves a coalesced Work as it was. */
-static bool is_refusal(tutti_status status)
-{
-    return status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED || status == TUTTI_NO_MEMORY;
-}
+/* What the core refuses does not count, and leaves a coalesced Work as it was. */
 void ProcessGroupTutti::uncount(const Call &call, tutti_status status)
 {
     if (is_refusal(status) && !c10d::isP2POp(call.type)) --sequence_;
@@ -189,7 +187,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
     if (batch && is_refusal(status)) work->withdraw(operation);
-    else work->finish_failed(operation, status);
+    else work->finish(operation, status);
     recorder::tell(operation.record);
     if (!batch) uncount(call, status);
     fail(status, text);

@@ -53,7 +53,7 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(
     for (const Tensors &of_rank : outputs) {
         check_lists("all_gather_coalesced", of_rank.size(), inputs.size());
         for (size_t i = 0; i < inputs.size(); i++) {
-            Role here{ "output", static_cast<int64_t>(i) }, there{ "input", static_cast<int64_t>(i) };
+            Role here{ "output", i }, there{ "input", i };
             check_same_type(call.name(), checked.check(of_rank[i], here), here, checked.check(inputs[i], there), there);
         }
     }

@@ -34,7 +34,7 @@ struct Call {
 /* What `with torch_tutti.options(...)` asks of the calls of this thread. */
 struct CallOptions {
     std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
-    std::chrono::milliseconds timeout;
+    std::chrono::milliseconds timeout; /* or kUnsetTimeout */
 };
 uint64_t call_options_open(CallOptions options); /* to be closed by the number that is returned */
 bool call_options_close(uint64_t id);            /* false: this thread has not opened it */

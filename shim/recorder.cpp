@@ -1,6 +1,7 @@
 /* The ring of records and its lock. Records are made before the lock is taken, and those that are pushed out are freed
  * after it is given back. */
 #include "shim/recorder.hpp"
+#include "shim/communicator.hpp"
 #include <chrono>
 #include <mutex>
 #include <pthread.h>
@@ -107,10 +108,6 @@ uint64_t begin_end(RecordedNumbers &numbers)
     record.message = numbers.message_first;
     return begin(std::move(record), numbers);
 }
-static bool refuses(tutti_status outcome)
-{
-    return outcome == TUTTI_INVALID_ARGUMENT || outcome == TUTTI_UNSUPPORTED || outcome == TUTTI_NO_MEMORY;
-}
 void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
@@ -120,7 +117,7 @@ void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
     record->outcome = outcome;
     record->text = text;
     record->ended_ns = now_ns();
-    record->refused = refuses(outcome);
+    record->refused = is_refusal(outcome);
     if (record->refused && record->counted) --(record->message ? group.messages : group.collectives);
     if (outcome != TUTTI_OK) return;
     if (!record->message && !record->part) group.completed = std::max(group.completed, record->numbers.collective);
@@ -129,7 +126,7 @@ void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
 }
 static bool breaks_the_group(tutti_status outcome)
 {
-    return outcome < TUTTI_OK && !refuses(outcome) && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
+    return outcome < TUTTI_OK && !is_refusal(outcome) && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
 }
 void tell(uint64_t id)
 {

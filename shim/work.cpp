@@ -101,8 +101,7 @@ static std::atomic<Work *> finished{ nullptr };
 
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
     const Tensors &inputs, uint64_t sequence)
-    : c10d::Work(rank, type, at::hasCallbacks() ? title : nullptr,
-          at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
+    : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)), sequence_(sequence)
 {}
 template <typename Use> void Work::each(Use use) const
@@ -165,7 +164,6 @@ void Work::on_done(tutti_request *request, void *context)
     auto *operation = static_cast<Operation *>(context);
     operation->work->finish(*operation, tutti_test(request));
 }
-void Work::finish_failed(Operation &operation, tutti_status status) { finish(operation, status); }
 void Work::withdraw(Operation &operation)
 {
     operation.footprint = Footprint();

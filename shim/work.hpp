@@ -29,6 +29,7 @@ struct Operation {
 
 class Work final : public c10d::Work {
   public:
+    /* title: of the range that a profiler sees, or null */
     Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
         const Tensors &inputs, uint64_t sequence);
 
@@ -40,7 +41,7 @@ class Work final : public c10d::Work {
     void close();
     void arm(Operation &operation);                                /* opens, and closes when the operation is over */
     void finish_blocking(Operation &operation);                    /* the call has returned, successfully */
-    void finish_failed(Operation &operation, tutti_status status); /* an armed call has failed at once */
+    void finish(Operation &operation, tutti_status status);        /* an armed call is over, or has failed at once */
     void withdraw(Operation &operation);                           /* an armed call was refused: it never was */
     void block_futures() { blocking_futures_ = true; }             /* getFuture waits until it is over */
     void time() { begun_ = std::chrono::steady_clock::now(); }     /* getDuration will be asked for */
@@ -70,7 +71,6 @@ class Work final : public c10d::Work {
   private:
     friend class Futures;
     static void on_done(tutti_request *request, void *context);
-    void finish(Operation &operation, tutti_status status);
     void settle();
     void let_go();
     bool asked() const { return future_ || outcome_; }
