@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import device_checks
 import device_training
 from device_checks import late, numbers, same, total
-from ranks import Ranks
+from ranks import Ranks, kept_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs a GPU: torch.cuda.is_available() is False on this machine")
@@ -32,17 +32,9 @@ def environment(**more):
 @pytest.fixture(scope="module")
 def on_gpu(tmp_path_factory):
     """on_gpu(size): ranks that have joined a tutti group."""
-    started = {}
-
-    def of_size(size):
-        if size not in started or not all(process.is_alive() for process in started[size].processes):
-            started[size] = Ranks(size, tmp_path_factory.mktemp("cuda"), join=False, environment=environment())
-            started[size].run(device_checks.join, "cuda", limit_s=300)
-        return started[size]
-
-    yield of_size
-    for ranks in started.values():
-        ranks.close()
+    with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp("cuda"), join=False, environment=environment()),
+                    lambda ranks: ranks.run(device_checks.join, "cuda", limit_s=300)) as of_size:
+        yield of_size
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])

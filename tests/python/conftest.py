@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from ranks import Ranks
+from ranks import Ranks, kept_ranks
 
 
 def pytest_addoption(parser):
@@ -15,18 +15,8 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """shared(size): the ranks of that size, started when first asked for, and again if a test has broken them."""
-    started = {}
-
-    def of_size(size):
-        if size not in started or not all(process.is_alive() for process in started[size].processes):
-            if size in started:
-                started[size].close()
-            started[size] = Ranks(size, tmp_path_factory.mktemp(f"ranks{size}"), gloo=True)
-        return started[size]
-
-    yield of_size
-    for ranks in started.values():
-        ranks.close()
+    with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp(f"ranks{size}"), gloo=True)) as of_size:
+        yield of_size
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ A function takes a `World` first and lives at the top of a test module. `Ranks` 
 that many cases share one start; a test that breaks its group uses a `Ranks` of its own. Nothing waits without a
 limit: ranks that do not answer are killed.
 """
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -145,6 +146,25 @@ class Ranks:
 
     def __exit__(self, *_):
         self.close()
+
+
+@contextlib.contextmanager
+def kept_ranks(start, prepare=lambda ranks: None):
+    """of_size(size): the ranks that start(size) made, and prepare(ranks) made ready, when they were first asked for, or
+    anew if a test has broken them."""
+    started = {}
+
+    def of_size(size):
+        if size in started and not all(process.is_alive() for process in started[size].processes):
+            started.pop(size).close()
+        if size not in started:
+            started[size] = start(size)
+            prepare(started[size])
+        return started[size]
+
+    yield of_size
+    for ranks in started.values():
+        ranks.close()
 
 
 def live(rank, size, path, options, pipe):

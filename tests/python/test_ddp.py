@@ -19,7 +19,8 @@ import torch.distributed as dist
 import torch_tutti
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from training import WIDTH, agree, batch, flat, in_one_process, loss_of, network, same_on_all_ranks, stochastic_descent
+from training import (WIDTH, agree, backward, batch, flat, in_one_process, loss_of, network, same_on_all_ranks,
+                      stochastic_descent)
 
 STEPS = 4
 
@@ -163,9 +164,7 @@ def train_case(world, case, group):
     optimizer = stochastic_descent(model.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
-        for turn in range(case.batches):
-            with model.no_sync() if turn + 1 < case.batches else contextlib.nullcontext():
-                loss_of(model(batch(step + 100 * turn, world.rank))).backward()
+        backward(model, step, world.rank, case.batches)
         optimizer.step()
     return flat(model.parameters()), flat([b for b in model.buffers()] or [torch.empty(0)])
 

@@ -4,7 +4,7 @@ import device_checks
 import device_training
 import pytest
 import sim_device
-from ranks import Ranks
+from ranks import Ranks, kept_ranks
 
 
 @pytest.fixture(scope="module")
@@ -13,17 +13,9 @@ def on_device(tmp_path_factory):
     if problem := sim_device.missing():
         pytest.skip(problem)
     sim_device.build()
-    started = {}
-
-    def of_size(size):
-        if size not in started or not all(process.is_alive() for process in started[size].processes):
-            started[size] = Ranks(size, tmp_path_factory.mktemp("sim"), join=False)
-            started[size].run(device_checks.join, "sim")
-        return started[size]
-
-    yield of_size
-    for ranks in started.values():
-        ranks.close()
+    with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp("sim"), join=False),
+                    lambda ranks: ranks.run(device_checks.join, "sim")) as of_size:
+        yield of_size
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])

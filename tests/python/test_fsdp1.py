@@ -6,7 +6,6 @@ is no accelerator (distributed/fsdp/_init_utils.py:389). There, it fails with an
 - sync_module_states, which demands a GPU (_init_utils.py:1171-1181);
 - hooks that compress, which record a stream (distributed/algorithms/_comm_hooks/default_hooks.py:91).
 """
-import contextlib
 import copy
 import functools
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import (BackwardPrefetch, FullStateDictConfig, FullyShardedDataParallel, MixedPrecision,
                                     ShardingStrategy, StateDictType)
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
-from training import batch, flat, in_one_process, loss_of, network, same_on_all_ranks, stochastic_descent
+from training import backward, batch, flat, in_one_process, loss_of, network, same_on_all_ranks, stochastic_descent
 
 STEPS = 3
 BY_LAYER = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
@@ -89,9 +88,7 @@ def train_case(world, case, backend):
     optimizer = stochastic_descent(model.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
-        for turn in range(case.batches):
-            with model.no_sync() if turn + 1 < case.batches else contextlib.nullcontext():
-                loss_of(model(batch(step + 100 * turn, world.rank))).backward()
+        backward(model, step, world.rank, case.batches)
         if case.clip:
             model.clip_grad_norm_(case.clip)
         optimizer.step()

@@ -3,6 +3,8 @@
 A batch depends on its step and rank alone, so that the same training on another backend must give the same
 parameters. Two ranks must even give the same bits: with two terms a sum has one order only.
 """
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -22,6 +24,13 @@ def batch(step, rank, rows=8):
 
 def loss_of(output):
     return output.float().square().mean()
+
+
+def backward(model, step, rank, batches=1):
+    """The gradients of a step: of several batches, all but the last without communication."""
+    for turn in range(batches):
+        with model.no_sync() if turn + 1 < batches else contextlib.nullcontext():
+            loss_of(model(batch(step + 100 * turn, rank))).backward()
 
 
 def flat(tensors):

@@ -3,6 +3,7 @@
 #include "backend/base/status.h"
 #include "backend/host/arena.h"
 #include "backend/host/memfd.h"
+#include "tests/support/failing_calls.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,18 +24,6 @@
 
 enum { MIB = 1 << 20 };
 
-/* ---- system calls that fail when told to ---- */
-static int fallocate_error, memfd_error;
-int fallocate(int descriptor, int mode, off_t offset, off_t bytes)
-{
-    if (fallocate_error) { errno = fallocate_error; return -1; }
-    return (int)syscall(SYS_fallocate, descriptor, mode, offset, bytes);
-}
-int memfd_create(const char *name, unsigned flags)
-{
-    if (memfd_error) { errno = memfd_error; return -1; }
-    return (int)syscall(SYS_memfd_create, name, flags);
-}
 static int open_files(void)
 {
     int count = 0;

@@ -2,6 +2,7 @@
    The system calls that a test lets fail are replaced here. */
 #include "backend/base/status.h"
 #include "backend/host/segment.h"
+#include "tests/support/failing_calls.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,21 +25,11 @@ enum { RANKS = 3, SLOT_BYTES = 1 << 20, PAIR_BYTES = 5000 };
 static const unsigned char nonce[16] = "0123456789abcde";
 
 /* ---- system calls that fail when told to ---- */
-static int madvise_error, fallocate_error, memfd_error;
+static int madvise_error;
 int madvise(void *at, size_t bytes, int advice)
 {
     if (madvise_error) { errno = madvise_error; return -1; }
     return (int)syscall(SYS_madvise, at, bytes, advice);
-}
-int fallocate(int descriptor, int mode, off_t offset, off_t bytes)
-{
-    if (fallocate_error) { errno = fallocate_error; return -1; }
-    return (int)syscall(SYS_fallocate, descriptor, mode, offset, bytes);
-}
-int memfd_create(const char *name, unsigned flags)
-{
-    if (memfd_error) { errno = memfd_error; return -1; }
-    return (int)syscall(SYS_memfd_create, name, flags);
 }
 
 /* ---- helpers ---- */
