@@ -11,9 +11,9 @@
 enum { CACHE_LINE = 64, ONE_TILE_BYTES = 64 * 1024 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static unsigned char *half_of(const struct executor *x, int owner)      /* of a rank's slots, this operation's */
+static unsigned char *half_of(const struct executor *x, int owner, int parity)         /* of a rank's slots */
 {
-    return segment_slots(x->segment, owner) + (size_t)x->parity * (x->segment->slot_bytes / 2);
+    return segment_slots(x->segment, owner) + (size_t)parity * (x->segment->slot_bytes / 2);
 }
 
 /* ---- cutting ---- */
@@ -35,6 +35,39 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
 }
+
+/* ---- addresses, once for all calls that repeat a cut ---- */
+static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile);
+static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
+{
+    out->buffer = a.buffer;
+    if (a.buffer != SCRATCH) {
+        struct piece p = bind_locate(x, a, index, 0);
+        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->operand[a.buffer].base;
+        return p.length;
+    }
+    for (int parity = 0; parity < 2; parity++)
+        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at;
+    return locate_scratch(x, 0, a, index, 0).length;
+}
+static void fix(struct executor *x)
+{
+    struct program *p = x->launch.program;
+    const struct schedule *s = p->schedule;
+    struct address *address = p->addresses;
+    struct part *part = p->parts;
+    for (int step = 0; step < s->step_count; step++) {
+        const struct step *t = &s->steps[step];
+        p->part_at[step] = (int)(part - p->parts);
+        for (int i = 0; t->kind == WORK && i < step_to(s, t)->count; i++, part++) {
+            *part = (struct part){ SIZE_MAX, address };
+            for (int k = 0; k < t->from_count + t->to_count; k++)
+                part->bytes = smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, address++));
+        }
+    }
+    p->part_at[s->step_count] = (int)(part - p->parts);
+    p->is_fixed = true;
+}
 void bind_operands(struct executor *x)
 {
     const struct launch *l = &x->launch;
@@ -46,13 +79,16 @@ void bind_operands(struct executor *x)
         x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
         x->operand[b].lengths = u ? u->lengths[b] : NULL;
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
+        x->origin[b] = (uintptr_t)x->operand[b].base;
     }
     x->cut = &program->cut;
     if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) return;
+    program->is_fixed = false;
     program->cut.part_bytes = l->part_bytes;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
     program->is_cut = !u;
     bind_cut(x, program->cut.piece_bytes);
+    if (!u && program->cut.single && program->parts) fix(x);
 }
 tutti_status bind_reserve(struct executor *x)
 {
@@ -61,14 +97,14 @@ tutti_status bind_reserve(struct executor *x)
     size_t slots = x->cut->single ? 1 : (size_t)plan->slots;
     size_t bytes = slots * (size_t)x->launch.program->schedule->chunks[SCRATCH] * x->cut->slot_stride;
     if (bytes <= x->reserved[x->parity]) return TUTTI_OK;
-    unsigned char *half = half_of(x, x->rank - x->host_first);
+    unsigned char *half = half_of(x, x->rank - x->host_first, x->parity);
     TRY(segment_reserve(x->segment, half, bytes, "staging slots"));
     x->reserved[x->parity] = bytes;
     return TUTTI_OK;
 }
 
 /* ---- addresses ---- */
-static struct piece locate_scratch(const struct executor *x, struct span a, int index, int tile)
+static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
 {
     const struct schedule *s = x->launch.program->schedule;
     const struct cut *c = x->cut;
@@ -76,11 +112,11 @@ static struct piece locate_scratch(const struct executor *x, struct span a, int 
     size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
     int owner = a.rank - x->host_first;
     if (c->in_line)
-        return (struct piece){ x->segment->controls[owner].line[x->parity].payload + at * c->slot_stride, length,
+        return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
             length };
     size_t slot = c->single ? 0 : (unsigned)tile % (unsigned)x->launch.program->plan->slots;
-    return (struct piece){ half_of(x, owner) + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length,
-        length };
+    unsigned char *slots = half_of(x, owner, parity);
+    return (struct piece){ slots + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length, length };
 }
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
@@ -89,7 +125,7 @@ static struct piece locate_uneven(const struct executor *x, const struct operand
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {
-    if (a.buffer == SCRATCH) return locate_scratch(x, a, index, tile);
+    if (a.buffer == SCRATCH) return locate_scratch(x, x->parity, a, index, tile);
     const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
     const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
@@ -135,6 +171,30 @@ static void reduce(const struct executor *x, const struct step *t, size_t bytes)
         : 1);
     for (int k = direct; k < t->to_count; k++) x->stream(l->program->to[k], l->program->to[0], bytes);
 }
+/* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
+static void compute(const struct executor *x, const struct step *t, size_t bytes)
+{
+    const struct program *p = x->launch.program;
+    const struct span *to = step_to(p->schedule, t);
+    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, bytes);
+    else
+        for (int k = 0; k < t->to_count; k++) copy(x, t, to[k], p->to[k], p->from[0], bytes);
+}
+static uintptr_t address_of(const struct executor *x, const struct address *a)
+{
+    return x->origin[a->buffer] + a->at[x->parity];
+}
+void bind_compute_fixed(const struct executor *x, int step)
+{
+    struct program *p = x->launch.program;
+    const struct step *t = &p->schedule->steps[step];
+    for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
+        const struct address *a = p->parts[i].addresses;
+        for (int k = 0; k < t->from_count; k++) p->from[k] = (const void *)address_of(x, a++);
+        for (int k = 0; k < t->to_count; k++) p->to[k] = (void *)address_of(x, a++);
+        compute(x, t, p->parts[i].bytes);
+    }
+}
 void bind_compute(const struct executor *x, const struct step *t, int tile)
 {
     const struct launch *l = &x->launch;
@@ -152,8 +212,6 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
             l->program->to[k] = p.at;
             bytes = smaller(bytes, p.length);
         }
-        if (t->from_count > 1 || (t->finish && l->divisor > 1)) reduce(x, t, bytes);
-        else
-            for (int k = 0; k < t->to_count; k++) copy(x, t, to[k], l->program->to[k], l->program->from[0], bytes);
+        compute(x, t, bytes);
     }
 }

@@ -8,3 +8,4 @@ void bind_cut(struct executor *x, size_t chunk_bytes);  /* chunk_bytes: the larg
 tutti_status bind_reserve(struct executor *x);          /* makes the slots this operation needs real memory */
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile);
 void bind_compute(const struct executor *x, const struct step *t, int tile);
+void bind_compute_fixed(const struct executor *x, int step);            /* of a program that is_fixed */

@@ -48,6 +48,16 @@ struct recent {                                         /* the last choice of a 
     uint64_t shared, in_place;
     bool obeys;                                         /* late: a rank has asked for this algorithm */
 };
+/* What makes two calls of the same kind: only their buffers and their sequence differ. */
+struct call {
+    int family, root;
+    tutti_dtype dtype;
+    tutti_op op;
+    size_t part_bytes;
+    double factor;
+    const struct algorithm *asked;
+    bool uneven;
+};
 struct view;
 struct held_view { uint64_t block; struct view *view; };
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
@@ -88,6 +98,8 @@ struct tutti_comm {
     struct cache *cache;
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
+    struct call last;                                   /* what the executor's launch is for */
+    int repeats;                                        /* descriptors that say so: 0 (last does not count) to 2 */
     uint64_t sequence;
     int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
 

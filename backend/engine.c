@@ -23,7 +23,7 @@ void operation_complete(struct operation *op, tutti_status status)
 {
     tutti_request *request = op->request;
     bool is_driven = op->comm->driven == op;
-    free(op->uneven);
+    if (op->uneven) free(op->uneven);
     op->uneven = NULL;
     op->status = status;
     if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", op->comm->detail);
@@ -96,6 +96,21 @@ static tutti_status begin(tutti_comm *comm)
     comm->running = true;
     return TUTTI_OK;
 }
+static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
+{
+    if (!comm->running) TRY(begin(comm));
+    if (!comm->executor.started) {
+        tutti_status status = launch_decide(comm, comm->head);
+        if (status != TUTTI_OK) return status;
+    }
+    return executor_step(&comm->executor);
+}
+static void fail(tutti_comm *comm, tutti_status status)                /* because of the head */
+{
+    if (status == TUTTI_MISMATCH) comm_mismatch(comm);
+    else comm_fail(comm, status, "%s", status_detail());
+    fail_all(comm);
+}
 /* As far as it gets without waiting. True: something moved. */
 static bool progress(tutti_comm *comm, struct wait_set *blocked)
 {
@@ -104,9 +119,7 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
     if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) { fail_all(comm); return moved; }
     while (comm->head) {
         uint64_t moves = comm->executor.moves;
-        tutti_status status = comm->running ? TUTTI_OK : begin(comm);
-        if (status == TUTTI_OK && !comm->executor.started) status = launch_decide(comm, comm->head);
-        if (status == TUTTI_OK) status = executor_step(&comm->executor);
+        tutti_status status = advance(comm);
         moved |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
@@ -116,9 +129,7 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
         }
         moved = true;
         if (status == TUTTI_OK) { leave_queue(comm, TUTTI_OK); continue; }
-        if (status == TUTTI_MISMATCH) comm_mismatch(comm);
-        else comm_fail(comm, status, "%s", status_detail());
-        fail_all(comm);
+        fail(comm, status);
         break;
     }
     return moved;
@@ -303,9 +314,9 @@ static void drive(tutti_comm *comm, struct operation *op)              /* until 
     for (int n = 0; !is_over(op); n++) {
         struct wait_set blocked;
         blocked.count = 0;
-        wait_add(&blocked, &comm->knock, atomic_load_explicit(&comm->knock, memory_order_acquire), &comm->knock_waiters,
-            false);
+        uint32_t knock = atomic_load_explicit(&comm->knock, memory_order_acquire);
         if (progress(comm, &blocked) || check(comm, n)) { n = -1; continue; }
+        wait_add(&blocked, &comm->knock, knock, &comm->knock_waiters, false);
         if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS) && n > comm->ladder.pauses + comm->ladder.yields)
             n = soon(n);
     }
@@ -325,19 +336,36 @@ static void submit(tutti_comm *comm, struct operation *op)
     knock(comm);
     atomic_fetch_sub(&comm->inside, 1);
 }
+static bool is_idle(const tutti_comm *comm)
+{
+    return !has_open(comm) && !atomic_load_explicit(&comm->intake, memory_order_relaxed)
+        && !atomic_load_explicit(&comm->failed, memory_order_relaxed);
+}
+/* A blocking call, by whoever has become the driver. If nothing else is to be done and the peers are quick, there is no
+   queue and no polling between the call and the shared memory. */
+static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
+{
+    comm->driven = op;
+    if (is_idle(comm) && op->family != POINT_TO_POINT) {
+        op->next = NULL;
+        comm->head = comm->tail = op;
+        tutti_status status = advance(comm);
+        if (status == TUTTI_OK) leave_queue(comm, TUTTI_OK);
+        else if (status != TUTTI_IN_PROGRESS) fail(comm, status);
+    } else {
+        take_intake(comm);
+        accept(comm, op);
+    }
+    if (!is_over(op)) drive(comm, op);
+    comm->driven = NULL;
+    driver_release(comm);
+    return operation_result(op);
+}
 tutti_status operation_run(struct operation *op, bool blocking)
 {
     tutti_comm *comm = op->comm;
     atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
-    if (blocking && driver_try(comm)) {
-        take_intake(comm);
-        comm->driven = op;
-        accept(comm, op);
-        drive(comm, op);
-        comm->driven = NULL;
-        driver_release(comm);
-        return operation_result(op);
-    }
+    if (blocking && driver_try(comm)) return run_as_driver(comm, op);
     submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }

@@ -29,40 +29,61 @@ static _Atomic uint64_t *counter_at(const struct executor *x, struct control *c,
 static int counter_index(const struct executor *x, int tile) { return x->cut->single ? SEEN_COUNTER
     : SEEN_SLOTS + slot_of(x,
     tile); }
-static bool reached(struct executor *x, int peer, int index, uint64_t target)
+/* Looks once, and then `polls` times more. */
+static bool reached_soon(struct executor *x, int peer, int index, uint64_t target, int polls)
 {
     uint64_t *seen = &x->seen[peer - x->host_first][index];
     if (*seen >= target) return true;
     struct control *c = control_of(x, peer);
     _Atomic uint64_t *counter = counter_at(x, c, index);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
+    for (int n = 0; n < polls && now < target; n++) {
+        wait_pause();
+        now = atomic_load_explicit(counter, memory_order_acquire);
+    }
     if (now >= target) { *seen = now; return true; }
     if (x->blocked_peer < 0) x->blocked_peer = peer;
     wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
 }
+static bool reached(struct executor *x, int peer, int index, uint64_t target)
+{
+    return reached_soon(x, peer, index, target, 0);
+}
 static void publish(struct executor *x, int index, uint64_t value)
 {
     counter_publish(counter_at(x, x->mine, index), value, &x->mine->waiters);
 }
+static void arrive(struct executor *x)
+{
+    x->mine->line[x->parity].fingerprint = x->fingerprint;
+    publish(x, SEEN_COUNTER, arrival(x));
+}
 
 /* ---- roll call ---- */
-static uint64_t fingerprint_of(const struct descriptor *d)              /* odd factors: no single difference cancels */
+void executor_describe(struct executor *x)              /* odd factors: no single difference cancels */
 {
+    const struct descriptor *d = x->descriptor;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
-    uint64_t sum = d->sequence * 0x9e3779b97f4a7c15u + d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu
-        + d->bits * 0xd6e8feb86659fd93u + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
+    x->kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
+        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
+}
+static uint64_t fingerprint_of(const struct executor *x)
+{
+    uint64_t sum = x->descriptor->sequence * 0x9e3779b97f4a7c15u + x->kind;
     return sum ^ sum >> 29;
 }
 /* True: all have arrived. *status is MISMATCH when one of them does something else. */
 static bool roll_call(struct executor *x, tutti_status *status)
 {
-    uint64_t mine = x->mine->line[x->parity].fingerprint;
     for (; x->roll < x->host_ranks; x->roll++) {
         int peer = x->host_first + x->roll;
         if (peer == x->rank) continue;
-        if (!reached(x, peer, SEEN_COUNTER, arrival(x))) return false;
-        if (control_of(x, peer)->line[x->parity].fingerprint != mine) { *status = TUTTI_MISMATCH; return false; }
+        if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), x->polls)) return false;
+        if (control_of(x, peer)->line[x->parity].fingerprint != x->fingerprint) {
+            *status = TUTTI_MISMATCH;
+            return false;
+        }
     }
     return x->arrived = true;
 }
@@ -74,8 +95,8 @@ bool executor_has_arrived(const struct executor *x, int rank)
 int executor_disagreement(const struct executor *x)
 {
     for (int peer = x->host_first; peer < x->host_first + x->host_ranks; peer++)
-        if (executor_has_arrived(x, peer) && control_of(x, peer)->line[x->parity].fingerprint !=
-            x->mine->line[x->parity].fingerprint) return peer;
+        if (executor_has_arrived(x, peer) && control_of(x, peer)->line[x->parity].fingerprint != x->fingerprint)
+            return peer;
     return -1;
 }
 
@@ -169,13 +190,38 @@ static void perform(struct executor *x, int step, int tile)
 }
 
 /* ---- one tile without messages: nothing to choose from ---- */
+static bool is_ready_straight(struct executor *x, int step, tutti_status *status)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    const struct step *t = &s->steps[step];
+    if (step >= s->prelude && !x->arrived && !roll_call(x, status)) return false;
+    for (const struct wait *w = &s->waits[t->wait], *end = w + t->wait_count; w < end; w++)
+        if (w->lag != SLOT_REUSE && !reached_soon(x, w->rank, SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, x->polls))
+            return false;
+    return true;
+}
+/* After publishing it pauses: ranks that come at the same time publish at the same time, and who looks at a line before
+   its owner has written it takes it away from him, so both wait for it twice (README.md has the figures). */
+static void perform_straight(struct executor *x, int step)
+{
+    const struct program *p = x->launch.program;
+    const struct step *t = &p->schedule->steps[step];
+    struct line *line = &x->mine->line[x->parity];
+    x->moves++;
+    if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
+    else if (t->kind == WORK) bind_compute(x, t, 0);
+    if (!t->by_tile && !t->by_leave) return;
+    if (step < p->schedule->prelude) line->fingerprint = x->fingerprint;
+    counter_publish(&line->counter, x->base + 2 + (uint64_t)step, &x->mine->waiters);
+    wait_pause();
+}
 static tutti_status run_straight(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
     for (; x->pc[0] < s->step_count; x->pc[0]++) {
-        if (!is_ready(x, x->pc[0], 0, &status)) return status;
-        perform(x, x->pc[0], 0);
+        if (!is_ready_straight(x, x->pc[0], &status)) return status;
+        perform_straight(x, x->pc[0]);
     }
     return x->arrived || roll_call(x, &status) ? TUTTI_OK : status;
 }
@@ -246,12 +292,9 @@ static void end(struct executor *x)
    published at all. */
 static tutti_status announce(struct executor *x)
 {
-    const struct schedule *s = x->launch.program->schedule;
     TRY(bind_reserve(x));
     x->started = true;
-    bool told = x->cut->single && s->prelude > 0 && step_publishes(&s->steps[s->prelude - 1], 0, 1,
-        x->launch.program->plan->slots);
-    if (!told) publish(x, SEEN_COUNTER, arrival(x));
+    if (!x->cut->single || !x->launch.program->tells) arrive(x);
     return TUTTI_OK;
 }
 /* Says that it is going to touch, then looks for a failure; who fails does it the other way round. So one of the two
@@ -285,12 +328,12 @@ tutti_status executor_begin(struct executor *x)
     x->broken = TUTTI_OK;
     memset(x->pc, 0, sizeof x->pc);
     if (x->launch.uneven) announce_counts(x);
-    x->mine->line[x->parity].fingerprint = fingerprint_of(x->descriptor);
+    x->fingerprint = fingerprint_of(x);
     if (x->launch.program) {
         bind_operands(x);
         return announce(x);
     }
-    publish(x, SEEN_COUNTER, arrival(x));
+    arrive(x);
     return TUTTI_OK;
 }
 tutti_status executor_roll_call(struct executor *x)
@@ -381,6 +424,20 @@ static int program_pieces(const struct schedule *s, int *piece_at)
     }
     return total;
 }
+static bool make_parts(struct program *p)
+{
+    const struct schedule *s = p->schedule;
+    size_t parts = 0, addresses = 0;
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++) {
+        if (t->kind != WORK) continue;
+        parts += (size_t)step_to(s, t)->count;
+        addresses += (size_t)step_to(s, t)->count * (size_t)(t->from_count + t->to_count);
+    }
+    p->parts = memory_zeroed(parts + 1, sizeof *p->parts);
+    p->addresses = memory_zeroed(addresses + 1, sizeof *p->addresses);
+    p->part_at = memory_zeroed((size_t)s->step_count + 1, sizeof *p->part_at);
+    return p->parts && p->addresses && p->part_at;
+}
 tutti_status program_create(const struct plan *plan, int rank, struct program **out)
 {
     struct program *p = memory_zeroed(1, sizeof *p);
@@ -393,11 +450,14 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
         if (t->from_count > widest) widest = t->from_count;
         if (t->to_count > widest) widest = t->to_count;
     }
+    p->tells = p->schedule->prelude > 0 && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1,
+        plan->slots);
     p->to = memory_zeroed((size_t)widest, sizeof *p->to);
     p->from = memory_zeroed((size_t)widest, sizeof *p->from);
     p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);
     bool fine = p->to && p->from && p->touches;
     if (fine && plan->shared) note_touches(p);
+    if (fine && !p->touch_count && p->schedule->first_message < 0) fine = make_parts(p);
     if (fine && p->schedule->first_message >= 0) {
         size_t steps = (size_t)p->schedule->step_count, slots = (size_t)plan->slots;
         p->piece_at = memory_zeroed(steps, sizeof *p->piece_at);
@@ -419,5 +479,8 @@ void program_destroy(struct program *program)
     free(program->to);
     free(program->from);
     free(program->touches);
+    free(program->parts);
+    free(program->addresses);
+    free(program->part_at);
     free(program);
 }

@@ -21,6 +21,8 @@ struct cut {                                            /* how a message is cut;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
 };
 struct touch { int rank; enum buffer buffer; };
+struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
+struct part { size_t bytes; const struct address *addresses; };        /* of a step: first its froms, then its tos */
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
@@ -32,7 +34,11 @@ struct program {                                        /* a plan made ready to 
     struct touch *touches;                              /* the peers' tensors that its steps name */
     int touch_count;
     struct cut cut;                                     /* of the last message: most calls repeat it */
-    bool is_cut;
+    bool is_cut, is_fixed;
+    bool tells;                                         /* with one tile, the prelude publishes */
+    struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
+    struct address *addresses;
+    int *part_at;                                       /* [step_count + 1] */
     struct program *next;
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
@@ -63,6 +69,7 @@ struct executor {
     struct transport *transport;
     int rank, host_first, host_ranks;
     size_t tile_target;                                 /* bytes of the message in one tile */
+    int polls;                                          /* looks at a counter before it returns, with one tile */
     stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
@@ -73,6 +80,7 @@ struct executor {
     struct launch launch;
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
+    uintptr_t origin[3];                                /* what a struct address counts from, by buffer */
     const struct cut *cut;                              /* the program's */
     int parity, low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
@@ -80,6 +88,7 @@ struct executor {
     bool started, arrived, agreed;
     tutti_status broken;                                /* why a message failed, or OK */
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
+    uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
     /* why it is blocked */
     int blocked_peer;                                   /* a rank, or -1: a message */
     struct wait_set blocked;
@@ -88,6 +97,8 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, in
 void executor_finish(struct executor *x);
 /* Chooses the half of lines and slots of the next operation, and with it the descriptor to fill. */
 void executor_prepare(struct executor *x);
+/* To be called when anything but the sequence has been written into the descriptor. */
+void executor_describe(struct executor *x);
 /* Announces the operation that launch and descriptor say. An error leaves nothing announced. */
 tutti_status executor_begin(struct executor *x);
 /* Of an operation without a program: waits for all to come and agree, as executor_step does. OK: launch.program may be

@@ -66,6 +66,7 @@ static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
     TRY(executor_init(&comm->executor, &comm->mapping->segment, comm->rank, 0, comm->size));
     int64_t streaming = settings_get()->streaming;
     comm->executor.stream = streaming == 0 ? NULL : streaming > 0 ? stream_find() : pace_copy;
+    comm->executor.polls = comm->ladder.pauses / 10;
     comm->executor.tile_target = (size_t)(settings_get()->tile_bytes >= 4096 ? settings_get()->tile_bytes : 4096);
     return TUTTI_OK;
 }

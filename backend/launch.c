@@ -69,7 +69,12 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     return TUTTI_OK;
 }
 /* ---- the launch ---- */
-static void describe(const tutti_comm *comm, const struct operation *op, const struct recent *r)
+static bool is_repeated(const struct call *a, const struct call *b)
+{
+    return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
+        && a->op == b->op && a->root == b->root && a->factor == b->factor && !a->uneven && !b->uneven;
+}
+static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
     struct descriptor *out = comm->executor.descriptor;
     out->operation = (uint32_t)op->family;
@@ -77,27 +82,23 @@ static void describe(const tutti_comm *comm, const struct operation *op, const s
     out->op = (uint32_t)op->op;
     out->root = op->root;
     out->count = op->uneven ? 0 : op->count;
-    out->sequence = op->sequence;
     out->bits = op->uneven ? 1 : 0;
     out->tile_bytes = comm->executor.tile_target;
     out->slots = (uint64_t)slots_for(r->algorithm);
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
     out->extent = 0;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
+    executor_describe(&comm->executor);
 }
-tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
+/* All but what differs from call to call of the same kind. */
+static tutti_status prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->recent[op->family];
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
-    const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
-        memory_order_relaxed);
     if (!r->algorithm || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
         || r->asked != asked || op->uneven)
         TRY(anticipate(comm, op, asked, premultiplies, r));
-    out->program = r->late ? NULL : r->program;
-    out->input = op->input;
-    out->output = op->output;
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
     out->reduce = op->reduce;
@@ -105,9 +106,32 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     out->factor = op->factor;
     out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;
     out->uneven = op->uneven;
-    executor_prepare(&comm->executor);
-    describe(comm, op, r);
-    comm->executor.exposed = false;
+    return TUTTI_OK;
+}
+tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
+{
+    struct executor *x = &comm->executor;
+    const struct recent *r = &comm->recent[op->family];
+    const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
+        memory_order_relaxed);
+    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->factor, asked,
+        op->uneven != NULL };
+    bool repeated = comm->repeats && is_repeated(&call, &comm->last);
+    if (!repeated) {
+        comm->repeats = 0;
+        TRY(prepare(comm, op, asked));
+        comm->last = call;
+    }
+    executor_prepare(x);
+    x->launch.program = r->late ? NULL : r->program;
+    x->launch.input = op->input;
+    x->launch.output = op->output;
+    if (comm->repeats < 2) {                            /* there are two descriptors */
+        describe(comm, op, r);
+        comm->repeats++;
+    }
+    x->descriptor->sequence = op->sequence;
+    x->exposed = false;
     if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;
 }

@@ -24,15 +24,16 @@ struct descriptor {                                    /* what I think we are do
     struct place tensor[2];                            /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see backend/tensors.h             */
 };
-struct control {                                       /* of one rank                                             */
+/* Of one rank. Peers that read the lines in turns prefetch what follows at the same distance: nothing that the rank
+   writes during an operation lies there. */
+struct control {
     struct line line[2];                               /* alternate from operation to operation                   */
-    struct descriptor descriptor[2];
-    _Alignas(128) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
+    _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
     _Atomic uint32_t touching;                         /* 1: it may be at shared tensors of other ranks           */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
-    char padding[120];
+    _Alignas(128) struct descriptor descriptor[2];
 };
 enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
 struct failure {                                       /* the first error of the group, for all its ranks         */

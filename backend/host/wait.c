@@ -110,17 +110,9 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the ladder ---- */
-static void pause_briefly(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
-#endif
-}
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
 {
-    if (n < ladder->pauses) { pause_briefly(); return false; }
+    if (n < ladder->pauses) { wait_pause(); return false; }
     if (n - ladder->pauses < ladder->yields) sched_yield();
     else wait_sleep(set, most_ms);
     return true;
