@@ -15,12 +15,8 @@ bool pace_is_ordinary(void);
 /* ---- how it decides; of pace.c and its test ---- */
 struct pace {
     bool ordinary;                                     /* the way at present                                      */
-    unsigned calls, against;                           /* measurements in a row that say otherwise                */
-    double streamed;                                   /* ns per byte, about the least of late                     */
-};
-enum pace_call { PACE_AS_EVER, PACE_TIME_ORDINARY, PACE_TIME_STREAMED, PACE_TIME_BOTH };
-enum pace_call pace_next(struct pace *pace);           /* how this call is to be made                             */
-/* ns per byte. An interrupted measurement is too long, so a shorter one is believed at once, longer ones bit by bit,
-   and ordinary stores after two in a row. */
-void pace_note_streamed(struct pace *pace, double cost);
-void pace_note_ordinary(struct pace *pace, double cost);
+    unsigned calls;
+    double ratio;                                      /* cost of ordinary stores ÷ that of stores into the own   */
+};                                                     /* cache: about the median of late                         */
+bool pace_is_due(struct pace *pace);                   /* this call is to be measured                             */
+void pace_note(struct pace *pace, double ratio);       /* one measurement; it may have been interrupted           */

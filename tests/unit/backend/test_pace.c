@@ -10,47 +10,54 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void note(struct pace *p, double ordinary, double streamed)
+static void note(struct pace *p, int times, double ratio)
 {
-    pace_note_streamed(p, streamed);
-    pace_note_ordinary(p, ordinary);
+    for (int i = 0; i < times; i++) pace_note(p, ratio);
 }
 static void test_one_accident_changes_nothing(void **state)
 {
     (void)state;
-    struct pace p = { 0 };
-    note(&p, 10, 1);
+    struct pace p = { .ratio = 16 };
+    note(&p, 1, 1);
     assert_false(p.ordinary);
-    note(&p, 1, 1);
-    note(&p, 10, 1);
-    note(&p, 1, 1);
-    assert_false(p.ordinary);                          /* never twice in a row */
-    note(&p, 1, 1);
+    note(&p, 20, 3.5);
     assert_true(p.ordinary);
-    pace_note_ordinary(&p, 10);
+    note(&p, 1, 20);                                   /* the thread was interrupted */
+    note(&p, 4, 3.5);
     assert_true(p.ordinary);
-    pace_note_ordinary(&p, 10);                        /* compared with what streaming cost */
-    assert_false(p.ordinary);
 }
-static void test_interrupted_streaming_does_not_excuse_ordinary_stores(void **state)
+static void test_it_follows_the_cores(void **state)
 {
     (void)state;
-    struct pace p = { 0 };
-    note(&p, 10, 1);
-    for (int i = 0; i < 5; i++) note(&p, 10, 1000);    /* each time the thread was interrupted */
-    assert_false(p.ordinary);
-    for (int i = 0; i < 50; i++) note(&p, 10, 1000);   /* it really costs that much now */
+    struct pace p = { .ratio = 16 };
+    for (int turn = 0; turn < 3; turn++) {
+        note(&p, 10, 4);
+        assert_true(p.ordinary);
+        note(&p, 10, 20);
+        assert_false(p.ordinary);
+    }
+    note(&p, 10, 1e9);                                 /* however long, it is forgotten as quickly */
+    note(&p, 10, 4);
     assert_true(p.ordinary);
 }
-static void test_it_goes_on_measuring_both(void **state)
+static void test_between_both_it_stays_as_it_is(void **state)
+{
+    (void)state;
+    struct pace p = { .ratio = 16 };
+    note(&p, 50, 9.5);
+    assert_false(p.ordinary);
+    note(&p, 20, 3);
+    note(&p, 50, 9.5);
+    assert_true(p.ordinary);
+}
+static void test_it_goes_on_measuring(void **state)
 {
     (void)state;
     for (int ordinary = 0; ordinary < 2; ordinary++) {
         struct pace p = { .ordinary = ordinary };
-        int measured[4] = { 0 };
-        for (int call = 0; call < 1000; call++) measured[pace_next(&p)]++;
-        assert_in_range(measured[PACE_AS_EVER], 800, 980);
-        assert_true(measured[PACE_TIME_BOTH] || (measured[PACE_TIME_STREAMED] && measured[PACE_TIME_ORDINARY]));
+        int measured = 0;
+        for (int call = 0; call < 1000; call++) measured += pace_is_due(&p);
+        assert_in_range(measured, 20, 200);
     }
 }
 static void test_copies_are_right(void **state)
@@ -74,8 +81,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_accident_changes_nothing),
-        cmocka_unit_test(test_interrupted_streaming_does_not_excuse_ordinary_stores),
-        cmocka_unit_test(test_it_goes_on_measuring_both),
+        cmocka_unit_test(test_it_follows_the_cores),
+        cmocka_unit_test(test_between_both_it_stays_as_it_is),
+        cmocka_unit_test(test_it_goes_on_measuring),
         cmocka_unit_test(test_copies_are_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
