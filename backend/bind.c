@@ -68,6 +68,14 @@ static void fix(struct executor *x)
     p->part_at[s->step_count] = (int)(part - p->parts);
     p->is_fixed = true;
 }
+static size_t output_bytes(const struct executor *x)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    size_t bytes = 0;
+    if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, OUTPUT, s->size);
+    for (int q = 0; q < s->size; q++) bytes += x->operand[OUTPUT].lengths[q];
+    return bytes;
+}
 void bind_operands(struct executor *x)
 {
     const struct launch *l = &x->launch;
@@ -87,6 +95,7 @@ void bind_operands(struct executor *x)
     program->cut.part_bytes = l->part_bytes;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
     program->is_cut = !u;
+    program->cut.beyond_cache = output_bytes(x) >= x->cache_bytes / (size_t)x->host_ranks;
     bind_cut(x, program->cut.piece_bytes);
     if (!u && program->cut.single && program->parts) fix(x);
 }
@@ -140,11 +149,17 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
 
 /* ---- arithmetic ---- */
 enum { STREAM_AT_LEAST = 16 * 1024 };                   /* below, the caches do about as well, or much better */
+enum { OUTPUT_AT_LEAST = 4 * 1024 };
 
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)
 {
     return x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line && bytes >= STREAM_AT_LEAST;
+}
+/* Outputs that no cache will hold: around it they need not be read before they are written. */
+static bool is_beyond_cache(const struct executor *x, struct span to, size_t bytes)
+{
+    return x->cut->beyond_cache && to.buffer == OUTPUT && bytes >= OUTPUT_AT_LEAST && x->stream_outputs;
 }
 static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
     size_t bytes)
@@ -153,6 +168,7 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
     else if (to == from || !bytes) return;
     else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
+    else if (is_beyond_cache(x, span, bytes)) x->stream_outputs(to, from, bytes);
     else memcpy(to, from, bytes);
 }
 /* A result goes to this slot at once, with the others, or is copied there when it is complete? */

@@ -19,6 +19,7 @@ struct cut {                                            /* how a message is cut;
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
+    bool beyond_cache;                                  /* the ranks' outputs do not fit into the last cache */
 };
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
@@ -71,6 +72,8 @@ struct executor {
     size_t tile_target;                                 /* bytes of the message in one tile */
     int polls;                                          /* looks at a counter before it returns, with one tile */
     stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
+    stream_function *stream_outputs;                    /* the same of outputs that are beyond the cache */
+    size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */

@@ -60,12 +60,15 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
+enum { CACHE_BYTES = 32 << 20 };                        /* where the system does not say */
 static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(mapping_acquire(comm->rank, comm->size, comm->members, comm->peers, deadline_ms, &comm->mapping));
     TRY(executor_init(&comm->executor, &comm->mapping->segment, comm->rank, 0, comm->size));
     int64_t streaming = settings_get()->streaming;
     comm->executor.stream = streaming == 0 ? NULL : streaming > 0 ? stream_find() : pace_copy;
+    comm->executor.stream_outputs = streaming == 0 ? NULL : stream_find();
+    comm->executor.cache_bytes = CACHE_BYTES;
     comm->executor.polls = comm->ladder.pauses / 10;
     comm->executor.tile_target = (size_t)(settings_get()->tile_bytes >= 4096 ? settings_get()->tile_bytes : 4096);
     return TUTTI_OK;
