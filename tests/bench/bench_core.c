@@ -1,233 +1,421 @@
-/* The C core beside what the machine can do: collectives between processes of this host against memcpy and against a
- * bare flag barrier, all in one run, because the machine drifts. Ratios of medians; the owner dirties its buffer
- * before each iteration.
+/* The C core, through its public calls, beside what the machine can do: every goal of docs/performance.md that concerns
+ * it is a row here. Ours and the reference take turns in one run; the owner dirties its buffer before every call; times
+ * are those of the slowest rank, in µs.
  *
- * bench_core [--shared] [ranks] [collective] [algorithm] (2 allreduce, the default algorithm)
- * --shared: beside each row of a large message, the same with tensors of tutti_mem_alloc */
-#include "c_api/tutti.h"
-#include "kernels/stream.h"
-#include <sched.h>
-#include <stdatomic.h>
+ *   bench_core                           everything (a minute)
+ *   bench_core --only 'allreduce 8'      rows whose label (see --list) has all these words; more --only: more rows
+ *   bench_core --goals                   only rows that have a goal
+ *   bench_core --list                    the labels
+ *   bench_core --json FILE               also writes what was measured
+ *   bench_core --algorithm NAME          of the collectives measured, instead of the default
+ *   bench_core --samples 3               three times as many
+ *   bench_core --unbound                 the system chooses the cores
+ *
+ * Columns: the median, the 99th percentile and the best; what is beside, and the ratio of both medians; the goal. Below
+ * 4 KiB medians are of batches of calls, because a clock costs as much as they do, and the 99th percentile is that of
+ * calls timed one by one; its goal is a multiple of the reference's median timed in the same way (in parentheses: what
+ * the 99th percentile of the reference itself comes to). "flag" is a bare flag barrier in ns just before the row, which
+ * tells how near the two cores are at that moment: about 60 where they share a level-3 cache, 200 to 400 where not. */
+#include "tests/bench/cases.h"
+#include "tests/bench/measure.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { MAX_RANKS = 16, MAX_SAMPLES = 400, SIZES = 9, TILE = 128 << 10, TILES = 6 };
-struct shared {
-    _Atomic uint64_t flag[MAX_RANKS][16];
-    unsigned char slots[MAX_RANKS][TILES][TILE] __attribute__((aligned(64)));
-    double sample[3][MAX_RANKS][MAX_SAMPLES];           /* [ours, beside, bytes only] in ns */
+enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
+enum { TINY = 4096 };                                   /* below so many bytes calls are timed in batches */
+struct outcome {                                        /* in ns; single: the median of calls timed one by one   */
+    bool measured;
+    double median, p99, best, slowest, beside, beside_p99, beside_single, flag;
 };
-static struct shared *shared;
-static int ranks = 2, cores;
-static bool with_shared;
-static uint64_t round_number;
-static const char *collective = "allreduce", *algorithm;
+struct arguments {
+    const char *only[MOST_FILTERS], *json, *algorithm;
+    int only_count, samples;
+    bool goals, list, unbound;
+};
+static struct arguments arguments = { .samples = 1 };
+static struct bench_case cases[MOST_CASES];
+static struct outcome *outcomes;                        /* of all ranks; rank 0 writes */
+static int case_count, group_ranks;
+static tutti_comm *comm;
+static struct pair { char *in, *out; } private_pair, shared_pair;
 
-static double now_ns(void)
+/* ---- the calls ---- */
+static void call_send_recv(const char *in, char *out, size_t n, tutti_dtype dtype, bool back)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+    if (measure_rank == 0) must(tutti_send(in, n, dtype, 1, 0, comm, NULL));
+    if (measure_rank == 1) must(tutti_recv(out, n, dtype, 0, 0, comm, NULL));
+    if (!back) return;
+    if (measure_rank == 1) must(tutti_send(in, n, dtype, 0, 0, comm, NULL));
+    if (measure_rank == 0) must(tutti_recv(out, n, dtype, 1, 0, comm, NULL));
 }
-static void relax(int tries)
+static void call(const struct bench_case *c, struct pair at, tutti_dtype dtype)
 {
-    if (ranks > cores && tries > 100) sched_yield();
-    else __builtin_ia32_pause();
-}
-static void flag_barrier(int rank)                                     /* the least any meeting of ranks can cost */
-{
-    uint64_t mine = ++round_number;
-    atomic_store_explicit(&shared->flag[rank][0], mine, memory_order_release);
-    for (int q = 0; q < ranks; q++)
-        for (int n = 0; atomic_load_explicit(&shared->flag[q][0], memory_order_acquire) < mine; n++) relax(n);
-}
-static void must(tutti_status status)
-{
-    if (status == TUTTI_OK) return;
-    fprintf(stderr, "%s\n", tutti_get_last_error());
-    _exit(1);
-}
-static void call(tutti_comm *comm, float *in, float *out, size_t bytes)
-{
-    size_t n = bytes / sizeof(float), part = n / (size_t)ranks;
-    if (!strcmp(collective, "allreduce")) must(tutti_all_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL));
-    else if (!strcmp(collective, "reduce_scatter")) must(tutti_reduce_scatter(in, out, part, TUTTI_FLOAT32, TUTTI_SUM,
-        comm, NULL));
-    else if (!strcmp(collective, "allgather")) must(tutti_all_gather(in, out, part, TUTTI_FLOAT32, comm, NULL));
-    else if (!strcmp(collective, "broadcast")) must(tutti_broadcast(in, out, n, TUTTI_FLOAT32, 0, comm, NULL));
-    else if (!strcmp(collective, "all_to_all")) must(tutti_all_to_all(in, out, part, TUTTI_FLOAT32, comm, NULL));
-    else { fprintf(stderr, "no benchmark of %s\n", collective); _exit(2); }
-}
-static void dirty(float *at, size_t bytes, int seed)
-{
-    for (size_t i = 0; i < bytes / sizeof(float); i++) at[i] = (float)((int)(i & 7) + seed);
-}
-static void measure_tiny(tutti_comm *comm, int rank, float *in, float *out, size_t bytes, int samples)
-{
-    enum { BATCH = 200 };
-    for (int s = 0; s < samples; s++) {
-        flag_barrier(rank);
-        double start = now_ns();
-        for (int k = 0; k < BATCH; k++) { in[0] = (float)k; call(comm, in, out, bytes); }
-        shared->sample[0][rank][s] = (now_ns() - start) / BATCH;
-        flag_barrier(rank);
-        start = now_ns();
-        for (int k = 0; k < BATCH; k++) flag_barrier(rank);
-        shared->sample[1][rank][s] = (now_ns() - start) / BATCH;
+    size_t n = c->bytes / tutti_dtype_bytes(dtype), ranks = (size_t)c->ranks, part = n / ranks > 0 ? n / ranks : 1;
+    size_t own = (size_t)measure_rank * part * tutti_dtype_bytes(dtype);
+    switch (c->verb) {
+    case ALLREDUCE: must(tutti_all_reduce(at.in, at.out, n, dtype, TUTTI_SUM, comm, NULL)); return;
+    case BROADCAST: must(tutti_broadcast(at.in, at.out, n, dtype, 0, comm, NULL)); return;
+    case ALL_TO_ALL: must(tutti_all_to_all(at.in, at.out, part, dtype, comm, NULL)); return;
+    case REDUCE_SCATTER:
+        must(tutti_reduce_scatter(at.in, c->in_place ? at.in + own : at.out, part, dtype, TUTTI_SUM, comm, NULL));
+        return;
+    case ALLGATHER:
+        must(tutti_all_gather(c->in_place ? at.out + own : at.in, at.out, part, dtype, comm, NULL));
+        return;
+    case SEND_RECV: call_send_recv(at.in, at.out, n, dtype, c->bytes < TINY); return;
+    case VERBS: return;
     }
 }
-static void measure(tutti_comm *comm, int rank, float *in, float *out, size_t bytes, int samples, bool in_place)
+static struct pair pair_of(const struct bench_case *c)
 {
-    for (int s = 0; s < samples; s++) {
-        dirty(in, bytes, rank + s);
-        flag_barrier(rank);
-        double start = now_ns();
-        call(comm, in, in_place ? in : out, bytes);
-        shared->sample[0][rank][s] = now_ns() - start;
-        dirty(in, bytes, rank + s);
-        flag_barrier(rank);
-        start = now_ns();
-        memcpy(out, in, bytes);
-        __asm__ volatile("" ::"r"(out) : "memory");
-        shared->sample[1][rank][s] = now_ns() - start;
-    }
-}
-/* What a staged allreduce of two ranks moves, without any waiting (and so without meaning): every tile is copied into
-   my slot and added to what happens to be in the other's. The better of ordinary and streaming stores. */
-static void move_bytes(float *data, size_t bytes, int rank, stream_function *stream)
-{
-    for (size_t at = 0, tile = 0; at < bytes; at += TILE, tile++) {
-        size_t length = bytes - at < TILE ? bytes - at : TILE;
-        float *mine = data + at / sizeof(float);
-        if (stream) stream(shared->slots[rank][tile % TILES], mine, length);
-        else memcpy(shared->slots[rank][tile % TILES], mine, length);
-        const float *theirs = (const float *)(const void *)shared->slots[1 - rank][tile % TILES];
-        for (size_t i = 0; i < length / sizeof(float); i++) mine[i] += theirs[i];
-    }
-}
-static void measure_bytes(int rank, float *in, size_t bytes, int samples)
-{
-    stream_function *stream = stream_find();
-    for (int s = 0; s < samples; s++) {
-        double best = 1e18;
-        for (int streamed = 0; streamed < (stream ? 2 : 1); streamed++) {
-            dirty(in, bytes, rank + s);
-            flag_barrier(rank);
-            double start = now_ns();
-            move_bytes(in, bytes, rank, streamed ? stream : NULL);
-            double took = now_ns() - start;
-            if (took < best) best = took;
-        }
-        shared->sample[2][rank][s] = best;
-    }
-}
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double quantile(int which, int samples, double q)               /* of the slowest rank of each iteration */
-{
-    static double worst[MAX_SAMPLES];
-    for (int s = 0; s < samples; s++) {
-        worst[s] = 0;
-        for (int r = 0; r < ranks; r++)
-            if (shared->sample[which][r][s] > worst[s]) worst[s] = shared->sample[which][r][s];
-    }
-    qsort(worst, (size_t)samples, sizeof *worst, by_value);
-    return worst[(int)((samples - 1) * q)];
-}
-static bool has_limit(size_t bytes, bool in_place)
-{
-    return ranks == 2 && bytes > 48 && in_place && !strcmp(collective, "allreduce");
-}
-static void print_row(size_t bytes, bool in_place, bool in_arena, int samples)
-{
-    double median = quantile(0, samples, 0.5), beside = quantile(1, samples, 0.5);
-    printf("%10zu %-12s %-7s %11.2f %11.2f %11.2f  %-12s %11.2f %6.2f", bytes, in_place ? "in place" : "out of place",
-        in_arena ? "shared" : "private", median / 1e3, quantile(0, samples, 0.99) / 1e3, quantile(0, samples, 0) / 1e3,
-        bytes <= 48 ? "flag barrier" : "memcpy", beside / 1e3, median / beside);
-    if (has_limit(bytes, in_place) && !in_arena) {
-        double limit = quantile(2, samples, 0.5);
-        printf("   %11.2f %6.2f", limit / 1e3, median / limit);
-    }
-    printf("\n");
-    fflush(stdout);
-}
-static float *fresh_memory(size_t bytes, bool in_arena)
-{
-    void *part;
-    if (in_arena) {
-        must(tutti_mem_alloc(&part, bytes));
-        return part;
-    }
-    float *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memset(at, 0, bytes);
+    struct pair at = c->shared ? shared_pair : private_pair;
+    if (c->in_place) at.out = at.in;
     return at;
 }
-static void pin(int core)
+/* The buffer from which this rank sends. */
+static void dirty_input(const struct bench_case *c, struct pair at, int seed)
 {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET((size_t)core, &set);
-    sched_setaffinity(0, sizeof set, &set);
+    size_t bytes = c->verb == ALLGATHER ? c->bytes / (size_t)c->ranks : c->bytes;
+    size_t own = c->verb == ALLGATHER && c->in_place ? (size_t)measure_rank * bytes : 0;
+    dirty(at.in + own, bytes, measure_rank + seed);
 }
-static const size_t sizes[] = { 8, 48, 4096, 65536, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 64 << 20 };
-static const int samples[] = { 60, 60, 300, 300, 100, 40, 20, 12, 12 };
 
-static void row(tutti_comm *comm, int rank, int i, float *in, float *out, bool in_arena)
+/* ---- small messages: batches, because a clock costs as much as they do ---- */
+static void write_first(struct pair at, int value)
 {
-    bool in_place = i < SIZES - 1 && (!strcmp(collective, "allreduce") || !strcmp(collective, "broadcast"));
-    measure(comm, rank, in, out, sizes[i], 2, in_place);
-    if (sizes[i] <= 48) measure_tiny(comm, rank, in, in_place ? in : out, sizes[i], samples[i]);
-    else measure(comm, rank, in, out, sizes[i], samples[i], in_place);
-    if (has_limit(sizes[i], in_place) && !in_arena) measure_bytes(rank, in, sizes[i], samples[i]);
-    flag_barrier(rank);
-    if (rank == 0) print_row(sizes[i], in_place, in_arena, samples[i]);
-    flag_barrier(rank);
+    float number = (float)value;
+    memcpy(at.in, &number, sizeof number);
 }
-static void rank_main(int rank, tutti_unique_id id)
+static void tiny_reference(enum beside beside)
 {
-    tutti_comm *comm;
-    float *in[2], *out[2];
-    pin(rank % cores);
-    must(tutti_comm_init_rank(&comm, ranks, id, rank));
-    if (algorithm) must(tutti_comm_set_algorithm(comm, collective, algorithm));
-    for (int in_arena = 0; in_arena <= with_shared; in_arena++) {
-        in[in_arena] = fresh_memory(sizes[SIZES - 1] + 4096, in_arena);
-        out[in_arena] = fresh_memory(sizes[SIZES - 1] + 4096, in_arena);
+    if (beside == PING_PONG) flag_there_and_back();
+    else if (beside == LADDER_BARRIER) ladder_barrier();
+    else flag_barrier();
+}
+static void measure_tiny(const struct bench_case *c, struct pair at, int samples)
+{
+    for (int s = 0; s < samples; s++) {
+        flag_barrier();
+        double begin = now_ns();
+        for (int k = 0; k < BATCH; k++) {
+            write_first(at, k);
+            call(c, at, c->dtype);
+        }
+        sample_set(OURS, s, since_ns(begin) / BATCH);
+        for (int pauses = 0; pauses < 2; pauses++) {
+            flag_pauses = pauses;
+            flag_barrier();
+            begin = now_ns();
+            for (int k = 0; k < BATCH; k++) tiny_reference(c->beside);
+            sample_set(pauses ? BESIDE_OTHERWISE : BESIDE, s, since_ns(begin) / BATCH);
+        }
     }
-    for (int i = 0; i < SIZES; i++)
-        for (int in_arena = 0; in_arena <= (with_shared && sizes[i] > 65536); in_arena++)
-            row(comm, rank, i, in[in_arena], out[in_arena], in_arena);
-    must(tutti_comm_destroy(comm));
-    _exit(0);
 }
-int main(int argc, char **argv)
+static void time_calls(const struct bench_case *c, struct pair at, int calls, bool reference)
 {
-    tutti_unique_id id;
-    cpu_set_t set;
-    int bad = 0;
-    if (argc > 1 && !strcmp(argv[1], "--shared")) { with_shared = true; argc--; argv++; }
-    if (argc > 1) ranks = atoi(argv[1]);
-    if (argc > 2) collective = argv[2];
-    if (argc > 3) algorithm = argv[3];
-    if (ranks < 1 || ranks > MAX_RANKS) { fprintf(stderr, "1 to %d ranks\n", MAX_RANKS); return 2; }
-    cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    must(tutti_get_unique_id(&id));
-    printf("%s, %d ranks on %d cores, float32 sum; us, of the slowest rank\n", collective, ranks, cores);
-    printf("%10s %-12s %-7s %11s %11s %11s  %-12s %11s %6s   %11s %6s\n", "bytes", "", "tensors", "median", "p99",
-        "best", "beside", "median", "ratio", "bytes only", "ratio");
+    flag_barrier();
+    for (int k = 0; k < calls; k++) {
+        write_first(at, k);
+        double begin = now_ns();
+        if (reference) tiny_reference(c->beside);
+        else call(c, at, c->dtype);
+        call_set(k, since_ns(begin));
+    }
+    flag_barrier();
+}
+static void measure_single_calls(const struct bench_case *c, struct pair at, int calls, struct outcome *out)
+{
+    time_calls(c, at, calls < WARM_UP ? calls : WARM_UP, false);
+    time_calls(c, at, calls, false);
+    out->p99 = call_quantile(calls, 0.99);
+    out->slowest = call_quantile(calls, 1);
+    flag_barrier();
+    time_calls(c, at, calls, true);
+    out->beside_p99 = call_quantile(calls, 0.99);
+    out->beside_single = call_quantile(calls, 0.5);
+    flag_barrier();
+}
+
+/* ---- large ones: one by one ---- */
+static void measure_copy(const struct bench_case *c, int s)
+{
+    if (c->verb == SEND_RECV && measure_rank > 0) {     /* the copier works alone, as the pair of ranks does */
+        flag_barrier();
+        sample_set(BESIDE, s, 0);
+        return;
+    }
+    dirty(private_pair.in, c->bytes, s);
+    double begin = begin_together();
+    memcpy(private_pair.out, private_pair.in, c->bytes);
+    __asm__ volatile("" ::"r"(private_pair.out) : "memory");
+    sample_set(BESIDE, s, since_ns(begin));
+}
+static void measure_call(const struct bench_case *c, struct pair at, tutti_dtype dtype, enum series series, int s)
+{
+    dirty_input(c, at, s);
+    double begin = begin_together();
+    call(c, at, dtype);
+    sample_set(series, s, since_ns(begin));
+}
+static void measure_reference(const struct bench_case *c, struct pair at, int s)
+{
+    switch (c->beside) {
+    case FLOAT32: measure_call(c, at, TUTTI_FLOAT32, BESIDE, s); return;
+    case COHERENCE:
+        sample_set(BESIDE, s, coherent_ns(private_pair.in, c->bytes, false));
+        if (coherent_can_stream()) sample_set(BESIDE_OTHERWISE, s, coherent_ns(private_pair.in, c->bytes, true));
+        return;
+    default: measure_copy(c, s);
+    }
+}
+static void measure_large(const struct bench_case *c, struct pair at, int samples)
+{
+    for (int s = 0; s < samples; s++) {
+        measure_call(c, at, c->dtype, OURS, s);
+        flag_barrier();
+        measure_reference(c, at, s);
+        flag_barrier();
+    }
+}
+
+/* ---- a row ---- */
+static int samples_of(const struct bench_case *c)
+{
+    static const struct { size_t bytes; int samples; } most[] = { { TINY, 60 }, { 65537, 200 }, { (1 << 20) + 1, 100 },
+        { (4 << 20) + 1, 40 }, { (16 << 20) + 1, 20 }, { (64 << 20) + 1, 12 } };
+    int samples = 6;
+    for (int i = (int)(sizeof most / sizeof *most) - 1; i >= 0; i--)
+        if (c->bytes < most[i].bytes) samples = most[i].samples;
+    samples *= arguments.samples;
+    return samples < MOST_SAMPLES ? samples : MOST_SAMPLES;
+}
+static void summarise(const struct bench_case *c, int samples, struct outcome *out)
+{
+    out->measured = true;
+    out->median = sample_quantile(OURS, samples, 0.5);
+    out->best = sample_quantile(OURS, samples, 0);
+    out->beside = sample_quantile(BESIDE, samples, 0.5);
+    if (c->bytes < TINY || (c->beside == COHERENCE && coherent_can_stream())) {
+        double otherwise = sample_quantile(BESIDE_OTHERWISE, samples, 0.5);
+        if (otherwise < out->beside) out->beside = otherwise;
+    }
+    if (c->bytes < TINY) return;                        /* has that of single calls */
+    out->p99 = sample_quantile(OURS, samples, 0.99);
+    out->slowest = sample_quantile(OURS, samples, 1);
+    out->beside_p99 = sample_quantile(BESIDE, samples, 0.99);
+    out->beside_single = out->beside;
+}
+static bool is_met(const struct bench_case *c, const struct outcome *o)
+{
+    return o->median <= c->goal * o->beside && (c->goal_p99 <= 0 || o->p99 <= c->goal_p99 * o->beside_single)
+        && (c->goal_p99_us <= 0 || o->p99 < c->goal_p99_us * 1e3);
+}
+static void print_header(void)
+{
+    printf("%-44s %11s %11s %11s  %-14s %11s %6s  %-25s %5s\n", "times in us, of the slowest rank", "median", "p99",
+        "best", "beside", "median", "ratio", "goal", "flag");
     fflush(stdout);
-    for (int r = 0; r < ranks; r++)
-        if (fork() == 0) rank_main(r, id);
-    for (int r = 0, status; r < ranks; r++)
-        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)) bad = 1;
-    return bad;
+}
+static void print_row(const struct bench_case *c, const struct outcome *o)
+{
+    char label[96], goal[64] = "";
+    case_label(c, label, sizeof label);
+    if (c->goal > 0) {
+        int length = snprintf(goal, sizeof goal, "%.2f", c->goal);
+        char *more = goal + length;
+        size_t room = sizeof goal - (size_t)length;
+        if (c->goal_p99 > 0) snprintf(more, room, ", p99 %.1f (%.1f) <= %g",
+            o->p99 / o->beside_single, o->beside_p99 / o->beside_single, c->goal_p99);
+        if (c->goal_p99_us > 0) snprintf(more, room, ", p99 < %g", c->goal_p99_us);
+    }
+    printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f  %-25s %5.0f  %s\n", label, o->median / 1e3, o->p99 / 1e3,
+        o->best / 1e3, beside_name(c->beside), o->beside / 1e3, o->median / o->beside, goal, o->flag,
+        c->goal <= 0 ? "" : is_met(c, o) ? "met" : "MISSED");
+    fflush(stdout);
+}
+static void measure_case(int index)
+{
+    const struct bench_case *c = &cases[index];
+    struct pair at = pair_of(c);
+    int samples = samples_of(c);
+    struct outcome outcome = { .flag = flag_barrier_ns() };
+    if (c->bytes < TINY) {
+        measure_single_calls(c, at, samples * BATCH < MOST_CALLS ? samples * BATCH : MOST_CALLS, &outcome);
+        measure_tiny(c, at, samples);
+    } else {
+        measure_large(c, at, 2);                        /* to warm up */
+        measure_large(c, at, samples);
+    }
+    flag_barrier();
+    if (measure_rank == 0) {
+        summarise(c, samples, &outcome);
+        outcomes[index] = outcome;
+        print_row(c, &outcome);
+    }
+    flag_barrier();
+}
+
+/* ---- which rows ---- */
+static bool has_word(const char *label, const char *word, size_t length)
+{
+    for (const char *at = label; (at = strstr(at, word)) != NULL; at++)
+        if ((at == label || at[-1] == ' ') && (at[length] == '\0' || at[length] == ' ')) return true;
+    return false;
+}
+static bool has_all_words(const char *label, const char *words)
+{
+    char word[64];
+    for (size_t length; words += strspn(words, " "), (length = strcspn(words, " ")) > 0; words += length) {
+        if (length >= sizeof word) return false;
+        memcpy(word, words, length);
+        word[length] = '\0';
+        if (!has_word(label, word, length)) return false;
+    }
+    return true;
+}
+static bool is_selected(const struct bench_case *c)
+{
+    char label[96];
+    case_label(c, label, sizeof label);
+    if (arguments.goals && c->goal <= 0) return false;
+    bool selected = arguments.only_count == 0;
+    for (int i = 0; i < arguments.only_count; i++) selected |= has_all_words(label, arguments.only[i]);
+    return selected;
+}
+static void select_cases(void)
+{
+    int kept = 0;
+    case_count = cases_list(cases);
+    for (int i = 0; i < case_count; i++)
+        if (is_selected(&cases[i])) cases[kept++] = cases[i];
+    case_count = kept;
+}
+
+/* ---- the ranks of a group of rows ---- */
+static void allocate(void)
+{
+    size_t most = 4096;
+    bool shared = false;
+    for (int i = 0; i < case_count; i++)
+        if (cases[i].ranks == group_ranks) {
+            if (cases[i].bytes > most) most = cases[i].bytes;
+            shared |= cases[i].shared;
+        }
+    char *all = measure_map(2 * (most + 4096), false);
+    private_pair = (struct pair){ all, all + most + 4096 };
+    if (!shared) return;
+    void *in, *out;
+    must(tutti_mem_alloc(&in, most));
+    must(tutti_mem_alloc(&out, most));
+    shared_pair = (struct pair){ in, out };
+    memset(in, 0, most);
+    memset(out, 0, most);
+}
+static void rank_main(void *context)
+{
+    const tutti_unique_id *id = context;
+    must(tutti_comm_init_rank(&comm, group_ranks, *id, measure_rank));
+    allocate();
+    memset(private_pair.in, 0, (size_t)(private_pair.out - private_pair.in) * 2);
+    for (int v = 0; arguments.algorithm && v < SEND_RECV; v++)
+        for (int i = 0; i < case_count; i++)
+            if (cases[i].verb == (enum verb)v && cases[i].ranks == group_ranks) {
+                must(tutti_comm_set_algorithm(comm, verb_name((enum verb)v), arguments.algorithm));
+                break;
+            }
+    for (int i = 0; i < case_count; i++)
+        if (cases[i].ranks == group_ranks) measure_case(i);
+    must(tutti_comm_destroy(comm));
+}
+
+/* ---- results ---- */
+static void write_case(FILE *file, const struct bench_case *c)
+{
+    fprintf(file, "\n {\"case\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"dtype\": \"%s\", \"in_place\": %s, "
+        "\"shared\": %s, \"beside\": \"%s\", \"goal\": %g, \"goal_p99\": %g, \"goal_p99_us\": %g, ",
+        verb_name(c->verb), c->bytes, c->ranks, tutti_dtype_name(c->dtype), c->in_place ? "true" : "false",
+        c->shared ? "true" : "false", beside_name(c->beside), c->goal, c->goal_p99, c->goal_p99_us);
+}
+static bool write_json(void)
+{
+    FILE *file = fopen(arguments.json, "w");
+    if (!file) { perror(arguments.json); return false; }
+    fprintf(file, "{\"cores\": %d, \"rows\": [", measure_cores());
+    const char *comma = "";
+    for (int i = 0; i < case_count; i++) {
+        const struct bench_case *c = &cases[i];
+        const struct outcome *o = &outcomes[i];
+        if (!o->measured) continue;
+        fputs(comma, file);
+        write_case(file, c);
+        fprintf(file, "\"median_us\": %.4f, \"p99_us\": %.4f, \"best_us\": %.4f, \"slowest_us\": %.4f, "
+            "\"beside_us\": %.4f, \"beside_p99_us\": %.4f, \"beside_single_us\": %.4f, \"ratio\": %.4f, "
+            "\"flag_ns\": %.1f, \"met\": %s}", o->median / 1e3, o->p99 / 1e3, o->best / 1e3, o->slowest / 1e3,
+            o->beside / 1e3, o->beside_p99 / 1e3, o->beside_single / 1e3, o->median / o->beside, o->flag,
+            c->goal <= 0 ? "null" : is_met(c, o) ? "true" : "false");
+        comma = ",";
+    }
+    fprintf(file, "\n]}\n");
+    bool written = !ferror(file);
+    return fclose(file) == 0 && written;
+}
+static void print_verdict(void)
+{
+    int met = 0, goals = 0;
+    for (int i = 0; i < case_count; i++)
+        if (outcomes[i].measured && cases[i].goal > 0) {
+            goals++;
+            met += is_met(&cases[i], &outcomes[i]);
+        }
+    if (goals) printf("goals met: %d of %d\n", met, goals);
+}
+static const char *value(int count, char **words, int *at)
+{
+    if (*at + 1 < count) return words[++*at];
+    fprintf(stderr, "%s needs a value\n", words[*at]);
+    exit(2);
+}
+static void parse(int count, char **words)
+{
+    for (int i = 1; i < count; i++) {
+        if (!strcmp(words[i], "--only") && arguments.only_count < MOST_FILTERS)
+            arguments.only[arguments.only_count++] = value(count, words, &i);
+        else if (!strcmp(words[i], "--json")) arguments.json = value(count, words, &i);
+        else if (!strcmp(words[i], "--algorithm")) arguments.algorithm = value(count, words, &i);
+        else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(value(count, words, &i));
+        else if (!strcmp(words[i], "--goals")) arguments.goals = true;
+        else if (!strcmp(words[i], "--list")) arguments.list = true;
+        else if (!strcmp(words[i], "--unbound")) arguments.unbound = true;
+        else {
+            fprintf(stderr, "what is %s? The first lines of tests/bench/bench_core.c say what there is\n", words[i]);
+            exit(2);
+        }
+    }
+    if (arguments.samples < 1) arguments.samples = 1;
+}
+int main(int count, char **words)
+{
+    bool good = true;
+    char label[96];
+    parse(count, words);
+    select_cases();
+    for (int i = 0; i < case_count && arguments.list; i++) {
+        case_label(&cases[i], label, sizeof label);
+        printf("%s\n", label);
+    }
+    if (arguments.list) return 0;
+    if (!case_count) { fprintf(stderr, "no row has all these words; --list shows them\n"); return 2; }
+    outcomes = measure_map(sizeof *outcomes * MOST_CASES, true);
+    print_header();
+    for (int i = 0; i < case_count; i++) {
+        tutti_unique_id id;
+        if (cases[i].ranks == group_ranks) continue;
+        group_ranks = cases[i].ranks;
+        must(tutti_get_unique_id(&id));
+        good &= measure_run(group_ranks, !arguments.unbound, LIMIT_S, rank_main, &id);
+    }
+    print_verdict();
+    if (arguments.json) good &= write_json();
+    return good ? 0 : 1;
 }

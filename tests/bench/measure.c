@@ -1,0 +1,247 @@
+/* Ranks, clock, samples and references of the benchmarks in C. What ranks tell each other here goes through one
+ * mapping made before they are forked, and never through the library that is measured. */
+#include "tests/bench/measure.h"
+#include "backend/host/wait.h"
+#include "kernels/stream.h"
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+struct line { _Alignas(128) _Atomic uint64_t word; _Atomic uint32_t waiters; };
+struct shared {
+    struct line flag[MOST_RANKS], rung[MOST_RANKS], ball[2];
+    double arrival[MOST_RANKS];
+    double sample[SERIES][MOST_RANKS][MOST_SAMPLES], call[MOST_RANKS][MOST_CALLS];
+    _Alignas(4096) unsigned char slot[2][COHERENT_MOST];
+};
+static struct shared *shared;
+static uint64_t flags, rungs, balls;
+static double clock_ns;
+static bool crowded;                                    /* more ranks than cores */
+int measure_ranks, measure_rank;
+
+/* ---- ranks ---- */
+int measure_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+static void pin(int index)                              /* to the index-th core that this process may use */
+{
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all)) return;
+    for (size_t core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &all) && index-- == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(core, &one);
+            sched_setaffinity(0, sizeof one, &one);
+            return;
+        }
+}
+void *measure_map(size_t bytes, bool with_ranks)
+{
+    int scope = with_ranks ? MAP_SHARED : MAP_PRIVATE;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, scope | MAP_ANONYMOUS, -1, 0);
+    if (at != MAP_FAILED) return at;
+    perror("mmap");
+    exit(1);
+}
+void must(tutti_status status)
+{
+    if (status == TUTTI_OK) return;
+    fprintf(stderr, "rank %d: %s\n", measure_rank, tutti_get_last_error());
+    _exit(1);
+}
+static void find_clock_ns(void)
+{
+    double least = 1e9;
+    for (int i = 0; i < 1000; i++) {
+        double begin = now_ns(), took = now_ns() - begin;
+        if (took < least) least = took;
+    }
+    clock_ns = least;
+}
+bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(void *), void *context)
+{
+    pid_t process[MOST_RANKS];
+    bool good = true;
+    if (!shared) shared = measure_map(sizeof *shared, true);
+    memset(shared, 0, sizeof shared->flag + sizeof shared->rung + sizeof shared->ball);
+    measure_ranks = ranks;
+    crowded = ranks > measure_cores();
+    find_clock_ns();
+    fflush(stdout);
+    for (int r = 0; r < ranks; r++)
+        if ((process[r] = fork()) == 0) {
+            alarm(limit_s);
+            measure_rank = r;
+            if (pinned) pin(r % measure_cores());
+            rank_main(context);
+            fflush(stdout);
+            _exit(0);
+        }
+    for (int n = 0, status; n < ranks; n++) {
+        pid_t ended = wait(&status);
+        if (ended > 0 && WIFEXITED(status) && !WEXITSTATUS(status)) {
+            for (int r = 0; r < ranks; r++)
+                if (process[r] == ended) process[r] = 0;
+            continue;
+        }
+        for (int r = 0; r < ranks && good; r++)         /* those that are left would wait for it */
+            if (process[r] > 0 && process[r] != ended) kill(process[r], SIGKILL);
+        good = false;
+    }
+    return good;
+}
+
+/* ---- the clock ---- */
+double now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+double since_ns(double begin)
+{
+    double took = now_ns() - begin - clock_ns;
+    return took > 0 ? took : 0;
+}
+
+/* ---- samples ---- */
+void sample_set(enum series which, int index, double ns) { shared->sample[which][measure_rank][index] = ns; }
+void call_set(int index, double ns) { shared->call[measure_rank][index] = ns; }
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+double median_of(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return values[count / 2];
+}
+static double of_slowest(const double *first, size_t stride, int count, double q)
+{
+    static double slowest[MOST_CALLS];
+    for (int i = 0; i < count; i++) {
+        slowest[i] = 0;
+        for (int r = 0; r < measure_ranks; r++)
+            if (first[(size_t)r * stride + (size_t)i] > slowest[i]) slowest[i] = first[(size_t)r * stride + (size_t)i];
+    }
+    qsort(slowest, (size_t)count, sizeof *slowest, by_value);
+    return slowest[(int)((count - 1) * q)];
+}
+double sample_quantile(enum series which, int samples, double q)
+{
+    return of_slowest(shared->sample[which][0], MOST_SAMPLES, samples, q);
+}
+double call_quantile(int calls, double q) { return of_slowest(shared->call[0], MOST_CALLS, calls, q); }
+
+/* ---- flags ---- */
+bool flag_pauses;
+static void relax(int tries)
+{
+    if (crowded ? tries > 100 : tries % 65536 == 65535) sched_yield();
+    else if (crowded || flag_pauses) __builtin_ia32_pause();
+}
+static void await(const struct line *line, uint64_t value)
+{
+    for (int n = 0; atomic_load_explicit(&line->word, memory_order_acquire) < value; n++) relax(n);
+}
+double begin_together(void)
+{
+    shared->arrival[measure_rank] = now_ns();
+    flag_barrier();
+    if (!crowded) return now_ns();
+    double last = 0;
+    for (int r = 0; r < measure_ranks; r++)
+        if (shared->arrival[r] > last) last = shared->arrival[r];
+    return last;
+}
+void flag_barrier(void)
+{
+    uint64_t mine = ++flags;
+    atomic_store_explicit(&shared->flag[measure_rank].word, mine, memory_order_release);
+    for (int r = 0; r < measure_ranks; r++) await(&shared->flag[r], mine);
+}
+static void climb(const struct ladder *ladder, struct line *line, uint64_t value)
+{
+    uint64_t seen;
+    for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
+        struct wait_set set = { .count = 0 };
+        wait_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
+        ladder_climb(ladder, n, &set, 100);
+    }
+}
+void ladder_barrier(void)
+{
+    static struct ladder ladder;
+    struct line *own = &shared->rung[measure_rank];
+    uint64_t mine = ++rungs;
+    if (mine == 1) ladder = ladder_for(measure_ranks, true);
+    counter_publish(&own->word, mine, &own->waiters);
+    for (int r = 0; r < measure_ranks; r++)
+        if (r != measure_rank) climb(&ladder, &shared->rung[r], mine);
+}
+void flag_there_and_back(void)
+{
+    uint64_t turn = ++balls;
+    if (measure_rank == 0) atomic_store_explicit(&shared->ball[0].word, turn, memory_order_release);
+    if (measure_rank < 2) await(&shared->ball[1 - measure_rank], turn);
+    if (measure_rank == 1) atomic_store_explicit(&shared->ball[1].word, turn, memory_order_release);
+}
+double flag_barrier_ns(void)
+{
+    enum { BATCHES = 9, BATCH = 100 };
+    double batch[BATCHES];
+    if (crowded) return 0;
+    for (int b = 0; b < BATCHES; b++) {
+        double begin = now_ns();
+        for (int k = 0; k < BATCH; k++) flag_barrier();
+        batch[b] = since_ns(begin) / BATCH;
+    }
+    return median_of(batch, BATCHES);
+}
+
+/* ---- lines that two cores hand to each other ---- */
+bool coherent_can_stream(void) { return stream_find() != NULL; }
+static void write_lines(const void *from, size_t bytes, bool streamed)
+{
+    if (streamed) stream_find()(shared->slot[measure_rank], from, bytes);
+    else memcpy(shared->slot[measure_rank], from, bytes);
+    atomic_thread_fence(memory_order_seq_cst);          /* else the last of the stores are still on their way */
+}
+static void read_lines(size_t bytes)
+{
+    const uint64_t *at = (const uint64_t *)(const void *)shared->slot[1 - measure_rank];
+    uint64_t sum = 0;
+    for (size_t i = 0; i < bytes / sizeof *at; i++) sum += at[i];
+    __asm__ volatile("" ::"r"(sum));
+}
+double coherent_ns(const void *from, size_t bytes, bool streamed)
+{
+    double took = 0;
+    for (int round = 0; round < 2; round++) {           /* after the first the peer holds the lines: it is for that */
+        flag_barrier();
+        double begin = now_ns();
+        write_lines(from, bytes, streamed);
+        took = since_ns(begin);
+        flag_barrier();
+        begin = now_ns();
+        read_lines(bytes);
+        took += since_ns(begin);
+    }
+    return took;
+}
+void dirty(void *at, size_t bytes, int seed)
+{
+    float *value = at;
+    for (size_t i = 0; i < bytes / sizeof *value; i++) value[i] = (float)((int)(i & 7) + seed);
+}
