@@ -7,54 +7,26 @@
  * stream: with the copy of kernels/stream.h, which the product uses when it proves better. */
 #include "backend/transports/transport.h"
 #include "kernels/stream.h"
+#include "tests/bench/measure.h"
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { BATCH = 50, MAX_BATCHES = 20000, CROWD = 8, LARGEST = 64 << 20 };
+enum { BATCH = 50, MAX_BATCHES = 20000, CROWD = 8, LARGEST = 64 << 20, LIMIT_S = 300 };
 struct line {
     _Alignas(128) _Atomic uint64_t word;
 };
-struct shared {
-    struct line flag[2];
-    struct line bell[CROWD];
-};
-static struct shared *shared;
+static struct line *bells;
 static unsigned char *memory;
-static int ranks = 2, me;
+static int ranks = 2, batches = 2000;
 static struct transport *transport;
-static uint64_t flags;
 static bool streamed;
 
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 static void relax(int tries)
 {
     if (tries % 4096 == 4095) sched_yield();
     else __builtin_ia32_pause();
-}
-static int by_size(const void *a, const void *b)
-{ return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
-static double median(double *samples, int count)
-{
-    qsort(samples, (size_t)count, sizeof *samples, by_size);
-    return samples[count / 2];
-}
-static void *map(size_t bytes)
-{
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (at != MAP_FAILED) return at;
-    perror("mmap");
-    exit(1);
 }
 
 /* ---- the ground: the bell is a shared word, as in the product ---- */
@@ -72,7 +44,7 @@ static tutti_status reserve(void *context, void *at, size_t bytes)
 static void ring(void *context, int rank)
 {
     (void)context;
-    atomic_fetch_add(&shared->bell[rank].word, 1);
+    atomic_fetch_add(&bells[rank].word, 1);
 }
 static struct transport *connect_rank(int rank)
 {
@@ -84,15 +56,6 @@ static struct transport *connect_rank(int rank)
 }
 
 /* ---- there and back ---- */
-static void flag_there_and_back(void)
-{
-    for (int i = 0; i < BATCH; i++) {
-        flags++;
-        if (me == 0) atomic_store_explicit(&shared->flag[0].word, flags, memory_order_release);
-        for (int n = 0; atomic_load_explicit(&shared->flag[1 - me].word, memory_order_acquire) < flags; n++) relax(n);
-        if (me == 1) atomic_store_explicit(&shared->flag[1].word, flags, memory_order_release);
-    }
-}
 static void await(const struct transfer *x)
 {
     for (int n = 0; x->state == TRANSFER_POSTED; n++)
@@ -101,7 +64,8 @@ static void await(const struct transfer *x)
 }
 static void start(struct transfer *x, bool is_send, const struct piece *piece)
 {
-    *x = (struct transfer){ .name = 1, .peer = 1 - me, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    int peer = 1 - measure_rank;
+    *x = (struct transfer){ .name = 1, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
     transport_post(transport, x);
 }
 static void there_and_back(unsigned char *out, unsigned char *in, size_t bytes)
@@ -109,25 +73,25 @@ static void there_and_back(unsigned char *out, unsigned char *in, size_t bytes)
     const struct piece sent = { out, bytes, bytes }, got = { in, bytes, bytes };
     struct transfer send, receive;
     start(&receive, false, &got);
-    if (me == 0) start(&send, true, &sent);
+    if (measure_rank == 0) start(&send, true, &sent);
     await(&receive);
-    if (me == 1) start(&send, true, &sent);
+    if (measure_rank == 1) start(&send, true, &sent);
     await(&send);
 }
-static void small(int batches, size_t bytes)
+static void small(int count, size_t bytes)
 {
     static double flag[MAX_BATCHES], message[MAX_BATCHES];
     unsigned char out[4096] = { 0 }, in[4096];
-    for (int b = 0; b < batches; b++) {
+    for (int b = 0; b < count; b++) {
         double t0 = now_ns();
-        flag_there_and_back();
+        for (int i = 0; i < BATCH; i++) flag_there_and_back();
         double t1 = now_ns();
         for (int i = 0; i < BATCH; i++) there_and_back(out, in, bytes);
         flag[b] = (t1 - t0) / (2 * BATCH);
         message[b] = (now_ns() - t1) / (2 * BATCH);
     }
-    double f = median(flag, batches), m = median(message, batches);
-    if (me == 0) printf("%9zu B  one way %8.0f ns   flag   %8.0f ns   ratio %.2f\n", bytes, m, f, m / f);
+    double f = median_of(flag, count), m = median_of(message, count);
+    if (measure_rank == 0) printf("%9zu B  one way %8.0f ns   flag   %8.0f ns   ratio %.2f\n", bytes, m, f, m / f);
 }
 static void large(size_t bytes, unsigned char *out, unsigned char *in)
 {
@@ -136,15 +100,15 @@ static void large(size_t bytes, unsigned char *out, unsigned char *in)
     for (int i = 0; i < count; i++) {
         flag_there_and_back();
         double t0 = now_ns();
-        if (me == 0) memcpy(in, out, bytes);
+        if (measure_rank == 0) memcpy(in, out, bytes);
         copy[i] = now_ns() - t0;
         flag_there_and_back(); /* the copier works alone, as the pair of ranks does */
         t0 = now_ns();
         there_and_back(out, in, bytes);
         message[i] = (now_ns() - t0) / 2;
     }
-    double c = median(copy, count), m = median(message, count);
-    if (me == 0)
+    double c = median_of(copy, count), m = median_of(message, count);
+    if (measure_rank == 0)
         printf("%9zu B  one way %8.1f us   memcpy %8.1f us   ratio %.2f   %.1f GB/s\n", bytes, m / 1e3, c / 1e3, m / c,
             (double)bytes / m);
 }
@@ -154,7 +118,7 @@ static void idle_poll(void) /* eight ranks in one thread, all pairs open */
     static struct transfer x[CROWD][CROWD][2];
     const struct piece nothing = { NULL, 0, 0 };
     ranks = CROWD;
-    memory = map((size_t)(CROWD * CROWD) * pair_bytes());
+    memory = measure_map((size_t)(CROWD * CROWD) * pair_bytes(), true);
     for (int r = 0; r < CROWD; r++) crowd[r] = connect_rank(r);
     for (int r = 0; r < CROWD; r++)
         for (int q = 0; q < CROWD; q++) {
@@ -171,40 +135,28 @@ static void idle_poll(void) /* eight ranks in one thread, all pairs open */
     printf("idle poll, %d ranks: %.1f ns\n", CROWD, (now_ns() - t0) / 1e6);
     for (int r = 0; r < CROWD; r++) transport_destroy(crowd[r]);
 }
-static void be_rank(int batches)
+static void rank_main(void *context)
 {
     static const size_t few[] = { 8, 40, 41, 256, 1024, 4096 },
                         many[] = { 4097, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20 };
-    cpu_set_t core;
-    CPU_ZERO(&core);
-    CPU_SET((size_t)me, &core);
-    sched_setaffinity(0, sizeof core, &core);
-    unsigned char *out = malloc(LARGEST), *in = malloc(LARGEST);
-    if (!out || !in) exit(1);
+    unsigned char *out = measure_map(LARGEST, false), *in = measure_map(LARGEST, false);
+    (void)context;
     memset(out, 1, LARGEST);
     memset(in, 2, LARGEST);
-    transport = connect_rank(me);
+    transport = connect_rank(measure_rank);
     small(batches / 4, 8); /* warm */
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) small(batches, few[i]);
     for (size_t i = 0; i < sizeof many / sizeof *many; i++) large(many[i], out, in);
     transport_destroy(transport);
-    free(out);
-    free(in);
 }
 int main(int argc, char **argv)
 {
     streamed = argc > 1 && strcmp(argv[1], "stream") == 0;
-    int batches = argc > 1 + streamed ? atoi(argv[1 + streamed]) : 2000;
+    if (argc > 1 + streamed) batches = atoi(argv[1 + streamed]);
     if (batches < 4 || batches > MAX_BATCHES) batches = 2000;
-    shared = map(sizeof *shared);
-    memory = map(4 * pair_bytes());
-    pid_t child = fork();
-    me = child == 0;
-    be_rank(batches);
-    fflush(stdout);
-    if (child == 0) _exit(0);
-    int how;
-    waitpid(child, &how, 0);
+    bells = measure_map(CROWD * sizeof *bells, true);
+    memory = measure_map(4 * pair_bytes(), true);
+    bool good = measure_run(ranks, true, LIMIT_S, rank_main, NULL);
     idle_poll();
-    return how;
+    return good ? 0 : 1;
 }

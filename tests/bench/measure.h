@@ -33,8 +33,8 @@ double call_quantile(int calls, double q);
 double median_of(double *values, int count);            /* sorts them                                             */
 
 /* ---- references; the same number of calls on every rank ---- */
-/* When this rank may begin, for since_ns. With more ranks than cores it is when the last of all has arrived: else a rank
-   that gets no core until the others are done would have waited for nothing. */
+/* When this rank may begin, for since_ns. With more ranks than cores it is when the last of all has arrived: else a
+   rank that gets no core until the others are done would have waited for nothing. */
 double begin_together(void);
 void flag_barrier(void);                                /* the least any meeting of ranks can cost                */
 void ladder_barrier(void);                              /* the same with the product's way of waiting             */
