@@ -47,6 +47,8 @@ def resolve(options: argparse.Namespace, ranks: int, local_ranks: int) -> None:
         _check_backend(name, options.device)
     if options.device == "cuda":
         _check_devices(options.backend, local_ranks)
+        if options.shared:
+            raise ValueError("--shared is for CPU tensors: shared memory of the host has no others")
 
 
 def _check_backend(name: str, device: str) -> None:

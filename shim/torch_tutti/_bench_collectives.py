@@ -8,6 +8,7 @@ result is either right or wrong, save for averages over a number of ranks that i
 """
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Callable
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_tutti._bench_options import TYPES
+from torch_tutti._memory import shared_tensors
 
 PERIOD = 8191                   # prime: a block of the wrong place, or of the wrong rank, is seen
 POISON = 127                    # what is in a receiving buffer before; never a right answer
@@ -27,7 +29,8 @@ REFERENCE_LIMIT = 120           # values where nothing is added: exact in every 
 @dataclass(frozen=True)
 class Shape:
     """One operation: on `count` elements, or on as many for every rank where a buffer has a block for every rank.
-    root: -1 for collectives without one; operation: none for collectives that do not reduce."""
+    root: -1 for collectives without one; operation: none for collectives that do not reduce; shared: its tensors lie
+    in tutti's shared memory."""
     rank: int
     ranks: int
     count: int
@@ -35,6 +38,7 @@ class Shape:
     operation: str
     root: int
     device: str
+    shared: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,6 +71,19 @@ class Collective:
 
     def receives(self, shape: Shape) -> bool:
         return not self.only_root_receives or shape.rank == shape.root
+
+    def touched(self, shape: Shape, in_place: bool) -> float:
+        """Elements that a rank has to read or write, in the mean of the ranks, however the operation is done: all that
+        is sent is read once and all that is received written once, but what lies where it belongs stays there."""
+        send = shape.count * (shape.ranks if self.send_blocks else 1)
+        receive = shape.count * (shape.ranks if self.receive_blocks else 1)
+        needed = (send / (shape.ranks if self.only_root_sends else 1)
+                  + receive / (shape.ranks if self.only_root_receives else 1))
+        if not in_place or self.reduces:
+            return needed
+        if not self.rooted:
+            return needed - shape.count                 # all_gather: every rank has its own block
+        return needed - shape.count / shape.ranks * (2 if self.split else 1)    # of the root; gather: nobody reads it
 
 
 # ---- contents ----
@@ -200,7 +217,9 @@ TABLE = {row.name: row for row in (
 def buffers(collective: Collective, shape: Shape, in_place: bool) -> tuple[Tensor, Tensor]:
     """(send, receive), on every rank, even if it only sends or only receives."""
     def allocate(blocks: bool) -> Tensor:
-        return torch.full((shape.count * (shape.ranks if blocks else 1),), 1, dtype=shape.dtype, device=shape.device)
+        with shared_tensors() if shape.shared else nullcontext():
+            return torch.full((shape.count * (shape.ranks if blocks else 1),), 1, dtype=shape.dtype,
+                              device=shape.device)
 
     if not in_place:
         return allocate(collective.send_blocks), allocate(collective.receive_blocks)

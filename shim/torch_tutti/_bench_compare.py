@@ -68,6 +68,8 @@ def _differences(one: Document, other: Document) -> list[tuple[str, Any, Any]]:
     pairs = [("machines", one["machine"]["name"], other["machine"]["name"]),
              ("processors", one["machine"]["processor"], other["machine"]["processor"])]
     pairs += [(name, one["config"][name], other["config"][name]) for name in ("nranks", "average")]
+    pairs.append(("tensors", *("shared" if document["config"].get("shared_tensors") else "private"
+                               for document in (one, other))))
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 

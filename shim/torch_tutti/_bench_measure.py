@@ -26,7 +26,7 @@ from torch_tutti._bench_options import COLLECTIVES, sizes
 
 TURNS = 5                       # of every backend for one size
 AHEAD_NS = 1_000_000            # how far ahead a moment is agreed on; a message to all ranks takes less
-MEMCPY_FROM = 64 << 10          # bytes; below, a memcpy from Python is mostly Python
+REFERENCES_FROM = 64 << 10      # bytes; below, a memcpy from Python is mostly Python
 Row = dict[str, Any]
 
 
@@ -116,7 +116,10 @@ def turns(iterations: int) -> list[int]:
     return [part for index in range(TURNS) if (part := iterations // TURNS + (index < iterations % TURNS))]
 
 
-def memcpy(size: int, device: str) -> tuple[Callable[[], object], Callable[[], object]]:
+Reference = tuple[Callable[[], object], Callable[[], object]]      # (what is timed, what touches its buffers before)
+
+
+def memcpy(size: int, device: str) -> Reference:
     """(copies so many bytes, writes both ends of them, the source last: they are as close as caches can hold them)"""
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     if device == "cpu":
@@ -129,6 +132,17 @@ def memcpy(size: int, device: str) -> tuple[Callable[[], object], Callable[[], o
         source.fill_(1)
         copy(1)                                         # the way there has been idle for a while, too
     return partial(copy, size), touch
+
+
+def update(size: int, device: str) -> Reference:
+    """(reads and writes so many bytes in place, writes them): what an operation that moves nothing twice would do"""
+    values = torch.zeros(size // 4, dtype=torch.float32, device=device)
+    first = values[:1]
+
+    def touch() -> None:
+        values.fill_(1)
+        first.add_(1)
+    return partial(values.add_, 1), touch
 
 
 # ---- what the ranks have found together ----
@@ -187,9 +201,10 @@ def _check_results(ranks: Ranks, contender: Contender, checks: int, attempt: Cal
 
 # ---- one size ----
 def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective, shape: Shape,
-               placement: str) -> tuple[list[Contender], float | None]:
-    """All backends turn by turn, and a memcpy of the same bytes among them; (contenders, its median)."""
-    send, receive = buffers(collective, shape, placement == "in_place")
+               in_place: bool) -> tuple[list[Contender], dict[str, float]]:
+    """All backends turn by turn, and among them a memcpy of the same bytes and the least that memory allows;
+    (contenders, medians of these two)."""
+    send, receive = buffers(collective, shape, in_place)
     owned = send if collective.sends(shape) else receive
     dirty = partial(owned.fill_, 1)
     size = total_bytes(collective, shape)
@@ -204,35 +219,43 @@ def _placement(options: argparse.Namespace, ranks: Ranks, collective: Collective
         if options.warmup_iters:
             turn(contender.call, dirty, partial(dist.barrier, group=contender.group), options.warmup_iters - 1,
                  options.agg_iters, settle)
-    copies: list[float] = []
-    copy, touch = memcpy(size, ranks.device) if able and size >= MEMCPY_FROM else (None, None)
+    references: dict[str, Reference] = {}
+    if able and size >= REFERENCES_FROM:
+        references = {"memcpy": memcpy(size, ranks.device), "update": update(size, ranks.device)}
+    taken: dict[str, list[float]] = {name: [] for name in references}
     for index, iterations in enumerate(turns(options.iters)):
         first = index % len(able) if able else 0
         for contender in able[first:] + able[:first]:
             contender.times += turn(contender.call, dirty, partial(dist.barrier, group=contender.group), iterations,
                                     options.agg_iters, settle)
-        if copy is not None:
-            copies += turn(copy, ranks.begin_together, touch, iterations, 1, settle)
+        for name, (reference, touch) in references.items():
+            taken[name] += turn(reference, ranks.begin_together, touch, iterations, 1, settle)
     for contender in able:
         contender.times = _of_all_ranks(ranks, contender.times, options.average)
-    return contenders, statistics.median(_of_all_ranks(ranks, copies, options.average)) if copies else None
+    medians = {name: statistics.median(_of_all_ranks(ranks, times, options.average)) for name, times in taken.items()}
+    if "update" in medians:
+        blocks = shape.count * (shape.ranks if collective.split else 1)
+        medians["limit"] = medians.pop("update") * collective.touched(shape, in_place) / (2 * blocks)
+    return contenders, medians
 
 
 def measure(options: argparse.Namespace, ranks: Ranks, collective: Collective, like: Shape) -> list[Row]:
     """A row for each backend: what is in a line of the table, and more. Every rank returns the same."""
-    shape = Shape(ranks.rank, like.ranks, like.count, like.type, like.operation, like.root, ranks.device)
+    shape = Shape(ranks.rank, like.ranks, like.count, like.type, like.operation, like.root, ranks.device,
+                  options.shared)
     rows: list[Row] = [{"collective": collective.name, "size": total_bytes(collective, shape), "count": shape.count,
                         "type": shape.type, "redop": shape.operation, "root": shape.root, "backend": name,
                         "out_of_place": None, "in_place": None, "memcpy": None} for name in ranks.backends]
     gc.disable()
     try:
         for placement in collective.placements:
-            contenders, copied = _placement(options, ranks, collective, shape, placement)
+            contenders, medians = _placement(options, ranks, collective, shape, placement == "in_place")
             cells = [_cell(collective, shape, contender) for contender in contenders]
             for row, cell in zip(rows, cells):
                 base = cells[0].get("median")
                 cell["ratio"] = cell["median"] / base if base and "median" in cell else None
-                row[placement], row["memcpy"] = cell, copied if row["memcpy"] is None else row["memcpy"]
+                cell["limit"] = medians.get("limit")
+                row[placement], row["memcpy"] = cell, row["memcpy"] or medians.get("memcpy")
     finally:
         gc.enable()
     return rows

@@ -109,6 +109,8 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", type=_backends, default=["tutti"], metavar="NAMES",
                        help="backends of torch, such as tutti,gloo: measured turn by turn (default: tutti)")
     group.add_argument("--device", choices=("cpu", "cuda"), help="where tensors are (default: cuda for nccl, else cpu)")
+    group.add_argument("--shared", action="store_true",
+                       help="tensors lie in tutti's shared memory, as those of torch_tutti.empty do")
     group.add_argument("--no-bind", action="store_true",
                        help="do not bind every rank to a core of its own (done where there are enough cores)")
 

@@ -1,8 +1,9 @@
 """The picture of `tutti bench --plot`: time and bus bandwidth over size, a row of axes for each collective, a line for
-each backend, and one memcpy of the same bytes, measured in the same run, as the measure of both. Needs matplotlib.
+each backend, and two measures of both from the same run: one memcpy of the same bytes, and the limit of the memory,
+which is every byte that is sent read once and every byte that is received written once. Needs matplotlib.
 
-No limit is drawn for small sizes: it would be the exchange of one cache line between two cores, which cannot be timed
-from Python; the picture says so.
+Neither is drawn for small sizes: there the limit is the exchange of one cache line between two cores, which cannot be
+timed from Python; the picture says so.
 """
 from __future__ import annotations
 
@@ -38,11 +39,22 @@ def lines(documents: list[tuple[str, Document]]) -> dict[str, dict[tuple[str, st
     return found
 
 
-def limits(documents: list[tuple[str, Document]], collective: str) -> dict[str, dict[int, float]]:
+def copies(documents: list[tuple[str, Document]], collective: str) -> dict[str, dict[int, float]]:
     """By label, by size: microseconds of one memcpy, where it was measured."""
     return {label: found for label, document in documents if (found := {
         row["size"]: row["memcpy"] for row in document["results"]
         if row["collective"] == collective and row["memcpy"]})}
+
+
+def limits(documents: list[tuple[str, Document]], collective: str) -> dict[tuple[str, str], dict[int, float]]:
+    """By (label, placement), by size: microseconds in which the memory could do it."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for label, document in documents:
+        for row in document["results"]:
+            for placement, cell in cells(row).items():
+                if row["collective"] == collective and cell.get("limit"):
+                    found.setdefault((label, placement), {})[row["size"]] = cell["limit"]
+    return found
 
 
 def median_bandwidth(cell: dict[str, Any]) -> float:
@@ -82,17 +94,20 @@ def _draw_limits(documents: list[tuple[str, Document]], collective: str, of_coll
                  time_axes: Any, bandwidth_axes: Any) -> None:
     cell = next(cell for line in of_collective.values() for cell in line.values())
     factor = cell["bus_bw"] / cell["alg_bw"] if cell["alg_bw"] else 1.0
-    for label, copies in limits(documents, collective).items():
-        style = {"color": "black", "linestyle": ":", "linewidth": 1.2,
-                 "label": "one memcpy of the same bytes" + (f" ({label})" if label else "")}
-        sizes = sorted(copies)
-        time_axes.plot(sizes, [copies[size] for size in sizes], **style)
-        bandwidth_axes.plot(sizes, [size / copies[size] / 1e3 * factor for size in sizes], **style)
+    drawn = [("one memcpy of the same bytes", label, ":", "black", line)
+             for label, line in copies(documents, collective).items()]
+    drawn += [(f"limit of the memory, {PLACEMENTS[placement]}", label, STYLES[placement], "grey", line)
+              for (label, placement), line in limits(documents, collective).items()]
+    for what, label, style, colour, line in drawn:
+        look = {"color": colour, "linestyle": style, "linewidth": 1.2, "label": what + (f" ({label})" if label else "")}
+        sizes = sorted(line)
+        time_axes.plot(sizes, [line[size] for size in sizes], **look)
+        bandwidth_axes.plot(sizes, [size / line[size] / 1e3 * factor for size in sizes], **look)
 
 
 def _caption(document: Document) -> str:
     host, config = document["machine"], document["config"]
     return (f"{config['nranks']} ranks on {host['processor']}, {host['cores']} cores; torch "
-            f"{document['versions']['torch']}. The memcpy runs on all ranks at once, as the operations do.\nBelow 64 "
-            "KiB no limit is drawn: it is the exchange of a cache line between two cores, which cannot be timed from "
-            "Python.")
+            f"{document['versions']['torch']}. The memcpy runs on all ranks at once, as the operations do; the "
+            "limit is that of an update in place that touches as many bytes.\nBelow 64 KiB neither is drawn: there it "
+            "is the exchange of a cache line between two cores, which cannot be timed from Python.")

@@ -14,9 +14,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from memory import is_shared
 
 from torch_tutti import _bench, _bench_launch, _bench_picture, _bench_report, _takeover, cli, take_over
-from torch_tutti._bench_collectives import POISON, TABLE, Shape, source, wrong
+from torch_tutti._bench_collectives import POISON, TABLE, Shape, buffers, source, wrong
 from torch_tutti._bench_measure import Ranks, percentile, turns
 from torch_tutti._bench_options import COLLECTIVES, OPERATIONS, TYPES, size, sizes
 
@@ -104,6 +105,18 @@ def test_bus_bandwidth_factors():
             assert of.pop(name) == pytest.approx((n - 1) / n)
         assert set(of) == {"broadcast", "reduce", "sendrecv"} and set(of.values()) == {1.0}
     assert tuple(TABLE) == COLLECTIVES
+
+
+# (out of place, in place), of 4 ranks, in blocks of one rank
+TOUCHED = {"all_reduce": (2, 2), "all_gather": (5, 4), "reduce_scatter": (5, 5), "broadcast": (1.25, 1),
+           "reduce": (1.25, 1.25), "alltoall": (8, None), "gather": (2, 1.5), "scatter": (2, 1.5), "sendrecv": (2, None)}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_limit_is_every_byte_read_and_written_once(name):
+    shape = Shape(0, 4, 100, "float", "sum", 0, "cpu")
+    for in_place, blocks in enumerate(TOUCHED[name]):
+        assert blocks is None or TABLE[name].touched(shape, bool(in_place)) == 100 * blocks
 
 
 def reduce_in_order(values, operation):
@@ -200,6 +213,24 @@ def test_every_collective_type_and_operation_is_right(shared):
             assert refused or (row[name]["nwrong"] == 0 and row[name]["iterations"] == 1 and row[name]["time"] > 0)
     assert [row["root"] for row in rows if row["collective"] == "gather"] == [2] * 2 * len(TYPES)
     assert "# gloo does not do all_reduce of int32 with avg: " in printed
+
+
+def in_shared_memory(world):
+    return measured(world, "all", *QUICK, "--shared", backends=("tutti",))
+
+
+def test_shared_tensors_are_measured(shared):
+    document, printed = shared(3).run(in_shared_memory)[0]
+    assert document["config"]["shared_tensors"] and "# tensors in shared memory" in printed
+    assert document["out_of_bounds"] == {"count": 0, "okay": True}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_buffers_lie_where_they_were_asked_for(name):
+    for in_place in (placement == "in_place" for placement in TABLE[name].placements):
+        for asked in (False, True):
+            shape = Shape(0, 2, 1 << 15, "float", "sum", 0, "cpu", asked)
+            assert [is_shared(tensor) for tensor in buffers(TABLE[name], shape, in_place)] == [asked] * 2
 
 
 def add_one(world):
@@ -320,7 +351,7 @@ def test_numbers_use_the_room_they_have(value, text):
 def example(backends=("tutti", "gloo"), **changes):
     """A document of one line for each backend: the second takes four times as long."""
     cell = {"time": 10.0, "alg_bw": 13.0, "bus_bw": 13.0, "nwrong": 0, "median": 8.0, "p99": 20.0, "best": 7.0,
-            "iterations": 20, "ratio": 1.0}
+            "iterations": 20, "ratio": 1.0, "limit": 2.0}
     row = {"collective": "all_reduce", "size": 131072, "count": 32768, "type": "float", "redop": "sum", "root": -1,
            "out_of_place": None, "memcpy": 4.0, **changes}
     found = options("all_reduce", "--backend", ",".join(backends))
@@ -399,7 +430,9 @@ def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
     drawn = _bench_picture.lines(documents)["all_reduce"]
     assert {key: list(line) for key, line in drawn.items()} == {
         ("tutti (a)", "in_place"): [131072], ("gloo (a)", "in_place"): [131072], ("gloo (b)", "in_place"): [262144]}
-    assert _bench_picture.limits(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
+    assert _bench_picture.copies(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
+    assert _bench_picture.limits(documents, "all_reduce") == {
+        ("a", "in_place"): {131072: 2.0}, ("b", "in_place"): {262144: 2.0}}
     assert _bench_picture.median_bandwidth(drawn["tutti (a)", "in_place"][131072]) == 13.0 * 10 / 8
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     _bench_picture.draw(documents, str(tmp_path / "both.svg"))
@@ -435,6 +468,7 @@ def test_ranks_of_its_own(tmp_path):
     assert rows == [table.line(row) for row in document["results"]] and len(rows) == 4
     assert [(row["size"], row["count"]) for row in document["results"][::2]] == [(1024, 128), (131072, 16384)]
     assert [row["memcpy"] is not None for row in document["results"]] == [False, False, True, True]
+    assert [row["in_place"]["limit"] is not None for row in document["results"]] == [False, False, True, True]
     assert document["args"][:2] == ["bench", "reduce_scatter"] and len(document["config"]["devices"]) == 2
     assert not drawing or picture.read_bytes()[1:4] == b"PNG"
 

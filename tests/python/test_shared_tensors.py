@@ -6,22 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_tutti as tutti
+from memory import is_shared
 from torch.nn.parallel import DistributedDataParallel
 from training import batch, flat, loss_of, network, stochastic_descent
 
 COUNT = 300_007                                             # several tiles, the last one short
-
-
-def is_shared(tensor):
-    """Whether its memory is a mapping of ours."""
-    if not tensor.numel():
-        return False
-    with open("/proc/self/maps", encoding="ascii") as file:
-        for line in file:
-            begin, _, end = line.split()[0].partition("-")
-            if int(begin, 16) <= tensor.data_ptr() < int(end, 16):
-                return "tutti" in line
-    return False
 
 
 # ---- tensors ----

@@ -1,0 +1,13 @@
+"""Where a tensor lies."""
+
+
+def is_shared(tensor):
+    """Whether its memory is a mapping of ours."""
+    if not tensor.numel():
+        return False
+    with open("/proc/self/maps", encoding="ascii") as file:
+        for line in file:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= tensor.data_ptr() < int(end, 16):
+                return "tutti" in line
+    return False
