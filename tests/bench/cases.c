@@ -51,6 +51,21 @@ static void set_goal_of_more(struct bench_case *c)      /* than there are cores,
     } else if (c->bytes == 16 * MI && c->ranks == 4 && c->in_place) c->goal = c->shared ? 0.60 : 1.30;
 }
 
+double case_touched(const struct bench_case *c)
+{
+    double part = 1.0 / c->ranks;
+    switch (c->verb) {
+    case ALLREDUCE: return 1;
+    case REDUCE_SCATTER: return (1 + part) / 2;
+    case ALLGATHER: return c->in_place ? 0.5 : (part + 1) / 2;
+    case BROADCAST: return c->in_place ? 0.5 : (part + 1) / 2;
+    case ALL_TO_ALL: return 1;
+    case SEND_RECV: return 1;
+    case VERBS: break;
+    }
+    return 0;
+}
+
 /* ---- rows ---- */
 struct list { struct bench_case *at; int count; };
 static void add(struct list *list, struct bench_case c)

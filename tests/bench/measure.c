@@ -2,6 +2,7 @@
  * mapping made before they are forked, and never through the library that is measured. */
 #include "tests/bench/measure.h"
 #include "backend/host/wait.h"
+#include "kernels/reduce.h"
 #include "kernels/stream.h"
 #include <sched.h>
 #include <signal.h>
@@ -239,6 +240,12 @@ double coherent_ns(const void *from, size_t bytes, bool streamed)
         took += since_ns(begin);
     }
     return took;
+}
+double update_ns(void *at, size_t bytes)
+{
+    double begin = begin_together();
+    reduce_find(TUTTI_FLOAT32, TUTTI_SUM)(&at, 1, (const void *[]){ at, at }, 2, bytes / sizeof(float), 1);
+    return since_ns(begin);
 }
 void dirty(void *at, size_t bytes, int seed)
 {

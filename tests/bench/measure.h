@@ -24,7 +24,7 @@ double now_ns(void);
 double since_ns(double begin);                          /* without what the clock itself takes                    */
 
 /* ---- samples ---- */
-enum series { OURS, BESIDE, BESIDE_OTHERWISE, SERIES }; /* a reference may have two ways; the better counts      */
+enum series { OURS, BESIDE, BESIDE_OTHERWISE, UPDATE, SERIES }; /* of two ways of a reference the better counts    */
 void sample_set(enum series which, int index, double ns);              /* of this rank                            */
 void call_set(int index, double ns);                    /* one call of many, where a sample is the mean of many   */
 /* For rank 0 when all have met: of the slowest rank of each sample. q: 0 the best … 1 the slowest. */
@@ -48,4 +48,6 @@ double flag_barrier_ns(void);                           /* median of some batche
 enum { COHERENT_MOST = 1 << 20 };
 double coherent_ns(const void *from, size_t bytes, bool streamed);
 bool coherent_can_stream(void);
+/* ns for reading and writing so many bytes in place: the rate at which memory can be worked on. */
+double update_ns(void *at, size_t bytes);
 void dirty(void *at, size_t bytes, int seed);           /* the owner writes its buffer: small floats              */
