@@ -51,7 +51,8 @@ def begin(options: argparse.Namespace, words: list[str], ranks: list[dict[str, A
     config = {"nranks": len(ranks), "backends": options.backend, "minimum_bytes": options.minbytes,
               "maximum_bytes": options.maxbytes, **step, "warmup_iters": options.warmup_iters,
               "iterations": options.iters, "aggregated_iterations": options.agg_iters, "validation": options.check,
-              "average": options.average, "shared_tensors": options.shared, "timeout": options.timeout, "devices": ranks}
+              "average": options.average, "shared_tensors": options.shared, "timeout": options.timeout,
+              "devices": ranks}
     return {"format": FORMAT, "version": VERSION, "start_time": _now(), "args": words,
             "env": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SHARED_SETTINGS)},
             "machine": machine(), "versions": versions(), "config": config, "results": []}

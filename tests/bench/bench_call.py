@@ -9,10 +9,12 @@ same way, around a call of nothing, and taken off. A figure is the median of the
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -107,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--calls", type=int, default=200, help="in a batch")
+    parser.add_argument("--json", type=Path, help="also write what was measured into this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
@@ -124,6 +127,9 @@ def main() -> None:
     figures = {form: summary(taken, nothing) for form, taken in batches.items()}
     if rank == 0:
         report(figures, nothing)
+        if options.json:
+            verdicts = {form: verdict(form, figures) for form in figures}
+            options.json.write_text(json.dumps({"figures": figures, "verdicts": verdicts}, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -109,7 +109,8 @@ def test_bus_bandwidth_factors():
 
 # (out of place, in place), of 4 ranks, in blocks of one rank
 TOUCHED = {"all_reduce": (2, 2), "all_gather": (5, 4), "reduce_scatter": (5, 5), "broadcast": (1.25, 1),
-           "reduce": (1.25, 1.25), "alltoall": (8, None), "gather": (2, 1.5), "scatter": (2, 1.5), "sendrecv": (2, None)}
+           "reduce": (1.25, 1.25), "alltoall": (8, None), "gather": (2, 1.5), "scatter": (2, 1.5),
+           "sendrecv": (2, None)}
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -3,7 +3,8 @@
  * rank's times in ns. Every rank is pinned to a core, and writes all of its buffer before each call, as a program
  * does. compare.py builds and runs it for each library in turn.
  *
- * peers RANKS SMALLEST LARGEST   (RANKS is for tutti, whose ranks are forked here; mpirun starts those of MPI) */
+ * peers RANKS [shared] BYTES…   (RANKS is for tutti, whose ranks are forked here; mpirun starts those of MPI)
+ * shared: buffers of tutti_mem_alloc */
 #include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,6 +43,12 @@ static void library_start(int *argc, char ***argv)
     exit(failed ? 1 : 0);
 }
 static void library_finish(void) { must(tutti_comm_destroy(comm)); _exit(0); }
+static void *shared_memory(size_t bytes)
+{
+    void *at;
+    must(tutti_mem_alloc(&at, bytes));
+    return at;
+}
 static void barrier(void) { must(tutti_barrier(comm, NULL)); }
 static void slowest(double *times, size_t count)
 {
@@ -88,6 +95,7 @@ static void library_start(int *argc, char ***argv)
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 }
 static void library_finish(void) { MPI_Finalize(); }
+static void *shared_memory(size_t bytes) { (void)bytes; return NULL; }
 static void barrier(void) { MPI_Barrier(MPI_COMM_WORLD); }
 static void slowest(double *times, size_t count)
 {
@@ -174,7 +182,7 @@ static double sample(const struct collective *c, float *in, float *out, size_t n
 static void measure(const struct collective *c, float *in, float *out, size_t n)
 {
     static double times[MOST];
-    double most = 3e8 / ((double)n * 2 + 3e5);                          /* about a third of a second */
+    double most = 1.5e8 / ((double)n * 2 + 1.5e5);                      /* about a tenth of a second */
     int samples = most > MOST ? MOST : most < 9 ? 9 : (int)most;
     for (int s = -2; s < samples; s++) {                                /* two to warm up */
         double took = sample(c, in, out, n, rank + s);
@@ -197,16 +205,21 @@ static void pin(void)
 int main(int argc, char **argv)
 {
     library_start(&argc, &argv);
-    if (argc < 4) fail("usage: peers RANKS SMALLEST LARGEST (bytes)");
-    size_t smallest = strtoul(argv[2], NULL, 10), largest = strtoul(argv[3], NULL, 10);
-    float *in = aligned_alloc(4096, largest + 4096), *out = aligned_alloc(4096, largest + 4096);
+    bool shared = argc > 2 && !strcmp(argv[2], "shared");
+    int first = 2 + shared;
+    if (argc <= first) fail("usage: peers RANKS [shared] BYTES...");
+    size_t largest = 0;
+    for (int i = first; i < argc; i++)
+        if (strtoul(argv[i], NULL, 10) > largest) largest = strtoul(argv[i], NULL, 10);
+    size_t room = largest / 4096 * 4096 + 8192;
+    float *in = shared ? shared_memory(room) : aligned_alloc(4096, room);
+    float *out = shared ? shared_memory(room) : aligned_alloc(4096, room);
     if (!in || !out) fail("no memory for the buffers");
     pin();
-    memset(in, 0, largest + 4096);
-    memset(out, 0, largest + 4096);
+    memset(in, 0, room);
+    memset(out, 0, room);
     for (size_t c = 0; c < sizeof collectives / sizeof *collectives; c++)
-        for (size_t bytes = smallest; bytes <= largest; bytes *= 8)
-            measure(&collectives[c], in, out, bytes / sizeof *in);
+        for (int i = first; i < argc; i++) measure(&collectives[c], in, out, strtoul(argv[i], NULL, 10) / sizeof *in);
     library_finish();
     return 0;
 }

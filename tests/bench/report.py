@@ -1,0 +1,320 @@
+"""Writes what script/bench has measured into docs/performance.md and draws docs/img: tables stand there between
+`<!-- measured: NAME -->` and `<!-- end -->`, everything else on the page is written by hand and stays.
+
+    python tests/bench/report.py RESULTS [--page docs/performance.md] [--images docs/img]
+
+RESULTS is a folder with files of the benchmarks. What was not measured keeps its old table, and that is said.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {"core": "core.json", "peers": "peers.json", "small": "torch_small.json", "large": "torch_large.json",
+         "shared": "torch_shared.json", "call": "call.json"}
+# collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
+NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
+         "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
+         "all_to_all": ("all_to_all", "alltoall", False), "send_recv": ("send and back", "sendrecv", False)}
+NEAR_NS = 130                   # a flag barrier of cores that share a cache takes less
+KI, MI = 1 << 10, 1 << 20
+
+
+# ---- words ----
+def size(count):
+    return f"{count // MI} Mi" if count >= MI else f"{count // KI} Ki" if count >= KI else str(count)
+
+
+def time(microseconds):
+    """With three digits and a unit."""
+    factor, unit = next(scale for scale in ((1e3, "ns"), (1, "µs"), (1e-3, "ms"))
+                        if microseconds * scale[0] < 999.5 or scale[1] == "ms")
+    value = microseconds * factor
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+
+
+def ratio(value):
+    return f"{value:.2f}" if value < 9.995 else f"{value:.0f}"
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
+
+
+# ---- the machine ----
+def first_line(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()[0]
+    except (OSError, IndexError, subprocess.TimeoutExpired):
+        return "unknown"
+
+
+def value_in(path, name):
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+def caches():
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, amount = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and int(level) > 1:
+            found.append(f"L{level} {amount.replace('K', ' KiB')}")
+    return ", ".join(found) or "caches unknown"
+
+
+def placement(core):
+    """How near the cores were, and whether that stayed so."""
+    flags = [row["flag_ns"] for row in core["rows"] if row["ranks"] == 2]
+    if not flags:
+        return ""
+    near = sum(flag < NEAR_NS for flag in flags) / len(flags)
+    place = ("the two cores share a level-3 cache" if near > 0.95 else "the two cores share no cache" if near < 0.05
+             else f"the hypervisor moved the cores: in {near:.0%} of the rows they share a level-3 cache")
+    return f"A bare flag barrier takes {min(flags):.0f} to {max(flags):.0f} ns: {place}."
+
+
+def machine(results):
+    from importlib.metadata import version
+    core, kernel = results.get("core"), ".".join(platform.release().split(".")[:2])
+    return (f"Measured on {datetime.date.today()} on {value_in('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores "
+            f"({caches()}), {platform.system()} {kernel}, {first_line('cc', '--version')}, torch "
+            f"{version('torch')}, load {os.environ.get('BENCH_LOAD', 'unknown')} before. "
+            + (placement(core) if core else "")).strip()
+
+
+# ---- the C core ----
+def what(row):
+    name = row["case"] + ("" if row["dtype"] == "float32" else f", {row['dtype']}")
+    return name + (f", {row['ranks']} ranks" if row["ranks"] != 2 else "")
+
+
+def where(row):
+    return f"{'shared' if row['shared'] else 'private'}{', in place' if row['in_place'] else ''}"
+
+
+def goals(results):
+    rows = [row for row in results["core"]["rows"] if row["goal"]]
+    lines = []
+    for row in rows:
+        goal = f"≤ {row['goal']:g}"
+        if row["goal_p99"]:
+            goal += f", p99 {ratio(row['p99_us'] / row['beside_single_us'])} ≤ {row['goal_p99']:g}"
+        if row["goal_p99_us"]:
+            goal += f", p99 < {time(row['goal_p99_us'])}"
+        lines.append([what(row), size(row["bytes"]), where(row), time(row["median_us"]), time(row["p99_us"]),
+                      time(row["best_us"]), f"{row['beside']} {time(row['beside_us'])}", ratio(row["ratio"]), goal,
+                      "yes" if row["met"] else f"**no**; {ratio(row['median_us'] / row['limit_us'])} × limit"])
+    met = sum(row["met"] for row in rows)
+    return f"{met} of {len(rows)} goals are met.\n\n" + table(
+        ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "met"], lines)
+
+
+def core_row(core, name, count, shared, in_place):
+    wanted = {"case": name, "bytes": count, "shared": shared, "in_place": in_place, "ranks": 2, "dtype": "float32"}
+    return next((row for row in core["rows"] if wanted.items() <= row.items()), None)
+
+
+def core(results):
+    found, lines = results["core"], []
+    copies = memcpy(found)
+    for name, (_, _, in_place) in NAMES.items():
+        for count in sorted({row["bytes"] for row in found["rows"] if row["case"] == name}):
+            ours = [core_row(found, name, count, shared, in_place) for shared in (False, True)]
+            if ours[0]:
+                copied = ours[0]["beside_us"] if ours[0]["beside"] == "memcpy" else copies.get(count)
+                lines.append([name, size(count), *(time(row["median_us"]) if row else "" for row in ours),
+                              time(copied) if copied else "", time(limit(ours[0]))])
+    return table(["case", "bytes", "private", "shared", "memcpy", "limit"], lines)
+
+
+def memcpy(core):
+    """By size: of all ranks at once, over all rows."""
+    sizes = {row["bytes"] for row in core["rows"]}
+    found = {count: [row["beside_us"] for row in core["rows"] if row["bytes"] == count and row["beside"] == "memcpy"
+                     and row["ranks"] == 2 and row["case"] != "send_recv"] for count in sizes}
+    return {count: statistics.median(times) for count, times in sorted(found.items()) if times}
+
+
+def limit(row):
+    """Nobody can be faster than a flag, nor than the memory."""
+    return max(row["flag_ns"] / 1e3, row["limit_us"]) if row["bytes"] >= 4 * KI else row["limit_us"]
+
+
+# ---- beside others ----
+def peers(results):
+    rows = results["peers"]["rows"]
+    libraries = [name for name in rows[0]["times"] if not name.startswith("tutti")]
+    if not libraries:
+        return "Neither Open MPI nor MPICH was installed."
+    sizes = sorted({row["bytes"] for row in rows})
+    found = []
+    for ours in (name for name in rows[0]["times"] if name.startswith("tutti")):
+        lines = [[collective, *(" / ".join(
+            ratio(row["times"][name] / row["times"][ours]) for name in libraries)
+            for count in sizes for row in rows if (row["collective"], row["bytes"]) == (collective, count))]
+            for collective in dict.fromkeys(row["collective"] for row in rows)]
+        kind = "shared" if "shared" in ours else "private"
+        found.append(f"{' and '.join(libraries)} ÷ tutti, {kind} tensors:\n\n"
+                     + table(["bytes", *map(size, sizes)], lines))
+    return "\n\n".join(found)
+
+
+def torch_rows(results, *names):
+    return [row for name in names if name in results for row in results[name]["results"]]
+
+
+def of_torch(rows, backend, collective, placement):
+    """By size: medians in µs."""
+    return {row["size"]: row[placement]["median"] for row in rows
+            if (row["backend"], row["collective"]) == (backend, collective) and "median" in (row[placement] or {})}
+
+
+def through_torch(results):
+    rows = torch_rows(results, "small", "large")
+    sizes = sorted({row["size"] for row in rows})
+    lines = []
+    for collective in dict.fromkeys(row["collective"] for row in rows):
+        for placement in ("out_of_place", "in_place"):
+            ours, theirs = (of_torch(rows, name, collective, placement) for name in ("tutti", "gloo"))
+            if ours and theirs:
+                lines.append([collective + (", in place" if placement == "in_place" else ""),
+                              *(ratio(theirs[count] / ours[count]) if count in ours and count in theirs else ""
+                                for count in sizes)])
+    ours, theirs = (of_torch(rows, name, "all_reduce", "in_place") for name in ("tutti", "gloo"))
+    shared = of_torch(torch_rows(results, "shared"), "tutti", "all_reduce", "in_place")
+    times = [[size(count), time(ours[count]), time(shared[count]) if count in shared else "",
+              time(theirs[count]) if count in theirs else ""] for count in sizes if count in ours]
+    return (f"gloo ÷ tutti, private tensors:\n\n{table(['bytes', *map(size, sizes)], lines)}\n\nall_reduce:\n\n"
+            + table(["bytes", "tutti", "tutti, shared", "gloo"], times))
+
+
+def call(results):
+    figures = results["call"]["figures"]
+    lines = []
+    for form, (median, _, _) in figures.items():
+        backend, _, kind = form.partition(" ")
+        if backend == "tutti":
+            beside = figures.get(f"fake {kind}")
+            lines.append([kind, f"{beside[0]:.2f}" if beside else "", f"{median:.2f}",
+                          f"{median - beside[0]:.2f}" if beside else "", results["call"]["verdicts"].get(form, "")])
+    return table(["call", "fake, µs", "tutti, µs", "ours, µs", "goal"], lines)
+
+
+# ---- pictures ----
+def curves(results, name, in_place):
+    """(label, style, {bytes: µs}) of one collective."""
+    in_peers, in_torch, _ = NAMES[name]
+    core, found = results["core"], []
+    one_way = 0.5 if name == "send_recv" else 1         # there and back, in the others' program and below 4 KiB in ours
+
+    def ours(shared):
+        rows = ((count, core_row(core, name, count, shared, in_place)) for count in sizes)
+        return {count: row["median_us"] * (one_way if count < 4 * KI else 1) for count, row in rows if row}
+    sizes = sorted({row["bytes"] for row in core["rows"]})
+    found += [("tutti, private", "C0-", ours(False)), ("tutti, shared", "C2-", ours(True))]
+    wanted = in_peers + ("" if in_place or name != "allreduce" else ", out of place")
+    for library, style in (("Open MPI", "C1-"), ("MPICH", "C3-")):
+        found.append((library, style, {row["bytes"]: row["times"][library] * one_way
+                                       for row in results.get("peers", {}).get("rows", [])
+                                       if row["collective"] == wanted and library in row["times"]}))
+    if name != "send_recv":                             # there both ways at once
+        rows = torch_rows(results, "small", "large")
+        for backend, style in (("tutti", "C0--"), ("gloo", "C4--")):
+            for kind in ("in_place", "out_of_place"):
+                if line := of_torch(rows, backend, in_torch, kind):
+                    found.append((f"{backend} through torch", style, line))
+                    break
+    limits = {count: limit(row) * (one_way if count < 4 * KI else 1) for count in sizes
+              if (row := core_row(core, name, count, False, in_place))}
+    found += [("one memcpy", "k:", memcpy(core)), ("limit: a flag, or the memory", "k--", limits)]
+    if name == "allreduce":
+        found.append(("T_coh, of staged tensors", "y:", {row["bytes"]: row["beside_us"] for row in core["rows"] if (
+            row["beside"], row["in_place"], row["shared"], row["case"]) == ("T_coh", in_place, False, name)}))
+    return [curve for curve in found if curve[2]]
+
+
+def draw_one(axes, results, name, in_place):
+    for label, style, line in curves(results, name, in_place):
+        thin = style[0] in "ky" or "--" in style
+        axes.plot(list(line), list(line.values()), style, label=label, linewidth=1 if thin else 1.8,
+                  marker="" if thin else ".")
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="median time, µs",
+             title=name + (", in place" if in_place else ""))
+    axes.set_xscale("log", base=2)
+    axes.grid(True, which="major", linewidth=0.4)
+
+
+def pictures(results, folder):
+    from matplotlib.figure import Figure
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    axes = figure.subplots()
+    draw_one(axes, results, "allreduce", True)
+    axes.legend(fontsize=9)
+    figure.savefig(folder / "allreduce.png", dpi=110)
+    figure = Figure(figsize=(14, 8.5), layout="constrained")
+    grid = figure.subplots(2, 3)
+    for axes, (name, (_, _, in_place)) in zip(grid.flat, NAMES.items()):
+        draw_one(axes, results, name, in_place and name == "broadcast")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9)
+    figure.savefig(folder / "collectives.png", dpi=110)
+
+
+# ---- the page ----
+BLOCKS = {"machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
+          "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")), "call": (call, ("call",))}
+
+
+def put(page, name, text):
+    """The page with this block between its marks. Raises ValueError when it has no place for it."""
+    pattern = rf"(<!-- measured: {re.escape(name)} -->\n).*?(<!-- end -->)"
+    changed, times = re.subn(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+    if times != 1:
+        raise ValueError(f"the page has {times} places for '{name}' instead of one: <!-- measured: {name} --> and, "
+                         "after it, <!-- end -->")
+    return changed
+
+
+def written(page, results):
+    for name, (block, needed) in BLOCKS.items():
+        missing = [FILES[part] for part in needed if part not in results]
+        if missing:
+            print(f"'{name}' keeps what it has: there is no {', '.join(missing)}", file=sys.stderr)
+        else:
+            page = put(page, name, block(results))
+    return page
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/performance.md")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs/img")
+    arguments = parser.parse_args()
+    results = {name: json.loads((arguments.results / file).read_text()) for name, file in FILES.items()
+               if (arguments.results / file).exists()}
+    if not results:
+        raise SystemExit(f"there is nothing in {arguments.results}: run script/bench")
+    page = written(arguments.page.read_text(encoding="utf-8"), results)
+    if "core" in results:
+        pictures(results, arguments.images)
+    else:
+        print("the pictures stay as they are: there is no core.json", file=sys.stderr)
+    arguments.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The page that script/bench writes: measured tables replace those between the marks, and nothing else changes."""
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "By hand.\n<!-- measured: {} -->\nold\n<!-- end -->\nAlso by hand.\n"
+
+
+@pytest.fixture(scope="module")
+def report():
+    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "tests/bench/report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(**changes):
+    return {"case": "allreduce", "bytes": 8, "ranks": 2, "dtype": "float32", "in_place": True, "shared": False,
+            "beside": "flag barrier", "goal": 1.25, "goal_p99": 3, "goal_p99_us": 0, "median_us": 0.09, "p99_us": 0.2,
+            "best_us": 0.08, "slowest_us": 9.0, "beside_us": 0.06, "beside_p99_us": 0.15, "beside_single_us": 0.1,
+            "ratio": 1.5, "limit_us": 0.06, "flag_ns": 61.0, "met": False, **changes}
+
+
+def test_only_what_stands_between_the_marks_changes(report):
+    assert report.put(PAGE.format("goals"), "goals", "new") == PAGE.format("goals").replace("old", "new")
+
+
+@pytest.mark.parametrize("page", ["no marks", PAGE.format("core"), PAGE.format("goals") * 2])
+def test_a_page_without_a_place_is_refused(report, page):
+    with pytest.raises(ValueError, match=r"places for 'goals' instead of one: <!-- measured: goals -->"):
+        report.put(page, "goals", "new")
+
+
+def test_goals_say_by_how_much_they_are_missed(report):
+    found = [row(), row(case="broadcast", bytes=64 << 20, shared=True, goal=0.95, goal_p99=0, median_us=5e3, p99_us=6e3,
+                        best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, met=True), row(goal=0, met=None)]
+    lines = report.goals({"core": {"rows": found}}).splitlines()
+    assert lines[0] == "1 of 2 goals are met." and len(lines) == 6
+    assert lines[4] == ("| allreduce | 8 | private, in place | 90.0 ns | 200 ns | 80.0 ns | flag barrier 60.0 ns | "
+                        "1.50 | ≤ 1.25, p99 2.00 ≤ 3 | **no**; 1.50 × limit |")
+    assert lines[5] == ("| broadcast | 64 Mi | shared, in place | 5.00 ms | 6.00 ms | 4.00 ms | memcpy 10.0 ms | "
+                        "0.50 | ≤ 0.95 | yes |")
+
+
+@pytest.mark.parametrize("microseconds, text", [(0.0615, "61.5 ns"), (0.9996, "1.00 µs"), (1.234, "1.23 µs"),
+                                                (123.4, "123 µs"), (999.4, "999 µs"), (999.6, "1.00 ms"),
+                                                (56789.0, "56.8 ms"), (1234567.0, "1235 ms")])
+def test_times_have_three_digits(report, microseconds, text):
+    assert report.time(microseconds) == text
+
+
+def test_ratios_are_others_over_ours(report):
+    times = {"tutti": 2.0, "tutti, shared": 1.0, "Open MPI": 3.0, "MPICH": 40.0}
+    text = report.peers({"peers": {"rows": [{"collective": "allgather", "bytes": 4096, "times": times}]}})
+    assert "| allgather | 1.50 / 20 |" in text and "| allgather | 3.00 / 40 |" in text and "| bytes | 4 Ki |" in text
+
+
+def test_peers_that_are_not_installed_are_named(report):
+    text = report.peers({"peers": {"rows": [{"collective": "allgather", "bytes": 8, "times": {"tutti": 2.0}}]}})
+    assert text == "Neither Open MPI nor MPICH was installed."
+
+
+@pytest.mark.parametrize("flags, said", [([61, 70], "share a level-3 cache"), ([210, 390], "share no cache"),
+                                         ([60, 300], "in 50% of the rows they share")])
+def test_placement_of_the_cores_is_said(report, flags, said):
+    assert said in report.placement({"rows": [row(flag_ns=flag) for flag in flags]})
+
+
+def test_what_was_not_measured_stays_and_is_said(report, capsys):
+    page = "".join(PAGE.format(name) for name in report.BLOCKS)
+    changed = report.written(page, {"core": {"rows": [row()]}})
+    assert changed.count("old") == 3 and "0 of 1 goals are met." in changed
+    errors = capsys.readouterr().err
+    assert "'peers' keeps what it has: there is no peers.json" in errors and "'torch' keeps what it has" in errors
+
+
+def test_the_page_has_a_place_for_every_table(report):
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    for name in report.BLOCKS:
+        assert "measured" in report.put(page, name, "measured")
