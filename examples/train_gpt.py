@@ -158,10 +158,20 @@ def check(results):
 
 
 # ---- training ----
+def data_parallel(model, group=None, shared=False):
+    """shared: the buckets of gradients lie in memory that all ranks reach, and tutti reduces them there."""
+    options = {"process_group": group, "bucket_cap_mb": BUCKET_MB, "gradient_as_bucket_view": True}
+    if not shared:
+        return DistributedDataParallel(model, **options)
+    import torch_tutti
+    with torch_tutti.shared_tensors():
+        return torch_tutti.share_buckets(DistributedDataParallel(model, **options))
+
+
 class Trainer:
     """One training on one backend, from joining the group to leaving it."""
 
-    def __init__(self, options, backend, text, device):
+    def __init__(self, options, backend, text, device, group=None):
         self.options, self.backend, self.text, self.device = options, backend, text, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(options.seed)
@@ -169,7 +179,7 @@ class Trainer:
         self.last_gradient = 0.0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.note_gradient)
-        self.model = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True)
+        self.model = data_parallel(model, group, shared=backend == "tutti" and device.type == "cpu")
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1)
         self.losses, self.step_seconds, self.waits = [], [], []
         if options.resume:
