@@ -4,8 +4,8 @@
 
 The same step is made on every backend, turn by turn, and once with each rank in a group by itself: there DDP does all
 it does but has nobody to communicate with, so that step is the computing. A step is as long as its slowest rank takes
-from a common start. Its exposed communication is what it takes longer than the computing of the same turn; medians of
-the turns.
+from a common start. Its exposed communication is what it takes longer than the computing of the same turn: the median
+of the turns, and their quartiles.
 
 Two kinds of step. "example": the one of examples/train_gpt.py, as it is. "timer": computing that takes time but no
 core, as a GPU's does: each layer sleeps, and a bucket that is ready can be reduced meanwhile. There the layers sleep so
@@ -119,28 +119,31 @@ def measure(steps: dict[str, Callable[[], object]], turns: int, warm: int) -> di
             for name, samples in taken.items()}
 
 
-def more_than(samples, others, part) -> float:
-    """The median, over the turns, of what one took more than the other."""
-    return statistics.median(one[part] - other[part] for one, other in zip(samples, others))
+def differences(samples, others, part) -> list[float]:
+    """Quartiles, over the turns, of what one took more than the other; milliseconds, or those of processor time."""
+    return statistics.quantiles([(one[part] - other[part]) * 1e3 for one, other in zip(samples, others)], n=4)
+
+
+def median_ms(samples, part=0) -> float:
+    return statistics.median(sample[part] for sample in samples) * 1e3
 
 
 def report(kind: str, steps, alone) -> None:
-    """One row for each backend; milliseconds."""
-    cores = len(os.sched_getaffinity(0))
-    computing = steps[COMPUTING]
-    gloo = more_than(steps["gloo"], computing, 0)
-    print(f"\n{kind}: a step without communication takes {statistics.median(s for s, _ in computing) * 1e3:.1f} ms, "
-          f"and {statistics.median(u for _, u in computing) * 1e3:.1f} ms of processor time on all ranks")
-    print(f"{'':<24} {'step':>8} {'exposed':>8} {'of step':>8} {'alone':>8} {'exposed':>8} {'exposed':>8} "
-          f"{'cpu':>8} {'cpu /':>8}")
-    print(f"{'':<24} {'':>8} {'':>8} {'':>8} {'':>8} {'/ alone':>8} {'/ gloo':>8} {'':>8} {f'{cores} cores':>8}")
-    for name in BACKENDS:
+    """One row for each backend."""
+    cores, computing = len(os.sched_getaffinity(0)), steps[COMPUTING]
+    exposed = {name: differences(steps[name], computing, 0) for name in steps}
+    print(f"\n{kind}: computing takes {median_ms(computing):.1f} ms, and {median_ms(computing, 1):.1f} ms of processor "
+          f"time on all ranks")
+    print(f"{'':<24} {'step':>7} {'exposed (quartiles)':>24} {'/ step':>7} {'/ gloo':>7} {'alone':>7} {'cpu':>7} "
+          f"{f'/ {cores} cores':>9}")
+    for name in steps:
         if name == COMPUTING:
             continue
-        exposed, used = more_than(steps[name], computing, 0), more_than(steps[name], computing, 1)
-        step, by_itself = (statistics.median(s for s, _ in samples) for samples in (steps[name], alone[name]))
-        print(f"{name:<24} {step * 1e3:>8.2f} {exposed * 1e3:>8.2f} {exposed / step:>8.1%} {by_itself * 1e3:>8.2f} "
-              f"{exposed / by_itself:>8.2f} {exposed / gloo:>8.2f} {used * 1e3:>8.2f} {used / cores * 1e3:>8.2f}",
+        low, middle, high = exposed[name]
+        used = differences(steps[name], computing, 1)[1]
+        quartiles = f"{middle:.2f} ({low:.2f} .. {high:.2f})"
+        print(f"{name:<24} {median_ms(steps[name]):>7.2f} {quartiles:>24} {middle / median_ms(steps[name]):>7.1%} "
+              f"{middle / exposed['gloo'][1]:>7.2f} {median_ms(alone[name]):>7.2f} {used:>7.2f} {used / cores:>9.2f}",
               flush=True)
 
 
@@ -165,7 +168,7 @@ def run(kind: str, groups, make: Callable[[object, bool], object], turns: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--steps", choices=["example", "timer"], help="only these")
     options = parser.parse_args()
     torch.set_num_threads(1)
