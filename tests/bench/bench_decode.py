@@ -1,0 +1,211 @@
+"""All-reduce as the decode loop of a tensor-parallel model calls it: each layer computes, writes a small tensor, and has
+it summed over the ranks; 8 to 256 KiB, float32 and bfloat16, on tutti and gloo, and on DeepSpeed's shared memory where
+DeepSpeed is installed.
+
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_decode.py
+    TORCH_EXTENSIONS_DIR=build/frameworks/extensions build/frameworks/bin/python -m torch.distributed.run \\
+        --standalone --nproc-per-node 2 tests/bench/bench_decode.py             beside DeepSpeed
+
+Everything is called from Python, all take turns of a few hundred layers. A call lasts from the last rank's arrival to
+the last rank's return; medians. Before each call a layer multiplies by 1 MiB of weights, others each time, so that no
+cache holds what it would hold if calls followed each other at once.
+
+"bytes": each rank copies its tensor into memory that both have mapped, and, when both have, adds the other's: what any
+all-reduce of private tensors moves, without waiting and without the price of calling; for two ranks. "8 bytes" is that
+price, and of the waiting.
+"""
+
+import argparse
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import torch_tutti
+
+SIZES = [8, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]
+HIDDEN, POOL = 512, 32                      # a layer's weights are HIDDEN x HIDDEN in float32; so many layers' are kept
+SECONDS = 0.05                              # a turn of one way ends when it has taken so long
+Ways = dict[str, Callable[[torch.Tensor], object]]
+
+
+# ---- what is measured ----
+def deepspeed_shared_memory() -> Callable[[torch.Tensor], object] | str:
+    """Its all-reduce, or why there is none. The files it makes in /dev/shm are unlinked at once."""
+    try:
+        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+    except ImportError as error:
+        return f"{error}; tests/frameworks/setup makes an environment that has it"
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_SIZE"] = str(size)
+    module = None
+    for turn in range(size):                # one after the other: the first may have to compile it
+        if turn == rank:
+            module = ShareMemCommBuilder().load(verbose=False)
+        dist.barrier()
+    if module.vector_kernel_level() < 2:
+        return "its kernels need AVX-512BW"
+    module.initialize(size, rank)
+    dist.barrier()
+    names = f"deepspeed_allreduce_buffer_{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}_{rank}"
+    Path("/dev/shm", names).unlink()
+    return torch.ops.deepspeed.inference_all_reduce_
+
+
+def all_ways() -> Ways:
+    gloo = dist.new_group(backend="gloo")
+    ways = {"torch_tutti.all_reduce": torch_tutti.all_reduce, "tutti": dist.all_reduce,
+            "gloo": lambda tensor: dist.all_reduce(tensor, group=gloo)}
+    theirs = deepspeed_shared_memory()
+    if callable(theirs):
+        ways["DeepSpeed"] = theirs
+    elif dist.get_rank() == 0:
+        print(f"without DeepSpeed: {theirs}")
+    return ways
+
+
+def check(ways: Ways, dtype: torch.dtype) -> None:
+    """All of them sum."""
+    for name, way in ways.items():
+        for bytes_ in SIZES:
+            tensor = torch.full((bytes_ // dtype.itemsize,), dist.get_rank() + 1, dtype=dtype)
+            way(tensor)
+            expected = dist.get_world_size() * (dist.get_world_size() + 1) // 2
+            assert tensor.eq(expected).all(), f"{name}: {tensor.unique().tolist()} instead of {expected}"
+
+
+# ---- the loop ----
+class Layers:
+    """What is computed between two calls."""
+
+    def __init__(self, bytes_: int, dtype: torch.dtype):
+        self.weights = torch.full((POOL, HIDDEN, HIDDEN), 1e-3)
+        self.hidden, self.out = torch.ones(HIDDEN), torch.empty(HIDDEN)
+        self.tensor = torch.empty(bytes_ // dtype.itemsize, dtype=dtype)
+
+    def compute(self, layer: int) -> torch.Tensor:
+        torch.mv(self.weights[layer % POOL], self.hidden, out=self.out)
+        return self.tensor.fill_(layer % 8)
+
+
+def run_turn(layers: Layers, way: Callable[[torch.Tensor], object], count: int) -> list[tuple[float, float]]:
+    """When each call began and returned, in seconds by the clock that all processes of a machine share."""
+    now, stamps = time.perf_counter, []
+    torch_tutti.all_reduce(torch.zeros(1))
+    for layer in range(count):
+        tensor = layers.compute(layer)
+        begin = now()
+        way(tensor)
+        stamps.append((begin, now()))
+    return stamps
+
+
+def durations(stamps: list[tuple[float, float]]) -> list[float]:
+    """Microseconds from the last arrival to the last return."""
+    stamps = torch.tensor(stamps, dtype=torch.float64)
+    dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
+    return ((stamps[:, 1] - stamps[:, 0]) * 1e6).tolist()
+
+
+def measure(ways: Ways, bytes_: int, dtype: torch.dtype, turns: int, most: int) -> dict[str, float]:
+    layers, taken = Layers(bytes_, dtype), {name: [] for name in ways}
+    counts = {}
+    for name, way in ways.items():
+        run_turn(layers, way, 5)
+        slow = torch.tensor([statistics.median(durations(run_turn(layers, way, 10)))])
+        dist.all_reduce(slow, op=dist.ReduceOp.MAX)
+        counts[name] = max(10, min(most, int(SECONDS * 1e6 / slow.item())))
+    for _ in range(turns):
+        for name, way in ways.items():
+            taken[name] += durations(run_turn(layers, way, counts[name]))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+# ---- the bytes ----
+def shared_halves(bytes_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mine and the other rank's, of memory that both have mapped; it has no name."""
+    file = os.memfd_create("bench_decode")
+    os.ftruncate(file, 2 * bytes_)
+    where = [None, None]
+    dist.all_gather_object(where, (os.getpid(), file))
+    with open(f"/proc/{where[0][0]}/fd/{where[0][1]}", "r+b") as first:
+        memory = torch.frombuffer(mmap.mmap(first.fileno(), 2 * bytes_), dtype=torch.float32)
+    dist.barrier()
+    os.close(file)
+    halves = memory.split(bytes_ // 4)
+    return halves[dist.get_rank()], halves[1 - dist.get_rank()]
+
+
+def move_bytes(bytes_: int, count: int) -> float:
+    """Microseconds, of the slower rank."""
+    mine, theirs = shared_halves(max(bytes_, 64))
+    layers, now, taken = Layers(max(bytes_, 64), torch.float32), time.perf_counter, []
+    meeting = torch.zeros(1)
+    for layer in range(count):
+        tensor = layers.compute(layer)
+        torch_tutti.all_reduce(meeting)
+        begin = now()
+        mine.copy_(tensor)
+        middle = now()
+        torch_tutti.all_reduce(meeting)
+        again = now()
+        torch.add(tensor, theirs, out=tensor)
+        taken.append((middle - begin + now() - again) * 1e6)
+        torch_tutti.all_reduce(meeting)
+    slower = torch.tensor(taken)
+    dist.all_reduce(slower, op=dist.ReduceOp.MAX)
+    return slower.median().item()
+
+
+# ---- what is shown ----
+def report(dtype: torch.dtype, medians: dict[int, dict[str, float]], bytes_alone: dict[int, float]) -> None:
+    ways = list(next(iter(medians.values())))
+    ours, others = ways[:2], ways[2:]
+    ratios = [f"{one} / {other}" for other in others for one in ours]
+    print(f"\n{str(dtype).removeprefix('torch.')}, medians in us")
+    heads = [*ways, "bytes", *(["less 8 bytes' / bytes"] if bytes_alone else []), *ratios]
+    for place, head in enumerate(heads):
+        print(f"  ({place + 1}) {head}")
+    print(f"{'bytes':>8}" + "".join(f"{f'({place + 1})':>9}" for place in range(len(heads))))
+    for bytes_, row in medians.items():
+        cells = [row[way] for way in ways]
+        cells.append(bytes_alone.get(bytes_, float("nan")))
+        if bytes_alone:
+            cells.append((row[ours[0]] - medians[SIZES[0]][ours[0]]) / cells[-1])
+        cells += [row[one] / row[other] for other in others for one in ours]
+        print(f"{bytes_:>8}" + "".join(f"{cell:>9.2f}" for cell in cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=200, help="calls in a turn, fewer of what is slow (default 200)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    dist.init_process_group("tutti")
+    ways = all_ways()
+    if rank == 0:
+        print(f"decode loop, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
+              f"load {os.getloadavg()[0]:.1f}")
+    alone = {}
+    if dist.get_world_size() == 2 <= len(cores):
+        nothing = move_bytes(0, options.layers * options.turns)
+        alone = {bytes_: move_bytes(bytes_, options.layers * options.turns) - nothing for bytes_ in SIZES[1:]}
+    for dtype in torch.float32, torch.bfloat16:
+        check(ways, dtype)
+        medians = {bytes_: measure(ways, bytes_, dtype, options.turns, options.layers) for bytes_ in SIZES}
+        if rank == 0:
+            report(dtype, medians, alone)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
