@@ -10,9 +10,12 @@ Everything is called from Python, all take turns of a few hundred layers. A call
 the last rank's return; medians. Before each call a layer multiplies by 1 MiB of weights, others each time, so that no
 cache holds what it would hold if calls followed each other at once.
 
-"bytes": each rank copies its tensor into memory that both have mapped, and, when both have, adds the other's: what any
-all-reduce of private tensors moves, without waiting and without the price of calling; for two ranks. "8 bytes" is that
-price, and of the waiting.
+"bytes", for two ranks: each copies its tensor into memory that both have mapped and, when both have, adds the other's,
+in the same loop. It is what any all-reduce of private tensors moves, without waiting, and without the price of the two
+calls of torch, which the same with 64 bytes has shown.
+
+Last, two ranks without anything to compute, one of which comes late: whether the other sleeps by then, and what it
+costs to wake it.
 """
 
 import argparse
@@ -32,6 +35,7 @@ import torch_tutti
 SIZES = [8, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]
 HIDDEN, POOL = 512, 32                      # a layer's weights are HIDDEN x HIDDEN in float32; so many layers' are kept
 SECONDS = 0.05                              # a turn of one way ends when it has taken so long
+DELAYS_US = [0, 10, 30, 100, 300, 1000]
 Ways = dict[str, Callable[[torch.Tensor], object]]
 
 
@@ -163,23 +167,40 @@ def move_bytes(bytes_: int, count: int) -> float:
     return slower.median().item()
 
 
+# ---- a rank that comes late ----
+def late(way: Callable[[torch.Tensor], object], delay_us: int, count: int) -> float:
+    """The median from its arrival to the last return, microseconds."""
+    now, stamps, tensor = time.perf_counter, [], torch.zeros(HIDDEN)
+    for _ in range(count):
+        torch_tutti.all_reduce(tensor)
+        until = now() + (delay_us * 1e-6 if dist.get_rank() else 0)
+        while now() < until:
+            pass
+        begin = now()
+        way(tensor)
+        stamps.append((begin, now()))
+    return statistics.median(durations(stamps))
+
+
 # ---- what is shown ----
-def report(dtype: torch.dtype, medians: dict[int, dict[str, float]], bytes_alone: dict[int, float]) -> None:
-    ways = list(next(iter(medians.values())))
-    ours, others = ways[:2], ways[2:]
-    ratios = [f"{one} / {other}" for other in others for one in ours]
-    print(f"\n{str(dtype).removeprefix('torch.')}, medians in us")
-    heads = [*ways, "bytes", *(["less 8 bytes' / bytes"] if bytes_alone else []), *ratios]
+def table(title: str, first: str, heads: list[str], rows: dict[int, list[float]]) -> None:
+    print(f"\n{title}")
     for place, head in enumerate(heads):
         print(f"  ({place + 1}) {head}")
-    print(f"{'bytes':>8}" + "".join(f"{f'({place + 1})':>9}" for place in range(len(heads))))
-    for bytes_, row in medians.items():
-        cells = [row[way] for way in ways]
-        cells.append(bytes_alone.get(bytes_, float("nan")))
-        if bytes_alone:
-            cells.append((row[ours[0]] - medians[SIZES[0]][ours[0]]) / cells[-1])
-        cells += [row[one] / row[other] for other in others for one in ours]
-        print(f"{bytes_:>8}" + "".join(f"{cell:>9.2f}" for cell in cells), flush=True)
+    print(f"{first:>8}" + "".join(f"{f'({place + 1})':>9}" for place in range(len(heads))))
+    for key, row in rows.items():
+        print(f"{key:>8}" + "".join(f"{cell:>9.2f}" for cell in row), flush=True)
+
+
+def report(dtype: torch.dtype, medians: dict[int, dict[str, float]], bytes_alone: dict[int, float]) -> None:
+    ours, *others = next(iter(medians.values()))
+    heads = [ours, *others, *(f"{ours} / {other}" for other in others)]
+    rows = {size: [*row.values(), *(row[ours] / row[other] for other in others)] for size, row in medians.items()}
+    if bytes_alone:
+        heads += ["bytes", f"{ours} / bytes"]
+        for size, alone in bytes_alone.items():
+            rows[size] += [alone, medians[size][ours] / alone]
+    table(f"{str(dtype).removeprefix('torch.')}, us", "bytes", heads, rows)
 
 
 def main() -> None:
@@ -195,15 +216,21 @@ def main() -> None:
     if rank == 0:
         print(f"decode loop, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
               f"load {os.getloadavg()[0]:.1f}")
-    alone = {}
+    alone, nothing = {}, 0.0
     if dist.get_world_size() == 2 <= len(cores):
         nothing = move_bytes(0, options.layers * options.turns)
         alone = {bytes_: move_bytes(bytes_, options.layers * options.turns) - nothing for bytes_ in SIZES[1:]}
+    if rank == 0:
+        print(f"two calls of torch, taken off the bytes: {nothing:.2f} us")
     for dtype in torch.float32, torch.bfloat16:
         check(ways, dtype)
         medians = {bytes_: measure(ways, bytes_, dtype, options.turns, options.layers) for bytes_ in SIZES}
         if rank == 0:
             report(dtype, medians, alone)
+    if alone:
+        rows = {delay: [late(way, delay, options.layers) for way in ways.values()] for delay in DELAYS_US}
+        if rank == 0:
+            table(f"{HIDDEN * 4} bytes of float32 when a rank comes late, us", "late by", list(ways), rows)
     dist.destroy_process_group()
 
 
