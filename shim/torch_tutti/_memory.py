@@ -20,7 +20,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, requires_grad: bool = Fa
     size: numbers, or one sequence of them. dtype: None: torch's default. Raises MemoryError that names the bytes that
     could not be had. `share_memory_()` and the queues of torch.multiprocessing move a tensor elsewhere.
     """
-    sizes = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    sizes = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
     return _C._shared_empty(list(sizes), dtype or torch.get_default_dtype()).requires_grad_(requires_grad)
 
 
@@ -48,15 +48,17 @@ def share_buckets(model: DistributedDataParallel) -> DistributedDataParallel:
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"share_buckets takes a DistributedDataParallel, not {type(model).__name__}")
-    original = model._pre_forward
-
-    @functools.wraps(original)
-    def pre_forward(*arguments: Any, **keywords: Any) -> Any:
-        with shared_tensors():
-            result = original(*arguments, **keywords)
-        if model._has_rebuilt_buckets:
-            del model._pre_forward                          # the class's own is enough from now on
-        return result
-
-    model._pre_forward = pre_forward
+    if model._has_rebuilt_buckets:
+        raise ValueError("share_buckets: torch has rebuilt the buckets of this model already and will not again. Call "
+                         "it before the first iteration.")
+    model._pre_forward = functools.partial(_pre_forward_shared, model)
     return model
+
+
+def _pre_forward_shared(model: DistributedDataParallel, *arguments: Any, **keywords: Any) -> Any:
+    """A function of the module, so that a model can be copied and pickled with it: the copy calls it with itself."""
+    with shared_tensors():
+        result = type(model)._pre_forward(model, *arguments, **keywords)
+    if model._has_rebuilt_buckets:
+        del model._pre_forward                              # the class's own is enough from now on
+    return result

@@ -1,5 +1,7 @@
 """Tensors in shared memory: they behave as any tensor does, and collectives give the same results with them, whichever
 ranks have them."""
+import copy
+import os
 import threading
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch_tutti as tutti
 from memory import is_shared
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import batch, flat, loss_of, network, stochastic_descent
 
@@ -25,6 +28,7 @@ def test_empty_is_like_torch_s():
     x.resize_(200_000)
     assert is_shared(x) and x[:1000].eq(7).all()
     assert tutti.empty(3, requires_grad=True).requires_grad
+    assert tutti.empty(torch.tensor(3)).shape == (3,)       # whatever can be an index, as torch.empty has it
 
 
 def test_block():
@@ -57,11 +61,66 @@ def test_what_libraries_allocate_behind_torch_s_back():
 def test_too_much_is_an_error_that_names_the_bytes():
     with pytest.raises(MemoryError, match=r"\d{16} bytes are asked for"):
         tutti.empty(2 ** 50, dtype=torch.int8)
+    with pytest.raises(MemoryError, match=r"\d{16} bytes are asked for, \d+ are left"), tutti.shared_tensors():
+        torch.empty(2 ** 50, dtype=torch.int8)
+    assert not is_shared(torch.zeros(5000)) and is_shared(tutti.empty(5000))
+
+
+class Overwriting(torch.utils.data.TensorDataset):
+    def __getitem__(self, index):
+        item = super().__getitem__(index)[0].clone()
+        self.tensors[0][index] = -1
+        return item
+
+
+def test_forked_workers_have_their_own_copy():
+    """DataLoader forks: its workers see what is there, and what they write stays theirs."""
+    with tutti.shared_tensors():
+        dataset = Overwriting(torch.arange(1000.0))
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=100, num_workers=2)
+        assert torch.cat(list(loader)).equal(torch.arange(1000.0))
+    assert dataset.tensors[0].equal(torch.arange(1000.0)) and is_shared(dataset.tensors[0])
 
 
 def test_share_buckets_takes_nothing_else():
     with pytest.raises(TypeError, match="takes a DistributedDataParallel, not Linear"):
         tutti.share_buckets(torch.nn.Linear(1, 1))
+
+
+# ---- what is left behind ----
+def held():
+    """Open files, and bytes that are mapped from memory without a name: the arena, what peers have shown, segments."""
+    mapped = 0
+    with open("/proc/self/maps", encoding="ascii") as file:
+        for line in file:
+            begin, _, end = line.split()[0].partition("-")
+            mapped += int(end, 16) - int(begin, 16) if "memfd:" in line else 0
+    return len(os.listdir("/proc/self/fd")), mapped
+
+
+def allocate_and_free(world):
+    """Tensors of all sizes, some reduced at once, some in the background and dropped by the program before that."""
+    generator = torch.Generator().manual_seed(3)
+    middle = None
+    for cycle in range(2000):
+        count = int(torch.randint(1, 2 ** int(torch.randint(1, 20, (), generator=generator)), (), generator=generator))
+        x = tutti.empty(count).fill_(world.rank)
+        work = dist.all_reduce(x, async_op=cycle % 3 == 0)
+        if work and cycle % 2:
+            work.wait()
+        elif not work:
+            assert x[-1] == sum(range(world.size))
+        if cycle == 1000:
+            dist.barrier()
+            middle = held()
+    dist.barrier()
+    return middle, held()
+
+
+def test_thousands_of_tensors_leave_nothing(shared):
+    for (files, mapped), (files_at_end, mapped_at_end) in shared(2).run(allocate_and_free):
+        assert files_at_end <= files and mapped_at_end <= mapped + (32 << 20)
 
 
 # ---- collectives ----
@@ -131,3 +190,36 @@ def train_shared(world):
 
 def test_buckets_stay_shared_when_they_are_rebuilt(shared):
     shared(2).run(train_shared)
+
+
+def share_a_copy(world):
+    original = tutti.share_buckets(DistributedDataParallel(network(), gradient_as_bucket_view=True))
+    model = copy.deepcopy(original)
+    for step in range(3):
+        loss_of(model(batch(step, world.rank))).backward()
+    assert is_shared(bucket_of(model))
+    assert bucket_of(original) is None
+    with pytest.raises(ValueError, match="torch has rebuilt the buckets of this model already"):
+        tutti.share_buckets(model)
+
+
+def test_a_copy_of_a_model_shares_its_own_buckets(shared):
+    shared(2).run(share_a_copy)
+
+
+# ---- FSDP2 ----
+def shard_in_memory_of_the_group(world):
+    """Gradients of a sharded model lie where the group has reduced them; parameters where they were made."""
+    with tutti.shared_tensors():
+        model = fully_shard(network())
+    loss_of(model(batch(0, world.rank))).backward()
+    weight = next(model.parameters())
+    assert is_shared(weight.to_local()) and not is_shared(weight.grad.to_local())
+    model.zero_grad()
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    loss_of(model(batch(0, world.rank))).backward()
+    assert is_shared(weight.grad.to_local())
+
+
+def test_fully_shard_reduces_in_shared_memory_when_told_to(shared):
+    shared(2).run(shard_in_memory_of_the_group)
