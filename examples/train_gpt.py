@@ -201,7 +201,7 @@ class Trainer:
         the end of backward(): by then everything is computed, and DDP waits for the buckets still under way. It
         includes waiting for a slower rank, as any synchronous training does. It does not include what communication
         costs while it overlaps with computing (its threads need a core, too); that shows in the time of the
-        step."""
+        step, and tests/bench/bench_ddp.py measures it."""
         begin = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(step)

@@ -1,6 +1,6 @@
-"""All-reduce as the decode loop of a tensor-parallel model calls it: each layer computes, writes a small tensor, and has
-it summed over the ranks; 8 to 256 KiB, float32 and bfloat16, on tutti and gloo, and on DeepSpeed's shared memory where
-DeepSpeed is installed.
+"""All-reduce as the decode loop of a tensor-parallel model calls it: each layer computes, writes a small tensor, and
+has it summed over the ranks; 8 to 256 KiB, float32 and bfloat16, on tutti and gloo, and on DeepSpeed's shared memory
+where DeepSpeed is installed.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_decode.py
     TORCH_EXTENSIONS_DIR=build/frameworks/extensions build/frameworks/bin/python -m torch.distributed.run \\
@@ -216,12 +216,12 @@ def main() -> None:
     if rank == 0:
         print(f"decode loop, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
               f"load {os.getloadavg()[0]:.1f}")
-    alone, nothing = {}, 0.0
+    alone = {}
     if dist.get_world_size() == 2 <= len(cores):
         nothing = move_bytes(0, options.layers * options.turns)
         alone = {bytes_: move_bytes(bytes_, options.layers * options.turns) - nothing for bytes_ in SIZES[1:]}
-    if rank == 0:
-        print(f"two calls of torch, taken off the bytes: {nothing:.2f} us")
+        if rank == 0:
+            print(f"two calls of torch, taken off the bytes: {nothing:.2f} us")
     for dtype in torch.float32, torch.bfloat16:
         check(ways, dtype)
         medians = {bytes_: measure(ways, bytes_, dtype, options.turns, options.layers) for bytes_ in SIZES}
