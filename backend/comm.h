@@ -60,6 +60,7 @@ struct call {
 };
 struct view;
 struct held_view { uint64_t block; struct view *view; };
+enum { HELD_MESSAGES = OUTPUT + 1, HELD_COUNT };
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 
 struct tutti_comm {
@@ -73,7 +74,7 @@ struct tutti_comm {
     bool watching, acquired;                            /* watches are set; peers_acquire was called */
     struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
     struct transport *transport;
-    struct held_view (*held)[2];                        /* [size][INPUT, OUTPUT]: of the driver */
+    struct held_view (*held)[HELD_COUNT];               /* [size][INPUT, OUTPUT, messages]: of the driver */
     struct layout layout;
     int layout_first[2];
     struct ladder ladder;                               /* of a thread that drives */
@@ -95,6 +96,7 @@ struct tutti_comm {
     bool running;                                       /* head has begun */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */
     struct operation *messages;                         /* open sends and receives */
+    bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
     struct cache *cache;
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
@@ -153,9 +155,11 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op);      /* fil
 tutti_status launch_decide(tutti_comm *comm, const struct operation *op);
 
 /* ---- messages.c ---- */
+tutti_status messages_connect(tutti_comm *comm);        /* makes the transport, when the segment is mapped */
 void message_post(tutti_comm *comm, struct operation *op);
 tutti_status messages_check(tutti_comm *comm);          /* fails when one waits for a rank that has left */
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
+/* Ends them; those that peers may be copying stay until they are not: call again while there are messages. */
 void messages_fail(tutti_comm *comm, tutti_status status);
 
 /* ---- failure.c ---- */

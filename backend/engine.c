@@ -43,6 +43,7 @@ void operation_complete(struct operation *op, tutti_status status)
 }
 
 /* ---- the queue; driver only ---- */
+static bool has_open(const tutti_comm *comm) { return comm->head || comm->messages; }
 static void accept(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
@@ -84,7 +85,7 @@ static void fail_all(tutti_comm *comm)
     messages_fail(comm, comm->status);
     if (comm->running) {
         executor_cancel(&comm->executor);
-        if (!tensors_let_go(comm)) return;
+        if (comm->executor.exposed && !tensors_let_go(comm)) return;
     }
     while (comm->head) leave_queue(comm, comm->status);
 }
@@ -148,7 +149,7 @@ bool operations_abandon(tutti_comm *comm)
 {
     comm_check(comm);
     fail_all(comm);
-    return !comm->head;
+    return !has_open(comm);
 }
 
 /* ---- the progress thread ---- */
@@ -204,7 +205,6 @@ void driver_acquire(tutti_comm *comm)
 {
     for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
-static bool has_open(const tutti_comm *comm) { return comm->head || comm->messages; }
 /* What is submitted just now need not be looked for: whoever submits asks the progress thread, which tries again for
    much longer than a store takes to become visible. The communicator may be gone afterwards. */
 void driver_release(tutti_comm *comm)

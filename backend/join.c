@@ -74,29 +74,6 @@ static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
     return TUTTI_OK;
 }
 
-/* ---- messages ---- */
-static void ring_bell(void *context, int rank)
-{
-    struct control *c = &((const struct segment *)context)->controls[rank];
-    atomic_fetch_add(&c->bell, 1);
-    if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);
-}
-static unsigned char *pair_at(void *context, int from, int to) { return segment_pair(context, from, to); }
-static tutti_status reserve(void *context, void *at, size_t bytes)
-{
-    return segment_reserve(context, at, bytes, "message buffers");
-}
-static tutti_status connect_transport(tutti_comm *comm)
-{
-    struct shm_ground ground = { .context = &comm->mapping->segment, .pair = pair_at, .reserve = reserve, .ring =
-        ring_bell,
-                                 .stream = comm->executor.stream,
-                                 .stream_far = settings_get()->streaming == 0 ? NULL : stream_find() };
-    TRY(shm_connect(&ground, comm->rank, comm->size, &comm->transport));
-    comm->executor.transport = comm->transport;
-    return TUTTI_OK;
-}
-
 /* ---- all of it ---- */
 static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -104,7 +81,7 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     TRY(map_segment(comm, deadline_ms));
     watch_peers(comm);
     TRY(await_joined(comm, deadline_ms));
-    return connect_transport(comm);
+    return messages_connect(comm);
 }
 tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
 {

@@ -1,9 +1,72 @@
-/* Sends and receives of the user. They run beside the collectives of their communicator, in any order; matching is the
-   transport's. Their names have the top bit set, the messages of schedules do not. */
+/* Sends and receives of the user, and what the transport stands on. They run beside the collectives of their
+   communicator, in any order; matching is the transport's. Their names have the top bit set, the messages of schedules
+   do not. A message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
+   (`copying`), and after a failure no operation is over before no peer is at its tensor. */
 #include "backend/comm.h"
+#include "backend/base/settings.h"
+#include "backend/host/arena.h"
+#include "backend/mapping.h"
+#include "backend/tensors.h"
+#include "backend/views.h"
 
 static const uint64_t USER_NAME = (uint64_t)1 << 63;
 
+/* ---- the ground of the transport ---- */
+static unsigned char *pair_at(void *context, int from, int to)
+{
+    return segment_pair(comm_segment(context), from, to);
+}
+static tutti_status reserve(void *context, void *at, size_t bytes)
+{
+    return segment_reserve(comm_segment(context), at, bytes, "message buffers");
+}
+static void ring_bell(void *context, int rank)
+{
+    struct control *c = &comm_segment(context)->controls[rank];
+    atomic_fetch_add(&c->bell, 1);
+    if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);
+}
+static bool find(void *context, const void *at, size_t bytes, struct shm_place *out)
+{
+    struct place place;
+    (void)context;
+    if (!arena_find(at, bytes, &place)) return false;
+    *out = (struct shm_place){ place.block, place.offset };
+    return true;
+}
+static tutti_status reach(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out)
+{
+    tutti_comm *comm = context;
+    tutti_status status = tensor_reach(comm, rank, HELD_MESSAGES, (struct place){ place.block, place.offset }, bytes,
+        out);
+    comm->reaching |= status == TUTTI_IN_PROGRESS;
+    return status;
+}
+/* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
+static bool enter(void *context)
+{
+    const tutti_comm *comm = context;
+    atomic_store(&comm->executor.mine->copying, 1);
+    if (atomic_load(&comm_segment(comm)->failure->state) == FAILURE_NONE) return true;
+    atomic_store(&comm->executor.mine->copying, 0);
+    return false;
+}
+static void leave(void *context)
+{
+    const tutti_comm *comm = context;
+    atomic_store_explicit(&comm->executor.mine->copying, 0, memory_order_release);
+}
+tutti_status messages_connect(tutti_comm *comm)
+{
+    struct shm_ground ground = { .context = comm, .pair = pair_at, .reserve = reserve, .ring = ring_bell,
+        .stream = comm->executor.stream, .stream_far = settings_get()->streaming == 0 ? NULL : stream_find(),
+        .find = find, .reach = reach, .enter = enter, .leave = leave };
+    TRY(shm_connect(&ground, comm->rank, comm->size, &comm->transport));
+    comm->executor.transport = comm->transport;
+    return TUTTI_OK;
+}
+
+/* ---- sends and receives ---- */
 void message_post(tutti_comm *comm, struct operation *op)
 {
     op->piece = (struct piece){ op->transfer.is_send ? (unsigned char *)(uintptr_t)op->input : op->output,
@@ -11,6 +74,7 @@ void message_post(tutti_comm *comm, struct operation *op)
     op->transfer.name = USER_NAME | op->tag;
     op->transfer.pieces = &op->piece;
     op->transfer.piece_count = 1;
+    op->transfer.may_share = true;
     op->next = comm->messages;
     comm->messages = op;
     transport_post(comm->transport, &op->transfer);
@@ -33,9 +97,13 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     struct control *mine = comm->executor.mine;
     uint32_t bell = atomic_load_explicit(&mine->bell, memory_order_acquire);
-    bool moved = transport_poll(comm->transport);
+    bool reached = comm->reaching;
+    if (reached) views_await(blocked);
+    comm->reaching = false;
+    bool moved = transport_poll(comm->transport) || (comm->reaching && !reached);
     for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
-        if (op->transfer.state == TRANSFER_POSTED) { at = &op->next; continue; }
+        bool open = op->transfer.state == TRANSFER_POSTED || op->transfer.state == TRANSFER_IDLE;
+        if (open) { at = &op->next; continue; }
         moved = true;
         tutti_status status = op->transfer.state == TRANSFER_DONE ? TUTTI_OK : fail_transfer(comm, op);
         *at = op->next;
@@ -44,13 +112,18 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     wait_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
     return moved;
 }
+static bool is_exposed(const struct operation *op)
+{
+    struct place place;
+    return arena_find(op->piece.at, op->piece.length, &place);
+}
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
-    while (comm->messages) {
-        struct operation *op = comm->messages;
-        comm->messages = op->next;
+    for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
         while (op->transfer.state == TRANSFER_POSTED && !transport_cancel(comm->transport, &op->transfer))
             transport_poll(comm->transport);
+        if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
+        *at = op->next;
         operation_complete(op, status);
     }
 }

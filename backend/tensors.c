@@ -76,10 +76,9 @@ bool placement_is_shared(const tutti_comm *comm, const struct placement *placeme
 }
 
 /* ---- addresses of peers' tensors ---- */
-static tutti_status find_there(tutti_comm *comm, int rank, enum buffer buffer, struct place place, size_t bytes,
-    unsigned char **out)
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out)
 {
-    struct held_view *held = &comm->held[rank][buffer];
+    struct held_view *held = &comm->held[rank][use];
     if (!comm->peers[rank]) {
         *out = arena_at(place, bytes);
     } else {
@@ -106,7 +105,7 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
     }
     size_t bytes = tensor_bytes(op, rank, buffer, comm->size, found.lengths, found.offsets);
     if (bytes) {
-        tutti_status status = find_there(comm, rank, buffer, descriptor_of(comm, rank)->tensor[buffer], bytes,
+        tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, rank)->tensor[buffer], bytes,
             &found.base);
         if (status != TUTTI_OK) return status;
     }
@@ -127,10 +126,10 @@ tutti_status tensors_find(tutti_comm *comm, const struct operation *op)
 /* ---- the end ---- */
 bool tensors_let_go(tutti_comm *comm)
 {
-    if (!comm->executor.exposed) return true;
     for (int r = 0; r < comm->size; r++) {
         bool gone = r == comm->rank || (comm->peers[r] && peer_is_gone(comm->peers[r]));
-        if (gone || !atomic_load(&comm_segment(comm)->controls[r].touching)) continue;
+        const struct control *c = &comm_segment(comm)->controls[r];
+        if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
         if (!comm->let_go_ms) comm->let_go_ms = clock_deadline(LET_GO_MS);
         if (clock_ms() < comm->let_go_ms) return false;
         LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
@@ -141,8 +140,8 @@ bool tensors_let_go(tutti_comm *comm)
 void tensors_release(tutti_comm *comm)
 {
     for (int r = 0; comm->held && r < comm->size; r++)
-        for (int b = INPUT; b <= OUTPUT; b++) {
-            view_release(comm->held[r][b].view);
-            comm->held[r][b].view = NULL;
+        for (int use = 0; use < HELD_COUNT; use++) {
+            view_release(comm->held[r][use].view);
+            comm->held[r][use].view = NULL;
         }
 }

@@ -30,7 +30,8 @@ struct control {
     struct line line[2];                               /* alternate from operation to operation                   */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
-    _Atomic uint32_t touching;                         /* 1: it may be at shared tensors of other ranks           */
+    _Atomic uint32_t touching, copying;                /* 1: it may be at shared tensors of other ranks, for a    */
+                                                       /* collective, for a message                               */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     _Alignas(128) struct descriptor descriptor[2];

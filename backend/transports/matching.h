@@ -7,6 +7,7 @@ enum { MATCHING_BUCKETS = 256, MATCHING_CLASSES = 22 };
 struct arrival { /* a message that nobody has asked for yet */
     struct arrival *next;
     uint64_t name, bytes, id; /* id: of the sender's choice */
+    struct shm_place place;   /* announced: where the sender says that it lies */
     int source;
     bool announced; /* the bytes are still with the sender; else they are data */
     unsigned char *data;

@@ -41,7 +41,7 @@ static struct run next_run(struct transfer *x, size_t most)
     }
     return run;
 }
-static void copy_run(copy_function *copy, unsigned char *to, const unsigned char *from, size_t bytes)
+void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes)
 {
     if (copy && bytes >= WORTH_IT) copy(to, from, bytes);
     else if (bytes) memcpy(to, from, bytes);
@@ -50,7 +50,7 @@ void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned
 {
     while (bytes) {
         struct run run = next_run(transfer, bytes);
-        copy_run(copy, to, run.at, run.real);
+        piece_copy(copy, to, run.at, run.real);
         to += run.wire;
         bytes -= run.wire;
     }
@@ -59,7 +59,7 @@ void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const u
 {
     while (bytes) {
         struct run run = next_run(transfer, bytes);
-        copy_run(copy, run.at, from, run.real);
+        piece_copy(copy, run.at, from, run.real);
         from += run.wire;
         bytes -= run.wire;
     }

@@ -10,6 +10,7 @@ void pieces_gather(struct transfer *transfer, unsigned char *to, size_t bytes);
 void pieces_scatter(struct transfer *transfer, const unsigned char *from, size_t bytes);
 /* The same with a function that copies what is not too short for it; NULL: memcpy. */
 typedef void copy_function(void *to, const void *from, size_t bytes);
+void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes);
 void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes);
 void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const unsigned char *from, size_t bytes);
 

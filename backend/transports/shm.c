@@ -19,6 +19,9 @@ static void fail_all(struct shm *shm)
     for (int i = 0; i < shm->active_count; i++) {
         fail_queue(shm, &shm->active[i]->outbox);
         fail_queue(shm, &shm->active[i]->streams);
+        fail_queue(shm, &shm->active[i]->shares);
+        if (shm->active[i]->helped) transfer_fail(shm->active[i]->helped, shm->failure, 0);
+        shm->active[i]->helped = NULL;
     }
 }
 
@@ -28,7 +31,7 @@ static void post_receive(struct shm *shm, struct transfer *x)
     struct arrival *a = matching_post(&shm->matching, x);
     if (!a) return;
     struct link *l = &shm->links[a->source];
-    if (a->announced) link_accept(shm, l, x, a->id, a->bytes);
+    if (a->announced) link_accept(shm, l, x, &(struct envelope){ a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place });
     else {
         x->source = a->source;
         if (x->wire != a->bytes) transfer_fail(x, TUTTI_MISMATCH, a->bytes);

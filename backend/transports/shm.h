@@ -1,5 +1,5 @@
-/* What the two halves of the shm transport share: shm.c, the contract and its lifetime, and shm_link.c, the protocol
-   with one peer. */
+/* What the parts of the shm transport share: shm.c, the contract and its lifetime, shm_link.c, the protocol with one
+   peer, and shm_share.c, messages from tensor to tensor. */
 #pragma once
 #include "backend/transports/matching.h"
 #include "backend/transports/shm_pair.h"
@@ -14,6 +14,8 @@ struct link {                       /* this rank and one peer, which may be itse
     struct writer out;              /* pair NULL: not opened yet */
     struct queue outbox;            /* sends to announce or send, receives to clear, in order */
     struct queue streams;           /* sends that are cleared, in the order of the clearances */
+    struct queue shares;            /* receives copied from tensor to tensor, one after the other */
+    struct transfer *helped;        /* a send whose receiver has asked for help with that, or NULL */
     struct note *notes, *last_note; /* these go before the outbox */
     int expecting;                  /* receives that are cleared and not yet complete */
     int peer;
@@ -44,7 +46,7 @@ static inline void shm_fail(struct shm *shm, tutti_status status)
 void link_knock(struct shm *shm, struct link *link); /* the peer has opened its pair */
 void link_send(struct shm *shm, struct link *link, struct transfer *send);
 /* A receive has met a message that this peer announced. */
-void link_accept(struct shm *shm, struct link *link, struct transfer *receive, uint64_t id, uint64_t bytes);
+void link_accept(struct shm *shm, struct link *link, struct transfer *receive, const struct envelope *announcement);
 /* A poll would find nothing: one look at the ring. */
 static inline bool link_is_quiet(const struct link *l) { return !l->busy && !reader_is_ready(&l->in); }
 bool link_poll(struct shm *shm, struct link *link);
@@ -52,3 +54,22 @@ bool link_poll(struct shm *shm, struct link *link);
 void link_settle(struct shm *shm, struct link *link);
 /* Of a transfer that is with this link. */
 void link_cancel(struct shm *shm, struct link *link, struct transfer *transfer);
+
+/* ---- of the protocol, for shm_share.c ---- */
+void link_tell(struct shm *shm, struct link *link, const struct envelope *envelope); /* at once, or when there is room */
+/* Announced sends by their id, and cleared receives by their sender's. */
+void open_add(struct shm *shm, struct transfer *transfer);
+bool open_remove(struct shm *shm, const struct transfer *transfer);
+struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send);
+
+/* ---- messages from tensor to tensor, in shm_share.c ---- */
+struct shm_place share_place(const struct shm *shm, const struct transfer *transfer); /* block 0: peers cannot reach it */
+/* A receive has met a message. true: one end at least can be reached, it will be copied after those that wait. */
+bool share_accept(struct shm *shm, struct link *link, struct transfer *receive);
+bool share_poll(struct shm *shm, struct link *link);
+void share_hear_offer(struct shm *shm, struct link *link, const struct envelope *envelope);
+void share_hear_copied(struct link *link, const struct envelope *envelope);
+void share_hear_finished(struct shm *shm, struct link *link, const struct envelope *envelope);
+/* Gives a transfer up and tells the other end. false: it was not one of these. */
+bool share_remove(struct shm *shm, struct link *link, struct transfer *transfer);
+struct transfer *share_find(const struct link *link, uint64_t id); /* a receive */

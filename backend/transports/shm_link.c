@@ -1,11 +1,12 @@
 /* The protocol with one peer. Small messages go into the ring at once. Large ones are announced with an id; when
    their receive is there it answers "clear", and the sender streams them one after the other, in the order of the
-   clearances, through the slots of its pipe. Nothing ever waits: what finds no room stays in a list of this rank and
+   clearances, through the slots of its pipe. Where one end's tensor can be reached by the other nothing is streamed
+   (shm_share.c). Nothing ever waits: what finds no room stays in a list of this rank and
    goes on at a later poll.
 
    A posted transfer is in exactly one place: a send in the outbox (not told yet), among the open ones (announced), in
-   streams (cleared); a receive in the matching (not met), the outbox (met, not cleared), among the open ones
-   (cleared). */
+   streams (cleared), or is the one that is helped; a receive in the matching (not met), the outbox (met, not cleared),
+   among the open ones (cleared), or in shares. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/shm.h"
@@ -16,9 +17,9 @@ enum { BEYOND_CACHE = 8 << 20 };
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
 static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
 static int peer_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
-static void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
-static bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
-static struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send)
+void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
+bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
+struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send)
 {
     struct transfer *x = open_bucket(shm, id)->first;
     while (x && (x->key != id || x->is_send != is_send || peer_of(x) != peer)) x = x->next;
@@ -71,7 +72,8 @@ void link_settle(struct shm *shm, struct link *l)
 {
     if (l->spoke) shm->ground.ring(shm->ground.context, l->peer);
     l->spoke = false;
-    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->dropping || !l->in.pair;
+    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->shares.first
+        || l->helped || l->dropping || !l->in.pair;
 }
 
 /* ---- telling ---- */
@@ -95,22 +97,24 @@ static void note_keep(struct shm *shm, struct link *l, const struct envelope *e)
     else l->notes = note;
     l->last_note = note;
 }
-static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, uint64_t name, uint64_t bytes, uint64_t id)
+void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    const struct envelope e = { name, bytes, id, kind };
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) shm_fail(shm, status);
-    else if (!writer_has_room(&l->out)) note_keep(shm, l, &e);
+    else if (l->notes || !writer_has_room(&l->out)) note_keep(shm, l, e);
     else {
-        writer_tell(&l->out, &e);
+        writer_tell(&l->out, e);
         l->spoke = true;
     }
 }
+static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, uint64_t name, uint64_t bytes, uint64_t id)
+{ link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind }); }
 static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x)
 {
+    struct shm_place place = share_place(shm, x);
     TRY(prepare_pipe(shm, l));
     x->key = ++shm->last_id;
-    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE });
+    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
     open_add(shm, x);
     return TUTTI_OK;
 }
@@ -123,7 +127,7 @@ static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfe
 }
 static void clear(struct shm *shm, struct link *l, struct transfer *x)
 {
-    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR });
+    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
     open_add(shm, x);
     l->expecting++;
 }
@@ -171,15 +175,17 @@ void link_send(struct shm *shm, struct link *l, struct transfer *x)
 }
 
 /* ---- hearing ---- */
-void link_accept(struct shm *shm, struct link *l, struct transfer *x, uint64_t id, uint64_t bytes)
+void link_accept(struct shm *shm, struct link *l, struct transfer *x, const struct envelope *e)
 {
     x->source = l->peer;
-    if (x->wire != bytes) {
-        transfer_fail(x, TUTTI_MISMATCH, bytes);
-        tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, id);
+    if (x->wire != e->bytes) {
+        transfer_fail(x, TUTTI_MISMATCH, e->bytes);
+        tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
         return;
     }
-    x->key = id;
+    x->key = e->id;
+    x->place = e->place;
+    if (share_accept(shm, l, x)) return;
     queue_push(&l->outbox, x);
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) shm_fail(shm, status);
@@ -198,6 +204,7 @@ static void keep(struct shm *shm, struct link *l, const struct envelope *e)
     a->name = e->name;
     a->bytes = e->bytes;
     a->id = e->id;
+    a->place = e->place;
     a->source = l->peer;
     a->announced = !eager;
     if (eager) reader_copy(&l->in, e, a->data);
@@ -221,7 +228,7 @@ static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e
 static void hear_announcement(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct transfer *x = matching_arrive(&shm->matching, l->peer, e->name);
-    if (x) link_accept(shm, l, x, e->id, e->bytes);
+    if (x) link_accept(shm, l, x, e);
     else keep(shm, l, e);
 }
 /* Answers to a send that has been cancelled in the meantime find nothing. */
@@ -249,6 +256,7 @@ static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelo
         l->expecting--;
         l->dropping = true;
     } else if (!a && (x = uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
+    else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
 static void hear(struct shm *shm, struct link *l, const struct envelope *e)
@@ -259,6 +267,9 @@ static void hear(struct shm *shm, struct link *l, const struct envelope *e)
     case ENVELOPE_CLEAR:
     case ENVELOPE_MISMATCH: hear_answer(shm, l, e); return;
     case ENVELOPE_WITHDRAW: hear_withdrawal(shm, l, e); return;
+    case ENVELOPE_SHARE: share_hear_offer(shm, l, e); return;
+    case ENVELOPE_COPIED: share_hear_copied(l, e); return;
+    case ENVELOPE_FINISHED: share_hear_finished(shm, l, e); return;
     }
 }
 static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most: the other peers come next */
@@ -313,6 +324,7 @@ bool link_poll(struct shm *shm, struct link *l)
     if (shm->failure) return true;
     if (l->notes || l->outbox.first) moved |= flush(shm, l);
     if (l->streams.first) moved |= stream(shm, l);
+    if (l->shares.first || l->helped) moved |= share_poll(shm, l);
     link_settle(shm, l);
     check(shm, l);
     return moved;
@@ -324,6 +336,8 @@ void link_cancel(struct shm *shm, struct link *l, struct transfer *x)
     if (queue_remove(&l->outbox, x)) {
         if (!x->is_send) tell(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
         l->dropping |= !x->is_send;
+    } else if (share_remove(shm, l, x)) {
+        /* the other end has been told */
     } else if (x->is_send) {
         if (!queue_remove(&l->streams, x)) open_remove(shm, x);
         tell(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);

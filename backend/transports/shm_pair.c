@@ -24,6 +24,22 @@ static struct runs eager_runs(struct pair *pair, uint64_t position, size_t bytes
     return (struct runs){ { pair->eager + start, pair->eager }, { first, bytes - first } };
 }
 
+/* ---- claims ---- */
+static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
+void claims_open(struct pair *pair, uint64_t id)
+{ atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed); }
+/* The word has the id in it, so who comes late takes nothing of the next message. */
+bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
+{
+    uint64_t word = atomic_load_explicit(&pair->claims, memory_order_relaxed);
+    do {
+        if ((word & ~CLAIM_MASK) != id << CLAIM_BITS || (word & CLAIM_MASK) >= parts) return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &pair->claims, &word, word + 1, memory_order_relaxed, memory_order_relaxed));
+    *out = word & CLAIM_MASK;
+    return true;
+}
+
 /* ---- writer ---- */
 bool writer_has_room(struct writer *w)
 {
@@ -64,7 +80,9 @@ static void publish_cell(struct writer *w, struct cell *cell)
 void writer_tell(struct writer *w, const struct envelope *e)
 {
     struct cell *cell = fill_cell(w, e->kind, e->name, e->bytes);
-    atomic_store_explicit(&cell->body.id, e->id, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.id, e->id, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.block, e->place.block, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
     publish_cell(w, cell);
 }
 void writer_send(struct writer *w, struct transfer *x, copy_function *copy)
@@ -101,12 +119,15 @@ bool reader_look(struct reader *r, struct envelope *out)
     out->bytes = atomic_load_explicit(&cell->bytes, memory_order_relaxed);
     uint32_t kind = atomic_load_explicit(&cell->kind, memory_order_relaxed);
     bool fits = out->bytes <= EAGER_LIMIT && r->received - r->returned + credit_of(out->bytes) <= EAGER_CREDIT;
-    if (kind < ENVELOPE_EAGER || kind > ENVELOPE_WITHDRAW || (kind == ENVELOPE_EAGER && !fits)) {
+    if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
         r->broken = true;
         return false;
     }
     out->kind = (enum envelope_kind)kind;
-    out->id = out->kind == ENVELOPE_EAGER ? 0 : atomic_load_explicit(&cell->body.id, memory_order_relaxed);
+    if (kind == ENVELOPE_EAGER) return true;
+    out->id = atomic_load_explicit(&cell->body.about.id, memory_order_relaxed);
+    out->place.block = atomic_load_explicit(&cell->body.about.block, memory_order_relaxed);
+    out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
     return true;
 }
 static struct runs payload_runs(const struct reader *r, const struct envelope *e)

@@ -3,6 +3,7 @@
        ring     envelopes in cells of one cache line; a few bytes of payload ride inside
        eager    payload of small messages that do not fit a cell
        pipe     slots through which large messages stream
+   and one word, `claims`, for a message that both copy together from tensor to tensor, past all three.
    A cell or slot becomes visible by its sequence number, stored last, so an envelope and its payload travel in one
    line. What is read from here may be anything: each word is read once, and the ends refuse what they could not have
    meant (`broken`, which stays).
@@ -21,6 +22,7 @@ enum {
     SLOT_BYTES = 65536,
     DOOR_RANKS = 7680,
     PAIR_PAGE = 4096,
+    CLAIM_BITS = 24,
 };
 enum envelope_kind {
     ENVELOPE_EAGER = 1, /* a message, with its bytes */
@@ -28,17 +30,23 @@ enum envelope_kind {
     ENVELOPE_CLEAR,     /* the receive of `id` is there: stream it */
     ENVELOPE_MISMATCH,  /* the receive of `id` wants `bytes`, not what you have */
     ENVELOPE_WITHDRAW,  /* the send `id` is not coming any more */
+    ENVELOPE_SHARE,     /* the receive of `id` lies at `place`: copy parts of it there */
+    ENVELOPE_COPIED,    /* of the send `id`: that I have copied `bytes` parts, and there are none left */
+    ENVELOPE_FINISHED,  /* all of `id` has been copied */
 };
 struct envelope {
     uint64_t name, bytes, id;
     enum envelope_kind kind;
+    struct shm_place place; /* of the tensor of who says it */
 };
 
 struct cell {
     _Atomic uint32_t sequence, kind;
     _Atomic uint64_t name, bytes;
     union {
-        _Atomic uint64_t id;
+        struct {
+            _Atomic uint64_t id, block, offset;
+        } about;
         unsigned char payload[INLINE_BYTES];
     } body;
 };
@@ -56,11 +64,24 @@ struct pair {
     _Alignas(128) _Atomic uint32_t taken;   /* cells read */
     _Atomic uint64_t returned;              /* credit given back */
     _Alignas(128) _Atomic uint64_t emptied; /* slots read */
+    _Alignas(128) _Atomic uint64_t claims;  /* the id of a message, and how many of its parts are taken */
     struct slot slots[PIPE_SLOTS];
     _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];
     _Alignas(PAIR_PAGE) unsigned char eager[EAGER_CREDIT];
     _Alignas(PAIR_PAGE) unsigned char pipe[PIPE_SLOTS][SLOT_BYTES];
 };
+
+/* A message that lies, or goes, where the other end can reach it is copied in parts. Whoever has time takes the next
+   one, so that two ranks copy twice as fast, and one that is busy elsewhere holds up nothing. */
+static inline size_t part_bytes(uint64_t bytes)
+{
+    size_t part = 32768;
+    while (part < 262144 ? part < bytes / 8 : part < bytes >> (CLAIM_BITS - 1)) part *= 2;
+    return part;
+}
+static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
+void claims_open(struct pair *pair, uint64_t id); /* the reader's: of the next message, which ends those of the last */
+bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out); /* false: there are none left */
 
 /* ---- the writer's end ---- */
 struct writer {

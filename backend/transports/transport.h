@@ -20,6 +20,10 @@ struct piece {
     unsigned char *at;
     size_t length, wire;
 };
+/* A place in memory that ranks may map: the number of a block of the rank that owns it, and an offset. Block 0: none. */
+struct shm_place {
+    uint64_t block, offset;
+};
 struct transfer {
     /* set by the caller before post */
     uint64_t name;
@@ -27,6 +31,9 @@ struct transfer {
     bool is_send;
     const struct piece *pieces; /* must stay until the transfer is over */
     int piece_count;
+    /* The peer may read or write the one piece where it lies. After a failure it may still be there for a moment: who
+       sets this waits, before using the memory again, until the peer says that it is not. */
+    bool may_share; /* both ends say the same, and have one piece without padding */
     /* set by the transport */
     enum transfer_state state;
     int source;          /* the sender, of a receive that is done */
@@ -37,6 +44,8 @@ struct transfer {
     uint64_t wire, moved, key;
     int piece;
     size_t offset;
+    struct shm_place place; /* where the other end's piece lies */
+    uint64_t others;        /* parts that the other end has copied; `moved` are mine */
 };
 struct transport;
 struct transport_operations {
@@ -77,6 +86,12 @@ struct shm_ground { /* the parts of a segment it needs */
     /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy. */
     void (*stream)(void *to, const void *from, size_t bytes);
     void (*stream_far)(void *to, const void *from, size_t bytes);
+    /* Tensors where peers can reach them. All four, or NULL: there are none. */
+    bool (*find)(void *context, const void *at, size_t bytes, struct shm_place *out); /* false: not reachable */
+    /* The address here of a rank's place, until the next call for that rank. IN_PROGRESS: being mapped, ask again. */
+    tutti_status (*reach)(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out);
+    bool (*enter)(void *context); /* before memory that was reached is touched; false: it must not be any more */
+    void (*leave)(void *context); /* after it */
 };
 size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
 tutti_status shm_connect(const struct shm_ground *ground, int rank, int size, struct transport **out);

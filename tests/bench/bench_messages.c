@@ -49,7 +49,8 @@ static void ring(void *context, int rank)
 static struct transport *connect_rank(int rank)
 {
     stream_function *stream = streamed ? stream_find() : NULL;
-    struct shm_ground ground = { NULL, pair_at, reserve, ring, stream, stream };
+    struct shm_ground ground = { .pair = pair_at, .reserve = reserve, .ring = ring, .stream = stream,
+        .stream_far = stream };
     struct transport *t = NULL;
     if (shm_connect(&ground, rank, ranks, &t) != TUTTI_OK) exit(1);
     return t;

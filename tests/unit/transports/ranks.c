@@ -63,7 +63,10 @@ static void clear_away(struct table *t)
     free(t->transports);
 }
 struct shm_ground table_ground(struct table *t)
-{ return (struct shm_ground){ t, ground_pair, ground_open, ground_ring, ground_stream, ground_stream }; }
+{
+    return (struct shm_ground){ .context = t, .pair = ground_pair, .reserve = ground_open, .ring = ground_ring,
+        .stream = ground_stream, .stream_far = ground_stream };
+}
 void table_open(struct table *t, int size, int reserves)
 {
     lay(t, size, PROT_NONE);
