@@ -96,6 +96,7 @@ struct tutti_comm {
     bool running;                                       /* head has begun */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */
     struct operation *messages;                         /* open sends and receives */
+    int idle_polls;                                     /* for messages, since something came */
     bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
     struct cache *cache;
     struct program *programs;

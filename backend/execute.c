@@ -354,6 +354,7 @@ tutti_status executor_step(struct executor *x)
     bool messages = x->launch.program->schedule->first_message >= 0;
     uint32_t bell = 0;                                  /* as it was before the poll */
     if (messages) {
+        bell_listen(x->mine);
         bell = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
         transport_poll(x->transport);
     }

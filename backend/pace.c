@@ -5,9 +5,11 @@
 #include "backend/pace.h"
 #include "backend/base/clock.h"
 #include "kernels/stream.h"
+#include <stdatomic.h>
 #include <string.h>
 
-enum { EVERY = 16, SAMPLE_BYTES = 4096, SETTLED = 8 };  /* the first runs meet memory that no peer has read yet */
+enum { EVERY = 16, LEAST_BYTES = 1024, MOST_BYTES = 4096 };            /* of a sample */
+enum { SETTLED = 8 };                                   /* the first runs meet memory that no peer has read yet */
 static const double NEAR = 8, FAR = 12, LEAST = 2, MOST = 32, STEP = 1.2;
 
 static _Thread_local struct pace mine = { .ratio = 16 };
@@ -24,30 +26,34 @@ void pace_note(struct pace *p, double ratio)
     if (p->ratio < NEAR) p->ordinary = true;
     else if (p->ratio > FAR) p->ordinary = false;
 }
-static double timed(void *to, const void *from)
+/* A few bytes fit into the buffers in which a core keeps its stores: the time until these are empty, as an exchange
+   finds them, belongs to them. */
+static double timed(void *to, const void *from, size_t bytes)
 {
+    static _Thread_local _Atomic uint32_t word;
     int64_t begin = clock_ns();
-    memcpy(to, from, SAMPLE_BYTES);
+    memcpy(to, from, bytes);
     __asm__ volatile("" ::"r"(to) : "memory");
+    atomic_fetch_add(&word, 1);
     return (double)(clock_ns() - begin);
 }
 /* Copies the sample, and tells how many times dearer it was than a copy into this core's cache. */
-static double sample(void *to, const void *from)
+static double sample(void *to, const void *from, size_t bytes)
 {
-    unsigned char here[SAMPLE_BYTES];
-    timed(here, from);                                  /* now it is in the cache */
-    double own = timed(here, from);
-    return timed(to, from) / (own > 1 ? own : 1);
+    unsigned char here[MOST_BYTES];
+    timed(here, from, bytes);                           /* now it is in the cache */
+    double own = timed(here, from, bytes);
+    return timed(to, from, bytes) / (own > 1 ? own : 1);
 }
 void pace_copy(void *to, const void *from, size_t bytes)
 {
     stream_function *stream = stream_find();
     size_t done = 0;
-    if (stream && bytes > SAMPLE_BYTES && pace_is_due(&mine)) {
-        pace_note(&mine, sample(to, from));
-        done = SAMPLE_BYTES;
+    if (stream && bytes >= LEAST_BYTES && pace_is_due(&mine)) {
+        done = bytes < MOST_BYTES ? bytes : MOST_BYTES;
+        pace_note(&mine, sample(to, from, done));
     }
     if (!stream || mine.ordinary) memcpy((char *)to + done, (const char *)from + done, bytes - done);
-    else stream((char *)to + done, (const char *)from + done, bytes - done);
+    else if (bytes > done) stream((char *)to + done, (const char *)from + done, bytes - done);
 }
 bool pace_is_ordinary(void) { return mine.ordinary && mine.calls % EVERY != 0; }

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Copies a run that is worth it (tens of KiB) the way that is better at present. */
+/* Copies a run that is worth it (1 KiB and more) the way that is better at present. */
 void pace_copy(void *to, const void *from, size_t bytes);
 /* A result may as well be written to the slot at once, by ordinary stores; false: copy it there with pace_copy. */
 bool pace_is_ordinary(void);

@@ -400,7 +400,10 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
     o.input = send;
     o.output = recv;
     o.tag = tag;
-    o.transfer = (struct transfer){ .peer = peer, .is_send = is_send };
+    o.transfer.peer = peer;                             /* field by field, as in prepare */
+    o.transfer.is_send = is_send;
+    o.transfer.state = TRANSFER_IDLE;
+    o.transfer.source = -1;
     return run(&o, request);
 }
 tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,

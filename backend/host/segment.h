@@ -34,8 +34,15 @@ struct control {
                                                        /* collective, for a message                               */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
+    _Atomic uint32_t listening;                        /* 0: it polls all the time, nobody needs to ring          */
     _Alignas(128) struct descriptor descriptor[2];
 };
+/* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it
+   stores that, and then looks whether it listens, with a fence in between. So one of the two sees the other. */
+static inline void bell_listen(struct control *mine)
+{
+    if (!atomic_load_explicit(&mine->listening, memory_order_relaxed)) atomic_exchange(&mine->listening, 1);
+}
 enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
 struct failure {                                       /* the first error of the group, for all its ranks         */
     _Atomic uint32_t state;

@@ -55,7 +55,6 @@ static void shm_post(struct transport *t, struct transfer *x)
         transfer_fail(x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"), 0);
     } else if (x->is_send) {
         link_send(shm, &shm->links[x->peer], x);
-        link_settle(shm, &shm->links[x->peer]);
     } else post_receive(shm, x);
     if (shm->failure) fail_all(shm);
 }

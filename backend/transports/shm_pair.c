@@ -85,6 +85,13 @@ void writer_tell(struct writer *w, const struct envelope *e)
     atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
     publish_cell(w, cell);
 }
+void writer_send_small(struct writer *w, const struct transfer *x)
+{
+    struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
+    memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
+    w->spent += credit_of(x->wire);
+    publish_cell(w, cell);
+}
 void writer_send(struct writer *w, struct transfer *x, copy_function *copy)
 {
     struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
@@ -102,9 +109,10 @@ void writer_send(struct writer *w, struct transfer *x, copy_function *copy)
 void writer_stream(struct writer *w, struct transfer *x, copy_function *copy)
 {
     size_t index = w->filled % PIPE_SLOTS,
-           bytes = x->wire - x->moved < SLOT_BYTES ? (size_t)(x->wire - x->moved) : SLOT_BYTES;
+           bytes = slot_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];
     assert(w->filled - w->emptied < PIPE_SLOTS);
+    if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
     pieces_gather_with(copy, x, w->pair->pipe[index], bytes);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
@@ -137,6 +145,10 @@ static struct runs payload_runs(const struct reader *r, const struct envelope *e
 }
 void reader_scatter(const struct reader *r, const struct envelope *e, struct transfer *to)
 {
+    if (e->bytes <= INLINE_BYTES && to->piece_count == 1 && to->pieces->length == e->bytes) {
+        memcpy(to->pieces->at, r->pair->cells[r->taken % RING_CELLS].body.payload, (size_t)e->bytes);
+        return;
+    }
     struct runs runs = payload_runs(r, e);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);

@@ -16,7 +16,7 @@
 enum {
     RING_CELLS = 64,
     INLINE_BYTES = 40,
-    EAGER_LIMIT = 4096,
+    EAGER_LIMIT = 8192,
     EAGER_CREDIT = 65536,
     PIPE_SLOTS = 4,
     SLOT_BYTES = 65536,
@@ -94,8 +94,11 @@ struct writer {
 bool writer_has_room(struct writer *writer);                   /* for one envelope */
 bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
 bool writer_has_slot(struct writer *writer);
+/* Bytes of each slot but the last: both ends are at work, on slots that stay in their caches. */
+static inline size_t slot_bytes(uint64_t wire) { return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES; }
 /* Each needs the room asked for above. */
 void writer_tell(struct writer *writer, const struct envelope *envelope);
+void writer_send_small(struct writer *writer, const struct transfer *transfer); /* one piece that fits the cell */
 void writer_send(struct writer *writer, struct transfer *transfer, copy_function *copy);   /* the whole of it, eager */
 void writer_stream(struct writer *writer, struct transfer *transfer, copy_function *copy); /* the next slot of it */
 
