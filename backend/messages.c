@@ -9,6 +9,7 @@
 #include "backend/tensors.h"
 #include "backend/views.h"
 
+enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
 static const uint64_t USER_NAME = (uint64_t)1 << 63;
 
 /* ---- the ground of the transport ---- */
@@ -101,9 +102,10 @@ static tutti_status fail_transfer(tutti_comm *comm, const struct operation *op)
                          t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other, op->tag,
                              other,
                          t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
+    /* Whoever refused memory or a place has just said why; that a peer gave up is told without words. */
     return comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank,
-        comm->name,
-                     t->is_send ? "to" : "from", other, op->tag, status_message(t->status));
+        comm->name, t->is_send ? "to" : "from", other, op->tag,
+        t->status == TUTTI_ABORTED ? status_message(t->status) : status_detail());
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
    with each message. From the first yield on it may. What is seen of it before then has never been its value, so that
@@ -130,7 +132,9 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     bool reached = comm->reaching;
     if (reached) views_await(blocked);
     comm->reaching = false;
-    bool moved = transport_poll(comm->transport) || (comm->reaching && !reached);
+    bool moved = false;
+    for (int look = 0; look < LOOKS && !moved; look++) moved = transport_poll(comm->transport);
+    moved |= comm->reaching && !reached;
     for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
         bool open = op->transfer.state == TRANSFER_POSTED || op->transfer.state == TRANSFER_IDLE;
         if (open) { at = &op->next; continue; }

@@ -63,7 +63,7 @@ bool open_remove(struct shm *shm, const struct transfer *transfer);
 struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send);
 
 /* ---- messages from tensor to tensor, in shm_share.c ---- */
-struct shm_place share_place(const struct shm *shm, const struct transfer *transfer); /* block 0: peers cannot reach it */
+struct shm_place share_place(const struct shm *shm, const struct transfer *transfer);
 /* A receive has met a message. true: one end at least can be reached, it will be copied after those that wait. */
 bool share_accept(struct shm *shm, struct link *link, struct transfer *receive);
 bool share_poll(struct shm *shm, struct link *link);

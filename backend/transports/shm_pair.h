@@ -34,6 +34,10 @@ enum envelope_kind {
     ENVELOPE_COPIED,    /* of the send `id`: that I have copied `bytes` parts, and there are none left */
     ENVELOPE_FINISHED,  /* all of `id` has been copied */
 };
+/* Instead of the number of a block: the end of the message is in pieces, or may not be shared; or it is in one piece,
+   but the peer cannot reach it. */
+enum { PLACE_NONE = 0 };
+static const uint64_t PLACE_PRIVATE = UINT64_MAX;
 struct envelope {
     uint64_t name, bytes, id;
     enum envelope_kind kind;

@@ -10,16 +10,15 @@
 /* A message of so many bytes pushes its own beginning out of the caches anyway. */
 enum { BEYOND_CACHES = 24 << 20 };
 
-static bool is_plain(const struct shm *shm, const struct transfer *x)
-{
-    return x->may_share && shm->ground.find && x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-}
 struct shm_place share_place(const struct shm *shm, const struct transfer *x)
 {
     struct shm_place place;
-    if (is_plain(shm, x) && shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place)) return place;
-    return (struct shm_place){ 0, 0 };
+    bool plain = x->may_share && shm->ground.find && x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
+    if (!plain) return (struct shm_place){ PLACE_NONE, 0 };
+    if (shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place)) return place;
+    return (struct shm_place){ PLACE_PRIVATE, 0 };
 }
+static bool is_reachable(struct shm_place place) { return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
 static struct pair *pair_of(const struct link *l, const struct transfer *x) { return x->is_send ? l->out.pair : l->in.pair; }
 static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
     struct shm_place place)
@@ -59,12 +58,14 @@ static void begin(struct shm *shm, struct link *l) /* with the first of the rece
     if (!x) return;
     struct shm_place mine = share_place(shm, x);
     claims_open(l->in.pair, x->key);
-    if (mine.block && (!x->place.block || part_count(x->wire) > 1)) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
+    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
+    if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
 {
-    bool reachable = is_plain(shm, x) && (x->place.block || share_place(shm, x).block);
-    if (!reachable) return false;
+    struct shm_place mine = share_place(shm, x);
+    bool plain = mine.block != PLACE_NONE && x->place.block != PLACE_NONE;
+    if (!plain || (!is_reachable(mine) && !is_reachable(x->place))) return false;
     x->others = 0;
     queue_push(&l->shares, x);
     if (l->shares.first == x) begin(shm, l);
@@ -80,7 +81,7 @@ static bool receive(struct shm *shm, struct link *l)
 {
     struct transfer *x = l->shares.first;
     bool none = true;
-    tutti_status status = x->place.block ? copy_next(shm, l, x, &none) : TUTTI_OK;
+    tutti_status status = is_reachable(x->place) ? copy_next(shm, l, x, &none) : TUTTI_OK;
     if (status == TUTTI_IN_PROGRESS) return false;
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
@@ -103,7 +104,7 @@ void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->peer, e->id, true);
     if (!x) return;
-    if (l->helped || !e->place.block || !is_plain(shm, x)) {
+    if (l->helped || !is_reachable(e->place) || share_place(shm, x).block == PLACE_NONE) {
         l->in.broken = true;
         return;
     }

@@ -20,7 +20,7 @@ struct piece {
     unsigned char *at;
     size_t length, wire;
 };
-/* A place in memory that ranks may map: the number of a block of the rank that owns it, and an offset. Block 0: none. */
+/* A place in memory that ranks may map: the number of a block of the rank that owns it, and an offset. */
 struct shm_place {
     uint64_t block, offset;
 };
@@ -33,7 +33,7 @@ struct transfer {
     int piece_count;
     /* The peer may read or write the one piece where it lies. After a failure it may still be there for a moment: who
        sets this waits, before using the memory again, until the peer says that it is not. */
-    bool may_share; /* both ends say the same, and have one piece without padding */
+    bool may_share;
     /* set by the transport */
     enum transfer_state state;
     int source;          /* the sender, of a receive that is done */

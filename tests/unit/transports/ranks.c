@@ -49,6 +49,35 @@ static tutti_status ground_is_open(void *context, void *at, size_t bytes)
 }
 static void ground_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
 static void ground_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+/* Addresses serve as offsets: all are in this process. */
+struct seat_ground {
+    struct table *table;
+    int rank;
+};
+static bool ground_find(void *context, const void *at, size_t bytes, struct shm_place *out)
+{
+    struct seat_ground *g = context;
+    (void)bytes;
+    *out = (struct shm_place){ 1, (uintptr_t)at };
+    return g->table->reachable >> g->rank & 1;
+}
+static tutti_status ground_reach(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out)
+{
+    struct table *t = ((struct seat_ground *)context)->table;
+    (void)bytes;
+    if (!(t->reachable >> rank & 1) || place.block != 1) return TUTTI_INVALID_ARGUMENT;
+    if (t->refusal) return t->refusal;
+    if (t->delay && t->asked++ < t->delay) return TUTTI_IN_PROGRESS;
+    *out = (unsigned char *)(uintptr_t)place.offset;
+    return TUTTI_OK;
+}
+static bool ground_enter(void *context) { return !((struct seat_ground *)context)->table->forbidden; }
+static void ground_leave(void *context) { (void)context; }
+static unsigned char *seat_pair(void *context, int from, int to)
+{ return ground_pair(((struct seat_ground *)context)->table, from, to); }
+static tutti_status seat_open(void *context, void *at, size_t bytes)
+{ return ground_open(((struct seat_ground *)context)->table, at, bytes); }
+static void seat_ring(void *context, int rank) { ground_ring(((struct seat_ground *)context)->table, rank); }
 static void lay(struct table *t, int size, int protection)
 {
     *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
@@ -60,6 +89,7 @@ static void clear_away(struct table *t)
 {
     munmap(t->memory, (size_t)t->size * (size_t)t->size * t->pair_bytes);
     munmap((void *)t->bells, BELL_BYTES);
+    free(t->grounds);
     free(t->transports);
 }
 struct shm_ground table_ground(struct table *t)
@@ -75,6 +105,19 @@ void table_open(struct table *t, int size, int reserves)
         if (shm_connect(&ground, r, size, &t->transports[r]) != TUTTI_OK)
             ranks_stop(r, __FILE__, __LINE__, "shm_connect");
     t->reserves = reserves;
+}
+void table_open_sharing(struct table *t, int size, unsigned reachable)
+{
+    lay(t, size, PROT_NONE);
+    t->reachable = reachable;
+    t->grounds = calloc((size_t)size, sizeof *t->grounds);
+    for (int r = 0; r < size; r++) {
+        t->grounds[r] = (struct seat_ground){ t, r };
+        struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
+            ground_find, ground_reach, ground_enter, ground_leave };
+        if (shm_connect(&ground, r, size, &t->transports[r]) != TUTTI_OK)
+            ranks_stop(r, __FILE__, __LINE__, "shm_connect");
+    }
 }
 void table_close(struct table *t)
 {
@@ -122,6 +165,13 @@ void ranks_threads(int size, body *each)
 {
     struct table table;
     table_open(&table, size, -1);
+    run_threads(size, table.transports, each);
+    table_close(&table);
+}
+void ranks_sharing(int size, unsigned reachable, body *each)
+{
+    struct table table;
+    table_open_sharing(&table, size, reachable);
     run_threads(size, table.transports, each);
     table_close(&table);
 }
@@ -173,7 +223,8 @@ void rank_await(struct rank *me, const struct transfer *transfers, int count)
 static struct transfer *post(
     struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send, struct piece *piece)
 {
-    *x = (struct transfer){ .name = name, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    *x = (struct transfer){ .name = name, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1,
+        .may_share = true };
     transport_post(me->transport, x);
     return x;
 }

@@ -23,6 +23,8 @@ void ranks_inproc(int size, unsigned seed, body *each);
 /* shm, threads: the memory cannot be touched before it is reserved */
 void ranks_threads(int size, body *each);
 void ranks_processes(int size, body *each);
+/* shm, threads: and peers may touch the memory of the ranks whose bits are set in `reachable` */
+void ranks_sharing(int size, unsigned reachable, body *each);
 /* All ranks in this thread: connects `size` transports over shared memory that cannot be touched before it is
    reserved. `reserves`: how many reservations succeed before one is refused (-1: all). bells[rank] counts the
    rings. */
@@ -32,8 +34,15 @@ struct table {
     size_t pair_bytes;
     _Atomic uint32_t *bells;
     struct transport **transports;
+    /* what peers can reach: the memory of these ranks, after `delay` askings; or not any more, or not at all */
+    unsigned reachable;
+    int delay, asked;
+    bool forbidden;
+    tutti_status refusal;
+    struct seat_ground *grounds;
 };
 void table_open(struct table *table, int size, int reserves);
+void table_open_sharing(struct table *table, int size, unsigned reachable);
 void table_close(struct table *table);
 struct shm_ground table_ground(struct table *table);
 

@@ -422,6 +422,7 @@ static void test_shm_between_threads(void **state)
 {
     (void)state;
     for (int size = 1; size <= 4; size++) ranks_threads(size, all);
+    for (unsigned reachable = 0; reachable < 8; reachable++) ranks_sharing(3, reachable, all);
 }
 #ifndef NO_PROCESSES
 static void test_shm_between_processes(void **state)

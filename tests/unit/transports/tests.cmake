@@ -1,8 +1,9 @@
 tutti_unit(transports/test_matching base transports)
 tutti_unit(transports/test_shm base transports)
 tutti_unit(transports/test_model base transports)
+tutti_unit(transports/test_share base transports)
 tutti_unit(transports/test_transports base transports)
-foreach(name shm model transports)
+foreach(name shm model share transports)
   target_sources(test_${name} PRIVATE unit/transports/ranks.c)
 endforeach()
 # The thread sanitizer sees one process only, and would need minutes for 4 GiB.
