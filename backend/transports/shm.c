@@ -31,7 +31,8 @@ static void post_receive(struct shm *shm, struct transfer *x)
     struct arrival *a = matching_post(&shm->matching, x);
     if (!a) return;
     struct link *l = &shm->links[a->source];
-    if (a->announced) link_accept(shm, l, x, &(struct envelope){ a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place });
+    const struct envelope announcement = { a->name, a->bytes, a->id, ENVELOPE_ANNOUNCE, a->place };
+    if (a->announced) link_accept(shm, l, x, &announcement);
     else {
         x->source = a->source;
         if (x->wire != a->bytes) transfer_fail(x, TUTTI_MISMATCH, a->bytes);

@@ -56,7 +56,8 @@ void link_settle(struct shm *shm, struct link *link);
 void link_cancel(struct shm *shm, struct link *link, struct transfer *transfer);
 
 /* ---- of the protocol, for shm_share.c ---- */
-void link_tell(struct shm *shm, struct link *link, const struct envelope *envelope); /* at once, or when there is room */
+/* At once, or when there is room. */
+void link_tell(struct shm *shm, struct link *link, const struct envelope *envelope);
 /* Announced sends by their id, and cleared receives by their sender's. */
 void open_add(struct shm *shm, struct transfer *transfer);
 bool open_remove(struct shm *shm, const struct transfer *transfer);

@@ -88,7 +88,7 @@ void writer_tell(struct writer *w, const struct envelope *e)
 void writer_send_small(struct writer *w, const struct transfer *x)
 {
     struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
-    memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
+    if (x->wire) memcpy(cell->body.payload, x->pieces->at, (size_t)x->wire);
     w->spent += credit_of(x->wire);
     publish_cell(w, cell);
 }
@@ -145,7 +145,7 @@ static struct runs payload_runs(const struct reader *r, const struct envelope *e
 }
 void reader_scatter(const struct reader *r, const struct envelope *e, struct transfer *to)
 {
-    if (e->bytes <= INLINE_BYTES && to->piece_count == 1 && to->pieces->length == e->bytes) {
+    if (e->bytes && e->bytes <= INLINE_BYTES && to->piece_count == 1 && to->pieces->length == e->bytes) {
         memcpy(to->pieces->at, r->pair->cells[r->taken % RING_CELLS].body.payload, (size_t)e->bytes);
         return;
     }

@@ -13,17 +13,20 @@ enum { BEYOND_CACHES = 24 << 20 };
 struct shm_place share_place(const struct shm *shm, const struct transfer *x)
 {
     struct shm_place place;
-    bool plain = x->may_share && shm->ground.find && x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-    if (!plain) return (struct shm_place){ PLACE_NONE, 0 };
-    if (shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place)) return place;
-    return (struct shm_place){ PLACE_PRIVATE, 0 };
+    bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
+    if (!whole || !x->may_share || !shm->ground.find) return (struct shm_place){ PLACE_NONE, 0 };
+    bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
+    return found ? place : (struct shm_place){ PLACE_PRIVATE, 0 };
 }
-static bool is_reachable(struct shm_place place) { return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
-static struct pair *pair_of(const struct link *l, const struct transfer *x) { return x->is_send ? l->out.pair : l->in.pair; }
+static bool is_reachable(struct shm_place place)
+{ return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
+static struct pair *pair_of(const struct link *l, const struct transfer *x)
+{ return x->is_send ? l->out.pair : l->in.pair; }
 static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
     struct shm_place place)
 {
-    link_tell(shm, l, &(struct envelope){ .name = x->name, .bytes = parts, .id = x->key, .kind = kind, .place = place });
+    link_tell(shm, l,
+        &(struct envelope){ .name = x->name, .bytes = parts, .id = x->key, .kind = kind, .place = place });
 }
 
 /* ---- copying ---- */

@@ -186,13 +186,14 @@ static void freed_too_early(struct rank *me)
         unsigned char *at = shared(bytes), *keep = shared(2 * bytes);
         tutti_request request = { 0 };
         REQUIRE(start(me, true, at, bytes, 1, &request) == TUTTI_OK);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);             /* the send has been announced */
         REQUIRE(tutti_mem_free(keep) == TUTTI_OK);      /* the larger stays as the spare block, the other goes */
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);
-        nap_us(200000);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
     } else {
         unsigned char *in = malloc(bytes);
-        nap_us(100000);
+        for (int i = 0; i < 2; i++) REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         REQUIRE(start(me, false, in, bytes, 0, NULL) == TUTTI_INVALID_ARGUMENT);
         free(in);
     }
