@@ -41,7 +41,7 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
     comm->layout = (struct layout){ 1, comm->layout_first };
     comm->layout_first[1] = size;
-    comm->ladder = ladder_for(size, true);
+    comm->ladder = ladder_for(true);
     *out = comm;
     TRY(engine_acquire());
     comm->generation = process_generation();

@@ -117,6 +117,7 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
 {
     take_intake(comm);
     bool moved = comm->messages && messages_progress(comm, blocked);
+    if (comm->messages && !moved) blocked->in_the_way |= executor_is_in_the_way(&comm->executor);
     if (atomic_load_explicit(&comm->failed, memory_order_relaxed)) { fail_all(comm); return moved; }
     while (comm->head) {
         uint64_t moves = comm->executor.moves;
@@ -124,6 +125,7 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
         moved |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
+            blocked->in_the_way |= b->in_the_way;
             for (int i = 0; i < b->count; i++) wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters,
                 b->item[i].shared);
             break;
@@ -242,12 +244,13 @@ static tutti_comm *visit_all(tutti_comm *list, int n, struct wait_set *blocked, 
 }
 static void *progress_main(void *unused)
 {
-    struct ladder ladder = ladder_for(1, false);
+    struct ladder ladder = ladder_for(false);
     tutti_comm *list = NULL;
     for (int n = 0; !atomic_load(&engine.stop); n++) {
         struct wait_set blocked;
         bool moved = false;
         blocked.count = 0;
+        blocked.in_the_way = false;
         wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
         tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
         for (; arrived; arrived = next) {
@@ -314,11 +317,11 @@ static void drive(tutti_comm *comm, struct operation *op)              /* until 
     for (int n = 0; !is_over(op); n++) {
         struct wait_set blocked;
         blocked.count = 0;
+        blocked.in_the_way = false;
         uint32_t knock = atomic_load_explicit(&comm->knock, memory_order_acquire);
         if (progress(comm, &blocked) || check(comm, n)) { n = -1; continue; }
         wait_add(&blocked, &comm->knock, knock, &comm->knock_waiters, false);
-        if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS) && n > comm->ladder.pauses + comm->ladder.yields)
-            n = soon(n);
+        if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS)) n = soon(n);
     }
 }
 tutti_status operation_result(const struct operation *op)
@@ -387,6 +390,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     for (int n = 0;; n++) {
         struct wait_set set;
         set.count = 0;
+        set.in_the_way = atomic_load(&comm->executor.mine->core) == wait_core();       /* the driver's */
         wait_add(&set, &completions, atomic_load(&completions), &completion_sleepers, false);
         if (is_over(op)) break;
         if (driver_try(comm)) {

@@ -46,6 +46,7 @@ static bool reached_soon(struct executor *x, int peer, int index, uint64_t targe
     wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
 }
+static int polls(const struct executor *x) { return x->crowded ? 0 : x->polls; }
 static bool reached(struct executor *x, int peer, int index, uint64_t target)
 {
     return reached_soon(x, peer, index, target, 0);
@@ -79,7 +80,7 @@ static bool roll_call(struct executor *x, tutti_status *status)
     for (; x->roll < x->host_ranks; x->roll++) {
         int peer = x->host_first + x->roll;
         if (peer == x->rank) continue;
-        if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), x->polls)) return false;
+        if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), polls(x))) return false;
         if (control_of(x, peer)->line[x->parity].fingerprint != x->fingerprint) {
             *status = TUTTI_MISMATCH;
             return false;
@@ -98,6 +99,22 @@ int executor_disagreement(const struct executor *x)
         if (executor_has_arrived(x, peer) && control_of(x, peer)->line[x->parity].fingerprint != x->fingerprint)
             return peer;
     return -1;
+}
+
+/* ---- who needs my core ---- */
+/* Before all have arrived a neighbour has something to do if it is missing; afterwards, as far as I know, always. */
+bool executor_is_in_the_way(struct executor *x)
+{
+    uint32_t core = wait_core();
+    if (atomic_load_explicit(&x->mine->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&x->mine->core, core, memory_order_relaxed);
+    x->crowded = false;
+    for (int peer = x->host_first; core && peer < x->host_first + x->host_ranks; peer++) {
+        if (peer == x->rank || atomic_load_explicit(&control_of(x, peer)->core, memory_order_relaxed) != core) continue;
+        x->crowded = true;
+        if (x->arrived || !executor_has_arrived(x, peer)) return true;
+    }
+    return false;
 }
 
 /* ---- uneven counts: everybody knows everybody's after the roll call ---- */
@@ -196,7 +213,7 @@ static bool is_ready_straight(struct executor *x, int step, tutti_status *status
     const struct step *t = &s->steps[step];
     if (step >= s->prelude && !x->arrived && !roll_call(x, status)) return false;
     for (const struct wait *w = &s->waits[t->wait], *end = w + t->wait_count; w < end; w++)
-        if (w->lag != SLOT_REUSE && !reached_soon(x, w->rank, SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, x->polls))
+        if (w->lag != SLOT_REUSE && !reached_soon(x, w->rank, SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, polls(x)))
             return false;
     return true;
 }
@@ -341,7 +358,10 @@ tutti_status executor_roll_call(struct executor *x)
     tutti_status status = TUTTI_IN_PROGRESS;
     x->blocked.count = 0;
     x->blocked_peer = -1;
-    if (!x->arrived && !roll_call(x, &status)) return status;
+    if (!x->arrived && !roll_call(x, &status)) {
+        x->blocked.in_the_way = executor_is_in_the_way(x);
+        return status;
+    }
     if (x->launch.uneven && !x->agreed) TRY(agree_on_counts(x));
     x->agreed = true;
     return TUTTI_OK;
@@ -363,8 +383,9 @@ tutti_status executor_step(struct executor *x)
         return status_fail(x->broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->broken,
             "a message of the schedule failed: %s",
             status_message(x->broken));
-    if (status == TUTTI_OK) end(x);
-    else if (messages) wait_add(&x->blocked, &x->mine->bell, bell, &x->mine->bell_waiters, true);
+    if (status == TUTTI_OK) { end(x); return TUTTI_OK; }
+    x->blocked.in_the_way = executor_is_in_the_way(x);
+    if (messages) wait_add(&x->blocked, &x->mine->bell, bell, &x->mine->bell_waiters, true);
     return status;
 }
 void executor_cancel(struct executor *x)

@@ -71,6 +71,7 @@ struct executor {
     int rank, host_first, host_ranks;
     size_t tile_target;                                 /* bytes of the message in one tile */
     int polls;                                          /* looks at a counter before it returns, with one tile */
+    bool crowded;                                       /* not then: others have waited on my core */
     stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
     stream_function *stream_outputs;                    /* the same of outputs that are beyond the cache */
     size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
@@ -111,6 +112,9 @@ tutti_status executor_roll_call(struct executor *x);
 tutti_status executor_start(struct executor *x);
 /* As far as it gets. IN_PROGRESS: blocked says on what. MISMATCH: see executor_disagreement. */
 tutti_status executor_step(struct executor *x);
+/* Whoever waits for a rank that is on the same core must leave it the core at once; who waits for ranks of other cores
+   only had better stay. So whoever waits says where; true: another rank of this host that is to move waited here. */
+bool executor_is_in_the_way(struct executor *x);
 /* Gives up the operation that runs: no buffer of the caller is touched any more. */
 void executor_cancel(struct executor *x);
 /* The rank (of this host) whose descriptor differs from mine, or -1. */

@@ -16,8 +16,8 @@
     X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "131072", "bytes of a message that are worked on at a time") \
     X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)") \
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
-      "polls with a pause before a waiting thread yields (-1: by cores and ranks)") \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by cores and ranks)") \
+      "polls with a pause before a waiting thread yields (-1: as measured)") \
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: as measured)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \
       "slots are written around the cache: 0 no, 1 yes, -1 as it proves better")
 

@@ -35,6 +35,7 @@ struct control {
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
     _Atomic uint32_t listening;                        /* 0: it polls all the time, nobody needs to ring          */
+    _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
     _Alignas(128) struct descriptor descriptor[2];
 };
 /* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it

@@ -23,36 +23,22 @@ static_assert(sizeof(struct futex_word) == 24 && (int)WAIT_WORDS <= (int)WORDS_P
 static _Atomic bool only_single;                                       /* futex_waitv is missing or forbidden */
 
 /* ---- how long ---- */
-static int usable_cores(void)
-{
-    for (int most = 1024; most <= 1 << 20; most *= 2) {                /* EINVAL: the machine may have more */
-        cpu_set_t *set = CPU_ALLOC((size_t)most);
-        if (!set) break;
-        size_t bytes = CPU_ALLOC_SIZE((size_t)most);
-        int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (count > 0) return count;
-        if (errno != EINVAL) break;
-    }
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 && online < INT_MAX ? (int)online : 1;
-}
 static void override(int *rung, int64_t setting)
 {
     if (setting >= 0) *rung = setting < INT_MAX / 2 ? (int)setting : INT_MAX / 2;
 }
 /* Measured: README.md. A pause is about 40 ns, a yield that finds nobody else 300 ns, a sleep with its wake-up 8 us. A
    yield costs little more than a pause when the core is ours, and is what saves us when it turns out not to be. */
-struct ladder ladder_for(int ranks, bool driver)
+struct ladder ladder_for(bool driver)
 {
-    static const struct ladder alone = { 100, 200 }, crowded = { 5, 20 }, guest = { 100, 10 };
-    struct ladder ladder = !driver ? guest : ranks <= usable_cores() ? alone : crowded;
+    struct ladder ladder = driver ? (struct ladder){ 100, 200 } : (struct ladder){ 100, 10 };
     override(&ladder.pauses, settings_get()->pauses);
     override(&ladder.yields, settings_get()->yields);
     return ladder;
 }
 
 /* ---- what for ---- */
+uint32_t wait_core(void) { return (uint32_t)(sched_getcpu() + 1); }
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared)
 {
     if (set->count == WAIT_WORDS) return;
@@ -112,8 +98,8 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 /* ---- the ladder ---- */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
 {
-    if (n < ladder->pauses) { wait_pause(); return false; }
-    if (n - ladder->pauses < ladder->yields) sched_yield();
-    else wait_sleep(set, most_ms);
+    if (n < ladder->pauses && !set->in_the_way) { wait_pause(); return false; }
+    if (n < ladder->pauses || n - ladder->pauses < ladder->yields) { sched_yield(); return false; }
+    wait_sleep(set, most_ms);
     return true;
 }

@@ -6,19 +6,21 @@
 #include <stdint.h>
 
 struct ladder { int pauses, yields; };                 /* how long each rung is                                   */
-/* For a thread that has nothing else to do (driver) or that shares its core with computation; ranks: of this host. */
-struct ladder ladder_for(int ranks, bool driver);
+/* For a thread that has nothing else to do (driver) or that shares its core with computation. */
+struct ladder ladder_for(bool driver);
 
 enum { WAIT_WORDS = 16 };
 struct wait_set {                                      /* words whose change is worth waking up for               */
     int count;
+    bool in_the_way;                                   /* somebody who is to write one of them needs this core     */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 /* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
    ignores it, and then sleeps for 1 ms at most. */
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
-/* The n-th fruitless poll (0, 1, …): pause, yield, or sleep until a word changes, but no longer than most_ms. True:
-   it slept or yielded. */
+uint32_t wait_core(void);                              /* 1 + the core this thread runs on; 0: not known          */
+/* The n-th fruitless poll (0, 1, …): pause (yield, if it is in the way), yield, or sleep until a word changes, but no
+   longer than most_ms. True: it slept. */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
 static inline void wait_pause(void)

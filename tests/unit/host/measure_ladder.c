@@ -1,26 +1,42 @@
 /* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the ladder, to choose the
-   constants of ladder_for. Usage: measure_ladder RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With COMPUTE_US, the
-   last rank computes for so long before each barrier. Prints microseconds per barrier and the processor time of all. */
+   constants of ladder_for. Usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
+   COMPUTE_US, the last rank computes for so long before each barrier. Ranks leave the core to those who are missing
+   there, as the executor does, unless they are blind. Prints microseconds per barrier, how often a core went from rank
+   to rank, and the processor time of all. */
 #include "backend/base/clock.h"
 #include "backend/host/wait.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { MOST_RANKS = 64 };
-struct flag { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint32_t waiters; };
+struct flag { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint32_t waiters, core; };
 static struct flag *flags;
+static bool blind;
 
-static void await(struct ladder ladder, struct flag *flag, uint64_t target)
+static bool is_in_the_way(int rank, int ranks, uint64_t target)
+{
+    uint32_t core = wait_core();
+    if (blind) return false;
+    if (atomic_load_explicit(&flags[rank].core, memory_order_relaxed) != core) atomic_store(&flags[rank].core, core);
+    for (int peer = 0; peer < ranks; peer++)
+        if (atomic_load_explicit(&flags[peer].core, memory_order_relaxed) == core
+            && atomic_load_explicit(&flags[peer].counter, memory_order_acquire) < target)
+            return true;
+    return false;
+}
+static void await(struct ladder ladder, struct flag *flag, int rank, int ranks, uint64_t target)
 {
     for (int n = 0;; n++) {
         struct wait_set set = { .count = 0 };
         uint64_t now = atomic_load_explicit(&flag->counter, memory_order_acquire);
         if (now >= target) return;
         wait_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
+        set.in_the_way = is_in_the_way(rank, ranks, target);
         ladder_climb(&ladder, n, &set, 100);
     }
 }
@@ -39,24 +55,31 @@ static uint64_t run(struct ladder ladder, int rank, int ranks, int64_t ms, int64
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
         counter_publish(&flags[rank].counter, rounds, &flags[rank].waiters);
-        for (int peer = 0; peer < ranks; peer++) await(ladder, &flags[peer], rounds);
+        for (int peer = 0; peer < ranks; peer++) await(ladder, &flags[peer], rank, ranks, rounds);
         uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
         if (said) last = said;
     }
     return rounds;
 }
-static int64_t processor_us(int whose)
+static void used_up(int64_t *cpu_us, int64_t *switches)
 {
-    struct rusage used;
-    getrusage(whose, &used);
-    int64_t seconds = used.ru_utime.tv_sec + used.ru_stime.tv_sec;
-    return seconds * 1000000 + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
+    static const int whose[] = { RUSAGE_SELF, RUSAGE_CHILDREN };
+    *cpu_us = *switches = 0;
+    for (int i = 0; i < 2; i++) {
+        struct rusage used;
+        getrusage(whose[i], &used);
+        *cpu_us += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000;
+        *cpu_us += used.ru_utime.tv_usec + used.ru_stime.tv_usec;
+        *switches += used.ru_nivcsw + used.ru_nvcsw;
+    }
 }
 int main(int count, char **arguments)
 {
+    blind = count > 1 && strcmp(arguments[1], "blind") == 0;
+    if (blind) { count--; arguments++; }
     int ranks = count > 3 ? atoi(arguments[1]) : 0;
     if (ranks < 1 || ranks > MOST_RANKS) {
-        fprintf(stderr, "usage: measure_ladder RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
+        fprintf(stderr, "usage: measure_ladder [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]\n");
         return 2;
     }
     struct ladder ladder = { atoi(arguments[2]), atoi(arguments[3]) };
@@ -69,8 +92,10 @@ int main(int count, char **arguments)
     uint64_t rounds = run(ladder, 0, ranks, ms, compute_us);
     int64_t took = clock_ns() - begin;
     while (wait(NULL) > 0) {}
-    int64_t cpu_us = processor_us(RUSAGE_SELF) + processor_us(RUSAGE_CHILDREN);
-    printf("%d ranks, %d pauses, %d yields: %.3f us per barrier, %.2f us of processor time\n", ranks, ladder.pauses,
-           ladder.yields, (double)took / 1000 / (double)rounds, (double)cpu_us / (double)rounds);
+    int64_t cpu_us, switches;
+    used_up(&cpu_us, &switches);
+    printf("%d ranks, %d pauses, %d yields%s: %.3f us per barrier, %.2f switches, %.2f us of processor time\n", ranks,
+        ladder.pauses, ladder.yields, blind ? ", blind" : "", (double)took / 1000 / (double)rounds,
+        (double)switches / (double)rounds, (double)cpu_us / (double)rounds);
     return 0;
 }
