@@ -228,7 +228,8 @@ static void perform_straight(struct executor *x, int step)
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
     else if (t->kind == WORK) bind_compute(x, t, 0);
     if (!t->by_tile && !t->by_leave) return;
-    if (step < p->schedule->prelude) line->fingerprint = x->fingerprint;
+    /* only once: peers may read it as soon as anything is published */
+    if (step < p->schedule->prelude && line->fingerprint != x->fingerprint) line->fingerprint = x->fingerprint;
     counter_publish(&line->counter, x->base + 2 + (uint64_t)step, &x->mine->waiters);
     wait_pause();
 }
