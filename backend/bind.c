@@ -148,8 +148,7 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
 }
 
 /* ---- arithmetic ---- */
-enum { STREAM_AT_LEAST = 16 * 1024 };                   /* below, the caches do about as well, or much better */
-enum { OUTPUT_AT_LEAST = 4 * 1024 };
+enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
 
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)

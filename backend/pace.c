@@ -1,59 +1,44 @@
-/* Now and then a little is written by ordinary stores, with a clock beside it, and as much within this core's own
- * cache. Where the peers share a cache with this core, a store into a line that they have read costs 1 to 9 times as
- * much as one here, mostly 5, and where not 3 to 35 times, mostly 22 (Zen 4; what is copied is in the cache both times,
- * so it does not matter where it came from). Begins with streaming, which is never bad. */
+/* Now and then the first word of a run is exchanged, with a clock beside it: how long it takes to get a line that a
+ * peer has read. Where the cores share a cache that is 20 to 70 ns, apart from when the memory is busy, and 120 ns and
+ * more where they do not (Zen 4); so a low quantile tells one from the other. What stores of many lines cost does not:
+ * there the memory has a say, and it is the writer's part only. Begins with streaming, which is never very bad. */
 #include "backend/pace.h"
 #include "backend/base/clock.h"
 #include "kernels/stream.h"
 #include <stdatomic.h>
 #include <string.h>
 
-enum { EVERY = 16, LEAST_BYTES = 1024, MOST_BYTES = 4096 };            /* of a sample */
-enum { SETTLED = 8 };                                   /* the first runs meet memory that no peer has read yet */
-static const double NEAR = 8, FAR = 12, LEAST = 2, MOST = 32, STEP = 1.2;
+enum { EVERY = 8, SETTLED = 8, LEAST_BYTES = 1024 };    /* the first runs meet memory that no peer has read yet */
+static const double NEAR_NS = 60, FAR_NS = 90, LEAST_NS = 10, MOST_NS = 300, UP = 1.2, DOWN = 1.5;
 
-static _Thread_local struct pace mine = { .ratio = 16 };
+static _Thread_local struct pace mine = { .line_ns = 150 };
 
 bool pace_is_due(struct pace *p)
 {
     unsigned call = p->calls++;
     return call >= SETTLED && call % EVERY == 0;
 }
-void pace_note(struct pace *p, double ratio)
+void pace_note(struct pace *p, double line_ns)
 {
-    if (ratio > p->ratio && p->ratio < MOST) p->ratio *= STEP;
-    else if (ratio < p->ratio && p->ratio > LEAST) p->ratio /= STEP;
-    if (p->ratio < NEAR) p->ordinary = true;
-    else if (p->ratio > FAR) p->ordinary = false;
+    if (line_ns > p->line_ns && p->line_ns < MOST_NS) p->line_ns *= UP;
+    else if (line_ns < p->line_ns && p->line_ns > LEAST_NS) p->line_ns /= DOWN;
+    if (p->line_ns < NEAR_NS) p->ordinary = true;
+    else if (p->line_ns > FAR_NS) p->ordinary = false;
 }
-/* A few bytes fit into the buffers in which a core keeps its stores: the time until these are empty, as an exchange
-   finds them, belongs to them. */
-static double timed(void *to, const void *from, size_t bytes)
+static double sample(void *to, const void *from)
 {
-    static _Thread_local _Atomic uint32_t word;
+    uint64_t word;
+    memcpy(&word, from, sizeof word);
     int64_t begin = clock_ns();
-    memcpy(to, from, bytes);
-    __asm__ volatile("" ::"r"(to) : "memory");
-    atomic_fetch_add(&word, 1);
+    atomic_exchange_explicit((_Atomic uint64_t *)to, word, memory_order_relaxed);
     return (double)(clock_ns() - begin);
-}
-/* Copies the sample, and tells how many times dearer it was than a copy into this core's cache. */
-static double sample(void *to, const void *from, size_t bytes)
-{
-    unsigned char here[MOST_BYTES];
-    timed(here, from, bytes);                           /* now it is in the cache */
-    double own = timed(here, from, bytes);
-    return timed(to, from, bytes) / (own > 1 ? own : 1);
 }
 void pace_copy(void *to, const void *from, size_t bytes)
 {
     stream_function *stream = stream_find();
-    size_t done = 0;
-    if (stream && bytes >= LEAST_BYTES && pace_is_due(&mine)) {
-        done = bytes < MOST_BYTES ? bytes : MOST_BYTES;
-        pace_note(&mine, sample(to, from, done));
-    }
-    if (!stream || mine.ordinary) memcpy((char *)to + done, (const char *)from + done, bytes - done);
-    else if (bytes > done) stream((char *)to + done, (const char *)from + done, bytes - done);
+    bool fit = bytes >= LEAST_BYTES && (uintptr_t)to % sizeof(uint64_t) == 0;
+    if (stream && fit && pace_is_due(&mine)) pace_note(&mine, sample(to, from));
+    if (!stream || mine.ordinary) memcpy(to, from, bytes);
+    else stream(to, from, bytes);
 }
 bool pace_is_ordinary(void) { return mine.ordinary && mine.calls % EVERY != 0; }

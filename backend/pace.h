@@ -1,8 +1,8 @@
 /* How a thread writes slots that peers read: by ordinary stores, or around its cache (kernels/stream.h). Where the
    peers' cores share a cache with this one, ordinary stores are as good or better; where not, a store into a line that
    a peer has just read costs many times as much. Which of it is true can change at any time, when the system or a
-   hypervisor moves a core, so it is not asked once but all the time: now and then a little is written the other way,
-   with a clock beside it. What a thread finds is its own business; nobody else needs to know. */
+   hypervisor moves a core, so it is not asked once but all the time: now and then a line is fetched with a clock beside
+   it. What a thread finds is its own business; nobody else needs to know. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ bool pace_is_ordinary(void);
 struct pace {
     bool ordinary;                                     /* the way at present                                      */
     unsigned calls;
-    double ratio;                                      /* cost of ordinary stores ÷ that of stores into the own   */
-};                                                     /* cache: about the median of late                         */
+    double line_ns;                                    /* to get a line that a peer has read: a low quantile      */
+};
 bool pace_is_due(struct pace *pace);                   /* this call is to be measured                             */
-void pace_note(struct pace *pace, double ratio);       /* one measurement; it may have been interrupted           */
+void pace_note(struct pace *pace, double line_ns);     /* one measurement; it may have been interrupted           */

@@ -14,7 +14,7 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23                                         /* Linux 5.14 */
 #endif
-enum { ALIGNMENT = 128 };
+enum { ALIGNMENT = 512 };
 struct header {
     char magic[8];
     unsigned char nonce[16];

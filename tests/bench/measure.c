@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct line { _Alignas(128) _Atomic uint64_t word; _Atomic uint32_t waiters; };
+struct line { _Alignas(128) _Atomic uint64_t word; _Alignas(128) _Atomic uint32_t waiters, core; };
 struct shared {
     struct line flag[MOST_RANKS], rung[MOST_RANKS], ball[2];
     double arrival[MOST_RANKS];
@@ -172,11 +172,23 @@ void flag_barrier(void)
     atomic_store_explicit(&shared->flag[measure_rank].word, mine, memory_order_release);
     for (int r = 0; r < measure_ranks; r++) await(&shared->flag[r], mine);
 }
+/* As in the executor: somebody who has not come yet waited on this core. */
+static bool is_in_the_way(uint64_t value)
+{
+    uint32_t core = wait_core();
+    struct line *own = &shared->rung[measure_rank];
+    if (atomic_load_explicit(&own->core, memory_order_relaxed) != core) atomic_store(&own->core, core);
+    for (int r = 0; r < measure_ranks; r++)
+        if (atomic_load_explicit(&shared->rung[r].core, memory_order_relaxed) == core
+            && atomic_load_explicit(&shared->rung[r].word, memory_order_acquire) < value)
+            return true;
+    return false;
+}
 static void climb(const struct ladder *ladder, struct line *line, uint64_t value)
 {
     uint64_t seen;
     for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
-        struct wait_set set = { .count = 0 };
+        struct wait_set set = { .in_the_way = is_in_the_way(value) };
         wait_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
         ladder_climb(ladder, n, &set, 100);
     }
@@ -186,7 +198,7 @@ void ladder_barrier(void)
     static struct ladder ladder;
     struct line *own = &shared->rung[measure_rank];
     uint64_t mine = ++rungs;
-    if (mine == 1) ladder = ladder_for(measure_ranks, true);
+    if (mine == 1) ladder = ladder_for(true);
     counter_publish(&own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
         if (r != measure_rank) climb(&ladder, &shared->rung[r], mine);
