@@ -18,6 +18,8 @@
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
       "polls with a pause before a waiting thread yields (-1: as measured)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: as measured)") \
+    X(cache, "TUTTI_CACHE", TEXT, "", "folder in which what was measured of this machine is kept" \
+      " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \
       "slots are written around the cache: 0 no, 1 yes, -1 as it proves better")
 

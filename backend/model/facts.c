@@ -1,0 +1,78 @@
+/* What the system says of the machine, without measuring anything. Whatever it does not say is absent, never wrong. */
+#include "backend/model/machine.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+static const char cpus[] = "/sys/devices/system/cpu";
+enum { MOST_CACHES = 16 };
+
+static bool first_line(const char *path, char *out, int bytes)
+{
+    FILE *file = fopen(path, "re");
+    bool read = file && fgets(out, bytes, file);
+    if (file) fclose(file);
+    if (read) out[strcspn(out, "\n")] = 0;
+    return read;
+}
+static bool cache_says(int index, const char *what, char *out, int bytes)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/cpu0/cache/index%d/%s", cpus, index, what);
+    return first_line(path, out, bytes);
+}
+double cache_bytes(int level)
+{
+    char text[32];
+    for (int i = 0; i < MOST_CACHES && cache_says(i, "level", text, sizeof text); i++) {
+        if (atoi(text) != level || !cache_says(i, "type", text, sizeof text)) continue;
+        if (strcmp(text, "Instruction") == 0) continue;
+        if (!cache_says(i, "size", text, sizeof text)) return 0;
+        char *unit;
+        double size = strtod(text, &unit);
+        return size * (*unit == 'K' ? 1024 : *unit == 'M' ? 1 << 20 : 1);
+    }
+    return 0;
+}
+/* Is the number in a list of the kernel's, as in 0-3,64? */
+static bool is_listed(const char *list, int number)
+{
+    for (const char *at = list; *at >= '0' && *at <= '9';) {
+        char *end;
+        long first = strtol(at, &end, 10), last = *end == '-' ? strtol(end + 1, &end, 10) : first;
+        if (number >= first && number <= last) return true;
+        if (*end != ',') return false;
+        at = end + 1;
+    }
+    return false;
+}
+bool cores_are_siblings(int a, int b)
+{
+    char path[128], list[256];
+    snprintf(path, sizeof path, "%s/cpu%d/topology/thread_siblings_list", cpus, a);
+    return first_line(path, list, sizeof list) && is_listed(list, b);
+}
+static void processor_name(char *out, int bytes)        /* "" where the kernel has no such line */
+{
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    char line[256];
+    out[0] = 0;
+    while (file && !out[0] && fgets(line, sizeof line, file)) {
+        char *value = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !value) continue;
+        value[strcspn(value, "\n")] = 0;
+        snprintf(out, (size_t)bytes, "%s", value + 1 + strspn(value + 1, " "));
+    }
+    if (file) fclose(file);
+}
+void machine_identity(char out[IDENTITY_BYTES])
+{
+    char processor[128];
+    struct utsname system;
+    processor_name(processor, sizeof processor);
+    bool known = uname(&system) == 0;
+    snprintf(out, IDENTITY_BYTES, "tutti %s, %s, %s, %ld cores, %s %s", TUTTI_VERSION, known ? system.machine : "",
+        processor, sysconf(_SC_NPROCESSORS_ONLN), known ? system.sysname : "", known ? system.release : "");
+}

@@ -1,0 +1,114 @@
+/* The figures of this machine on disk, from job to job: a small text in the user's cache folder, its name made from the
+   identity of the machine, so that one home may serve many. What is read is believed only if it is whole, of this
+   machine and version, and every figure within its bounds; anything else is as good as nothing. It is written beside
+   and moved into place, so a reader sees an old file or a new one. */
+#include "backend/model/machine.h"
+#include "backend/base/settings.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TEXT_BYTES = 2048, PATH_BYTES = 1280 };
+
+/* ---- where ---- */
+bool kept_folder(char *out, size_t bytes)
+{
+    const char *setting = settings_get()->cache, *cache = settings_given("XDG_CACHE_HOME");
+    const char *home = settings_given("HOME");
+    int length = -1;
+    if (strcmp(setting, "none") == 0) return false;
+    if (setting[0]) length = snprintf(out, bytes, "%s", setting);
+    else if (cache && cache[0] == '/') length = snprintf(out, bytes, "%s/tutti", cache);   /* the standard: absolute */
+    else if (home && home[0] == '/') length = snprintf(out, bytes, "%s/.cache/tutti", home);
+    return length > 0 && (size_t)length < bytes;
+}
+static uint64_t hash(const char *text)                                 /* FNV-1a */
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
+    return h;
+}
+static bool path_of(const char *folder, const char *identity, char out[PATH_BYTES])
+{
+    return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, hash(identity)) < PATH_BYTES;
+}
+
+/* ---- the text: the identity, a line for each figure, and a hash of all that ---- */
+static size_t print(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
+{
+    const struct machine_row *rows;
+    int count = machine_table(&rows);
+    int length = snprintf(out, TEXT_BYTES, "%s\n", identity);
+    for (int i = 0; i < count && length < TEXT_BYTES; i++)
+        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "%s %.17g %s\n", rows[i].name,
+            machine_figure(machine, i), rows[i].unit);
+    if (length < TEXT_BYTES)
+        length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", hash(out));
+    return length < TEXT_BYTES ? (size_t)length : 0;
+}
+static bool skip(const char **at, const char *text)
+{
+    size_t length = strlen(text);
+    if (strncmp(*at, text, length) != 0) return false;
+    *at += length;
+    return true;
+}
+static bool parse(const char *text, const char *identity, struct machine *out)
+{
+    const struct machine_row *rows;
+    int count = machine_table(&rows);
+    const char *at = text;
+    char again[TEXT_BYTES];
+    if (!skip(&at, identity) || !skip(&at, "\n")) return false;
+    for (int i = 0; i < count; i++) {
+        char *end;
+        if (!skip(&at, rows[i].name) || !skip(&at, " ")) return false;
+        machine_set(out, i, strtod(at, &end));
+        at = end;
+        if (!skip(&at, " ") || !skip(&at, rows[i].unit) || !skip(&at, "\n")) return false;
+    }
+    return machine_is_sane(out) && print(identity, out, again) && strcmp(text, again) == 0;
+}
+bool kept_read(const char *folder, const char *identity, struct machine *out)
+{
+    char path[PATH_BYTES], text[TEXT_BYTES];
+    struct machine found;
+    if (!path_of(folder, identity, path)) return false;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);          /* not even a pipe keeps us waiting */
+    ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    if (length < 0) return false;
+    text[length] = 0;
+    if (!parse(text, identity, &found)) return false;
+    *out = found;
+    return true;
+}
+static bool make_folder(const char *folder)                            /* and the one above it, as ~/.cache may be */
+{
+    char above[PATH_BYTES];
+    if (mkdir(folder, 0700) == 0 || errno == EEXIST) return true;
+    snprintf(above, sizeof above, "%s", folder);
+    char *slash = strrchr(above, '/');
+    if (errno != ENOENT || !slash || slash == above) return false;
+    *slash = 0;
+    return (mkdir(above, 0700) == 0 || errno == EEXIST) && mkdir(folder, 0700) == 0;
+}
+bool kept_write(const char *folder, const char *identity, const struct machine *machine)
+{
+    char path[PATH_BYTES], beside[PATH_BYTES + 16], text[TEXT_BYTES];
+    size_t length = print(identity, machine, text);
+    if (!length || !path_of(folder, identity, path) || !make_folder(folder)) return false;
+    snprintf(beside, sizeof beside, "%s.XXXXXX", path);
+    int file = mkostemp(beside, O_CLOEXEC);
+    if (file < 0) return false;
+    bool whole = write(file, text, length) == (ssize_t)length;
+    whole &= close(file) == 0;
+    if (whole && rename(beside, path) == 0) return true;
+    unlink(beside);
+    return false;
+}

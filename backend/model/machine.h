@@ -1,0 +1,60 @@
+/* What is known of this machine: facts, and what the operations cost of which collectives between ranks of one host are
+   made. Measured once per host (probe.c) in a few tens of milliseconds, kept on disk between jobs (kept.c), and from
+   then on only read: by the price of a schedule (price.c), and by how long it is worth while to wait awake.
+
+   A group decides by the figures of one of its ranks, so all its ranks decide alike. */
+#pragma once
+#include "c_api/tutti.h"
+
+/* name, unit, typical (where it cannot be measured), least and most that are believed, what it is */
+#define MACHINE_FIGURES(X) \
+    X(l2, "bytes", 1 << 20, 32 << 10, 1 << 30, "second-level cache of a core") \
+    X(line, "ns", 100, 1, 1e5, "a line that another core has written gets here") \
+    X(near, "ns/byte", 0.035, 1e-4, 100, "copy within the second-level cache") \
+    X(far, "ns/byte", 0.08, 1e-4, 100, "copy of what does not fit there") \
+    X(add, "ns/byte", 0.015, 1e-5, 100, "add, beyond what moving it costs") \
+    X(slot_write, "ns/byte", 0.06, 1e-4, 100, "write lines that another core has read") \
+    X(slot_read, "ns/byte", 0.06, 1e-4, 100, "read lines that another core has written") \
+    X(tile, "ns", 500, 1, 1e6, "go from tile to tile of a message beyond the cache") \
+    X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
+    X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
+    X(hand_over, "ns", 1000, 10, 1e7, "a yield to another rank on the same core") \
+    X(sleep, "ns", 8000, 100, 1e8, "to fall asleep and be woken by another core")
+
+struct machine {
+#define X(name, unit, typical, least, most, help) double name;
+    MACHINE_FIGURES(X)
+#undef X
+};
+struct machine_row { const char *name, *unit, *help; double typical, least, most; };
+int machine_table(const struct machine_row **out);      /* in the order of struct machine; returns the number */
+double machine_figure(const struct machine *machine, int row);
+void machine_set(struct machine *machine, int row, double figure);
+struct machine machine_typical(void);
+bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
+
+/* The figures this process goes by; found on the first call: kept on disk by an earlier job, else measured. `stream`:
+   copies around the cache, or NULL. Any thread. */
+typedef void machine_copy(void *to, const void *from, size_t bytes);
+struct machine machine_get(machine_copy *stream);
+/* Figures of a group that another process leads: this process's too, if it has none yet. */
+void machine_adopt(const struct machine *figures);
+
+/* ---- probe.c ---- */
+enum { PROBE_MS = 60 };                                 /* the longest it may take; then the rest stays typical */
+/* Measures, on two cores that share none of their parts. True: all of it; false: some figures are only typical, because
+   there is one core only, or others keep the cores busy. */
+bool machine_probe(machine_copy *stream, struct machine *out);
+/* ---- facts.c ---- */
+enum { IDENTITY_BYTES = 512 };
+/* Version of tutti, processor, number of cores, kernel: figures of one are not those of another. One line. */
+void machine_identity(char out[IDENTITY_BYTES]);
+double cache_bytes(int level);                          /* of the first core; 0: the system does not say */
+bool cores_are_siblings(int a, int b);                  /* two threads of one core */
+/* ---- kept.c ---- */
+/* The folder: what TUTTI_CACHE says, or that of the user; false: nothing is kept. */
+bool kept_folder(char *out, size_t bytes);
+/* False: nothing is kept there for this machine, or it makes no sense. */
+bool kept_read(const char *folder, const char *identity, struct machine *out);
+/* Replaces it as a whole. False: could not; there is nothing to be done about it. */
+bool kept_write(const char *folder, const char *identity, const struct machine *machine);

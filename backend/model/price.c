@@ -1,0 +1,215 @@
+/* The price of a plan is the length of its critical path over one tile, and for every further tile what the busiest
+   rank does for it, because tiles overlap.
+
+   - A round: a wait is over when the peer has got there and its line has come here. With more ranks than cores the peer
+     first needs a core, and whoever has it must hand it over.
+   - A line: every wait reads one that a peer has written, every publication writes one that peers have read. With the
+     change from tile to tile, which upsets the processor's reading ahead, this is what a tile costs however small.
+   - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise; what one rank
+     of a core has read is near for the others.
+   - Displaced: what is in flight takes the place of the message in the cache, and has to be fetched again. This is what
+     a large tile costs however few there are.
+
+   Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
+#include "backend/model/price.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <limits.h>
+#include <stdlib.h>
+
+enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3 };
+struct pricing {
+    const struct plan *plan;
+    const struct machine *machine;
+    double (*time)[2];                                  /* [member][step]: when it begins and ends; rows of `period` */
+    int *at;                                            /* [member] */
+    double round, chunk_bytes, load, slot_read;         /* load: ranks per core, at least 1 */
+    bool fits;                                          /* the message does, in the cache */
+};
+
+/* ---- steps ---- */
+static double read_cost(const struct pricing *x, int rank, struct span a)
+{
+    const struct machine *m = x->machine;
+    if (a.rank != rank) return x->slot_read;
+    return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
+}
+static double write_cost(const struct pricing *x, int rank, struct span a)
+{
+    const struct machine *m = x->machine;
+    if (a.rank != rank || a.buffer == SCRATCH) return m->slot_write;
+    return (x->fits ? m->near : m->far) / 2;
+}
+static double bytes_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
+{
+    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    double cost = 0;
+    if (t->kind != WORK) return 0;
+    for (int f = 0; f < t->from_count; f++) cost += from[f].count * read_cost(x, s->rank, from[f]);
+    for (int d = 0; d < t->to_count; d++) cost += to[d].count * write_cost(x, s->rank, to[d]);
+    return (cost + (t->from_count - 1) * to->count * x->machine->add) * x->chunk_bytes * x->load;
+}
+static int waits_on_peers(const struct schedule *s, const struct step *t)
+{
+    int count = 0;
+    for (int w = 0; w < t->wait_count; w++) count += s->waits[t->wait + w].rank != s->rank;
+    return count;
+}
+static double lines_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
+{
+    return (waits_on_peers(s, t) + (t->by_tile || t->by_reuse)) * x->machine->line * x->load;
+}
+static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
+{
+    return bytes_cost(x, s, t) + lines_cost(x, s, t);
+}
+
+/* ---- the critical path of one tile ---- */
+static double *ends_at(const struct pricing *x, int member, int step)
+{
+    return &x->time[(size_t)member * (size_t)x->plan->period + (size_t)step][1];
+}
+/* When the step's waits are over; false: one is for a step that has no time yet. */
+static bool begin_of(const struct pricing *x, const struct schedule *s, const struct step *t, double *begin)
+{
+    for (int w = 0; w < t->wait_count; w++) {
+        const struct wait *wait = &s->waits[t->wait + w];
+        int member = wait->rank - x->plan->first;
+        if (wait->rank == s->rank || wait->lag == SLOT_REUSE) continue;
+        if (x->at[member] <= wait->step) return false;
+        double there = *ends_at(x, member, wait->step) + x->round;
+        if (there > *begin) *begin = there;
+    }
+    return true;
+}
+static bool run_member(const struct pricing *x, int member)            /* true: it moved */
+{
+    const struct schedule *s = &x->plan->ranks[member];
+    int from = x->at[member];
+    for (; x->at[member] < s->step_count; x->at[member]++) {
+        int step = x->at[member];
+        double begin = step ? *ends_at(x, member, step - 1) : 0;
+        if (step >= s->prelude && begin < x->round && x->plan->size > 1) begin = x->round;     /* the roll call */
+        if (!begin_of(x, s, &s->steps[step], &begin)) break;
+        *ends_at(x, member, step) = begin + step_cost(x, s, &s->steps[step]);
+    }
+    return x->at[member] > from;
+}
+static double path(const struct pricing *x)
+{
+    double longest = 0;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int m = 0; m < x->plan->count; m++) moved |= run_member(x, m);
+    }
+    for (int m = 0; m < x->plan->count; m++) {
+        int steps = x->plan->ranks[m].step_count;
+        if (steps && *ends_at(x, m, steps - 1) > longest) longest = *ends_at(x, m, steps - 1);
+    }
+    return longest;
+}
+
+/* ---- many tiles ---- */
+static double busiest(const struct pricing *x)
+{
+    double most = 0;
+    for (int m = 0; m < x->plan->count; m++) {
+        const struct schedule *s = &x->plan->ranks[m];
+        double busy = 0;
+        for (int j = 0; j < s->step_count; j++) busy += step_cost(x, s, &s->steps[j]);
+        if (busy > most) most = busy;
+    }
+    return most;
+}
+/* Bytes of slots, its own and its peers', that pass through a rank's cache for each byte of a chunk. */
+static double slot_chunks(const struct schedule *s)
+{
+    int chunks = s->chunks[SCRATCH];
+    for (int j = 0; j < s->step_count; j++)
+        for (int f = 0; f < s->steps[j].from_count; f++) {
+            struct span a = step_from(s, &s->steps[j])[f];
+            if (a.rank != s->rank && a.buffer == SCRATCH) chunks += a.count;
+        }
+    return chunks;
+}
+static double least(double a, double b) { return a < b ? a : b; }
+/* Where things fall in a cache is a matter of chance: the fuller it is, the likelier is something lost. */
+static double displaced_cost(const struct pricing *x, const struct cutting *c, int in_flight)
+{
+    double most = 0, message = (double)c->message_bytes;
+    for (int m = 0; m < x->plan->count; m++) {
+        double bytes = slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
+        if (bytes > most) most = bytes;
+    }
+    return least(most, message) * least(1, (most + message) / x->machine->l2) * x->machine->far * x->load;
+}
+static double total(struct pricing *x, const struct cutting *c)
+{
+    const struct schedule *s = &x->plan->ranks[0];
+    int chunks = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
+    double tile = least((double)c->tile_bytes, (double)c->message_bytes);
+    double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
+    x->chunk_bytes = tile / chunks;
+    double one = path(x), busy = busiest(x), each = one / c->slots > busy ? one / c->slots : busy;
+    each += x->machine->tile * x->load;
+    return one + further * each + displaced_cost(x, c, (int)least(c->slots, further + 1));
+}
+tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *c, double *out)
+{
+    struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
+    x.round = price_round(machine, plan->size, c->cores);
+    x.load = plan->size > c->cores ? (double)plan->size / c->cores : 1;
+    x.slot_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
+    x.time = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.time);
+    x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
+    bool fine = x.time && x.at;
+    if (fine) *out = total(&x, c);
+    free(x.time);
+    free(x.at);
+    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to price a plan of %d ranks", plan->size);
+}
+
+/* ---- tiles ---- */
+double price_round(const struct machine *machine, int ranks, int cores)
+{
+    if (ranks <= cores) return machine->line;
+    return machine->hand_over * ((ranks + cores - 1) / cores);
+}
+int price_slots(const struct machine *machine, size_t tile_bytes)
+{
+    int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
+    return slots > 2 ? slots : 2;
+}
+size_t price_largest_tile(const struct machine *machine)
+{
+    size_t tile = LEAST_TILE;
+    while ((double)tile * 2 * 2 <= machine->l2) tile *= 2;
+    return tile;
+}
+tutti_status price_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
+    struct cutting *best, double *out)
+{
+    size_t largest = price_largest_tile(machine);
+    bool found = false;
+    for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
+        struct cutting c = { message_bytes, tile, price_slots(machine, tile), cores };
+        double price = 0;
+        TRY(price_plan(plan, machine, &c, &price));
+        if (found && price >= *out) continue;
+        *best = c;
+        *out = price;
+        found = true;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- waiting ---- */
+/* Competitive spinning: who waits awake for as long as a sleep costs never does worse than twice the best. A quarter of
+   it in pauses, which keep the core from others; yields give it to whoever wants it, so they may go on for longer. */
+enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 4 };
+static int rungs(double time, double each) { return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4; }
+struct patience price_patience(const struct machine *machine)
+{
+    return (struct patience){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause),
+        rungs(SLEEPS_OF_YIELDS * machine->sleep, machine->yield) };
+}

@@ -1,0 +1,360 @@
+/* Measuring the machine: two threads of this process, each on a core of its own, do to each other what ranks will do.
+   The caller's own thread only waits for them, so that its affinity stays what it is. Every wait has a limit, after
+   which whatever has not been measured stays typical; so a busy machine costs no more time than a quiet one. Medians,
+   as a hypervisor or another program may take a core away at any moment.
+
+   What is left out on purpose: nothing here says how slots are best written (backend/pace.c goes on finding that out,
+   because cores are moved without notice), and nothing depends on figures being better than to a factor of two. */
+#include "backend/model/machine.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLOT = 64 << 10, REPEATS = 9, BATCH = 100, POLLS = 64, MOST_CPUS = 1024 };
+enum { DOZE_NS = 50000, NAP_NS = 5000000 };            /* until somebody is asleep; then not for longer than that */
+enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 16 << 20 };   /* a message beyond the cache: so many times as large */
+enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
+
+struct word { _Alignas(128) _Atomic uint32_t value; };
+struct duet {
+    struct machine *found;
+    machine_copy *stream;
+    int64_t deadline_ns;
+    int caller_core, core[2];
+    int64_t thrown_ns;
+    bool complete;
+    _Atomic bool late;
+    struct word met[2], ball, copied[2], added[2];
+    machine_copy *write;                                /* the better way to write a slot */
+    unsigned char *slot[2], *message[2];
+    size_t message_bytes;
+};
+struct player { struct duet *duet; int who; uint32_t meetings; bool beside; };     /* beside: on one core */
+
+/* ---- time ---- */
+static bool is_late(struct duet *d)
+{
+    if (clock_ns() > d->deadline_ns) atomic_store_explicit(&d->late, true, memory_order_relaxed);
+    return atomic_load_explicit(&d->late, memory_order_relaxed);
+}
+static void pause_briefly(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof *times, by_value);
+    return times[count / 2];
+}
+static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
+
+/* ---- two threads ---- */
+/* False: it is late, nothing more is measured. */
+static bool await(const struct player *me, struct word *word, uint32_t value)
+{
+    for (unsigned n = 1; atomic_load_explicit(&word->value, memory_order_acquire) < value; n++) {
+        if (me->beside) sched_yield();
+        else pause_briefly();
+        if (n % POLLS == 0 && is_late(me->duet)) return false;
+    }
+    return true;
+}
+static bool meet(struct player *me)
+{
+    uint32_t now = ++me->meetings;
+    atomic_store_explicit(&me->duet->met[me->who].value, now, memory_order_release);
+    return await(me, &me->duet->met[!me->who], now);
+}
+/* A ball goes to and fro; *out: ns for one way. */
+static bool measure_volleys(struct player *me, uint32_t rounds, double *out)
+{
+    struct duet *d = me->duet;
+    double times[REPEATS];
+    for (int k = 0; k < REPEATS; k++) {
+        atomic_store(&d->ball.value, 0);
+        if (!meet(me)) return false;
+        int64_t begin = clock_ns();
+        for (uint32_t i = 0; i < rounds; i++) {
+            if (me->who && !await(me, &d->ball, 2 * i + 1)) return false;
+            atomic_store_explicit(&d->ball.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
+            if (!me->who && !await(me, &d->ball, 2 * i + 2)) return false;
+        }
+        times[k] = since(begin) / rounds / 2;
+        if (!meet(me)) return false;
+    }
+    if (!me->who) *out = median(times, REPEATS);
+    return true;
+}
+static void throw(struct duet *d)                       /* to somebody who has had the time to fall asleep */
+{
+    for (int64_t until = clock_ns() + DOZE_NS; clock_ns() < until;) sched_yield();
+    d->thrown_ns = clock_ns();
+    atomic_store(&d->ball.value, 1);
+    syscall(SYS_futex, &d->ball.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+static bool catch(struct duet *d, double *out)
+{
+    struct timespec most = { 0, NAP_NS };
+    while (!atomic_load(&d->ball.value)) {
+        syscall(SYS_futex, &d->ball.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+        if (is_late(d)) return false;
+    }
+    *out = since(d->thrown_ns);
+    return true;
+}
+static bool measure_sleep(struct player *me)
+{
+    struct duet *d = me->duet;
+    double times[REPEATS];
+    for (int k = 0; k < REPEATS; k++) {
+        atomic_store(&d->ball.value, 0);
+        if (!meet(me)) return false;
+        if (me->who) throw(d);
+        else if (!catch(d, &times[k])) return false;
+        if (!meet(me)) return false;
+    }
+    if (!me->who) d->found->sleep = median(times, REPEATS);
+    return true;
+}
+
+/* ---- bytes ---- */
+static void copy_plainly(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static double copy_cost(void *to, const void *from, size_t bytes)
+{
+    double times[REPEATS];
+    memcpy(to, from, bytes);
+    for (int k = 0; k < REPEATS; k++) {
+        int64_t begin = clock_ns();
+        memcpy(to, from, bytes);
+        __asm__ volatile("" ::"r"(to) : "memory");
+        times[k] = since(begin) / (double)bytes;
+    }
+    return median(times, REPEATS);
+}
+static void add(void *to, const void *from, size_t bytes)
+{
+    float *sum = to;
+    const float *term = from;
+    for (size_t i = 0; i < bytes / sizeof *sum; i++) sum[i] += term[i];
+}
+static double add_cost(void *to, const void *from, size_t bytes)
+{
+    double times[REPEATS];
+    for (int k = 0; k < REPEATS; k++) {
+        int64_t begin = clock_ns();
+        add(to, from, bytes);
+        __asm__ volatile("" ::"r"(to) : "memory");
+        times[k] = since(begin) / (double)bytes;
+    }
+    return median(times, REPEATS);
+}
+static void measure_copies(struct duet *d)
+{
+    unsigned char *a = d->message[0], *b = d->message[1];
+    d->found->near = copy_cost(a, b, SLOT);
+    double more = add_cost(a, b, SLOT) - d->found->near, least = d->found->near / 8;   /* it hides behind the loads */
+    d->found->add = more > least ? more : least;
+    d->found->far = copy_cost(a, b, d->message_bytes / 2);
+    if (d->found->far < d->found->near) d->found->far = d->found->near;
+}
+/* Each writes its slot, then reads the other's. */
+static bool exchange(struct player *me, machine_copy *write, double *written, double *read)
+{
+    struct duet *d = me->duet;
+    double writes[REPEATS], reads[REPEATS];
+    for (int k = -2; k < REPEATS; k++) {                /* the first meet memory that nobody has read yet */
+        if (!meet(me)) return false;
+        int64_t begin = clock_ns();
+        write(d->slot[me->who], d->message[me->who], SLOT);
+        double time = since(begin) / SLOT;
+        if (k >= 0) writes[k] = time;
+        if (!meet(me)) return false;
+        begin = clock_ns();
+        memcpy(d->message[me->who], d->slot[!me->who], SLOT);
+        if (k >= 0) reads[k] = since(begin) / SLOT;
+    }
+    *written = median(writes, REPEATS);
+    *read = median(reads, REPEATS);
+    return true;
+}
+static bool measure_slots(struct player *me)
+{
+    struct duet *d = me->duet;
+    double written, read, streamed = 0, streamed_read = 0;
+    if (!exchange(me, copy_plainly, &written, &read)) return false;
+    if (d->stream && !exchange(me, d->stream, &streamed, &streamed_read)) return false;
+    bool stream = d->stream && streamed + streamed_read < written + read;
+    if (me->who) return true;
+    d->write = stream ? d->stream : copy_plainly;
+    d->found->slot_write = stream ? streamed : written;
+    d->found->slot_read = stream ? streamed_read : read;
+    return true;
+}
+/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. */
+static bool pass_tile(struct player *me, uint32_t k, uint32_t tiles, size_t tile)
+{
+    struct duet *d = me->duet;
+    int other = !me->who;
+    unsigned char *mine = d->message[me->who];
+    if (k < tiles) {
+        if (k >= IN_FLIGHT && !await(me, &d->added[other], k - IN_FLIGHT + 1)) return false;
+        d->write(d->slot[me->who] + k % IN_FLIGHT * tile, mine + k * tile, tile);
+        atomic_store(&d->copied[me->who].value, k + 1);
+    }
+    if (k == 0) return true;
+    if (!await(me, &d->copied[other], k)) return false;
+    add(mine + (k - 1) * tile, d->slot[other] + (k - 1) % IN_FLIGHT * tile, tile);
+    atomic_store(&d->added[me->who].value, k);
+    return true;
+}
+static bool pass(struct player *me, size_t tile, double *out)
+{
+    struct duet *d = me->duet;
+    atomic_store(&d->copied[me->who].value, 0);
+    atomic_store(&d->added[me->who].value, 0);
+    if (!meet(me)) return false;
+    uint32_t tiles = (uint32_t)(d->message_bytes / tile);
+    int64_t begin = clock_ns();
+    for (uint32_t k = 0; k <= tiles; k++)
+        if (!pass_tile(me, k, tiles, tile)) return false;
+    *out = since(begin);
+    return meet(me);
+}
+static bool measure_tiles(struct player *me)
+{
+    struct machine *m = me->duet->found;
+    double small[PASSES], large[PASSES];
+    for (int k = 0; k < PASSES; k++)
+        if (!pass(me, SMALL_TILE, &small[k]) || !pass(me, LARGE_TILE, &large[k])) return false;
+    double more = (double)me->duet->message_bytes / SMALL_TILE - (double)me->duet->message_bytes / LARGE_TILE;
+    double each = (median(small, PASSES) - median(large, PASSES)) / more;
+    if (!me->who) m->tile = each > 1 ? each : 1;
+    return true;
+}
+
+/* ---- waiting ---- */
+static void measure_rungs(struct machine *m)
+{
+    double pauses[REPEATS], yields[REPEATS];
+    for (int k = 0; k < REPEATS; k++) {
+        int64_t begin = clock_ns();
+        for (int i = 0; i < BATCH; i++) pause_briefly();
+        pauses[k] = since(begin) / BATCH;
+        begin = clock_ns();
+        for (int i = 0; i < BATCH / 10; i++) sched_yield();
+        yields[k] = since(begin) / (BATCH / 10);
+    }
+    m->pause = median(pauses, REPEATS);
+    m->yield = median(yields, REPEATS);
+}
+
+/* ---- cores ---- */
+static void stand_on(int core)                          /* refused: where the system likes it */
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)core, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+/* The caller may be bound to one core, as ranks often are: the second core is the next one that this process could have
+   been given and that is no second thread of the first. */
+static void choose_cores(struct duet *d)
+{
+    cpu_set_t set;
+    for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
+    sched_setaffinity(0, sizeof set, &set);             /* the system leaves out what may not be used */
+    int first = d->caller_core >= 0 ? d->caller_core : 0;
+    d->core[0] = d->core[1] = first;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+    for (int hop = 1; hop < MOST_CPUS && d->core[1] == first; hop++) {
+        int core = (first + hop) % MOST_CPUS;
+        if (CPU_ISSET((size_t)core, &set) && !cores_are_siblings(first, core)) d->core[1] = core;
+    }
+}
+static bool perform(struct player *me)
+{
+    struct duet *d = me->duet;
+    struct machine *m = d->found;
+    me->beside = true;                                  /* until it is known that they are not */
+    if (!me->who) choose_cores(d);
+    if (!meet(me)) return false;
+    stand_on(d->core[me->who]);
+    bool apart = d->core[0] != d->core[1];
+    if (!me->who && apart) measure_rungs(m);
+    if (!me->who) measure_copies(d);
+    if (!meet(me)) return false;
+    me->beside = !apart;
+    if (apart && (!measure_volleys(me, BATCH, &m->line) || !measure_slots(me))) return false;
+    if (apart && (!meet(me) || !measure_tiles(me))) return false;
+    if (!measure_sleep(me)) return false;
+    stand_on(d->core[0]);
+    me->beside = true;
+    return measure_volleys(me, BATCH / 4, &m->hand_over) && apart;
+}
+static void *player_main(void *argument)
+{
+    struct player *me = argument;
+    bool complete = perform(me);
+    if (!me->who) me->duet->complete = complete;
+    return NULL;
+}
+
+/* ---- all of it ---- */
+static bool run(struct duet *d)
+{
+    struct player players[2] = { { d, 0, 0, false }, { d, 1, 0, false } };
+    pthread_t threads[2];
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    int started = 0;
+    while (started < 2 && pthread_create(&threads[started], NULL, player_main, &players[started]) == 0) started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started < 2) atomic_store(&d->late, true);
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    return started == 2 && d->complete;
+}
+static bool probe(struct duet *d, double l2)
+{
+    double wanted = MESSAGE_CACHES * l2;
+    d->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
+    if (d->message_bytes < 2 * LARGE_TILE) d->message_bytes = 2 * LARGE_TILE;
+    size_t each = d->message_bytes + IN_FLIGHT * LARGE_TILE;
+    unsigned char *memory = memory_aligned(2 * each);
+    for (int i = 0; memory && i < 2; i++) {
+        d->message[i] = memset(memory + (size_t)i * each, 1, each);    /* real memory, and numbers */
+        d->slot[i] = d->message[i] + d->message_bytes;
+    }
+    bool complete = memory && run(d);
+    free(memory);
+    return complete;
+}
+bool machine_probe(machine_copy *stream, struct machine *out)
+{
+    struct machine found = machine_typical();
+    double l2 = cache_bytes(2);
+    if (l2 > 0) found.l2 = l2;
+    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
+        .deadline_ns = clock_ns() + PROBE_MS * 1000000LL, .caller_core = sched_getcpu() };
+    bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
+    *out = sane ? found : machine_typical();
+    return complete && sane;
+}

@@ -1,0 +1,199 @@
+/* Prices of the plans that really run, on machines that were measured once. */
+#include "tests/unit/model/machines.h"
+#include "backend/base/memory.h"
+#include "backend/collectives/collectives.h"
+#include "backend/model/price.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <string.h>
+
+static struct plan plan_of(const struct algorithm *a, int size, struct layout *layout, int *first, bool shared)
+{
+    first[0] = 0;
+    first[1] = size;
+    *layout = (struct layout){ 1, first };
+    struct plan plan = { .algorithm = a, .layout = layout, .size = size, .count = size, .slots = 3,
+        .in_place = shared || a->family == ALL_TO_ALL ? 0 : UINT64_MAX, .shared = shared ? UINT64_MAX : 0 };
+    assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
+    return plan;
+}
+static double price(const struct plan *plan, const struct machine *m, size_t bytes, int cores)
+{
+    struct cutting cutting;
+    double out = -1;
+    assert_int_equal(price_tile(plan, m, bytes, cores, &cutting, &out), TUTTI_OK);
+    assert_true(out > 0);
+    return out;
+}
+static void more_bytes_cost_more(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 2; size <= 9 && a->host_memory; size++)
+            for (int way = 0; way < 4; way++) {
+                int first[2], cores = way & 1 ? size : 2;
+                struct layout layout;
+                struct plan plan = plan_of(a, size, &layout, first, way & 2);
+                double before = 0;
+                for (size_t bytes = 1; bytes <= (size_t)1 << 30; bytes *= 2) {
+                    double now = price(&plan, &near_cores, bytes, cores);
+                    assert_true(now > before);
+                    before = now;
+                }
+                plan_finish(&plan);
+            }
+}
+/* One round for few bytes, two rounds for many, and one size at which it changes. */
+static void two_rounds_pay_from_one_size_on(void **state)
+{
+    (void)state;
+    for (int size = 4; size <= 16; size *= 2) {
+        int first[2], changes = 0;
+        struct layout layout;
+        struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), size, &layout, first, false);
+        struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), size, &layout, first, false);
+        bool is_better = false;
+        for (size_t bytes = 8; bytes <= (size_t)1 << 28; bytes *= 2) {
+            bool now = price(&two, &near_cores, bytes, size) < price(&one, &near_cores, bytes, size);
+            changes += now != is_better;
+            is_better = now;
+        }
+        assert_int_equal(changes, 1);
+        assert_true(is_better);
+        plan_finish(&one);
+        plan_finish(&two);
+    }
+}
+/* A wrong figure by a quarter moves the switch by a factor of two at most. */
+static size_t switch_bytes(const struct machine *m)
+{
+    int first[2];
+    struct layout layout;
+    struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), 8, &layout, first, false);
+    struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), 8, &layout, first, false);
+    size_t bytes = 8;
+    while (price(&two, m, bytes, 8) >= price(&one, m, bytes, 8)) bytes *= 2;
+    plan_finish(&one);
+    plan_finish(&two);
+    return bytes;
+}
+static void the_switch_is_stable(void **state)
+{
+    (void)state;
+    const struct machine_row *rows;
+    size_t usual = switch_bytes(&near_cores);
+    for (int i = 0; i < machine_table(&rows); i++)
+        for (int way = 0; way < 2; way++) {
+            struct machine m = near_cores;
+            machine_set(&m, i, machine_figure(&m, i) * (way ? 1.25 : 0.75));
+            size_t now = switch_bytes(&m);
+            assert_true(now <= 2 * usual && usual <= 2 * now);
+        }
+}
+static void one_round_more_costs_a_hand_over_where_cores_are_short(void **state)
+{
+    (void)state;
+    assert_true(price_round(&near_cores, 2, 2) == near_cores.line);
+    assert_true(price_round(&near_cores, 3, 2) > near_cores.line);
+    assert_true(price_round(&near_cores, 8, 2) > price_round(&near_cores, 4, 2));
+}
+
+/* ---- tiles ---- */
+static size_t tile_for(const struct machine *m, size_t bytes)
+{
+    int first[2];
+    struct layout layout;
+    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, &layout, first, false);
+    struct cutting cutting;
+    double ns = 0;
+    assert_int_equal(price_tile(&plan, m, bytes, 2, &cutting, &ns), TUTTI_OK);
+    assert_true(cutting.message_bytes == bytes);
+    assert_int_equal(cutting.slots, price_slots(m, cutting.tile_bytes));
+    plan_finish(&plan);
+    return cutting.tile_bytes;
+}
+/* What was best, or within some percent of it, in runs of bench_choice on these machines. */
+static void tiles_are_what_was_measured_best(void **state)
+{
+    (void)state;
+    const struct machine *machines[] = { &near_cores, &far_cores };
+    for (int i = 0; i < 2; i++) {
+        size_t large = tile_for(machines[i], (size_t)64 << 20), medium = tile_for(machines[i], 1 << 20);
+        assert_true(large >= 256 << 10 && large <= 512 << 10);
+        assert_true(medium >= 32 << 10 && medium <= 128 << 10);
+    }
+}
+static void tiles_in_flight_fit_in_the_cache(void **state)
+{
+    (void)state;
+    static const double caches[] = { 256 << 10, 512 << 10, 1 << 20, 1.25 * (1 << 20), 2 << 20, 4 << 20 };
+    for (size_t c = 0; c < sizeof caches / sizeof *caches; c++) {
+        struct machine m = near_cores;
+        size_t before = 0;
+        m.l2 = caches[c];
+        assert_true(price_slots(&m, 32 << 10) == 3);
+        for (size_t bytes = 4 << 20; bytes <= (size_t)1 << 30; bytes *= 2) {
+            size_t tile = tile_for(&m, bytes);
+            assert_true(tile >= 32 << 10 && tile >= before);
+            assert_true((double)tile * price_slots(&m, tile) <= m.l2);
+            before = tile;
+        }
+        assert_true(before >= price_largest_tile(&m) / 2);             /* it is used by somebody */
+    }
+}
+static void caches_of_no_size_are_survived(void **state)
+{
+    (void)state;
+    struct machine m = near_cores;
+    m.l2 = 32 << 10;
+    assert_int_equal(price_largest_tile(&m), 32 << 10);
+    assert_int_equal(price_slots(&m, 32 << 10), 2);
+    assert_int_equal(tile_for(&m, 1 << 30), 32 << 10);
+}
+
+/* ---- waiting ---- */
+static void patience_is_about_what_a_sleep_costs(void **state)
+{
+    (void)state;
+    struct patience p = price_patience(&near_cores);
+    double awake = p.pauses * near_cores.pause;
+    assert_true(awake > near_cores.sleep / 8 && awake < near_cores.sleep);
+    assert_true(p.yields * near_cores.yield > near_cores.sleep);
+    struct machine slow = near_cores;
+    slow.sleep *= 10;
+    assert_true(price_patience(&slow).pauses > p.pauses && price_patience(&slow).yields > p.yields);
+}
+
+/* ---- no memory ---- */
+static void too_little_memory_is_an_error(void **state)
+{
+    (void)state;
+    int first[2];
+    struct layout layout;
+    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, &layout, first, false);
+    struct cutting cutting;
+    double ns = 7;
+    memory_fail_after(1);
+    assert_int_equal(price_tile(&plan, &near_cores, 4096, 2, &cutting, &ns), TUTTI_NO_MEMORY);
+    memory_fail_after(0);
+    assert_true(ns == 7);
+    plan_finish(&plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(more_bytes_cost_more),
+        cmocka_unit_test(two_rounds_pay_from_one_size_on),
+        cmocka_unit_test(the_switch_is_stable),
+        cmocka_unit_test(one_round_more_costs_a_hand_over_where_cores_are_short),
+        cmocka_unit_test(tiles_are_what_was_measured_best),
+        cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
+        cmocka_unit_test(caches_of_no_size_are_survived),
+        cmocka_unit_test(patience_is_about_what_a_sleep_costs),
+        cmocka_unit_test(too_little_memory_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

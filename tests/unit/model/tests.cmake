@@ -1,0 +1,3 @@
+foreach(name kept price probe)
+  tutti_unit(model/test_${name} base schedule collectives model)
+endforeach()
