@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { CACHE_LINE = 64, ONE_TILE_BYTES = 64 * 1024 };
+enum { CACHE_LINE = 64 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static unsigned char *half_of(const struct executor *x, int owner, int parity)         /* of a rank's slots */
@@ -24,8 +24,8 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     struct cut *c = &x->launch.program->cut;
     size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
     size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
-    if (chunk_bytes * chunks > ONE_TILE_BYTES)
-        tile = size_round_up((x->tile_target + chunks - 1) / chunks, CACHE_LINE);
+    if (chunk_bytes * chunks > x->launch.tile_bytes)
+        tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
     size_t most = x->segment->slot_bytes / 2 / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
     tile = smaller(smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;

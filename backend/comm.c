@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LEAST_TILE_BYTES = 4096 };
+
 const struct segment *comm_segment(const tutti_comm *comm) { return comm->mapping ? &comm->mapping->segment : NULL; }
 
 void comm_pause(const tutti_comm *comm, int n)
@@ -42,6 +44,9 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->layout = (struct layout){ 1, comm->layout_first };
     comm->layout_first[1] = size;
     comm->ladder = ladder_for(true);
+    int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
+    comm->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
+    comm->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
     *out = comm;
     TRY(engine_acquire());
     comm->generation = process_generation();
@@ -170,6 +175,7 @@ static void release_everything(tutti_comm *comm)
     transport_destroy(comm->transport);
     executor_finish(&comm->executor);
     for (struct program *p = comm->programs, *next; p; p = next) { next = p->next; program_destroy(p); }
+    chooser_finish(&comm->chooser);
     cache_destroy(comm->cache);
     tensors_release(comm);
     mapping_release(comm->mapping);

@@ -4,6 +4,7 @@
  * Whoever holds `driver` may touch what is marked so; everything else is constant after creation, or atomic. */
 #pragma once
 #include "backend/bootstrap.h"
+#include "backend/choice.h"
 #include "backend/collectives/collectives.h"
 #include "backend/execute.h"
 #include "backend/base/status.h"
@@ -43,6 +44,8 @@ struct recent {                                         /* the last choice of a 
     bool stage_inputs;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
+    size_t tile_bytes;
+    int slots;
     bool late;                                          /* the plan is chosen after the roll call */
     struct program *program;                            /* late: for this placement; NULL: none yet */
     uint64_t shared, in_place;
@@ -78,6 +81,7 @@ struct tutti_comm {
     struct layout layout;
     int layout_first[2];
     struct ladder ladder;                               /* of a thread that drives */
+    int64_t tile_setting, slots_setting;                /* 0: by price */
 
     _Atomic uint32_t driver;                            /* 1: somebody drives */
     _Atomic(struct operation *) intake;                 /* submitted, newest first */
@@ -99,6 +103,7 @@ struct tutti_comm {
     int idle_polls;                                     /* for messages, since something came */
     bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
     struct cache *cache;
+    struct chooser chooser;
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
     struct call last;                                   /* what the executor's launch is for */

@@ -53,6 +53,7 @@ struct launch {                                         /* what is bound to a pr
     const void *input;
     void *output;
     size_t part_bytes;                                  /* of one rank's part of the message */
+    size_t tile_bytes;                                  /* of the message that is worked on at a time */
     size_t element_bytes;
     reduce_function *reduce;                            /* NULL where nothing is reduced */
     scale_function *scale;                              /* of PREMUL_SUM, else NULL */
@@ -69,7 +70,6 @@ struct executor {
     struct control *mine;
     struct transport *transport;
     int rank, host_first, host_ranks;
-    size_t tile_target;                                 /* bytes of the message in one tile */
     int polls;                                          /* looks at a counter before it returns, with one tile */
     bool crowded;                                       /* not then: others have waited on my core */
     stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */

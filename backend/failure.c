@@ -34,8 +34,10 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
     size_t used = strlen(out);
     double factor;
     memcpy(&factor, &d->bits, sizeof factor);
-    snprintf(out + used, bytes - used, " with factor %g, tiles of %llu bytes, %llu slots", factor,
-        (unsigned long long)d->tile_bytes, (unsigned long long)d->slots);
+    used += (size_t)snprintf(out + used, bytes - used, " with factor %g", factor);
+    if (d->tile_bytes && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
+    if (d->slots && used < bytes) snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
 }
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {

@@ -4,7 +4,9 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
+#include "backend/model/price.h"
 #include "kernels/reduce.h"
+#include "kernels/stream.h"
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -86,6 +88,28 @@ static void put_kernels(struct text *t)
     }
     put(t, "]}, ");
 }
+static void put_decimal(struct text *t, double value)   /* whatever the locale, as JSON has it */
+{
+    unsigned long long thousandths = (unsigned long long)(value * 1000 + 0.5);
+    put(t, "%llu.%03llu", thousandths / 1000, thousandths % 1000);
+}
+/* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
+static void put_machine(struct text *t)
+{
+    const struct machine_row *rows;
+    int count = machine_table(&rows);
+    struct machine machine = machine_get(stream_find());
+    struct patience patience = price_patience(&machine);
+    size_t tile = price_largest_tile(&machine);
+    put(t, "\"machine\": {");
+    for (int i = 0; i < count; i++) {
+        put(t, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
+        put_decimal(t, machine_figure(&machine, i));
+        put(t, ", ");
+    }
+    put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile));
+    put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", patience.pauses, patience.yields);
+}
 static void put_transports(struct text *t)
 {
     put(t, "\"transports\": {");
@@ -131,6 +155,7 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
     put_pair(&t, "compiler", __VERSION__, ", ");
     put_host(&t);
     put_kernels(&t);
+    put_machine(&t);
     put_transports(&t);
     put_limits(&t);
     put_settings(&t);

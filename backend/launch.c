@@ -7,9 +7,6 @@
 #include "backend/tensors.h"
 #include <string.h>
 
-enum { SLOTS_ON_HOST = 3, SLOTS_WITH_MESSAGES = 4 };
-enum { LATE_BYTES = 64 * 1024 };                        /* beyond: it is worth while to look where tensors lie */
-
 static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
 
 /* ---- choosing ---- */
@@ -20,11 +17,16 @@ static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
     int outputs = family_parts((enum family)op->family, OUTPUT, comm->size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
-static int slots_for(const struct algorithm *algorithm)
+/* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
+static tutti_status select(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+    enum placement_kind placement, struct recent *r, struct choice *out)
 {
-    int64_t slots = settings_get()->slots;
-    if (slots >= 1 && slots <= MAX_SLOTS) return (int)slots;
-    return algorithm->host_memory ? SLOTS_ON_HOST : SLOTS_WITH_MESSAGES;
+    struct question question = { (enum family)op->family, asked, message_bytes(comm, op), placement,
+        op->uneven != NULL };
+    TRY(choose(&comm->chooser, &question, out));
+    r->tile_bytes = comm->tile_setting ? (size_t)comm->tile_setting : out->tile_bytes;
+    r->slots = comm->slots_setting ? (int)comm->slots_setting : out->slots;
+    return TUTTI_OK;
 }
 static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
@@ -36,13 +38,13 @@ static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struc
     return TUTTI_OK;
 }
 /* in_place of private tensors: a staged plan for in place is right out of place too */
-static tutti_status choose(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
+static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
     const struct placement *placement, struct recent *r)
 {
     bool host = algorithm->host_memory;
     struct plan key = {
         .algorithm = algorithm, .layout = &comm->layout, .size = comm->size, .root = op->root, .count = comm->size,
-        .slots = slots_for(algorithm), .in_place = placement->in_place, .shared = host ? placement->shared : 0,
+        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
         .stage_inputs = r->stage_inputs, .hoist = !host,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots, shared %llx", comm->name, comm->rank,
@@ -58,12 +60,13 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 {
     size_t bytes = message_bytes(comm, op);
     struct recent r = { .bytes = op->part_bytes, .root = op->root, .stage_inputs = stage_inputs, .asked = asked };
-    r.algorithm = asked;
-    if (!asked || (op->uneven && asked->equal_chunks))
-        r.algorithm = collectives_select((enum family)op->family, comm->size, bytes, op->uneven != NULL, false);
-    r.late = op->uneven || (comm->size > 1 && r.algorithm->host_memory && bytes > LATE_BYTES);
+    struct choice choice;
+    bool obeys = asked && !(op->uneven && asked->equal_chunks);
+    TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
+    r.algorithm = choice.algorithm;
+    r.late = op->uneven || (bytes && choice_looks_first(&comm->chooser, &choice));
     struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
-    if (!r.late) TRY(choose(comm, op, r.algorithm, &private, &r));
+    if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
     if (op->uneven) out->asked = (const struct algorithm *)out;        /* matches no later call */
     return TUTTI_OK;
@@ -83,8 +86,8 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
     out->root = op->root;
     out->count = op->uneven ? 0 : op->count;
     out->bits = op->uneven ? 1 : 0;
-    out->tile_bytes = comm->executor.tile_target;
-    out->slots = (uint64_t)slots_for(r->algorithm);
+    out->tile_bytes = (uint64_t)comm->tile_setting;
+    out->slots = (uint64_t)comm->slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
     out->extent = 0;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
@@ -99,6 +102,7 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     if (!r->algorithm || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
         || r->asked != asked || op->uneven)
         TRY(anticipate(comm, op, asked, premultiplies, r));
+    out->tile_bytes = r->tile_bytes;
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
     out->reduce = op->reduce;
@@ -140,10 +144,11 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
 {
     struct placement p = tensors_placement(comm, op);
     if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
-    const struct algorithm *algorithm = r->algorithm;
-    if (!p.asked) algorithm = collectives_select((enum family)op->family, comm->size, message_bytes(comm, op),
-        op->uneven != NULL, placement_is_shared(comm, &p));
-    TRY(choose(comm, op, algorithm, &p, r));
+    struct choice choice;
+    enum placement_kind kind = !placement_is_shared(comm, &p) ? TENSORS_PRIVATE
+        : p.in_place & p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    TRY(select(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
+    TRY(plan_for(comm, op, choice.algorithm, &p, r));
     r->shared = p.shared;
     r->in_place = p.in_place;
     r->obeys = p.asked;
@@ -157,6 +162,7 @@ tutti_status launch_decide(tutti_comm *comm, const struct operation *op)
     if (status != TUTTI_OK) return status;
     if (!x->launch.program) {
         TRY(decide(comm, op, r));
+        x->launch.tile_bytes = r->tile_bytes;
         x->launch.program = r->program;
     }
     status = tensors_find(comm, op);

@@ -13,11 +13,13 @@
       "backends of torch whose groups tutti makes instead, as in nccl,gloo (read when torch is imported)") \
     X(isa, "TUTTI_ISA", TEXT, "", \
       "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)") \
-    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "131072", "bytes of a message that are worked on at a time") \
-    X(slots, "TUTTI_SLOTS", NUMBER, "0", "tiles in flight, 1 to 8 (0: 3 on one host, 4 with messages)") \
+    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", \
+      "bytes of a message that are worked on at a time (0: what has the least price on this machine)") \
+    X(slots, "TUTTI_SLOTS", NUMBER, "0", \
+      "tiles in flight, 1 to 8 (0: 2 or 3 on one host, as they fit in the cache; 4 with messages)") \
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
-      "polls with a pause before a waiting thread yields (-1: as measured)") \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: as measured)") \
+      "polls with a pause before a waiting thread yields (-1: by what a sleep costs)") \
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
     X(cache, "TUTTI_CACHE", TEXT, "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \

@@ -5,6 +5,3 @@
 extern const struct algorithm collectives_table[];                     /* grouped by family; ends with name NULL */
 const char *family_name(enum family family);                           /* "allreduce", "reduce_scatter", … */
 const struct algorithm *collectives_find(enum family family, const char *name);        /* NULL: none of that name */
-/* What runs when nobody chose: ranks all on one host, `bytes` the whole message of a rank, `uneven` counts; `shared`:
-   all tensors lie in memory that the ranks share. */
-const struct algorithm *collectives_select(enum family family, int size, size_t bytes, bool uneven, bool shared);

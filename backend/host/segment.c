@@ -1,6 +1,7 @@
 /* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, control blocks, counts), then the sparse part: slots and pairs, each on pages of its own. The size is
-   fixed by seals before anybody maps it, so no rank can make another's access fault by shrinking the file. */
+   first failure, figures, control blocks, introductions, counts), then the sparse part: slots and pairs, on pages of
+   their own. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by
+   shrinking the file. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -21,13 +22,14 @@ struct header {
     uint32_t filled;                                   /* this kernel cannot populate, so everything was allocated */
     uint32_t unused;
     struct failure failure;
+    unsigned char figures[FIGURES_BYTES];
 };
 static const char magic[8] = "tutti-s1";
 static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
 
 /* ---- where things lie ---- */
-struct layout { size_t controls, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
+struct layout { size_t controls, introductions, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
 static bool place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
@@ -50,6 +52,7 @@ static bool layout_compute(struct segment *out, int ranks, size_t slot_bytes, si
     *out = (struct segment){ .ranks = ranks };
     bool fits = round_to_pages(slot_bytes, &out->slot_bytes) && round_to_pages(pair_bytes, &out->pair_bytes)
         && place(&end, (size_t)ranks, sizeof(struct control), ALIGNMENT, &layout->controls)
+        && place(&end, (size_t)ranks, sizeof(struct introduction), ALIGNMENT, &layout->introductions)
         && place(&end, square, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &layout->counts)
         && place(&end, (size_t)ranks, out->slot_bytes, page, &layout->slots)
         && place(&end, square, out->pair_bytes, page, &layout->pairs)
@@ -73,6 +76,8 @@ static tutti_status segment_map(struct segment *out, const struct layout *layout
                            "ulimit -v)", layout->bytes, strerror(errno));
     out->base = base;
     out->failure = &((struct header *)base)->failure;
+    out->figures = ((struct header *)base)->figures;
+    out->introductions = (struct introduction *)(void *)(out->base + layout->introductions);
     out->controls = (struct control *)(void *)(out->base + layout->controls);
     out->counts = (uint64_t *)(void *)(out->base + layout->counts);
     out->slots = out->base + layout->slots;

@@ -50,11 +50,15 @@ struct failure {                                       /* the first error of the
     int32_t status, rank;
     char detail[500];
 };
+enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
+struct introduction { uint64_t cores[CORE_WORDS]; };    /* of one rank: the cores it may run on, a bit for each   */
 struct segment {                                       /* this process's view                                     */
     int ranks;
     size_t bytes, slot_bytes;                          /* slot_bytes: of one rank, both halves; whole pages       */
     unsigned char *base;
     struct failure *failure;
+    unsigned char *figures;                            /* what rank 0 tells of the machine, before it has joined  */
+    struct introduction *introductions;                /* [ranks], each written before the rank has joined        */
     struct control *controls;                          /* [ranks]                                                 */
     uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][ranks]                    */
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */

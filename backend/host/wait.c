@@ -36,6 +36,13 @@ struct ladder ladder_for(bool driver)
     override(&ladder.yields, settings_get()->yields);
     return ladder;
 }
+struct ladder ladder_of(int pauses, int yields)
+{
+    struct ladder ladder = { pauses, yields };
+    override(&ladder.pauses, settings_get()->pauses);
+    override(&ladder.yields, settings_get()->yields);
+    return ladder;
+}
 
 /* ---- what for ---- */
 uint32_t wait_core(void) { return (uint32_t)(sched_getcpu() + 1); }

@@ -8,6 +8,7 @@
 struct ladder { int pauses, yields; };                 /* how long each rung is                                   */
 /* For a thread that has nothing else to do (driver) or that shares its core with computation. */
 struct ladder ladder_for(bool driver);
+struct ladder ladder_of(int pauses, int yields);       /* what the settings do not say otherwise                  */
 
 enum { WAIT_WORDS = 16 };
 struct wait_set {                                      /* words whose change is worth waking up for               */

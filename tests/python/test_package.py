@@ -103,6 +103,13 @@ def test_info_is_plain_data():
     assert info["packages"]["torch-tutti"] == torch_tutti.__version__ and json.loads(json.dumps(info)) == info
 
 
+def test_info_tells_what_the_machine_was_measured_to_be():
+    import torch_tutti
+    machine = torch_tutti.info()["machine"]
+    assert machine["largest tile (bytes)"] >= 32768 and all(figure >= 0 for figure in machine.values())
+    assert any("second-level cache" in name for name in machine)
+
+
 def test_schedule_lists_every_rank():
     import torch_tutti
     collectives = torch_tutti.algorithms()

@@ -1,5 +1,4 @@
 tutti_unit(collectives/test_algorithm_table base schedule collectives)
-tutti_unit(collectives/test_algorithm_select base schedule collectives)
 tutti_unit(collectives/test_double_tree base schedule collectives)
 tutti_unit(collectives/test_fold base schedule collectives)
 tutti_unit(collectives/test_teams base schedule collectives)

@@ -1,0 +1,36 @@
+/* What runs when nobody chose, and how it is cut: of the host-memory algorithms of a family, and of the tile sizes, the
+   one of the least price on this machine (backend/model/price.h). It stands here because it asks three rooms that may
+   not know of each other: the table of algorithms, the builder of plans, and the model.
+
+   A choice is a function of the group's figures, its cores and ranks, the family, the size and the placement, and of
+   nothing else: not of what was asked before, nor of who asks. So all ranks choose alike without a word. */
+#pragma once
+#include "backend/model/price.h"
+
+enum placement_kind { TENSORS_PRIVATE, TENSORS_SHARED_IN_PLACE, TENSORS_SHARED_APART };
+struct question {
+    enum family family;
+    const struct algorithm *algorithm;                  /* already chosen: only the tile is asked for; or NULL */
+    size_t message_bytes;                               /* of one rank, its larger buffer; 0: not known, many */
+    enum placement_kind placement;
+    bool uneven;
+};
+struct choice {
+    const struct algorithm *algorithm;
+    size_t tile_bytes;
+    int slots;
+    double price;                                       /* ns; 0: there was nothing to choose from */
+};
+struct chooser {                                        /* of one communicator */
+    const struct layout *layout;                        /* of the ranks of one host */
+    struct cache *cache;
+    int size, cores;                                    /* cores: that the ranks may run on, all of them together */
+    struct machine machine;                             /* alike on all ranks */
+    struct answer *answers;                             /* what was asked before */
+    int answer_count, answer_room;
+};
+/* NO_MEMORY, and then *out is untouched. Message sizes are told apart to half an octave. */
+tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
+void chooser_finish(struct chooser *chooser);
+/* Is it worth while to look first where the tensors lie, before it is known that they are shared? */
+bool choice_looks_first(const struct chooser *chooser, const struct choice *choice);
