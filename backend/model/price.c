@@ -133,15 +133,18 @@ static double slot_chunks(const struct schedule *s)
     return chunks;
 }
 static double least(double a, double b) { return a < b ? a : b; }
-/* Where things fall in a cache is a matter of chance: the fuller it is, the likelier is something lost. */
+/* Where things fall in a cache is a matter of chance: the fuller it is, the likelier is something lost. It costs what
+   it takes longer to fetch it from beyond. */
 static double displaced_cost(const struct pricing *x, const struct cutting *c, int in_flight)
 {
     double most = 0, message = (double)c->message_bytes;
+    double longer = x->machine->far - x->machine->near, least_longer = x->machine->near / 8;
     for (int m = 0; m < x->plan->count; m++) {
         double bytes = slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
         if (bytes > most) most = bytes;
     }
-    return least(most, message) * least(1, (most + message) / x->machine->l2) * x->machine->far * x->load;
+    if (longer < least_longer) longer = least_longer;
+    return least(most, message) * least(1, (most + message) / x->machine->l2) * longer * x->load;
 }
 static double total(struct pricing *x, const struct cutting *c)
 {
