@@ -4,7 +4,7 @@ file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.c)
 list(APPEND kernel_sources kernels/cpu/scalar.c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   list(APPEND kernel_sources kernels/cpu/avx2.c kernels/cpu/avx512.c)
-  set_source_files_properties(kernels/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
+  set_source_files_properties(kernels/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")
   set_source_files_properties(kernels/cpu/avx512.c PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl")
   # gcc 12 aligns the frames in which it looks for use after return to 32 bytes only, and then stores vectors of 64 in

@@ -25,7 +25,7 @@ static bool runs_f16c(void)
     return atomic_load_explicit(&answer, memory_order_relaxed) == YES;
 }
 
-static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && runs_f16c(); }
+static bool runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && runs_f16c(); }
 
 static bool runs_avx512(void)
 {
@@ -64,12 +64,17 @@ reduce_function *reduce_find(tutti_dtype dtype, tutti_op op)
     if (op == TUTTI_AVG && dtype == TUTTI_BOOL) return NULL;
     if (op == TUTTI_PREMUL_SUM && !scale_find(dtype)) return NULL;
     tutti_op stored = op == TUTTI_AVG || op == TUTTI_PREMUL_SUM ? TUTTI_SUM : op;
-    return kernels_current()->reduce[dtype][stored];
+    const struct kernels *kernels = kernels_current();
+    while (kernels->below && !kernels->reduce[dtype][stored]) kernels = kernels->below;
+    return kernels->reduce[dtype][stored];
 }
 
 scale_function *scale_find(tutti_dtype dtype)
 {
-    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->scale[dtype] : NULL;
+    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
+    const struct kernels *kernels = kernels_current();
+    while (kernels->below && !kernels->scale[dtype]) kernels = kernels->below;
+    return kernels->scale[dtype];
 }
 
 const char *kernels_isa_name(int index)

@@ -1,7 +1,9 @@
-/* AVX2 and F16C. */
+/* AVX2, F16C and FMA. */
 #define ISA     "avx2"
 #define KERNELS kernels_avx2
+#define BELOW   NULL
 enum { WIDTH = 32 };
+#include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include <immintrin.h>
 
@@ -11,11 +13,25 @@ INLINE vector vector_select(vector mask, vector a, vector b)
     return (vector)_mm256_blendv_epi8((__m256i)b, (__m256i)a, (__m256i)mask);
 }
 
-INLINE void float16_unpack(vector v, vector *part)
+INLINE bool widened_any_nan(const vector *part, int count)
 {
-    __m256i halves = (__m256i)v;
-    part[0] = (vector)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-    part[1] = (vector)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    __m256 nan = _mm256_cmp_ps((__m256)part[0], (__m256)part[1], _CMP_UNORD_Q);
+    for (int i = 2; i < count; i += 2)
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps((__m256)part[i], (__m256)part[i + 1], _CMP_UNORD_Q));
+    return _mm256_movemask_ps(nan) != 0;
+}
+
+/* a + b, rounded as an addition rounds. Zen converts float16 in the same two units that add, while two others, which
+   multiply, idle: sums of float16 are a fifth faster this way. */
+INLINE vector widened_add(vector a, vector b)
+{
+    return (vector)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(1.0f), (__m256)b);
+}
+
+INLINE void float16_unpack(const char *from, vector *part)
+{
+    part[0] = (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
+    part[1] = (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from + WIDTH / 2)));
 }
 
 INLINE vector float16_pack(const vector *part)

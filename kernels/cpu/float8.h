@@ -17,8 +17,9 @@ static const struct float8 E4M3 = { 3, 121u << 23, 0x43e00000,
 
 INLINE void float8_e5m2_unpack(vector v, vector *part)
 {
-    float16_unpack((v << 8) & 0xff00ff00u, part);
-    float16_unpack(v & 0xff00ff00u, part + 2);
+    vector half[2] = { (v << 8) & 0xff00ff00u, v & 0xff00ff00u };
+    float16_unpack((const char *)&half[0], part);
+    float16_unpack((const char *)&half[1], part + 2);
 }
 
 INLINE void float8_e4m3_unpack(vector v, vector *part)
@@ -26,7 +27,8 @@ INLINE void float8_e4m3_unpack(vector v, vector *part)
     for (int i = 0; i < 2; i++) {
         vector byte = (v >> (8 * i)) & 0x00ff00ffu, magnitude = byte & 0x007f007fu;
         vector nan = (vector)((lanes_u16)magnitude == 0x7f) & 0x7c007c00u;
-        float16_unpack((byte << 8 & 0x80008000u) | magnitude << 7 | nan, part + 2 * i);
+        vector half = (byte << 8 & 0x80008000u) | magnitude << 7 | nan;
+        float16_unpack((const char *)&half, part + 2 * i);
     }
     for (int i = 0; i < 4; i++) part[i] = (vector)((lanes_f32)part[i] * E4M3.factor);
 }

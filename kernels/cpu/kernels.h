@@ -4,6 +4,7 @@
 
 struct kernels {
     const char *isa;
+    const struct kernels *below; /* does what this one leaves out; or NULL */
     reduce_function *reduce[TUTTI_DTYPE_COUNT][TUTTI_OP_COUNT];
     scale_function *scale[TUTTI_DTYPE_COUNT];
 };

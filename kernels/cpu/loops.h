@@ -46,16 +46,14 @@ INLINE int parts_of(tutti_dtype dtype)
     }
 }
 
-/* To nearest even; a canonical NaN stays one. */
-INLINE vector bfloat16_round(vector v) { return v + 0x7fffu + ((v >> 16) & 1); }
-
 /* Which element goes to which lane does not matter as long as pack puts it back: the parts of bfloat16 are the upper
    and the lower halves of 32-bit lanes, so no shuffle is needed. */
-INLINE void unpack(tutti_dtype dtype, vector v, vector *part)
+INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
 {
+    vector v = vector_load(from);
     switch (dtype) {
     case TUTTI_BOOL: part[0] = (vector)((lanes_u8)v != 0) & 0x01010101u; break;
-    case TUTTI_FLOAT16: float16_unpack(v, part); break;
+    case TUTTI_FLOAT16: float16_unpack(from, part); break;
     case TUTTI_BFLOAT16:
         part[0] = v << 16;
         part[1] = v & 0xffff0000u;
@@ -66,28 +64,43 @@ INLINE void unpack(tutti_dtype dtype, vector v, vector *part)
     }
 }
 
+INLINE bool is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
+
+/* Of 16-bit types, all parts are looked at together: then a NaN, which is rare, is all that costs more than a branch. */
+INLINE void canonical(tutti_dtype dtype, vector *part, int parts)
+{
+    if (!lanes_floating(lane_of(dtype)) || parts_of(dtype) > 2) return; /* float8: see there */
+    if (is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
+    for (int i = 0; i < parts; i++) part[i] = lanes_canonical(lane_of(dtype), part[i]);
+}
+
+/* Of parts whose NaNs are canonical. */
 INLINE vector pack(tutti_dtype dtype, vector *part)
 {
-    if (dtype != TUTTI_FLOAT8_E4M3 && dtype != TUTTI_FLOAT8_E5M2 && lanes_floating(lane_of(dtype))) {
-        for (int i = 0; i < parts_of(dtype); i++) part[i] = lanes_canonical(lane_of(dtype), part[i]);
-    }
     switch (dtype) {
     case TUTTI_FLOAT16: return float16_pack(part);
-    case TUTTI_BFLOAT16: return bfloat16_round(part[0]) >> 16 | (bfloat16_round(part[1]) & 0xffff0000u);
+    case TUTTI_BFLOAT16: return bfloat16_pack(part);
     case TUTTI_FLOAT8_E4M3: return float8_e4m3_pack(part);
     case TUTTI_FLOAT8_E5M2: return float8_e5m2_pack(part);
     default: return part[0];
     }
 }
 
+INLINE vector combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
+{
+    if (is_widened(dtype) && op == TUTTI_SUM) return widened_add(a, b);
+    return lanes_combine(lane_of(dtype), op_of(dtype, op), a, b);
+}
+
 /* Reads `vectors` whole blocks, or one of fewer bytes when bytes < WIDTH. */
 INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int vectors, vector *out)
 {
     if (bytes < WIDTH) {
-        unpack(dtype, vector_load_some(from, bytes), out);
+        vector some = vector_load_some(from, bytes);
+        unpack(dtype, (const char *)&some, out);
         return;
     }
-    for (int i = 0; i < vectors; i++) unpack(dtype, vector_load(from + i * WIDTH), out + i * parts_of(dtype));
+    for (int i = 0; i < vectors; i++) unpack(dtype, from + i * WIDTH, out + i * parts_of(dtype));
 }
 
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block)
@@ -107,11 +120,12 @@ INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_
     group_load(dtype, task.from[0] + at, bytes, vectors, total);
     for (int k = 1; k < task.from_count; k++) {
         group_load(dtype, task.from[k] + at, bytes, vectors, next);
-        for (int i = 0; i < parts; i++) total[i] = lanes_combine(lane, op_of(dtype, op), total[i], next[i]);
+        for (int i = 0; i < parts; i++) total[i] = combine(dtype, op, total[i], next[i]);
     }
     if (op == TUTTI_SUM && dtype != TUTTI_BOOL && task.divisor != 1) {
         for (int i = 0; i < parts; i++) total[i] = lanes_divide(lane, total[i], task.divisor);
     }
+    canonical(dtype, total, parts);
     for (int i = 0; i < vectors; i++) next[i] = pack(dtype, total + i * parts_of(dtype));
     for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next);
 }
@@ -172,6 +186,7 @@ INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t by
     vector part[GROUP];
     group_load(dtype, from, bytes, vectors, part);
     for (int i = 0; i < vectors * parts_of(dtype); i++) part[i] = lanes_scale(lane_of(dtype), part[i], factor);
+    canonical(dtype, part, vectors * parts_of(dtype));
     for (int i = 0; i < vectors; i++) part[i] = pack(dtype, part + i * parts_of(dtype));
     group_store(to, bytes, vectors, part);
 }
@@ -188,7 +203,10 @@ INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, d
 /* Which dtypes have which operations. */
 #define INTEGER_MAP(X)                                                                                                 \
     X(INT8, 1) X(UINT8, 1) X(INT16, 2) X(UINT16, 2) X(INT32, 4) X(UINT32, 4) X(INT64, 8) X(UINT64, 8) X(BOOL, 1)
-#define FLOATING_MAP(X) X(FLOAT16, 2) X(BFLOAT16, 2) X(FLOAT32, 4) X(FLOAT64, 8) X(FLOAT8_E4M3, 1) X(FLOAT8_E5M2, 1)
+#ifndef FLOAT16_MAP
+#define FLOAT16_MAP(X) X(FLOAT16, 2)
+#endif
+#define FLOATING_MAP(X) FLOAT16_MAP(X) X(BFLOAT16, 2) X(FLOAT32, 4) X(FLOAT64, 8) X(FLOAT8_E4M3, 1) X(FLOAT8_E5M2, 1)
 #define ARITHMETIC_MAP(Y, dtype, bytes)                                                                                \
     Y(dtype, bytes, SUM) Y(dtype, bytes, PROD) Y(dtype, bytes, MIN) Y(dtype, bytes, MAX)
 #define BITWISE_MAP(Y, dtype, bytes) Y(dtype, bytes, BAND) Y(dtype, bytes, BOR) Y(dtype, bytes, BXOR)
@@ -218,6 +236,7 @@ FLOATING_MAP(X)
 
 const struct kernels KERNELS = {
     .isa = ISA,
+    .below = BELOW,
     .reduce = {
 #define Y(dtype, bytes, op) [TUTTI_##op] = op##_##dtype,
 #define X(dtype, bytes)     [TUTTI_##dtype] = { ARITHMETIC_MAP(Y, dtype, bytes) BITWISE_MAP(Y, dtype, bytes) },

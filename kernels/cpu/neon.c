@@ -1,14 +1,17 @@
 /* 64-bit Arm. (On 32-bit Arm, NEON flushes denormals to zero: there "scalar" is used.) */
 #define ISA     "neon"
 #define KERNELS kernels_neon
+#define BELOW   NULL
 enum { WIDTH = 16 };
+#include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include "kernels/cpu/select.h"
+#include "kernels/cpu/widened.h"
 #include <arm_neon.h>
 
-INLINE void float16_unpack(vector v, vector *part)
+INLINE void float16_unpack(const char *from, vector *part)
 {
-    float16x8_t halves = (float16x8_t)v;
+    float16x8_t halves = (float16x8_t)vector_load(from);
     part[0] = (vector)vcvt_f32_f16(vget_low_f16(halves));
     part[1] = (vector)vcvt_high_f32_f16(halves);
 }

@@ -2,9 +2,12 @@
  * a float32 denormal, so that the result does not depend on whether the thread flushes those to zero. */
 #define ISA     "scalar"
 #define KERNELS kernels_scalar
+#define BELOW   NULL
 enum { WIDTH = 8 };
+#include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include "kernels/cpu/select.h"
+#include "kernels/cpu/widened.h"
 
 #include "kernels/cpu/rounding.h"
 
@@ -33,8 +36,9 @@ INLINE vector float16_narrow(vector number)
     return sign | (quanta + (above_denormals >> DROPPED)) | payload;
 }
 
-INLINE void float16_unpack(vector v, vector *part)
+INLINE void float16_unpack(const char *from, vector *part)
 {
+    vector v = vector_load(from);
     part[0] = float16_widen(v);
     part[1] = float16_widen(v >> 16);
 }

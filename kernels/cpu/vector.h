@@ -3,6 +3,7 @@
  * registers. Nothing here depends on the element type: a vector is just bits, and a cast to another lane type costs
  * nothing. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 

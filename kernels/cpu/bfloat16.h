@@ -1,0 +1,11 @@
+/* Rounding to bfloat16, the upper half of a float32, by integer arithmetic that any instruction set has. */
+#pragma once
+#include "kernels/cpu/vector.h"
+
+/* To nearest even; a canonical NaN stays one. */
+INLINE vector bfloat16_round(vector v) { return v + 0x7fffu + ((v >> 16) & 1); }
+
+INLINE vector bfloat16_pack(const vector *part)
+{
+    return bfloat16_round(part[0]) >> 16 | (bfloat16_round(part[1]) & 0xffff0000u);
+}

@@ -1,0 +1,15 @@
+/* Arithmetic on the parts of 16-bit floating-point types, which are float32, as any instruction set does it. */
+#pragma once
+#include "kernels/cpu/vector.h"
+
+INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
+
+/* count: even */
+INLINE bool widened_any_nan(const vector *part, int count)
+{
+    vector nan = { 0 };
+    for (int i = 0; i < count; i++) nan |= (vector)((lanes_f32)part[i] != (lanes_f32)part[i]);
+    uint64_t any = 0;
+    for (int i = 0; i < WIDTH / 8; i++) any |= ((lanes_u64)nan)[i];
+    return any != 0;
+}
