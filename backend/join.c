@@ -61,7 +61,6 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-enum { CACHE_BYTES = 32 << 20 };                        /* where the system does not say */
 static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
 {
     struct machine figures = machine_typical();
@@ -72,7 +71,6 @@ static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
     int64_t streaming = settings_get()->streaming;
     comm->executor.stream = streaming == 0 ? NULL : streaming > 0 ? stream_find() : pace_copy;
     comm->executor.stream_outputs = streaming == 0 ? NULL : stream_find();
-    comm->executor.cache_bytes = CACHE_BYTES;
     if (comm->rank == 0) memcpy(comm_segment(comm)->figures, &figures, sizeof figures);
     return TUTTI_OK;
 }
@@ -110,6 +108,7 @@ static void take_figures(tutti_comm *comm)
     struct patience patience = price_patience(&figures);
     if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
     comm->executor.polls = comm->ladder.pauses / 10;
+    comm->executor.cache_bytes = (size_t)figures.last;
 }
 
 /* ---- all of it ---- */

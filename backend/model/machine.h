@@ -9,6 +9,7 @@
 /* name, unit, typical (where it cannot be measured), least and most that are believed, what it is */
 #define MACHINE_FIGURES(X) \
     X(l2, "bytes", 1 << 20, 32 << 10, 1 << 30, "second-level cache of a core") \
+    X(last, "bytes", 32 << 20, 256 << 10, 1e11, "last-level cache") \
     X(line, "ns", 100, 1, 1e5, "a line that another core has written gets here") \
     X(near, "ns/byte", 0.035, 1e-4, 100, "copy within the second-level cache") \
     X(far, "ns/byte", 0.08, 1e-4, 100, "copy of what does not fit there") \

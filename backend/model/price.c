@@ -208,8 +208,9 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
 
 /* ---- waiting ---- */
 /* Competitive spinning: who waits awake for as long as a sleep costs never does worse than twice the best. A quarter of
-   it in pauses, which keep the core from others; yields give it to whoever wants it, so they may go on for longer. */
-enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 4 };
+   it in pauses, which keep the core from others; yields give it to whoever wants it, so they may go on for much longer:
+   ranks that compute come 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py shows it). */
+enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
 static int rungs(double time, double each) { return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4; }
 struct patience price_patience(const struct machine *machine)
 {

@@ -350,8 +350,9 @@ static bool probe(struct duet *d, double l2)
 bool machine_probe(machine_copy *stream, struct machine *out)
 {
     struct machine found = machine_typical();
-    double l2 = cache_bytes(2);
+    double l2 = cache_bytes(2), l3 = cache_bytes(3);
     if (l2 > 0) found.l2 = l2;
+    if (l3 > 0) found.last = l3;
     struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
         .deadline_ns = clock_ns() + PROBE_MS * 1000000LL, .caller_core = sched_getcpu() };
     bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);

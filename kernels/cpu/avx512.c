@@ -27,7 +27,7 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return nan != 0;
 }
 
-/* The upper halves of both parts, and the lower ones, are gathered in a vector each; then 16 bits at a time are rounded.
+/* The upper halves of both parts, and the lower ones, are gathered in a vector each; then 16 bits a time are rounded.
    Up if the lower half is beyond the middle, or is the middle and the last bit of the upper half is set. */
 INLINE vector bfloat16_pack(const vector *part)
 {

@@ -124,10 +124,10 @@ static void a_choice_is_a_function_of_the_question(void **state)
 
 /* ---- ranks that believe different things ---- */
 static const struct machine believed[2] = {             /* a round for nothing; one that costs more than any bytes */
-    { .l2 = 64 << 10, .line = 1, .near = 0.1, .far = 50, .add = 0.1, .slot_write = 0.1, .slot_read = 99, .tile = 1,
-      .pause = 1, .yield = 10, .hand_over = 10, .sleep = 100 },
-    { .l2 = 64 << 20, .line = 1e5, .near = 0.001, .far = 0.001, .add = 0.001, .slot_write = 0.001, .slot_read = 0.001,
-      .tile = 1e6, .pause = 25, .yield = 540, .hand_over = 1e6, .sleep = 17500 },
+    { .l2 = 64 << 10, .last = 1 << 20, .line = 1, .near = 0.1, .far = 50, .add = 0.1, .slot_write = 0.1,
+      .slot_read = 99, .tile = 1, .pause = 1, .yield = 10, .hand_over = 10, .sleep = 100 },
+    { .l2 = 64 << 20, .last = 1 << 30, .line = 1e5, .near = 0.001, .far = 0.001, .add = 0.001, .slot_write = 0.001,
+      .slot_read = 0.001, .tile = 1e6, .pause = 25, .yield = 540, .hand_over = 1e6, .sleep = 17500 },
 };
 static void beliefs_are_different(void **state)
 {
