@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"core": "core.json", "peers": "peers.json", "small": "torch_small.json", "large": "torch_large.json",
-         "shared": "torch_shared.json", "call": "call.json"}
+         "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt", "decode": "decode.txt"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
@@ -273,8 +273,14 @@ def pictures(results, folder):
     figure.savefig(folder / "collectives.png", dpi=110)
 
 
+# ---- what prints tables of its own ----
+def as_printed(part):
+    return lambda results: f"```\n{results[part].strip()}\n```"
+
+
 # ---- the page ----
-BLOCKS = {"machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
+BLOCKS = {"ddp": (as_printed("ddp"), ("ddp",)), "decode": (as_printed("decode"), ("decode",)),
+          "machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")), "call": (call, ("call",))}
 
 
@@ -304,8 +310,8 @@ def main():
     parser.add_argument("--page", type=Path, default=ROOT / "docs/performance.md")
     parser.add_argument("--images", type=Path, default=ROOT / "docs/img")
     arguments = parser.parse_args()
-    results = {name: json.loads((arguments.results / file).read_text()) for name, file in FILES.items()
-               if (arguments.results / file).exists()}
+    results = {name: json.loads(path.read_text()) if path.suffix == ".json" else path.read_text()
+               for name, file in FILES.items() if (path := arguments.results / file).exists()}
     if not results:
         raise SystemExit(f"there is nothing in {arguments.results}: run script/bench")
     page = written(arguments.page.read_text(encoding="utf-8"), results)

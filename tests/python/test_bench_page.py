@@ -33,6 +33,10 @@ def test_a_page_without_a_place_is_refused(report, page):
         report.put(page, "goals", "new")
 
 
+def test_what_prints_its_own_tables_is_quoted(report):
+    assert report.BLOCKS["ddp"][0]({"ddp": "a  b\n1  2\n\n"}) == "```\na  b\n1  2\n```"
+
+
 def test_goals_say_by_how_much_they_are_missed(report):
     found = [row(), row(case="broadcast", bytes=64 << 20, shared=True, goal=0.95, goal_p99=0, median_us=5e3, p99_us=6e3,
                         best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, met=True), row(goal=0, met=None)]
@@ -71,7 +75,7 @@ def test_placement_of_the_cores_is_said(report, flags, said):
 def test_what_was_not_measured_stays_and_is_said(report, capsys):
     page = "".join(PAGE.format(name) for name in report.BLOCKS)
     changed = report.written(page, {"core": {"rows": [row()]}})
-    assert changed.count("old") == 3 and "0 of 1 goals are met." in changed
+    assert changed.count("old") == 5 and "0 of 1 goals are met." in changed
     errors = capsys.readouterr().err
     assert "'peers' keeps what it has: there is no peers.json" in errors and "'torch' keeps what it has" in errors
 
