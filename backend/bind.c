@@ -90,14 +90,16 @@ void bind_operands(struct executor *x)
         x->origin[b] = (uintptr_t)x->operand[b].base;
     }
     x->cut = &program->cut;
-    if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) return;
+    if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) {
+        if (!program->is_fixed && program->cut.single && program->parts) fix(x);       /* it comes again */
+        return;
+    }
     program->is_fixed = false;
     program->cut.part_bytes = l->part_bytes;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
     program->is_cut = !u;
     program->cut.beyond_cache = output_bytes(x) >= x->cache_bytes / (size_t)x->host_ranks;
     bind_cut(x, program->cut.piece_bytes);
-    if (!u && program->cut.single && program->parts) fix(x);
 }
 tutti_status bind_reserve(struct executor *x)
 {

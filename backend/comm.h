@@ -110,6 +110,7 @@ struct tutti_comm {
     int repeats;                                        /* descriptors that say so: 0 (last does not count) to 2 */
     uint64_t sequence;
     int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
+    bool let_go_told;                                   /* and who did not let go by then */
 
     _Atomic uint32_t failed;                            /* status and detail are valid */
     tutti_status status;

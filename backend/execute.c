@@ -473,8 +473,8 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
         if (t->from_count > widest) widest = t->from_count;
         if (t->to_count > widest) widest = t->to_count;
     }
-    p->tells = p->schedule->prelude > 0 && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1,
-        plan->slots);
+    p->tells = p->schedule->prelude > 0 && p->schedule->first_message < 0
+        && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
     p->to = memory_zeroed((size_t)widest, sizeof *p->to);
     p->from = memory_zeroed((size_t)widest, sizeof *p->from);
     p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);

@@ -34,7 +34,9 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
     size_t used = strlen(out);
     double factor;
     memcpy(&factor, &d->bits, sizeof factor);
-    used += (size_t)snprintf(out + used, bytes - used, " with factor %g", factor);
+    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", algorithm_name(d->algorithm));
+    if (d->op == TUTTI_PREMUL_SUM && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
     if (d->tile_bytes && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
     if (d->slots && used < bytes) snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);

@@ -96,6 +96,7 @@ static int count_cores(const tutti_comm *comm)          /* where the ranks may r
     }
     return count ? count : comm->size;
 }
+enum { MOST_POLLS = 50 };                               /* nobody looks for failures meanwhile */
 /* Rank 0's figures are those of the group. They were checked there; here once more, as for all that is shared. */
 static void take_figures(tutti_comm *comm)
 {
@@ -107,7 +108,7 @@ static void take_figures(tutti_comm *comm)
         count_cores(comm), .machine = figures };
     struct patience patience = price_patience(&figures);
     if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
-    comm->executor.polls = comm->ladder.pauses / 10;
+    comm->executor.polls = comm->ladder.pauses / 10 < MOST_POLLS ? comm->ladder.pauses / 10 : MOST_POLLS;
     comm->executor.cache_bytes = (size_t)figures.last;
 }
 

@@ -75,7 +75,8 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 static bool is_repeated(const struct call *a, const struct call *b)
 {
     return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
-        && a->op == b->op && a->root == b->root && a->factor == b->factor && !a->uneven && !b->uneven;
+        && a->op == b->op && a->root == b->root && !a->uneven && !b->uneven
+        && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0;      /* 0 is not -0 */
 }
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {

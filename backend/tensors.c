@@ -132,9 +132,11 @@ bool tensors_let_go(tutti_comm *comm)
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
         if (!comm->let_go_ms) comm->let_go_ms = clock_deadline(LET_GO_MS);
         if (clock_ms() < comm->let_go_ms) return false;
+        if (comm->let_go_told) continue;
         LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them", comm->name, r, comm->rank);
     }
+    comm->let_go_told |= comm->let_go_ms && clock_ms() >= comm->let_go_ms;
     return true;
 }
 void tensors_release(tutti_comm *comm)

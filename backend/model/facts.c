@@ -73,6 +73,7 @@ void machine_identity(char out[IDENTITY_BYTES])
     struct utsname system;
     processor_name(processor, sizeof processor);
     bool known = uname(&system) == 0;
-    snprintf(out, IDENTITY_BYTES, "tutti %s, %s, %s, %ld cores, %s %s", TUTTI_VERSION, known ? system.machine : "",
-        processor, sysconf(_SC_NPROCESSORS_ONLN), known ? system.sysname : "", known ? system.release : "");
+    snprintf(out, IDENTITY_BYTES, "tutti %s, probe %d, %s, %s, %ld cores, %s %s", TUTTI_VERSION, PROBE_NUMBER,
+        known ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN), known ? system.sysname : "",
+        known ? system.release : "");
 }

@@ -47,6 +47,7 @@ enum { PROBE_MS = 60 };                                 /* the longest it may ta
    there is one core only, or others keep the cores busy. */
 bool machine_probe(machine_copy *stream, struct machine *out);
 /* ---- facts.c ---- */
+enum { PROBE_NUMBER = 2 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
 /* Version of tutti, processor, number of cores, kernel: figures of one are not those of another. One line. */
 void machine_identity(char out[IDENTITY_BYTES]);

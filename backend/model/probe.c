@@ -21,10 +21,10 @@
 
 enum { SLOT = 64 << 10, REPEATS = 9, BATCH = 100, POLLS = 64, MOST_CPUS = 1024 };
 enum { DOZE_NS = 50000, NAP_NS = 5000000 };            /* until somebody is asleep; then not for longer than that */
-enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 16 << 20 };   /* a message beyond the cache: so many times as large */
+enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };   /* a message beyond the cache: so many times as large */
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
-struct word { _Alignas(128) _Atomic uint32_t value; };
+struct word { _Atomic uint32_t value; char padding[124]; };            /* two lines, wherever it begins */
 struct duet {
     struct machine *found;
     machine_copy *stream;
@@ -274,20 +274,28 @@ static void stand_on(int core)                          /* refused: where the sy
     CPU_SET((size_t)core, &set);
     sched_setaffinity(0, sizeof set, &set);
 }
-/* The caller may be bound to one core, as ranks often are: the second core is the next one that this process could have
-   been given and that is no second thread of the first. */
+/* The next core of the set; no second thread of the first, if there is another. */
+static int second_core(const cpu_set_t *set, int first)
+{
+    int sibling = first;
+    for (int hop = 1; hop < MOST_CPUS; hop++) {
+        int core = (first + hop) % MOST_CPUS;
+        if (!CPU_ISSET((size_t)core, set)) continue;
+        if (!cores_are_siblings(first, core)) return core;
+        if (sibling == first) sibling = core;
+    }
+    return sibling;
+}
+/* One of those that the process may use; if it is bound to one, as ranks often are, one that it could have got. */
 static void choose_cores(struct duet *d)
 {
     cpu_set_t set;
+    int first = d->core[0] = d->core[1] = d->caller_core >= 0 ? d->caller_core : 0;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) d->core[1] = second_core(&set, first);
+    if (d->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
     sched_setaffinity(0, sizeof set, &set);             /* the system leaves out what may not be used */
-    int first = d->caller_core >= 0 ? d->caller_core : 0;
-    d->core[0] = d->core[1] = first;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
-    for (int hop = 1; hop < MOST_CPUS && d->core[1] == first; hop++) {
-        int core = (first + hop) % MOST_CPUS;
-        if (CPU_ISSET((size_t)core, &set) && !cores_are_siblings(first, core)) d->core[1] = core;
-    }
+    if (sched_getaffinity(0, sizeof set, &set) == 0) d->core[1] = second_core(&set, first);
 }
 static bool perform(struct player *me)
 {
@@ -343,6 +351,7 @@ static bool probe(struct duet *d, double l2)
         d->message[i] = memset(memory + (size_t)i * each, 1, each);    /* real memory, and numbers */
         d->slot[i] = d->message[i] + d->message_bytes;
     }
+    d->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
     bool complete = memory && run(d);
     free(memory);
     return complete;
@@ -353,8 +362,7 @@ bool machine_probe(machine_copy *stream, struct machine *out)
     double l2 = cache_bytes(2), l3 = cache_bytes(3);
     if (l2 > 0) found.l2 = l2;
     if (l3 > 0) found.last = l3;
-    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
-        .deadline_ns = clock_ns() + PROBE_MS * 1000000LL, .caller_core = sched_getcpu() };
+    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly, .caller_core = sched_getcpu() };
     bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
     *out = sane ? found : machine_typical();
     return complete && sane;

@@ -20,7 +20,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, requires_grad: bool = Fa
     size: numbers, or one sequence of them. dtype: None: torch's default. Raises MemoryError that names the bytes that
     could not be had. `share_memory_()` and the queues of torch.multiprocessing move a tensor elsewhere.
     """
-    sizes = size[0] if len(size) == 1 and not hasattr(size[0], "__index__") else size
+    sizes = size[0] if len(size) == 1 and hasattr(size[0], "__len__") and getattr(size[0], "ndim", 1) else size
     return _C._shared_empty(list(sizes), dtype or torch.get_default_dtype()).requires_grad_(requires_grad)
 
 

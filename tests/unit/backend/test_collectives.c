@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <math.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -191,6 +192,16 @@ static void averages_of_large_values(struct rank *me)
         for (int i = 0; i < COUNT && (*algorithms[a][0] == 'a' || me->rank == 0); i++) REQUIRE(out[i] == 0x7b00);
     }
 }
+/* Calls that differ in the sign of zero only are not the same call. */
+static void factors_of_both_zeros(struct rank *me)
+{
+    for (int call = 0; call < 6; call++) {
+        float in[3] = { 1, 2, 3 }, out[3];
+        tutti_request r = { .blocking = true, .factor = call < 3 ? 0.0 : -0.0 };
+        REQUIRE(tutti_all_reduce(in, out, 3, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &r) == TUTTI_OK);
+        for (int i = 0; i < 3; i++) REQUIRE(out[i] == 0 && !signbit(out[i]) == (call < 3));
+    }
+}
 static void on_threads(rank_function *function, int from, int to)
 {
     for (int size = from; size <= to; size++) world_threads(size, NULL, function, NULL);
@@ -202,6 +213,7 @@ static void test_averages_are_divided_while_exact(void **state)
     (void)state;
     on_threads(averages_of_large_values, 2, 4);
 }
+static void test_factors_that_compare_equal(void **state) { (void)state; on_threads(factors_of_both_zeros, 1, 3); }
 #ifndef NO_PROCESSES
 static void test_every_algorithm_on_processes(void **state)
 {
@@ -219,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_every_algorithm_on_threads),
         cmocka_unit_test(test_types_and_operations_on_threads),
         cmocka_unit_test(test_averages_are_divided_while_exact),
+        cmocka_unit_test(test_factors_that_compare_equal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,7 @@ struct pair { const char *here, *there; int kind; };
 static tutti_status disagree(struct rank *me, int kind)
 {
     bool odd = me->rank == 1;
+    tutti_request tree = { .algorithm = odd ? "tree" : NULL, .blocking = true };
     tutti_request ring = { .algorithm = odd ? "ring" : "one_shot", .blocking = true }, factor = { .factor = odd ? 2 : 3,
         .blocking = true };
     switch (kind) {
@@ -91,6 +92,7 @@ static tutti_status disagree(struct rank *me, int kind)
         case 5: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
         case 6: return odd ? tutti_barrier(me->comm, NULL) : tutti_all_reduce(one, other, 60, TUTTI_FLOAT32, TUTTI_SUM,
             me->comm, NULL);
+        case 7: return tutti_barrier(me->comm, &tree);
         default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
     }
 }
@@ -115,7 +117,8 @@ static void test_ranks_that_disagree_all_see_both_sides(void **state)
         { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 }, { "allreduce(8 x", "allreduce(9 x", 1 },
         { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
             { "algorithm ring", "algorithm one_shot", 5 },
-        { "barrier", "allreduce(60 x float32", 6 }, { "factor 2", "factor 3", 7 },
+        { "barrier", "allreduce(60 x float32", 6 }, { "barrier by algorithm tree", "barrier by algorithm read", 7 },
+        { "factor 2", "factor 3", 8 },
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
