@@ -58,6 +58,7 @@ void link_cancel(struct shm *shm, struct link *link, struct transfer *transfer);
 /* ---- of the protocol, for shm_share.c ---- */
 /* At once, or when there is room. */
 void link_tell(struct shm *shm, struct link *link, const struct envelope *envelope);
+bool link_can_tell(struct link *link); /* at once */
 /* Announced sends by their id, and cleared receives by their sender's. */
 void open_add(struct shm *shm, struct transfer *transfer);
 bool open_remove(struct shm *shm, const struct transfer *transfer);

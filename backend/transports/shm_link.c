@@ -97,11 +97,12 @@ static void note_keep(struct shm *shm, struct link *l, const struct envelope *e)
     else l->notes = note;
     l->last_note = note;
 }
+bool link_can_tell(struct link *l) { return !l->out.pair || (!l->notes && writer_has_room(&l->out)); }
 void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
 {
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) shm_fail(shm, status);
-    else if (l->notes || !writer_has_room(&l->out)) note_keep(shm, l, e);
+    else if (!link_can_tell(l)) note_keep(shm, l, e);
     else {
         writer_tell(&l->out, e);
         l->spoke = true;

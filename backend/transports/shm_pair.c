@@ -29,11 +29,15 @@ static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
 void claims_open(struct pair *pair, uint64_t id)
 { atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed); }
 /* The word has the id in it, so who comes late takes nothing of the next message. */
+static bool has_claims(uint64_t word, uint64_t id, uint64_t parts)
+{ return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts; }
+bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts)
+{ return has_claims(atomic_load_explicit(&pair->claims, memory_order_relaxed), id, parts); }
 bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
 {
     uint64_t word = atomic_load_explicit(&pair->claims, memory_order_relaxed);
     do {
-        if ((word & ~CLAIM_MASK) != id << CLAIM_BITS || (word & CLAIM_MASK) >= parts) return false;
+        if (!has_claims(word, id, parts)) return false;
     } while (!atomic_compare_exchange_weak_explicit(
         &pair->claims, &word, word + 1, memory_order_relaxed, memory_order_relaxed));
     *out = word & CLAIM_MASK;

@@ -85,6 +85,7 @@ static inline size_t part_bytes(uint64_t bytes)
 }
 static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
 void claims_open(struct pair *pair, uint64_t id); /* the reader's: of the next message, which ends those of the last */
+bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
 bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out); /* false: there are none left */
 
 /* ---- the writer's end ---- */

@@ -3,6 +3,7 @@
    time takes the next. A part is copied in one poll, so nothing else waits for long. The receive is over when all parts
    have been copied, those of the sender as it tells (COPIED); the send when the receiver tells so (FINISHED), or when
    the sender has copied all by itself. So when a transfer is over nobody touches its memory any more.
+   Nor does anybody poll for it: it is over once the other end has been told, not while that waits for room.
 
    A receive that is copied is in `shares`, and the first of them has the claims of the pair. */
 #include "backend/transports/shm.h"
@@ -38,14 +39,16 @@ static void copy_part(const struct shm *shm, const struct transfer *x, unsigned 
     copy_function *copy = x->wire >= BEYOND_CACHES ? shm->ground.stream_far : NULL;
     piece_copy(copy, x->is_send ? theirs + from : mine, x->is_send ? mine : theirs + from, bytes);
 }
-/* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. */
+/* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. Then the peer may have copied all,
+   be over and have freed its tensor before it could be reached from here: that it cannot be is no error. */
 static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
 {
     const struct shm_ground *ground = &shm->ground;
     unsigned char *theirs;
     uint64_t part;
     tutti_status status = ground->reach(ground->context, l->peer, x->place, (size_t)x->wire, &theirs);
-    if (status != TUTTI_OK) return status;
+    *none = status != TUTTI_OK && !claims_left(pair_of(l, x), x->key, part_count(x->wire));
+    if (status != TUTTI_OK) return *none ? TUTTI_OK : status;
     if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;
     *none = !claims_take(pair_of(l, x), x->key, part_count(x->wire), &part);
     if (!*none) copy_part(shm, x, theirs, part);
@@ -88,6 +91,7 @@ static bool receive(struct shm *shm, struct link *l)
     if (status == TUTTI_IN_PROGRESS) return false;
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
+    if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     if (status == TUTTI_OK && x->moved) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
     next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
@@ -122,6 +126,7 @@ static bool send(struct shm *shm, struct link *l)
     tutti_status status = copy_next(shm, l, x, &none);
     if (status == TUTTI_IN_PROGRESS) return false;
     if (status == TUTTI_OK && !none) return true;
+    if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     l->helped = NULL;
     if (status != TUTTI_OK) transfer_fail(x, status, 0);
     else if (x->moved) tell(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);

@@ -127,6 +127,46 @@ static void test_a_refusal_is_an_error(void **state)
         table_close(&s.t);
     }
 }
+/* The sender copies all, is over, and frees its tensor, which the receiver has not mapped yet: that is no error. */
+static void test_memory_that_is_gone_when_all_is_copied(void **state)
+{
+    (void)state;
+    struct scene s;
+    scene_open(&s, BOTH, MOST);
+    s.t.delay = 1;
+    poll_rank(&s, 1, 1);                                               /* asks for the sender's memory: not yet */
+    poll_rank(&s, 0, 20);
+    assert_int_equal(s.out_x.state, TRANSFER_DONE);
+    s.t.refusal = TUTTI_INVALID_ARGUMENT;
+    poll_rank(&s, 1, 2);
+    expect_done(&s, MOST);
+    table_close(&s.t);
+}
+/* Who copies last finds no room to say so: its transfer is not over, since nobody would poll for it any more. */
+static void test_the_end_is_told_before_it_is_over(void **state)
+{
+    (void)state;
+    for (unsigned reachable = SENDER; reachable <= RECEIVER; reachable++) {
+        struct scene s;
+        struct transfer small[RING_CELLS];
+        struct piece piece = { sent, 1, 1 };
+        int full = reachable == SENDER; /* the rank that copies, and whose ring is full */
+        scene_open(&s, reachable, MOST);
+        poll_rank(&s, 1, 1);                                           /* hears; offers, if it can be reached */
+        for (int k = 0; k < RING_CELLS; k++) {
+            small[k] = (struct transfer){ .name = 2, .peer = !full, .is_send = true, .pieces = &piece,
+                .piece_count = 1 };
+            transport_post(s.t.transports[full], &small[k]);
+        }
+        poll_rank(&s, full, 30);
+        struct transfer *end[2] = { &s.out_x, &s.in_x };
+        for (int n = 0; n < 100; n++)
+            for (int r = 0; r < 2; r++)
+                if (end[r]->state == TRANSFER_POSTED) poll_rank(&s, r, 1);
+        expect_done(&s, MOST);
+        table_close(&s.t);
+    }
+}
 /* After a failure nobody touches a peer's memory: what is open stays open until it is cancelled. */
 static void test_forbidden_memory_is_not_touched(void **state)
 {
@@ -227,6 +267,8 @@ int main(void)
         cmocka_unit_test(test_whoever_has_time_copies),
         cmocka_unit_test(test_memory_that_comes_late),
         cmocka_unit_test(test_a_refusal_is_an_error),
+        cmocka_unit_test(test_memory_that_is_gone_when_all_is_copied),
+        cmocka_unit_test(test_the_end_is_told_before_it_is_over),
         cmocka_unit_test(test_forbidden_memory_is_not_touched),
         cmocka_unit_test(test_cancelling),
         cmocka_unit_test(test_many_at_once),
