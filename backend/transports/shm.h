@@ -21,6 +21,7 @@ struct link {                       /* this rank and one peer, which may be itse
     int peer;
     bool dropping;                /* slots may come for receives that are gone */
     bool eager_ready, pipe_ready; /* these parts of the outgoing pair are reserved */
+    bool refused;                 /* a receive could not reach its message: no other begins, the group has failed */
     bool spoke;                   /* the peer's bell is due */
     bool busy;                    /* there is something to do besides looking into the ring */
     bool active;                  /* in shm->active */

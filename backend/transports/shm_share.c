@@ -61,7 +61,7 @@ static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *
 static void begin(struct shm *shm, struct link *l) /* with the first of the receives */
 {
     struct transfer *x = l->shares.first;
-    if (!x) return;
+    if (!x || l->refused) return;
     struct shm_place mine = share_place(shm, x);
     claims_open(l->in.pair, x->key);
     bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
@@ -93,6 +93,7 @@ static bool receive(struct shm *shm, struct link *l)
     if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     if (status == TUTTI_OK && x->moved) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
+    l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
     next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
     else transfer_fail(x, status, 0);

@@ -167,6 +167,37 @@ static void test_the_end_is_told_before_it_is_over(void **state)
         table_close(&s.t);
     }
 }
+/* The receiver cannot reach the first of two: it does not begin with the second, which the sender, still at the first,
+   would take for nonsense. */
+static void test_a_refusal_does_not_begin_the_next(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct transfer second[2];
+    struct piece pieces[2] = { { got, MOST, MOST }, { sent, MOST, MOST } };
+    scene_open(&s, BOTH, MOST);
+    for (int side = 0; side < 2; side++) {
+        second[side] = (struct transfer){ .name = 2, .peer = side, .is_send = side, .pieces = &pieces[side],
+            .piece_count = 1, .may_share = true };
+        transport_post(s.t.transports[!side], &second[side]);
+    }
+    s.t.delay = 2;
+    poll_rank(&s, 1, 1);
+    poll_rank(&s, 0, 1);                                               /* helps with the first */
+    s.t.refusal = TUTTI_NO_MEMORY;
+    poll_rank(&s, 1, 1);
+    assert_int_equal(s.in_x.state, TRANSFER_FAILED);
+    assert_int_equal(s.in_x.status, TUTTI_NO_MEMORY);
+    s.t.refusal = TUTTI_OK;
+    poll_both(&s, 20);
+    assert_int_equal(s.out_x.state, TRANSFER_POSTED);
+    assert_int_equal(second[1].state, TRANSFER_POSTED);
+    assert_int_equal(second[0].state, TRANSFER_POSTED);
+    for (size_t i = 0; i < MOST; i++) assert_int_equal(got[i], 0);
+    assert_true(transport_cancel(s.t.transports[1], &second[0]));
+    for (int side = 0; side < 2; side++) assert_true(transport_cancel(s.t.transports[0], side ? &second[1] : &s.out_x));
+    table_close(&s.t);
+}
 /* After a failure nobody touches a peer's memory: what is open stays open until it is cancelled. */
 static void test_forbidden_memory_is_not_touched(void **state)
 {
@@ -269,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_a_refusal_is_an_error),
         cmocka_unit_test(test_memory_that_is_gone_when_all_is_copied),
         cmocka_unit_test(test_the_end_is_told_before_it_is_over),
+        cmocka_unit_test(test_a_refusal_does_not_begin_the_next),
         cmocka_unit_test(test_forbidden_memory_is_not_touched),
         cmocka_unit_test(test_cancelling),
         cmocka_unit_test(test_many_at_once),
