@@ -102,10 +102,11 @@ static tutti_status fail_transfer(tutti_comm *comm, const struct operation *op)
                          t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other, op->tag,
                              other,
                          t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
-    /* Whoever refused memory or a place has just said why; that a peer gave up is told without words. */
+    /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
+    const char *reason = comm->transport->reason;
     return comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank,
         comm->name, t->is_send ? "to" : "from", other, op->tag,
-        t->status == TUTTI_ABORTED ? status_message(t->status) : status_detail());
+        t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
    with each message. From the first yield on it may. What is seen of it before then has never been its value, so that

@@ -238,7 +238,7 @@ struct inproc_world *inproc_create(int size, unsigned seed, int delay, int budge
     w->ports = memory_zeroed((size_t)size, sizeof *w->ports);
     bool fine = w->ports != NULL;
     for (int r = 0; fine && r < size; r++) {
-        w->ports[r].base = (struct transport){ &operations, r, size };
+        w->ports[r].base = (struct transport){ .operations = &operations, .rank = r, .size = size };
         w->ports[r].world = w;
         fine = (w->ports[r].buffered = memory_zeroed((size_t)size, sizeof(int))) != NULL;
     }

@@ -2,11 +2,17 @@
    written. */
 #include "backend/transports/pieces.h"
 #include "backend/base/memory.h"
+#include "backend/base/status.h"
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { WORTH_IT = 1024 }; /* bytes of a run that a special copy is used for */
 
+void transport_keep_reason(struct transport *t)
+{
+    if (!t->reason[0]) snprintf(t->reason, sizeof t->reason, "%s", status_detail());
+}
 bool pieces_start(struct transfer *transfer)
 {
     uint64_t sum = 0;

@@ -22,3 +22,10 @@ static inline void transfer_fail(struct transfer *x, tutti_status status, uint64
     x->theirs = theirs;
     x->state = TRANSFER_FAILED;
 }
+/* For what status_fail has just given a text for, which is kept. */
+void transport_keep_reason(struct transport *transport);
+static inline void transfer_refuse(struct transport *t, struct transfer *x, tutti_status status)
+{
+    transport_keep_reason(t);
+    transfer_fail(x, status, 0);
+}

@@ -53,7 +53,8 @@ static void shm_post(struct transport *t, struct transfer *x)
     x->key = 0;
     if (shm->failure) transfer_fail(x, shm->failure, 0);
     else if (!pieces_start(x)) {
-        transfer_fail(x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"), 0);
+        tutti_status status = status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes");
+        transfer_refuse(t, x, status);
     } else if (x->is_send) {
         link_send(shm, &shm->links[x->peer], x);
     } else post_receive(shm, x);
@@ -114,7 +115,7 @@ static struct shm *shm_new(const struct shm_ground *ground, int rank, int size)
 {
     struct shm *shm = memory_aligned(sizeof *shm);
     if (!shm) return NULL;
-    shm->base = (struct transport){ &operations, rank, size };
+    shm->base = (struct transport){ .operations = &operations, .rank = rank, .size = size };
     shm->ground = *ground;
     shm->links = memory_aligned((size_t)size * sizeof *shm->links);
     shm->active = memory_zeroed((size_t)size, sizeof *shm->active);

@@ -42,7 +42,10 @@ struct shm {
 };
 /* The first failure stays. Whoever calls it leaves every transfer in one of the lists; shm.c ends them all. */
 static inline void shm_fail(struct shm *shm, tutti_status status)
-{ shm->failure = shm->failure ? shm->failure : status; }
+{
+    transport_keep_reason(&shm->base);
+    shm->failure = shm->failure ? shm->failure : status;
+}
 
 void link_knock(struct shm *shm, struct link *link); /* the peer has opened its pair */
 void link_send(struct shm *shm, struct link *link, struct transfer *send);

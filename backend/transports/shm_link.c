@@ -147,7 +147,7 @@ static bool flush(struct shm *shm, struct link *l) /* what waits for room in the
         if (!x->is_send) clear(shm, l, x);
         else if (writer_has_credit(&l->out, x->wire)) status = send_eagerly(shm, l, x);
         else status = announce(shm, l, x);
-        if (status < 0) transfer_fail(x, status, 0);
+        if (status < 0) transfer_refuse(&shm->base, x, status);
     }
     l->spoke |= moved;
     return moved;
@@ -180,7 +180,7 @@ void link_send(struct shm *shm, struct link *l, struct transfer *x)
     if (send_at_once(shm, l, x)) return;
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) {
-        transfer_fail(x, status, 0);
+        transfer_refuse(&shm->base, x, status);
         return;
     }
     queue_push(&l->outbox, x);

@@ -96,7 +96,7 @@ static bool receive(struct shm *shm, struct link *l)
     l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
     next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
-    else transfer_fail(x, status, 0);
+    else transfer_refuse(&shm->base, x, status);
     return true;
 }
 void share_hear_copied(struct link *l, const struct envelope *e)
@@ -129,7 +129,7 @@ static bool send(struct shm *shm, struct link *l)
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     l->helped = NULL;
-    if (status != TUTTI_OK) transfer_fail(x, status, 0);
+    if (status != TUTTI_OK) transfer_refuse(&shm->base, x, status);
     else if (x->moved) tell(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);
     if (status != TUTTI_OK) return true;
     if (x->moved == part_count(x->wire)) transfer_done(x);

@@ -9,7 +9,7 @@
  * All functions of one transport are called by one thread at a time (the engine sees to it), and none of them blocks,
  * allocates on the path of small messages that are expected, or calls back. */
 #pragma once
-#include "c_api/tutti.h"
+#include "backend/base/status.h"
 #include <stdatomic.h>
 
 enum { TRANSFER_ANY_PEER = -1 };
@@ -59,6 +59,9 @@ struct transport_operations {
 struct transport {
     const struct transport_operations *operations;
     int rank, size;
+    /* Why it first refused a transfer for a reason of its own, in words; empty: it never has, or there were none. They
+       stay here because the thread that finds the transfer failed may be another than the one that failed it. */
+    char reason[STATUS_DETAIL_BYTES];
 };
 
 static inline void transport_post(struct transport *t, struct transfer *x) { t->operations->post(t, x); }

@@ -1,6 +1,8 @@
 /* Sends and receives of shared tensors through communicators: what arrives does not depend on where it lay or where it
  * goes, nothing leaks, and when something goes wrong in the middle the memory belongs to its owner again. */
 #include "tests/support/world.h"
+#include "backend/comm.h"
+#include "backend/mapping.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -119,6 +121,78 @@ static void test_an_aborted_message_is_let_go_on_threads(void **state)
 {
     (void)state;
     world_threads(2, NULL, abort_in_the_middle, NULL);
+}
+
+/* ---- what this thread drives by itself ---- */
+static void reach_step(_Atomic int *step, int wanted)
+{
+    for (int n = 0; atomic_load(step) < wanted; n++) {
+        REQUIRE(n < SECONDS * 1000);
+        nap_us(1000);
+    }
+}
+static void drive_alone(tutti_comm *comm)               /* as soon as its message has been posted */
+{
+    for (int n = 0;; n++) {
+        driver_acquire(comm);
+        if (comm->messages) return;
+        driver_release(comm);
+        REQUIRE(n < SECONDS * 1000);
+        nap_us(1000);
+    }
+}
+/* Rank 0 drives alone, and its receive into a shared tensor has failed: rank 1 has freed what it sends. Rank 1 looks as
+   if it were copying. */
+struct stage { _Atomic int step; size_t block; };       /* no block that an earlier test has left is as large */
+static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request *request)
+{
+    enum { BYTES = 16384 };                             /* so few that the sender need not help */
+    struct stage *stage = me->context;
+    _Atomic int *step = &stage->step;
+    atomic_uint *copying = &comm_segment(me->comm)->controls[1].copying;
+    if (me->rank == 0) {
+        REQUIRE(start(me, false, in, BYTES, 1, request) == TUTTI_OK);
+        drive_alone(me->comm);
+        atomic_store(step, 1);
+        reach_step(step, 2);
+        for (int n = 0; me->comm->messages->transfer.state == TRANSFER_POSTED; n++) {
+            REQUIRE(n < SECONDS * 1000);
+            transport_poll(me->comm->transport);
+        }
+    } else {
+        reach_step(step, 1);
+        unsigned char *at = shared(stage->block), *keep = shared(stage->block + (4 << 20));
+        REQUIRE(start(me, true, at, BYTES, 0, request) == TUTTI_OK);
+        drive_alone(me->comm);
+        driver_release(me->comm);
+        REQUIRE(tutti_mem_free(keep) == TUTTI_OK);      /* the larger stays as the spare block, the other goes */
+        REQUIRE(tutti_mem_free(at) == TUTTI_OK);
+        atomic_store(copying, 1);
+        atomic_store(step, 2);
+        REQUIRE(tutti_wait(request, 0) == TUTTI_INVALID_ARGUMENT);
+    }
+}
+/* Who polled when it failed is not who tells: the words are there nevertheless. */
+static void told_by_another(struct rank *me)
+{
+    tutti_request request = { 0 };
+    unsigned char *in = shared(MOST);
+    meet_freed_tensor(me, in, &request);
+    if (me->rank == 0) {
+        atomic_store(&comm_segment(me->comm)->controls[1].copying, 0);
+        status_fail(TUTTI_TIMEOUT, "something else");
+        driver_release(me->comm);
+        REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
+        REQUIRE(strstr(tutti_get_last_error(), "has freed a shared tensor") != NULL);
+        REQUIRE(strstr(tutti_get_last_error(), "from rank 1 with tag 1") != NULL);
+    }
+    REQUIRE(tutti_mem_free(in) == TUTTI_OK);
+}
+static void test_another_thread_tells_why_a_message_failed(void **state)
+{
+    struct stage stage = { 0, 28 << 20 };
+    (void)state;
+    world_threads(2, NULL, told_by_another, &stage);
 }
 
 #ifndef NO_PROCESSES
@@ -249,6 +323,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_every_placement_on_threads),
         cmocka_unit_test(test_an_aborted_message_is_let_go_on_threads),
+        cmocka_unit_test(test_another_thread_tells_why_a_message_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ static tutti_status ground_reach(void *context, int rank, struct shm_place place
     struct table *t = ((struct seat_ground *)context)->table;
     (void)bytes;
     if (!(t->reachable >> rank & 1) || place.block != 1) return TUTTI_INVALID_ARGUMENT;
-    if (t->refusal) return t->refusal;
+    if (t->refusal) return status_fail(t->refusal, "no way to the memory of rank %d", rank);
     if (t->delay && t->asked++ < t->delay) return TUTTI_IN_PROGRESS;
     *out = (unsigned char *)(uintptr_t)place.offset;
     return TUTTI_OK;

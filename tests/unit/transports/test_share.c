@@ -124,6 +124,9 @@ static void test_a_refusal_is_an_error(void **state)
         struct transfer *failed = reachable & SENDER ? &s.in_x : &s.out_x;
         assert_int_equal(failed->state, TRANSFER_FAILED);
         assert_int_equal(failed->status, TUTTI_NO_MEMORY);
+        status_fail(TUTTI_TIMEOUT, "something else, later");
+        int rank = failed == &s.in_x, peer = !rank;
+        assert_non_null(strstr(s.t.transports[rank]->reason, peer ? "memory of rank 1" : "memory of rank 0"));
         table_close(&s.t);
     }
 }
