@@ -92,19 +92,19 @@ void message_post(tutti_comm *comm, struct operation *op)
     op->next = comm->messages;
     comm->messages = op;
 }
-static tutti_status fail_transfer(tutti_comm *comm, const struct operation *op)
+static void fail_because_of(tutti_comm *comm, const struct operation *op)
 {
     const struct transfer *t = &op->transfer;
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
-    if (t->status == TUTTI_MISMATCH)
-        return comm_fail(comm, TUTTI_MISMATCH,
-            "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes", comm->rank, comm->name,
-                         t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other, op->tag,
-                             other,
-                         t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
+    if (t->status == TUTTI_MISMATCH) {
+        comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
+            comm->rank, comm->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from",
+            other, op->tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
+        return;
+    }
     /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
     const char *reason = comm->transport->reason;
-    return comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank,
+    comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank,
         comm->name, t->is_send ? "to" : "from", other, op->tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
@@ -137,12 +137,14 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     for (int look = 0; look < LOOKS && !moved; look++) moved = transport_poll(comm->transport);
     moved |= comm->reaching && !reached;
     for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
-        bool open = op->transfer.state == TRANSFER_POSTED || op->transfer.state == TRANSFER_IDLE;
-        if (open) { at = &op->next; continue; }
+        if (op->transfer.state == TRANSFER_FAILED && !atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
+            fail_because_of(comm, op);                  /* it ends with the others, when no peer copies any more */
+            moved = true;
+        }
+        if (op->transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
         moved = true;
-        tutti_status status = op->transfer.state == TRANSFER_DONE ? TUTTI_OK : fail_transfer(comm, op);
         *at = op->next;
-        operation_complete(op, status);
+        operation_complete(op, TUTTI_OK);
     }
     if (moved) stop_listening(comm);
     else wait_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);

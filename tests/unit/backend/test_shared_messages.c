@@ -141,6 +141,11 @@ static void drive_alone(tutti_comm *comm)               /* as soon as its messag
         nap_us(1000);
     }
 }
+static bool turn(tutti_comm *comm)
+{
+    struct wait_set blocked = { .count = 0 };
+    return messages_progress(comm, &blocked);
+}
 /* Rank 0 drives alone, and its receive into a shared tensor has failed: rank 1 has freed what it sends. Rank 1 looks as
    if it were copying. */
 struct stage { _Atomic int step; size_t block; };       /* no block that an earlier test has left is as large */
@@ -171,6 +176,31 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
         atomic_store(step, 2);
         REQUIRE(tutti_wait(request, 0) == TUTTI_INVALID_ARGUMENT);
     }
+}
+static void failed_while_a_peer_copies(struct rank *me)
+{
+    tutti_request request = { 0 };
+    unsigned char *in = shared(MOST);
+    meet_freed_tensor(me, in, &request);
+    if (me->rank == 0) {
+        REQUIRE(turn(me->comm));
+        REQUIRE(atomic_load(&me->comm->failed));
+        REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
+        messages_fail(me->comm, me->comm->status);
+        REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
+        REQUIRE(!turn(me->comm));                       /* nothing to be busy with, while it waits */
+        atomic_store(&comm_segment(me->comm)->controls[1].copying, 0);
+        messages_fail(me->comm, me->comm->status);
+        REQUIRE(tutti_test(&request) == TUTTI_INVALID_ARGUMENT);
+        driver_release(me->comm);
+    }
+    REQUIRE(tutti_mem_free(in) == TUTTI_OK);
+}
+static void test_a_failed_message_waits_for_who_copies(void **state)
+{
+    struct stage stage = { 0, 20 << 20 };
+    (void)state;
+    world_threads(2, NULL, failed_while_a_peer_copies, &stage);
 }
 /* Who polled when it failed is not who tells: the words are there nevertheless. */
 static void told_by_another(struct rank *me)
@@ -323,6 +353,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_every_placement_on_threads),
         cmocka_unit_test(test_an_aborted_message_is_let_go_on_threads),
+        cmocka_unit_test(test_a_failed_message_waits_for_who_copies),
         cmocka_unit_test(test_another_thread_tells_why_a_message_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
