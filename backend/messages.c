@@ -10,6 +10,7 @@
 #include "backend/views.h"
 
 enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
+enum { POLLS_BEFORE_LISTENING = 100 };
 static const uint64_t USER_NAME = (uint64_t)1 << 63;
 
 /* ---- the ground of the transport ---- */
@@ -109,13 +110,17 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
-   with each message. From the first yield on it may. What is seen of it before then has never been its value, so that
+   with each message. From the first yield of a driver on it may, and soon in any case: the progress thread climbs a
+   ladder of its own. What is seen of it before then has never been its value, so that
    who goes to sleep nevertheless wakes at once. */
 static uint32_t bell_before_poll(tutti_comm *comm)
 {
     struct control *mine = comm->executor.mine;
-    if (comm->idle_polls++ < comm->ladder.pauses && !atomic_load_explicit(&mine->listening, memory_order_relaxed))
+    int most = comm->ladder.pauses < POLLS_BEFORE_LISTENING ? comm->ladder.pauses : POLLS_BEFORE_LISTENING;
+    if (comm->idle_polls < most && !atomic_load_explicit(&mine->listening, memory_order_relaxed)) {
+        comm->idle_polls++;
         return atomic_load_explicit(&mine->bell, memory_order_relaxed) - 1;
+    }
     bell_listen(mine);
     return atomic_load_explicit(&mine->bell, memory_order_acquire);
 }

@@ -224,6 +224,40 @@ static void test_another_thread_tells_why_a_message_failed(void **state)
     (void)state;
     world_threads(2, NULL, told_by_another, &stage);
 }
+/* However long the ladder: the bell is listened for after some polls, and the fruitless are not counted for ever. */
+static void listen_soon(struct rank *me)
+{
+    tutti_request request = { 0 };
+    unsigned char byte = 1;
+    if (me->rank == 0) {
+        struct control *mine = me->comm->executor.mine;
+        REQUIRE(start(me, false, &byte, 1, 1, &request) == TUTTI_OK);
+        drive_alone(me->comm);
+        struct ladder ladder = me->comm->ladder;
+        me->comm->ladder.pauses = 1000000;
+        me->comm->idle_polls = 0;
+        atomic_store(&mine->listening, 0);
+        REQUIRE(!turn(me->comm) && !atomic_load(&mine->listening));
+        for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
+        REQUIRE(atomic_load(&mine->listening));
+        int counted = me->comm->idle_polls;
+        for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
+        REQUIRE(me->comm->idle_polls == counted);
+        me->comm->ladder = ladder;
+        driver_release(me->comm);
+        atomic_store((_Atomic int *)me->context, 1);
+        REQUIRE(tutti_wait(&request, 0) == TUTTI_OK);
+    } else {
+        reach_step(me->context, 1);
+        REQUIRE(start(me, true, &byte, 1, 0, NULL) == TUTTI_OK);
+    }
+}
+static void test_idle_messages_listen_soon(void **state)
+{
+    _Atomic int step = 0;
+    (void)state;
+    world_threads(2, NULL, listen_soon, &step);
+}
 
 #ifndef NO_PROCESSES
 static void test_every_placement_on_processes(void **state)
@@ -355,6 +389,7 @@ int main(void)
         cmocka_unit_test(test_an_aborted_message_is_let_go_on_threads),
         cmocka_unit_test(test_a_failed_message_waits_for_who_copies),
         cmocka_unit_test(test_another_thread_tells_why_a_message_failed),
+        cmocka_unit_test(test_idle_messages_listen_soon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
