@@ -3,7 +3,6 @@
 #define KERNELS kernels_avx2
 #define BELOW   NULL
 enum { WIDTH = 32 };
-#include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include <immintrin.h>
 
@@ -26,6 +25,17 @@ INLINE bool widened_any_nan(const vector *part, int count)
 INLINE vector widened_add(vector a, vector b)
 {
     return (vector)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(1.0f), (__m256)b);
+}
+
+/* As in avx512.c. (AVX2 compares signed numbers only: the middle becomes 0.) */
+INLINE vector bfloat16_pack(const vector *part)
+{
+    const __m256i one = _mm256_set1_epi16(1), middle = _mm256_set1_epi16(INT16_MIN);
+    __m256i first = (__m256i)part[0], second = (__m256i)part[1];
+    __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(first, 16), second, 0xaa);
+    __m256i lower = _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa);
+    lower = _mm256_or_si256(_mm256_xor_si256(lower, middle), _mm256_and_si256(upper, one));
+    return (vector)_mm256_sub_epi16(upper, _mm256_cmpgt_epi16(lower, _mm256_setzero_si256()));
 }
 
 INLINE void float16_unpack(const char *from, vector *part)

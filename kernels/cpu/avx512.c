@@ -2,7 +2,7 @@
 #define ISA     "avx512"
 #define KERNELS kernels_avx512
 #define BELOW   &kernels_avx2
-/* float16 is left to AVX2: a Zen 4 converts 64 bytes in more time than twice 32. */
+/* float16 is left to AVX2: a Zen 4 converts 64 bytes at once more slowly than twice 32. */
 #define FLOAT16_MAP(X)
 enum { WIDTH = 64 };
 #include "kernels/cpu/select.h"
@@ -27,8 +27,8 @@ INLINE bool widened_any_nan(const vector *part, int count)
     return nan != 0;
 }
 
-/* The upper halves of both parts, and the lower ones, are gathered in a vector each; then 16 bits a time are rounded.
-   Up if the lower half is beyond the middle, or is the middle and the last bit of the upper half is set. */
+/* The upper halves of both parts, and the lower ones, are gathered in a vector each; then 16 bits at a time are
+   rounded: up if the lower half is beyond the middle, or is the middle and the last bit of the upper half is set. */
 INLINE vector bfloat16_pack(const vector *part)
 {
     const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);

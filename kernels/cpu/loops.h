@@ -66,7 +66,7 @@ INLINE void unpack(tutti_dtype dtype, const char *from, vector *part)
 
 INLINE bool is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16; }
 
-/* Of 16-bit types, all parts are looked at together: so only a NaN, which is rare, costs more than a branch. */
+/* Parts of 16-bit types are looked at together: unless there is a NaN, which is rare, they cost one branch. */
 INLINE void canonical(tutti_dtype dtype, vector *part, int parts)
 {
     if (!lanes_floating(lane_of(dtype)) || parts_of(dtype) > 2) return; /* float8: see there */
