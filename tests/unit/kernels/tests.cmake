@@ -1,5 +1,6 @@
 tutti_unit(kernels/test_reduce kernels)
 tutti_unit(kernels/test_rounding kernels)
+tutti_unit(kernels/test_widened kernels)
 tutti_unit(kernels/test_scale kernels)
 tutti_unit(kernels/test_bounds kernels)
 tutti_unit(kernels/test_lookup kernels)
