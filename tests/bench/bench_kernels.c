@@ -1,7 +1,7 @@
 /* Speed of the kernels, one line per dtype, op and shape: GB/s on every instruction set of this machine, and the
  * time as a multiple of a memcpy of one array measured next to it. The bytes counted are those of all sources and
  * destinations (a memcpy: two arrays). Best of several runs; for numbers worth keeping, run it alone on the machine.
- * bench_kernels [dtype] for example: bench_kernels bfloat16 */
+ * Arguments are words about what is measured, all of which must fit: bench_kernels bfloat16 sum '2->1' 65536 avx512 */
 #include "kernels/reduce.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +41,8 @@ static const struct {
 };
 
 static char *arrays[ARRAYS];
+static int word_count; /* of the command line */
+static char **words;
 
 static double now(void)
 {
@@ -77,24 +79,46 @@ static double measure(reduce_function *reduce, const struct shape *shape, size_t
     return best;
 }
 
+/* Is every word of the command line one of these? */
+static bool is_wanted(tutti_dtype dtype, const struct shape *shape, size_t bytes, const char *isa)
+{
+    char counts[16], size[24];
+    snprintf(counts, sizeof counts, "%d->%d", shape->from_count, shape->to_count);
+    snprintf(size, sizeof size, "%zu", bytes);
+    const char *const about[] = { dtypes[dtype].name, shape->name, counts, size, isa };
+    for (int i = 0; i < word_count; i++) {
+        bool found = false;
+        for (size_t k = 0; k < sizeof about / sizeof about[0]; k++) found |= strcmp(words[i], about[k]) == 0;
+        if (!found) return false;
+    }
+    return true;
+}
+
 static void print_line(tutti_dtype dtype, const struct shape *shape, size_t bytes)
 {
     size_t count = bytes / dtypes[dtype].bytes;
-    printf("%-14s %-8s %d -> %d %9zu B ", dtypes[dtype].name, shape->name, shape->from_count, shape->to_count, bytes);
+    bool begun = false;
     for (int i = 0; kernels_isa_name(i); i++) {
         kernels_use(kernels_isa_name(i));
         reduce_function *reduce = reduce_find(dtype, shape->op);
+        if (!reduce || !is_wanted(dtype, shape, bytes, kernels_isa())) continue;
+        if (!begun)
+            printf("%-14s %-8s %d->%d %9zu B ", dtypes[dtype].name, shape->name, shape->from_count, shape->to_count,
+                bytes);
+        begun = true;
         double copy = measure(NULL, shape, count, bytes), seconds = measure(reduce, shape, count, bytes);
         double moved = (double)bytes * (shape->from_count + shape->to_count);
         if (bytes < 1024) printf(" | %s %6.1f ns (memcpy %4.1f)", kernels_isa(), seconds * 1e9, copy * 1e9);
         else printf(" | %s %6.1f GB/s %5.2f x memcpy", kernels_isa(), moved / seconds / 1e9, seconds / copy);
     }
-    printf("\n");
+    if (begun) printf("\n");
 }
 
 int main(int count, char **arguments)
 {
     static const size_t sizes[] = { 8, 60, 64 << 10, 64 << 20 };
+    word_count = count - 1;
+    words = arguments + 1;
     const size_t stagger = 384; /* else loads look like the last call's stores, modulo a page */
     for (size_t i = 0; i < ARRAYS; i++) {
         arrays[i] = aligned_alloc(4096, sizes[3] + 4096);
@@ -104,10 +128,7 @@ int main(int count, char **arguments)
     }
     for (size_t size = 0; size < sizeof sizes / sizeof sizes[0]; size++) {
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
-            for (int i = 0; i < SHAPES; i++) {
-                if (count > 1 && strcmp(arguments[1], dtypes[dtype].name) != 0) continue;
-                if (reduce_find(dtype, shapes[i].op)) print_line(dtype, &shapes[i], sizes[size]);
-            }
+            for (int i = 0; i < SHAPES; i++) print_line(dtype, &shapes[i], sizes[size]);
         }
     }
     return 0;
