@@ -6,6 +6,17 @@ enum { WIDTH = 32 };
 #include "kernels/cpu/partial.h"
 #include <immintrin.h>
 
+/* Whole words in one masked load; a vector put together in memory is waited for. (Masked stores are slow.) */
+INLINE vector vector_load_some(const char *from, size_t bytes)
+{
+    if (bytes % 4 != 0) return partial_load(from, bytes);
+    const __m256i word = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(bytes / 4)), word);
+    return (vector)_mm256_maskload_epi32((const int *)(const void *)from, mask);
+}
+
+INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(to, v, bytes); }
+
 /* Where the mask is all ones a, elsewhere b. */
 INLINE vector vector_select(vector mask, vector a, vector b)
 {

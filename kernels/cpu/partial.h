@@ -31,7 +31,7 @@ static __attribute__((noinline)) void bytes_store(char *to, vector v, size_t byt
     bytes_copy(to, whole, bytes);
 }
 
-INLINE vector vector_load_some(const char *from, size_t bytes)
+INLINE vector partial_load(const char *from, size_t bytes)
 {
     uint64_t eight;
     uint32_t four;
@@ -46,7 +46,7 @@ INLINE vector vector_load_some(const char *from, size_t bytes)
     return bytes_load(from, bytes);
 }
 
-INLINE void vector_store_some(char *to, vector v, size_t bytes)
+INLINE void partial_store(char *to, vector v, size_t bytes)
 {
     uint64_t eight = ((lanes_u64)v)[0];
     uint32_t four = v[0];

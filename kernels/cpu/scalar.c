@@ -11,6 +11,9 @@ enum { WIDTH = 8 };
 
 #include "kernels/cpu/rounding.h"
 
+INLINE vector vector_load_some(const char *from, size_t bytes) { return partial_load(from, bytes); }
+INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(to, v, bytes); }
+
 enum { DROPPED = 23 - 10 };                         /* bits of a float32 that float16 has no room for */
 static const uint32_t SMALLEST_NORMAL = 113u << 23; /* 2^-14 as a float32 */
 
