@@ -6,7 +6,7 @@
    - A line: every wait reads one that a peer has written, every publication writes one that peers have read. With the
      change from tile to tile, which upsets the processor's reading ahead, this is what a tile costs however small.
    - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise; what one rank
-     of a core has read is near for the others.
+     of a core has at hand is near for the others.
    - Displaced: what is in flight takes the place of the message in the cache, and has to be fetched again. This is what
      a large tile costs however few there are.
 
@@ -23,7 +23,8 @@ struct pricing {
     const struct machine *machine;
     double (*time)[2];                                  /* [member][step]: when it begins and ends; rows of `period` */
     int *at;                                            /* [member] */
-    double round, chunk_bytes, load, slot_read;         /* load: ranks per core, at least 1 */
+    double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
+    double peer_read, peer_write;                       /* of what a peer has; some share this core */
     bool fits;                                          /* the message does, in the cache */
 };
 
@@ -31,13 +32,14 @@ struct pricing {
 static double read_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank) return x->slot_read;
+    if (a.rank != rank) return x->peer_read;
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
 }
 static double write_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank || a.buffer == SCRATCH) return m->slot_write;
+    if (a.rank != rank) return x->peer_write;
+    if (a.buffer == SCRATCH) return m->slot_write;
     return (x->fits ? m->near : m->far) / 2;
 }
 static double bytes_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
@@ -162,7 +164,8 @@ tutti_status price_plan(const struct plan *plan, const struct machine *machine, 
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
     x.round = price_round(machine, plan->size, c->cores);
     x.load = plan->size > c->cores ? (double)plan->size / c->cores : 1;
-    x.slot_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
+    x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
+    x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
     x.time = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.time);
     x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
     bool fine = x.time && x.at;
