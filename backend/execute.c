@@ -4,6 +4,7 @@
    running them can deadlock (the builder ran it once to be sure). */
 #include "backend/execute.h"
 #include "backend/base/memory.h"
+#include "backend/base/pause.h"
 #include "backend/base/status.h"
 #include "backend/bind.h"
 #include <assert.h>
@@ -38,7 +39,7 @@ static bool reached_soon(struct executor *x, int peer, int index, uint64_t targe
     _Atomic uint64_t *counter = counter_at(x, c, index);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
     for (int n = 0; n < polls && now < target; n++) {
-        wait_pause();
+        pause_briefly();
         now = atomic_load_explicit(counter, memory_order_acquire);
     }
     if (now >= target) { *seen = now; return true; }
@@ -231,7 +232,7 @@ static void perform_straight(struct executor *x, int step)
     /* only once: peers may read it as soon as anything is published */
     if (step < p->schedule->prelude && line->fingerprint != x->fingerprint) line->fingerprint = x->fingerprint;
     counter_publish(&line->counter, x->base + 2 + (uint64_t)step, &x->mine->waiters);
-    wait_pause();
+    pause_briefly();
 }
 static tutti_status run_straight(struct executor *x)
 {

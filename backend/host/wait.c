@@ -2,6 +2,7 @@
    kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
    both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper. */
 #include "backend/host/wait.h"
+#include "backend/base/pause.h"
 #include "backend/base/settings.h"
 #include <assert.h>
 #include <errno.h>
@@ -105,7 +106,7 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 /* ---- the ladder ---- */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
 {
-    if (n < ladder->pauses && !set->in_the_way) { wait_pause(); return false; }
+    if (n < ladder->pauses && !set->in_the_way) { pause_briefly(); return false; }
     if (n < ladder->pauses || n - ladder->pauses < ladder->yields) { sched_yield(); return false; }
     wait_sleep(set, most_ms);
     return true;

@@ -24,14 +24,6 @@ uint32_t wait_core(void);                              /* 1 + the core this thre
    longer than most_ms. True: it slept. */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
-static inline void wait_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
-#endif
-}
 void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
 /* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from
    being missed. */

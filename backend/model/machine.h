@@ -43,8 +43,8 @@ void machine_adopt(const struct machine *figures);
 
 /* ---- probe.c ---- */
 enum { PROBE_MS = 60 };                                 /* the longest it may take; then the rest stays typical */
-/* Measures, on two cores that share none of their parts. True: all of it; false: some figures are only typical, because
-   there is one core only, or others keep the cores busy. */
+/* Measures, on two cores, or on two threads of one where there is no other. True: all of it; false: some figures are
+   only typical, because there is one core only, or others keep the cores busy. */
 bool machine_probe(machine_copy *stream, struct machine *out);
 /* ---- facts.c ---- */
 enum { PROBE_NUMBER = 2 };                              /* to be raised when what is measured changes */

@@ -21,7 +21,7 @@ enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3 };
 struct pricing {
     const struct plan *plan;
     const struct machine *machine;
-    double (*time)[2];                                  /* [member][step]: when it begins and ends; rows of `period` */
+    double *ends;                                       /* [member][step]: when it is over; rows of `period` */
     int *at;                                            /* [member] */
     double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
     double peer_read, peer_write;                       /* of what a peer has; some share this core */
@@ -69,7 +69,7 @@ static double step_cost(const struct pricing *x, const struct schedule *s, const
 /* ---- the critical path of one tile ---- */
 static double *ends_at(const struct pricing *x, int member, int step)
 {
-    return &x->time[(size_t)member * (size_t)x->plan->period + (size_t)step][1];
+    return &x->ends[(size_t)member * (size_t)x->plan->period + (size_t)step];
 }
 /* When the step's waits are over; false: one is for a step that has no time yet. */
 static bool begin_of(const struct pricing *x, const struct schedule *s, const struct step *t, double *begin)
@@ -166,11 +166,11 @@ tutti_status price_plan(const struct plan *plan, const struct machine *machine, 
     x.load = plan->size > c->cores ? (double)plan->size / c->cores : 1;
     x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
     x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
-    x.time = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.time);
+    x.ends = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.ends);
     x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
-    bool fine = x.time && x.at;
+    bool fine = x.ends && x.at;
     if (fine) *out = total(&x, c);
-    free(x.time);
+    free(x.ends);
     free(x.at);
     return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to price a plan of %d ranks", plan->size);
 }

@@ -8,6 +8,7 @@
 #include "backend/model/machine.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/base/pause.h"
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -45,14 +46,6 @@ static bool is_late(struct duet *d)
 {
     if (clock_ns() > d->deadline_ns) atomic_store_explicit(&d->late, true, memory_order_relaxed);
     return atomic_load_explicit(&d->late, memory_order_relaxed);
-}
-static void pause_briefly(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
 }
 static int by_value(const void *a, const void *b)
 {
@@ -137,40 +130,34 @@ static bool measure_sleep(struct player *me)
 
 /* ---- bytes ---- */
 static void copy_plainly(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-static double copy_cost(void *to, const void *from, size_t bytes)
-{
-    double times[REPEATS];
-    memcpy(to, from, bytes);
-    for (int k = 0; k < REPEATS; k++) {
-        int64_t begin = clock_ns();
-        memcpy(to, from, bytes);
-        __asm__ volatile("" ::"r"(to) : "memory");
-        times[k] = since(begin) / (double)bytes;
-    }
-    return median(times, REPEATS);
-}
 static void add(void *to, const void *from, size_t bytes)
 {
     float *sum = to;
     const float *term = from;
     for (size_t i = 0; i < bytes / sizeof *sum; i++) sum[i] += term[i];
 }
-static double add_cost(void *to, const void *from, size_t bytes)
+static double cost_of(machine_copy *work, void *to, const void *from, size_t bytes)
 {
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
         int64_t begin = clock_ns();
-        add(to, from, bytes);
+        work(to, from, bytes);
         __asm__ volatile("" ::"r"(to) : "memory");
         times[k] = since(begin) / (double)bytes;
     }
     return median(times, REPEATS);
 }
+static double copy_cost(void *to, const void *from, size_t bytes)
+{
+    copy_plainly(to, from, bytes);
+    return cost_of(copy_plainly, to, from, bytes);
+}
 static void measure_copies(struct duet *d)
 {
     unsigned char *a = d->message[0], *b = d->message[1];
     d->found->near = copy_cost(a, b, SLOT);
-    double more = add_cost(a, b, SLOT) - d->found->near, least = d->found->near / 8;   /* it hides behind the loads */
+    double more = cost_of(add, a, b, SLOT) - d->found->near;
+    double least = d->found->near / 8;                  /* it hides behind the loads */
     d->found->add = more > least ? more : least;
     d->found->far = copy_cost(a, b, d->message_bytes / 2);
     if (d->found->far < d->found->near) d->found->far = d->found->near;

@@ -128,3 +128,11 @@ int world_processes(int size, int seconds, rank_function *body, void *context)
         if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) bad++;
     return bad;
 }
+void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
+void *abort_main(void *argument)
+{
+    struct aborter *a = argument;
+    nap_us(a->after_us);
+    tutti_comm_abort(a->comm);
+    return NULL;
+}

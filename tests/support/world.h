@@ -14,5 +14,9 @@ int world_processes(int size, int seconds, rank_function *body, void *context);
 /* In a rank's body: ends a forked rank's process as failed, with a text; in a thread aborts the test program. */
 void world_require(bool condition, const char *text, const char *file, int line);
 #define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
+void nap_us(int us);
+/* For pthread_create: aborts the communicator after a while. */
+struct aborter { tutti_comm *comm; int after_us; };
+void *abort_main(void *aborter);
 tutti_store world_store_create(void);                                  /* in memory, for threads of this process */
 void world_store_destroy(tutti_store store);

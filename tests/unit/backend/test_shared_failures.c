@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 enum { COUNT = 1 << 20, SECONDS = 60 };
-static void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
 static float *allocate(size_t count)
 {
     void *at;
@@ -54,14 +53,6 @@ static void test_arguments(void **state)
 }
 
 /* ---- a group that fails while peers are at its tensors ---- */
-struct aborter { tutti_comm *comm; int after_us; };
-static void *abort_main(void *argument)
-{
-    struct aborter *a = argument;
-    nap_us(a->after_us);
-    tutti_comm_abort(a->comm);
-    return NULL;
-}
 /* Rank 0 aborts in the middle; whoever gets the error may use its tensor at once, and finds nothing changed later. */
 static void abort_in_the_middle(struct rank *me)
 {

@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 enum { MOST = 3 << 20, GUARD = 64, SECONDS = 60 };
-static void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
 static unsigned char *shared(size_t bytes)
 {
     void *at;
@@ -70,14 +69,6 @@ static void test_every_placement_on_threads(void **state)
 }
 
 /* ---- a group that fails while tensors are copied ---- */
-struct aborter { tutti_comm *comm; int after_us; };
-static void *abort_main(void *argument)
-{
-    struct aborter *a = argument;
-    nap_us(a->after_us);
-    tutti_comm_abort(a->comm);
-    return NULL;
-}
 static bool is_filled(const unsigned char *at, size_t bytes, unsigned char with)
 {
     for (size_t i = 0; i < bytes; i++)
