@@ -36,8 +36,42 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
 }
 
+/* ---- addresses ---- */
+static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
+{
+    const struct schedule *s = x->launch.program->schedule;
+    const struct cut *c = x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
+    size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
+    int owner = a.rank - x->host_first;
+    if (c->in_line)
+        return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
+            length };
+    size_t slot = c->single ? 0 : (unsigned)tile % (unsigned)x->launch.program->plan->slots;
+    unsigned char *slots = half_of(x, owner, parity);
+    return (struct piece){ slots + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length, length };
+}
+static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
+{
+    size_t length = from < o->lengths[at] ? smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
+    return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
+}
+struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
+{
+    if (a.buffer == SCRATCH) return locate_scratch(x, x->parity, a, index, tile);
+    const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
+    const struct cut *c = x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
+    if (o->lengths) return locate_uneven(x, o, at, from);
+    size_t cut = (size_t)x->launch.program->schedule->cut;
+    if (cut == 1) { part = at; at = 0; }
+    else if (at >= cut) { part = at / cut; at %= cut; }
+    size_t start = at * c->piece_bytes + from, wire = smaller(c->tile_bytes, c->chunk_bytes - from);
+    size_t length = start < c->part_bytes ? smaller(wire, c->part_bytes - start) : 0;
+    return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
+}
+
 /* ---- addresses, once for all calls that repeat a cut ---- */
-static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile);
 static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
 {
     out->buffer = a.buffer;
@@ -112,41 +146,6 @@ tutti_status bind_reserve(struct executor *x)
     TRY(segment_reserve(x->segment, half, bytes, "staging slots"));
     x->reserved[x->parity] = bytes;
     return TUTTI_OK;
-}
-
-/* ---- addresses ---- */
-static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
-{
-    const struct schedule *s = x->launch.program->schedule;
-    const struct cut *c = x->cut;
-    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
-    size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
-    int owner = a.rank - x->host_first;
-    if (c->in_line)
-        return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
-            length };
-    size_t slot = c->single ? 0 : (unsigned)tile % (unsigned)x->launch.program->plan->slots;
-    unsigned char *slots = half_of(x, owner, parity);
-    return (struct piece){ slots + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length, length };
-}
-static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
-{
-    size_t length = from < o->lengths[at] ? smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
-    return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
-}
-struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
-{
-    if (a.buffer == SCRATCH) return locate_scratch(x, x->parity, a, index, tile);
-    const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
-    const struct cut *c = x->cut;
-    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
-    if (o->lengths) return locate_uneven(x, o, at, from);
-    size_t cut = (size_t)x->launch.program->schedule->cut;
-    if (cut == 1) { part = at; at = 0; }
-    else if (at >= cut) { part = at / cut; at %= cut; }
-    size_t start = at * c->piece_bytes + from, wire = smaller(c->tile_bytes, c->chunk_bytes - from);
-    size_t length = start < c->part_bytes ? smaller(wire, c->part_bytes - start) : 0;
-    return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
 }
 
 /* ---- arithmetic ---- */
