@@ -3,8 +3,9 @@
 
    - A round: a wait is over when the peer has got there and its line has come here. With more ranks than cores the peer
      first needs a core, and whoever has it must hand it over.
-   - A line: every wait reads one that a peer has written, every publication writes one that peers have read. With the
-     change from tile to tile, which upsets the processor's reading ahead, this is what a tile costs however small.
+   - A line: every wait reads one that a peer has written, every publication writes one that peers have read, and the
+     first of a run that a peer had last is not yet read ahead. With the change from tile to tile, which upsets that
+     reading, this is what a tile costs however small.
    - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise; what one rank
      of a core has at hand is near for the others.
    - Displaced: what is in flight takes the place of the message in the cache, and has to be fetched again. This is what
@@ -57,9 +58,19 @@ static int waits_on_peers(const struct schedule *s, const struct step *t)
     for (int w = 0; w < t->wait_count; w++) count += s->waits[t->wait + w].rank != s->rank;
     return count;
 }
+static int runs_of_peers(const struct schedule *s, const struct step *t)
+{
+    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    int count = 0;
+    if (t->kind != WORK) return 0;
+    for (int f = 0; f < t->from_count; f++) count += from[f].rank != s->rank;
+    for (int d = 0; d < t->to_count; d++) count += to[d].rank != s->rank || to[d].buffer == SCRATCH;
+    return count;
+}
 static double lines_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
-    return (waits_on_peers(s, t) + (t->by_tile || t->by_reuse)) * x->machine->line * x->load;
+    int lines = waits_on_peers(s, t) + (t->by_tile || t->by_reuse) + runs_of_peers(s, t);
+    return lines * x->machine->line * x->load;
 }
 static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
