@@ -131,6 +131,10 @@ void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless lo
 /* ---- join.c ---- */
 tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms);         /* members are known; afterwards it can run */
 
+/* ---- figures.c ---- */
+void figures_introduce(const tutti_comm *comm);         /* before this rank says that it has joined */
+tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms);     /* when all have */
+
 /* ---- names.c ---- */
 /* "allreduce=ring,broadcast=chain": checks every name and stores the choices. */
 tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT]);

@@ -1,14 +1,12 @@
-/* Joining, when the members are known: prove that they share this host, map the segment, watch the peers, find out how
-   slots are best written, connect the transport. Whatever fails on the way is undone by comm_destroy. */
+/* Joining, when the members are known: prove that they share this host, map the segment, watch the peers, agree on what
+   the machine is like, connect the transport. Whatever fails on the way is undone by comm_destroy. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/pace.h"
 #include "backend/mapping.h"
-#include <sched.h>
 #include <stdio.h>
-#include <string.h>
 
 /* ---- watching ---- */
 static void peer_lost(void *context)                                    /* on the watch thread */
@@ -63,53 +61,12 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 }
 static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
 {
-    struct machine figures = machine_typical();
-    bool leads = comm->rank == 0 && comm->size > 1;     /* one rank alone has nothing to choose */
-    if (leads) figures = machine_get(stream_find());    /* while the others wait for the segment */
     TRY(mapping_acquire(comm->rank, comm->size, comm->members, comm->peers, deadline_ms, &comm->mapping));
     TRY(executor_init(&comm->executor, &comm->mapping->segment, comm->rank, 0, comm->size));
     int64_t streaming = settings_get()->streaming;
     comm->executor.stream = streaming == 0 ? NULL : streaming > 0 ? stream_find() : pace_copy;
     comm->executor.stream_outputs = streaming == 0 ? NULL : stream_find();
-    if (comm->rank == 0) memcpy(comm_segment(comm)->figures, &figures, sizeof figures);
     return TUTTI_OK;
-}
-
-/* ---- what the ranks tell each other of the machine ---- */
-_Static_assert(sizeof(struct machine) <= FIGURES_BYTES, "the segment has room for the figures");
-
-static void introduce_cores(const tutti_comm *comm)
-{
-    cpu_set_t set;
-    struct introduction *mine = &comm_segment(comm)->introductions[comm->rank];
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
-    for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
-}
-static int count_cores(const tutti_comm *comm)          /* where the ranks may run, all of them together */
-{
-    int count = 0;
-    for (int word = 0; word < CORE_WORDS; word++) {
-        uint64_t cores = 0;
-        for (int r = 0; r < comm->size; r++) cores |= comm_segment(comm)->introductions[r].cores[word];
-        count += __builtin_popcountll(cores);
-    }
-    return count ? count : comm->size;
-}
-enum { MOST_POLLS = 50 };                               /* nobody looks for failures meanwhile */
-/* Rank 0's figures are those of the group. They were checked there; here once more, as for all that is shared. */
-static void take_figures(tutti_comm *comm)
-{
-    struct machine figures;
-    memcpy(&figures, comm_segment(comm)->figures, sizeof figures);
-    if (!machine_is_sane(&figures)) figures = machine_typical();
-    if (comm->size > 1) machine_adopt(&figures);
-    comm->chooser = (struct chooser){ .layout = &comm->layout, .cache = comm->cache, .size = comm->size, .cores =
-        count_cores(comm), .machine = figures };
-    struct patience patience = price_patience(&figures);
-    if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
-    comm->executor.polls = comm->ladder.pauses / 10 < MOST_POLLS ? comm->ladder.pauses / 10 : MOST_POLLS;
-    comm->executor.cache_bytes = (size_t)figures.last;
 }
 
 /* ---- all of it ---- */
@@ -118,9 +75,9 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     TRY(connect_peers(comm, deadline_ms));
     TRY(map_segment(comm, deadline_ms));
     watch_peers(comm);
-    introduce_cores(comm);
+    figures_introduce(comm);
     TRY(await_joined(comm, deadline_ms));
-    take_figures(comm);
+    TRY(figures_agree(comm, deadline_ms));
     return messages_connect(comm);
 }
 tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)

@@ -1,6 +1,6 @@
 /* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, figures, control blocks, introductions, counts), then the sparse part: slots and pairs, on pages of
-   their own. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by
+   first failure, what rank 0 tells, control blocks, introductions, counts), then the sparse part: slots and pairs, on
+   pages of their own. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by
    shrinking the file. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
@@ -22,7 +22,7 @@ struct header {
     uint32_t filled;                                   /* this kernel cannot populate, so everything was allocated */
     uint32_t unused;
     struct failure failure;
-    unsigned char figures[FIGURES_BYTES];
+    struct told told;
 };
 static const char magic[8] = "tutti-s1";
 static_assert(sizeof(struct line) == 128, "a line is two cache lines");
@@ -76,7 +76,7 @@ static tutti_status segment_map(struct segment *out, const struct layout *layout
                            "ulimit -v)", layout->bytes, strerror(errno));
     out->base = base;
     out->failure = &((struct header *)base)->failure;
-    out->figures = ((struct header *)base)->figures;
+    out->told = &((struct header *)base)->told;
     out->introductions = (struct introduction *)(void *)(out->base + layout->introductions);
     out->controls = (struct control *)(void *)(out->base + layout->controls);
     out->counts = (uint64_t *)(void *)(out->base + layout->counts);

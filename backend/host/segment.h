@@ -51,14 +51,23 @@ struct failure {                                       /* the first error of the
     char detail[500];
 };
 enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
-struct introduction { uint64_t cores[CORE_WORDS]; };    /* of one rank: the cores it may run on, a bit for each   */
+struct introduction {                                  /* of one rank; backend/figures.c                          */
+    uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
+    _Alignas(128) _Atomic uint32_t ball;               /* goes to and fro between rank 0 and this one             */
+    _Atomic uint32_t core;                             /* wait_core() when it last returned it                    */
+};
+struct told {                                          /* by rank 0 to the others, when all have joined           */
+    _Atomic uint32_t ready;                            /* 1: the rest is there                                    */
+    int32_t distance;
+    unsigned char figures[FIGURES_BYTES];              /* of the machine                                          */
+};
 struct segment {                                       /* this process's view                                     */
     int ranks;
     size_t bytes, slot_bytes;                          /* slot_bytes: of one rank, both halves; whole pages       */
     unsigned char *base;
     struct failure *failure;
-    unsigned char *figures;                            /* what rank 0 tells of the machine, before it has joined  */
-    struct introduction *introductions;                /* [ranks], each written before the rank has joined        */
+    struct told *told;
+    struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
     struct control *controls;                          /* [ranks]                                                 */
     uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][ranks]                    */
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */

@@ -67,13 +67,13 @@ static void processor_name(char *out, int bytes)        /* "" where the kernel h
     }
     if (file) fclose(file);
 }
-void machine_identity(char out[IDENTITY_BYTES])
+void machine_identity(int distance, char out[IDENTITY_BYTES])
 {
     char processor[128];
     struct utsname system;
     processor_name(processor, sizeof processor);
     bool known = uname(&system) == 0;
-    snprintf(out, IDENTITY_BYTES, "tutti %s, probe %d, %s, %s, %ld cores, %s %s", TUTTI_VERSION, PROBE_NUMBER,
-        known ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN), known ? system.sysname : "",
-        known ? system.release : "");
+    snprintf(out, IDENTITY_BYTES, "tutti %s, probe %d, %s, %s, %ld cores, %s %s, distance %d", TUTTI_VERSION,
+        PROBE_NUMBER, known ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN),
+        known ? system.sysname : "", known ? system.release : "", distance);
 }

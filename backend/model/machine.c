@@ -1,6 +1,6 @@
-/* The table of figures, and the ones this process goes by. */
+/* The table of figures, and what this process knows of them, by distance of the cores. */
 #include "backend/model/machine.h"
-#include "backend/base/log.h"
+#include <math.h>
 #include <pthread.h>
 
 static const struct machine_row rows[] = {
@@ -33,43 +33,67 @@ bool machine_is_sane(const struct machine *machine)
     return true;
 }
 
+int machine_distance(double line_ns)
+{
+    if (!(line_ns > 0)) return 0;
+    double halves = floor(2 * log2(line_ns));
+    return halves < 1 ? 1 : halves < DISTANCES ? (int)halves : DISTANCES - 1;
+}
+
 /* ---- of this process ---- */
+enum { FOLDER_BYTES = 1024 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct machine current;
-static bool is_known;
+static struct machine known[DISTANCES];
+static bool is_known[DISTANCES];
+static int latest = -1;                                 /* a distance */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
 static void prepare(void) { pthread_atfork(before_fork, after_fork, after_fork); }
-static struct machine find(machine_copy *stream)
+static void enter(void)
 {
-    struct machine m;
-    char folder[1024], identity[IDENTITY_BYTES];
-    bool keep = kept_folder(folder, sizeof folder);
-    machine_identity(identity);
-    if (keep && kept_read(folder, identity, &m)) return m;
-    bool all = machine_probe(stream, &m);
-    bool kept = all && keep && kept_write(folder, identity, &m);
-    LOG(DEBUG, "the machine was measured%s; the figures are %s%s", all ? "" : " in part",
-        kept ? "kept in " : "not kept", kept ? folder : "");
-    return m;
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+}
+static bool find(int distance)                          /* in this process, else on disk */
+{
+    char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
+    if (!is_known[distance] && distance && kept_folder(folder, sizeof folder)) {
+        machine_identity(distance, identity);
+        is_known[distance] = kept_read(folder, identity, &known[distance]);
+    }
+    if (is_known[distance]) latest = distance;
+    return is_known[distance];
+}
+static bool find_any(void)
+{
+    for (int distance = 0; latest < 0 && distance < DISTANCES; distance++) find(distance);
+    return latest >= 0;
+}
+bool machine_recall(int distance, struct machine *out)
+{
+    enter();
+    bool found = distance ? find(distance) : find_any();
+    if (found) *out = known[latest];
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+void machine_learn(int distance, const struct machine *figures, bool keep)
+{
+    char folder[FOLDER_BYTES], identity[IDENTITY_BYTES];
+    enter();
+    if (!is_known[distance]) known[distance] = *figures;
+    is_known[distance] = true;
+    latest = distance;
+    pthread_mutex_unlock(&lock);
+    if (!keep || distance == 0 || !kept_folder(folder, sizeof folder)) return;
+    machine_identity(distance, identity);
+    kept_write(folder, identity, figures);
 }
 struct machine machine_get(machine_copy *stream)
 {
-    pthread_once(&once, prepare);
-    pthread_mutex_lock(&lock);
-    if (!is_known) current = find(stream);
-    is_known = true;
-    struct machine m = current;
-    pthread_mutex_unlock(&lock);
+    struct machine m;
+    if (!machine_recall(0, &m)) machine_probe(stream, NULL, &m);
     return m;
-}
-void machine_adopt(const struct machine *figures)
-{
-    pthread_once(&once, prepare);
-    pthread_mutex_lock(&lock);
-    if (!is_known) current = *figures;
-    is_known = true;
-    pthread_mutex_unlock(&lock);
 }

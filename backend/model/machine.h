@@ -1,6 +1,7 @@
 /* What is known of this machine: facts, and what the operations cost of which collectives between ranks of one host are
-   made. Measured once per host (probe.c) in a few tens of milliseconds, kept on disk between jobs (kept.c), and from
-   then on only read: by the price of a schedule (price.c), and by how long it is worth while to wait awake.
+   made. Measured once per host and distance of the ranks (probe.c) in a few tens of milliseconds, kept on disk between
+   jobs (kept.c), and from then on only read: by the price of a schedule (price.c), and by how long it is worth while to
+   wait awake.
 
    A group decides by the figures of one of its ranks, so all its ranks decide alike. */
 #pragma once
@@ -34,23 +35,31 @@ void machine_set(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
 bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
 
-/* The figures this process goes by; found on the first call: kept on disk by an earlier job, else measured. `stream`:
-   copies around the cache, or NULL. Any thread. */
+/* How far apart cores are: half octaves of the time that a line takes from one to the other, from 1; 0: not known. */
+enum { DISTANCES = 36 };
+int machine_distance(double line_ns);
+
+/* ---- what this process knows; any thread ---- */
+/* The figures of ranks at that distance: those it has learnt before, or that an earlier job has kept; where it is not
+   known, the latest of this process, or any. False: there are none. */
+bool machine_recall(int distance, struct machine *out);
+/* The first for a distance stay. keep: for later jobs, too; those of an unknown distance are never. */
+void machine_learn(int distance, const struct machine *figures, bool keep);
+/* Those of an unknown distance; if there are none, measured now. `stream`: copies around the cache, or NULL. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
 struct machine machine_get(machine_copy *stream);
-/* Figures of a group that another process leads: this process's too, if it has none yet. */
-void machine_adopt(const struct machine *figures);
 
 /* ---- probe.c ---- */
 enum { PROBE_MS = 60 };                                 /* the longest it may take; then the rest stays typical */
-/* Measures, on two cores, or on two threads of one where there is no other. True: all of it; false: some figures are
-   only typical, because there is one core only, or others keep the cores busy. */
-bool machine_probe(machine_copy *stream, struct machine *out);
+/* Measures, on these two cores (NULL: the caller's and another), or on two threads of one where there is no other.
+   True: all of it; false: some figures are only typical, because there is one core only, or others keep the cores
+   busy. */
+bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 2 };                              /* to be raised when what is measured changes */
+enum { PROBE_NUMBER = 3 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
-/* Version of tutti, processor, number of cores, kernel: figures of one are not those of another. One line. */
-void machine_identity(char out[IDENTITY_BYTES]);
+/* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
+void machine_identity(int distance, char out[IDENTITY_BYTES]);
 double cache_bytes(int level);                          /* of the first core; 0: the system does not say */
 bool cores_are_siblings(int a, int b);                  /* two threads of one core */
 /* ---- kept.c ---- */

@@ -1,7 +1,8 @@
 /* Measuring the machine: two threads of this process, each on a core of its own, do to each other what ranks will do.
    The caller's own thread only waits for them, so that its affinity stays what it is. Every wait has a limit, after
-   which whatever has not been measured stays typical; so a busy machine costs no more time than a quiet one. Medians,
-   as a hypervisor or another program may take a core away at any moment.
+   which whatever has not been measured stays typical; so a busy machine costs no more time than a quiet one. A
+   hypervisor or another program may take a core away at any moment: everything is repeated, and the slower repetitions
+   do not count.
 
    What is left out on purpose: nothing here says how slots are best written (backend/pace.c goes on finding that out,
    because cores are moved without notice), and nothing depends on figures being better than to a factor of two. */
@@ -25,12 +26,14 @@ enum { DOZE_NS = 50000, NAP_NS = 5000000 };            /* until somebody is asle
 enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };   /* a message beyond the cache: so many times as large */
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
+static const double CLEARLY = 0.8;                      /* where caches are shared both are alike, and pace.c stores */
+
 struct word { _Atomic uint32_t value; char padding[124]; };            /* two lines, wherever it begins */
 struct duet {
     struct machine *found;
     machine_copy *stream;
     int64_t deadline_ns;
-    int caller_core, core[2];
+    int core[2];
     int64_t thrown_ns;
     bool complete;
     _Atomic bool late;
@@ -52,11 +55,15 @@ static int by_value(const void *a, const void *b)
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-static double median(double *times, int count)
+static double of_sorted(double *times, int count, int index)
 {
     qsort(times, (size_t)count, sizeof *times, by_value);
-    return times[count / 2];
+    return times[index];
 }
+/* What disturbs makes a time longer, never shorter: the lower quartile. Of differences, which may go both ways, and of
+   a sleep, which takes sometimes this and sometimes that, the median. */
+static double undisturbed(double *times, int count) { return of_sorted(times, count, count / 4); }
+static double median(double *times, int count) { return of_sorted(times, count, count / 2); }
 static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */
@@ -93,7 +100,7 @@ static bool measure_volleys(struct player *me, uint32_t rounds, double *out)
         times[k] = since(begin) / rounds / 2;
         if (!meet(me)) return false;
     }
-    if (!me->who) *out = median(times, REPEATS);
+    if (!me->who) *out = undisturbed(times, REPEATS);
     return true;
 }
 static void throw(struct duet *d)                       /* to somebody who has had the time to fall asleep */
@@ -145,7 +152,7 @@ static double cost_of(machine_copy *work, void *to, const void *from, size_t byt
         __asm__ volatile("" ::"r"(to) : "memory");
         times[k] = since(begin) / (double)bytes;
     }
-    return median(times, REPEATS);
+    return undisturbed(times, REPEATS);
 }
 static double copy_cost(void *to, const void *from, size_t bytes)
 {
@@ -156,7 +163,7 @@ static void measure_copies(struct duet *d)
 {
     unsigned char *a = d->message[0], *b = d->message[1];
     d->found->near = copy_cost(a, b, SLOT);
-    double more = cost_of(add, a, b, SLOT) - d->found->near;
+    double more = cost_of(add, a, b, SLOT) - 1.5 * d->found->near;     /* it moves three numbers, a copy two */
     double least = d->found->near / 8;                  /* it hides behind the loads */
     d->found->add = more > least ? more : least;
     d->found->far = copy_cost(a, b, d->message_bytes / 2);
@@ -178,8 +185,8 @@ static bool exchange(struct player *me, machine_copy *write, double *written, do
         memcpy(d->message[me->who], d->slot[!me->who], SLOT);
         if (k >= 0) reads[k] = since(begin) / SLOT;
     }
-    *written = median(writes, REPEATS);
-    *read = median(reads, REPEATS);
+    *written = undisturbed(writes, REPEATS);
+    *read = undisturbed(reads, REPEATS);
     return true;
 }
 static bool measure_slots(struct player *me)
@@ -188,7 +195,7 @@ static bool measure_slots(struct player *me)
     double written, read, streamed = 0, streamed_read = 0;
     if (!exchange(me, copy_plainly, &written, &read)) return false;
     if (d->stream && !exchange(me, d->stream, &streamed, &streamed_read)) return false;
-    bool stream = d->stream && streamed + streamed_read < written + read;
+    bool stream = d->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
     d->write = stream ? d->stream : copy_plainly;
     d->found->slot_write = stream ? streamed : written;
@@ -228,11 +235,13 @@ static bool pass(struct player *me, size_t tile, double *out)
 static bool measure_tiles(struct player *me)
 {
     struct machine *m = me->duet->found;
-    double small[PASSES], large[PASSES];
-    for (int k = 0; k < PASSES; k++)
-        if (!pass(me, SMALL_TILE, &small[k]) || !pass(me, LARGE_TILE, &large[k])) return false;
+    double longer[PASSES], large;
+    for (int k = 0; k < PASSES; k++) {                  /* one after the other: the machine drifts */
+        if (!pass(me, SMALL_TILE, &longer[k]) || !pass(me, LARGE_TILE, &large)) return false;
+        longer[k] -= large;
+    }
     double more = (double)me->duet->message_bytes / SMALL_TILE - (double)me->duet->message_bytes / LARGE_TILE;
-    double each = (median(small, PASSES) - median(large, PASSES)) / more;
+    double each = median(longer, PASSES) / more;
     if (!me->who) m->tile = each > 1 ? each : 1;
     return true;
 }
@@ -249,8 +258,8 @@ static void measure_rungs(struct machine *m)
         for (int i = 0; i < BATCH / 10; i++) sched_yield();
         yields[k] = since(begin) / (BATCH / 10);
     }
-    m->pause = median(pauses, REPEATS);
-    m->yield = median(yields, REPEATS);
+    m->pause = undisturbed(pauses, REPEATS);
+    m->yield = undisturbed(yields, REPEATS);
 }
 
 /* ---- cores ---- */
@@ -273,11 +282,14 @@ static int second_core(const cpu_set_t *set, int first)
     }
     return sibling;
 }
-/* One of those that the process may use; if it is bound to one, as ranks often are, one that it could have got. */
+/* The second one, if nobody says: one of those that the process may use; if it is bound to one, as ranks often are, one
+   that it could have got. */
 static void choose_cores(struct duet *d)
 {
     cpu_set_t set;
-    int first = d->core[0] = d->core[1] = d->caller_core >= 0 ? d->caller_core : 0;
+    int first = d->core[0];
+    if (d->core[1] >= 0) return;
+    d->core[1] = first;
     if (sched_getaffinity(0, sizeof set, &set) == 0) d->core[1] = second_core(&set, first);
     if (d->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
@@ -343,13 +355,15 @@ static bool probe(struct duet *d, double l2)
     free(memory);
     return complete;
 }
-bool machine_probe(machine_copy *stream, struct machine *out)
+bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out)
 {
     struct machine found = machine_typical();
     double l2 = cache_bytes(2), l3 = cache_bytes(3);
     if (l2 > 0) found.l2 = l2;
     if (l3 > 0) found.last = l3;
-    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly, .caller_core = sched_getcpu() };
+    int first = cores ? cores[0] : sched_getcpu(), second = cores ? cores[1] : -1;
+    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
+        .core = { first >= 0 ? first : 0, second } };
     bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
     *out = sane ? found : machine_typical();
     return complete && sane;

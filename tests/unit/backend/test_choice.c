@@ -2,7 +2,7 @@
    the same on all ranks even if each of them believes something else of the machine. */
 #include "tests/support/world.h"
 #include "tests/unit/model/machines.h"
-#include "backend/choice.h"
+#include "backend/comm.h"
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include <setjmp.h>
@@ -152,23 +152,33 @@ static void sum_all_sizes(tutti_comm *comm, int rank)
     }
     free(data);
 }
+static void all_go_by_the_same(tutti_comm *comm)
+{
+    struct machine theirs[RANKS], *mine = &comm->chooser.machine;
+    REQUIRE(tutti_all_gather(mine, theirs, sizeof *mine, TUTTI_UINT8, comm, NULL) == TUTTI_OK);
+    for (int r = 0; r < RANKS; r++) REQUIRE(memcmp(&theirs[r], mine, sizeof *mine) == 0);
+}
 static void join_believing(int rank, tutti_unique_id id, const char *folder)
 {
     char identity[IDENTITY_BYTES], mine[80];
-    tutti_comm *comm, *reversed;
+    tutti_comm *comm, *other;
     alarm(60);
     snprintf(mine, sizeof mine, "%s/%d", folder, rank);
     setenv("TUTTI_CACHE", mine, 1);
     settings_reload();
-    machine_identity(identity);
-    REQUIRE(kept_write(mine, identity, &believed[rank % 2]));
+    for (int distance = 1; distance < DISTANCES; distance++) {         /* wherever the ranks stand */
+        machine_identity(distance, identity);
+        REQUIRE(kept_write(mine, identity, &believed[rank % 2]));
+    }
+    machine_learn(0, &believed[rank % 2], false);
     REQUIRE(tutti_comm_init_rank(&comm, RANKS, id, rank) == TUTTI_OK);
+    REQUIRE(memcmp(&comm->chooser.machine, &believed[0], sizeof *believed) == 0);
+    all_go_by_the_same(comm);
     sum_all_sizes(comm, rank);
-    REQUIRE(tutti_comm_split(comm, 0, -rank, &reversed) == TUTTI_OK);  /* another rank leads, and has been told */
-    sum_all_sizes(reversed, rank);
-    struct machine figures = machine_get(NULL);
-    REQUIRE(memcmp(&figures, &believed[0], sizeof figures) == 0);
-    REQUIRE(tutti_comm_destroy(reversed) == TUTTI_OK && tutti_comm_destroy(comm) == TUTTI_OK);
+    REQUIRE(tutti_comm_split(comm, 0, rank != 1, &other) == TUTTI_OK);     /* led by who believes something else */
+    all_go_by_the_same(other);
+    sum_all_sizes(other, rank);
+    REQUIRE(tutti_comm_destroy(other) == TUTTI_OK && tutti_comm_destroy(comm) == TUTTI_OK);
     _exit(0);
 }
 static void forget(const char *folder)
@@ -204,7 +214,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(ranks_that_believe_different_things_agree),   /* first: figures are found only once */
+        cmocka_unit_test(ranks_that_believe_different_things_agree),   /* first: processes that know nothing yet */
 #endif
         cmocka_unit_test(beliefs_are_different),
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
