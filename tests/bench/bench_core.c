@@ -16,8 +16,8 @@
  * calls timed one by one; its goal is a multiple of the reference's median timed in the same way (in parentheses: what
  * the 99th percentile of the reference itself comes to). "limit" is what memory allows: all input read once and all
  * output written once, at the rate of an update in place on all ranks at once (below 4 KiB: the reference). "flag" is
- * a bare flag barrier in ns just before the row, which tells how near the two cores are at that moment: about 60 where
- * they share a level-3 cache, 200 to 400 where not. */
+ * a bare flag barrier in ns before and after the row, which tells how near the two cores were: about 60 where they
+ * share a level-3 cache, 200 to 400 where not. */
 #include "tests/bench/cases.h"
 #include "tests/bench/measure.h"
 #include <stdio.h>
@@ -28,7 +28,7 @@ enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
 enum { TINY = 4096 };                                   /* below so many bytes calls are timed in batches */
 struct outcome {                                        /* in ns; single: the median of calls timed one by one   */
     bool measured;
-    double median, p99, best, slowest, beside, beside_p99, beside_single, limit, flag;
+    double median, p99, best, slowest, beside, beside_p99, beside_single, limit, flag, flag_after;
 };
 struct arguments {
     const char *only[MOST_FILTERS], *json, *algorithm;
@@ -219,13 +219,13 @@ static bool is_met(const struct bench_case *c, const struct outcome *o)
 }
 static void print_header(void)
 {
-    printf("%-44s %11s %11s %11s  %-14s %11s %6s %7s  %-25s %5s\n", "times in us, of the slowest rank", "median", "p99",
+    printf("%-44s %11s %11s %11s  %-14s %11s %6s %7s  %-25s %9s\n", "times in us, of the slowest rank", "median", "p99",
         "best", "beside", "median", "ratio", "/ limit", "goal", "flag");
     fflush(stdout);
 }
 static void print_row(const struct bench_case *c, const struct outcome *o)
 {
-    char label[96], goal[64] = "";
+    char label[96], goal[64] = "", flag[32];
     case_label(c, label, sizeof label);
     if (c->goal > 0) {
         int length = snprintf(goal, sizeof goal, "%.2f", c->goal);
@@ -235,9 +235,10 @@ static void print_row(const struct bench_case *c, const struct outcome *o)
             o->p99 / o->beside_single, o->beside_p99 / o->beside_single, c->goal_p99);
         if (c->goal_p99_us > 0) snprintf(more, room, ", p99 < %g", c->goal_p99_us);
     }
-    printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f %7.2f  %-25s %5.0f  %s\n", label, o->median / 1e3,
+    snprintf(flag, sizeof flag, "%.0f, %.0f", o->flag, o->flag_after);
+    printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f %7.2f  %-25s %9s  %s\n", label, o->median / 1e3,
         o->p99 / 1e3, o->best / 1e3, beside_name(c->beside), o->beside / 1e3, o->median / o->beside,
-        o->median / o->limit, goal, o->flag, c->goal <= 0 ? "" : is_met(c, o) ? "met" : "MISSED");
+        o->median / o->limit, goal, flag, c->goal <= 0 ? "" : is_met(c, o) ? "met" : "MISSED");
     fflush(stdout);
 }
 static void measure_case(int index)
@@ -253,6 +254,7 @@ static void measure_case(int index)
         measure_large(c, at, 2);                        /* to warm up */
         measure_large(c, at, samples);
     }
+    outcome.flag_after = flag_barrier_ns();
     flag_barrier();
     if (measure_rank == 0) {
         summarise(c, samples, &outcome);
@@ -357,9 +359,10 @@ static bool write_json(void)
         write_case(file, c);
         fprintf(file, "\"median_us\": %.4f, \"p99_us\": %.4f, \"best_us\": %.4f, \"slowest_us\": %.4f, "
             "\"beside_us\": %.4f, \"beside_p99_us\": %.4f, \"beside_single_us\": %.4f, \"ratio\": %.4f, "
-            "\"limit_us\": %.4f, \"flag_ns\": %.1f, \"met\": %s}", o->median / 1e3, o->p99 / 1e3, o->best / 1e3,
-            o->slowest / 1e3, o->beside / 1e3, o->beside_p99 / 1e3, o->beside_single / 1e3, o->median / o->beside,
-            o->limit / 1e3, o->flag, c->goal <= 0 ? "null" : is_met(c, o) ? "true" : "false");
+            "\"limit_us\": %.4f, \"flag_ns\": %.1f, \"flag_after_ns\": %.1f, \"met\": %s}",
+            o->median / 1e3, o->p99 / 1e3, o->best / 1e3, o->slowest / 1e3, o->beside / 1e3, o->beside_p99 / 1e3,
+            o->beside_single / 1e3, o->median / o->beside, o->limit / 1e3, o->flag, o->flag_after,
+            c->goal <= 0 ? "null" : is_met(c, o) ? "true" : "false");
         comma = ",";
     }
     fprintf(file, "\n]}\n");

@@ -18,12 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"core": "core.json", "peers": "peers.json", "small": "torch_small.json", "large": "torch_large.json",
-         "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt", "decode": "decode.txt"}
+         "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt", "fsdp": "fsdp.txt",
+         "decode": "decode.txt"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
          "all_to_all": ("all_to_all", "alltoall", False), "send_recv": ("send and back", "sendrecv", False)}
 NEAR_NS = 130                   # a flag barrier of cores that share a cache takes less
+ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
 KI, MI = 1 << 10, 1 << 20
 
 
@@ -94,6 +96,15 @@ def machine(results):
             + (placement(core) if core else "")).strip()
 
 
+def flag(row):
+    """The flag barrier of a row, or both, if the cores were moved meanwhile."""
+    before, after = row["flag_ns"], row["flag_after_ns"]
+    if not before:
+        return ""
+    moved = max(before, after) > ALIKE * min(before, after)
+    return f"{before:.0f}, then {after:.0f}" if moved else f"{before:.0f}"
+
+
 # ---- the C core ----
 def what(row):
     name = row["case"] + ("" if row["dtype"] == "float32" else f", {row['dtype']}")
@@ -115,10 +126,11 @@ def goals(results):
             goal += f", p99 < {time(row['goal_p99_us'])}"
         lines.append([what(row), size(row["bytes"]), where(row), time(row["median_us"]), time(row["p99_us"]),
                       time(row["best_us"]), f"{row['beside']} {time(row['beside_us'])}", ratio(row["ratio"]), goal,
+                      flag(row),
                       "yes" if row["met"] else f"**no**; {ratio(row['median_us'] / row['limit_us'])} × limit"])
     met = sum(row["met"] for row in rows)
     return f"{met} of {len(rows)} goals are met.\n\n" + table(
-        ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "met"], lines)
+        ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "flag, ns", "met"], lines)
 
 
 def core_row(core, name, count, shared, in_place):
@@ -153,16 +165,26 @@ def limit(row):
 
 
 # ---- beside others ----
+def places(rows):
+    """Where the cores stood while the libraries were compared."""
+    near, apart = (sum(row["flag_ns"] is not None and (row["flag_ns"] < NEAR_NS) == wanted for row in rows)
+                   for wanted in (True, False))
+    text = f"The cores shared a level-3 cache in {near} of {len(rows)} comparisons, and in {apart} not"
+    unlike = len(rows) - near - apart
+    return text + (f"; {unlike}, marked *, were measured with the cores here for one library and there for another."
+                   if unlike else ".")
+
+
 def peers(results):
     rows = results["peers"]["rows"]
     libraries = [name for name in rows[0]["times"] if not name.startswith("tutti")]
     if not libraries:
         return "Neither Open MPI nor MPICH was installed."
     sizes = sorted({row["bytes"] for row in rows})
-    found = []
+    found = [places(rows)]
     for ours in (name for name in rows[0]["times"] if name.startswith("tutti")):
         lines = [[collective, *(" / ".join(
-            ratio(row["times"][name] / row["times"][ours]) for name in libraries)
+            ratio(row["times"][name] / row["times"][ours]) for name in libraries) + "*" * (row["flag_ns"] is None)
             for count in sizes for row in rows if (row["collective"], row["bytes"]) == (collective, count))]
             for collective in dict.fromkeys(row["collective"] for row in rows)]
         kind = "shared" if "shared" in ours else "private"
@@ -279,7 +301,7 @@ def as_printed(part):
 
 
 # ---- the page ----
-BLOCKS = {"ddp": (as_printed("ddp"), ("ddp",)), "decode": (as_printed("decode"), ("decode",)),
+BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
           "machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")), "call": (call, ("call",))}
 

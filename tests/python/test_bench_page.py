@@ -8,19 +8,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = "By hand.\n<!-- measured: {} -->\nold\n<!-- end -->\nAlso by hand.\n"
 
 
-@pytest.fixture(scope="module")
-def report():
-    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "tests/bench/report.py")
+def module_at(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def report():
+    return module_at("tests/bench/report.py")
+
+
+@pytest.fixture(scope="module")
+def compare():
+    return module_at("tests/bench/peers/compare.py")
 
 
 def row(**changes):
     return {"case": "allreduce", "bytes": 8, "ranks": 2, "dtype": "float32", "in_place": True, "shared": False,
             "beside": "flag barrier", "goal": 1.25, "goal_p99": 3, "goal_p99_us": 0, "median_us": 0.09, "p99_us": 0.2,
             "best_us": 0.08, "slowest_us": 9.0, "beside_us": 0.06, "beside_p99_us": 0.15, "beside_single_us": 0.1,
-            "ratio": 1.5, "limit_us": 0.06, "flag_ns": 61.0, "met": False, **changes}
+            "ratio": 1.5, "limit_us": 0.06, "flag_ns": 61.0, "flag_after_ns": 64.0, "met": False, **changes}
 
 
 def test_only_what_stands_between_the_marks_changes(report):
@@ -39,13 +48,14 @@ def test_what_prints_its_own_tables_is_quoted(report):
 
 def test_goals_say_by_how_much_they_are_missed(report):
     found = [row(), row(case="broadcast", bytes=64 << 20, shared=True, goal=0.95, goal_p99=0, median_us=5e3, p99_us=6e3,
-                        best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, met=True), row(goal=0, met=None)]
+                        best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, flag_after_ns=340.0,
+                        met=True), row(goal=0, met=None)]
     lines = report.goals({"core": {"rows": found}}).splitlines()
     assert lines[0] == "1 of 2 goals are met." and len(lines) == 6
     assert lines[4] == ("| allreduce | 8 | private, in place | 90.0 ns | 200 ns | 80.0 ns | flag barrier 60.0 ns | "
-                        "1.50 | ≤ 1.25, p99 2.00 ≤ 3 | **no**; 1.50 × limit |")
+                        "1.50 | ≤ 1.25, p99 2.00 ≤ 3 | 61 | **no**; 1.50 × limit |")
     assert lines[5] == ("| broadcast | 64 Mi | shared, in place | 5.00 ms | 6.00 ms | 4.00 ms | memcpy 10.0 ms | "
-                        "0.50 | ≤ 0.95 | yes |")
+                        "0.50 | ≤ 0.95 | 61, then 340 | yes |")
 
 
 @pytest.mark.parametrize("microseconds, text", [(0.0615, "61.5 ns"), (0.9996, "1.00 µs"), (1.234, "1.23 µs"),
@@ -57,8 +67,11 @@ def test_times_have_three_digits(report, microseconds, text):
 
 def test_ratios_are_others_over_ours(report):
     times = {"tutti": 2.0, "tutti, shared": 1.0, "Open MPI": 3.0, "MPICH": 40.0}
-    text = report.peers({"peers": {"rows": [{"collective": "allgather", "bytes": 4096, "times": times}]}})
-    assert "| allgather | 1.50 / 20 |" in text and "| allgather | 3.00 / 40 |" in text and "| bytes | 4 Ki |" in text
+    rows = [{"collective": "allgather", "bytes": 4096, "flag_ns": 61.0, "times": times},
+            {"collective": "allgather", "bytes": 8192, "flag_ns": None, "times": times}]
+    text = report.peers({"peers": {"rows": rows}})
+    assert "| allgather | 1.50 / 20 | 1.50 / 20* |" in text and "| allgather | 3.00 / 40 | 3.00 / 40* |" in text
+    assert "| bytes | 4 Ki | 8 Ki |" in text and "in 1 of 2 comparisons, and in 0 not; 1, marked *, were" in text
 
 
 def test_peers_that_are_not_installed_are_named(report):
@@ -75,7 +88,7 @@ def test_placement_of_the_cores_is_said(report, flags, said):
 def test_what_was_not_measured_stays_and_is_said(report, capsys):
     page = "".join(PAGE.format(name) for name in report.BLOCKS)
     changed = report.written(page, {"core": {"rows": [row()]}})
-    assert changed.count("old") == 5 and "0 of 1 goals are met." in changed
+    assert changed.count("old") == 6 and "0 of 1 goals are met." in changed
     errors = capsys.readouterr().err
     assert "'peers' keeps what it has: there is no peers.json" in errors and "'torch' keeps what it has" in errors
 
@@ -84,3 +97,34 @@ def test_the_page_has_a_place_for_every_table(report):
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     for name in report.BLOCKS:
         assert "measured" in report.put(page, name, "measured")
+
+
+# ---- what is compared was measured in one placement of the cores ----
+NEAR, APART, MOVED = (1.0, 60.0, 62.0), (3.0, 340.0, 330.0), (2.0, 61.0, 335.0)
+
+
+@pytest.mark.parametrize("ours, theirs, place, times", [
+    ([NEAR, NEAR, APART], [APART, NEAR], 60, (1.0, 1.0)),
+    ([NEAR, APART, APART], [(5.0, 350.0, 340.0), (4.0, 350.0, 340.0), MOVED], 330, (3.0, 4.5)),
+    ([NEAR, MOVED], [APART, MOVED], None, (1.5, 2.5)),
+    ([(1.0, 0.0, 0.0)], [(2.0, 0.0, 0.0)], 0, (1.0, 2.0)),              # more ranks than cores
+])
+def test_only_samples_of_one_placement_are_compared(compare, ours, theirs, place, times):
+    found = compare.row(("allreduce", 8), {"tutti": ours, "MPICH": theirs})
+    assert (found["times"]["tutti"], found["times"]["MPICH"]) == times
+    assert found["flag_ns"] is None if place is None else found["flag_ns"] == pytest.approx(place, rel=0.1)
+
+
+def test_rows_are_repeated_until_all_have_stood_alike(compare, monkeypatch):
+    asked = []
+
+    def measured(library, command, wanted):
+        asked.append((library, wanted))
+        turn = sum(name == library for name, _ in asked)
+        return {key: APART if library == "MPICH" and key[1] == 8 and turn < 4 else NEAR for key in wanted}
+
+    monkeypatch.setattr(compare, "measured", measured)
+    wanted = [("allreduce", 8), ("allreduce", 512)]
+    found = compare.measure({"tutti": [], "MPICH": []}, wanted, 2, 6)
+    assert [row["flag_ns"] for row in found] == pytest.approx([60, 60], rel=0.1)
+    assert [keys for name, keys in asked if name == "MPICH"] == [wanted] * 2 + [wanted[:1]] * 2

@@ -1,11 +1,13 @@
 /* The same measurement for whichever library this is compiled with: MPI by default (mpicc), tutti with -DTUTTI. Prints
- * a line for each collective and size: its name, the bytes, and the median, 99th percentile and best of the slowest
- * rank's times in ns. Every rank is pinned to a core, and writes all of its buffer before each call, as a program
- * does. compare.py builds and runs it for each library in turn.
+ * a line for each collective and size: its name, the bytes, the median, 99th percentile and best of the slowest rank's
+ * times in ns, and what a bare flag barrier took before and after, which tells how near the cores were. Every rank is
+ * pinned to a core, and writes all of its buffer before each call, as a program does. compare.py builds and runs it for
+ * each library in turn.
  *
- * peers RANKS [shared] BYTES…   (RANKS is for tutti, whose ranks are forked here; mpirun starts those of MPI)
+ * peers RANKS [shared] COLLECTIVE=BYTES[,BYTES…]…   (the ranks of tutti are forked here; mpirun starts those of MPI)
  * shared: buffers of tutti_mem_alloc */
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { MOST_RANKS = 64 };
+static struct flag { _Alignas(128) _Atomic uint64_t word; } *flags;     /* [ranks], shared by all */
 static int rank, ranks;
 static void fail(const char *what)
 {
@@ -24,23 +28,41 @@ static void fail(const char *what)
 /* ---- the library ---- */
 #if defined(TUTTI)
 #include "c_api/tutti.h"
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 static tutti_comm *comm;
 static void must(tutti_status status) { if (status != TUTTI_OK) fail(tutti_get_last_error()); }
+/* Until all have ended; those that one leaves behind would wait for it. */
+static void await_ranks(pid_t *process)
+{
+    bool failed = false;
+    pid_t ended;
+    for (int status; (ended = wait(&status)) > 0;) {
+        for (int r = 0; r < ranks; r++) {
+            if (process[r] == ended) process[r] = 0;
+            else if (status && process[r] > 0) kill(process[r], SIGKILL);
+        }
+        failed |= status != 0;
+    }
+    exit(failed ? 1 : 0);
+}
 static void library_start(int *argc, char ***argv)
 {
+    static pid_t process[MOST_RANKS];
     tutti_unique_id id;
-    int failed = 0, status;
     if (*argc < 2) fail("how many ranks?");
     ranks = atoi((*argv)[1]);
+    if (ranks < 1 || ranks > MOST_RANKS) fail("that many ranks cannot be measured here");
     must(tutti_get_unique_id(&id));
+    flags = mmap(NULL, MOST_RANKS * sizeof *flags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (flags == MAP_FAILED) fail("no memory for the flags");
     for (rank = 0; rank < ranks; rank++)
-        if (fork() == 0) {
+        if ((process[rank] = fork()) == 0) {
             must(tutti_comm_init_rank(&comm, ranks, id, rank));
             return;
         }
-    while (wait(&status) > 0) failed |= status;
-    exit(failed ? 1 : 0);
+    await_ranks(process);
 }
 static void library_finish(void) { must(tutti_comm_destroy(comm)); _exit(0); }
 static void *shared_memory(size_t bytes)
@@ -93,6 +115,11 @@ static void library_start(int *argc, char ***argv)
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Win window;                                                     /* lives as long as the process */
+    MPI_Aint bytes = rank ? 0 : MOST_RANKS * (MPI_Aint)sizeof *flags;
+    int unit;
+    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &flags, &window);
+    MPI_Win_shared_query(window, 0, &bytes, &unit, &flags);
 }
 static void library_finish(void) { MPI_Finalize(); }
 static void *shared_memory(size_t bytes) { (void)bytes; return NULL; }
@@ -149,7 +176,7 @@ static const struct collective collectives[] = {
     { "allgather", allgather }, { "broadcast", broadcast }, { "reduce", reduce }, { "all_to_all", alltoall },
     { "send and back", pingpong },
 };
-enum { MOST = 1000, BATCH = 50 };
+enum { MOST = 1000, BATCH = 50, FLAG_BATCHES = 9, FLAG_BATCH = 100 };
 
 static double now_ns(void)
 {
@@ -161,6 +188,26 @@ static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+static void flag_barrier(void)
+{
+    static uint64_t times;
+    times++;
+    atomic_store_explicit(&flags[rank].word, times, memory_order_release);
+    for (int r = 0; r < ranks; r++)
+        while (atomic_load_explicit(&flags[r].word, memory_order_acquire) < times) {}
+}
+static double flag_ns(void)                             /* 0: more ranks than cores, where it tells nothing */
+{
+    double batch[FLAG_BATCHES];
+    if (ranks > sysconf(_SC_NPROCESSORS_ONLN)) return 0;
+    for (int b = 0; b < FLAG_BATCHES; b++) {
+        double begin = now_ns();
+        for (int k = 0; k < FLAG_BATCH; k++) flag_barrier();
+        batch[b] = (now_ns() - begin) / FLAG_BATCH;
+    }
+    qsort(batch, FLAG_BATCHES, sizeof *batch, by_value);
+    return batch[FLAG_BATCHES / 2];
 }
 static void dirty(float *at, size_t n, int seed)
 {
@@ -182,16 +229,18 @@ static double sample(const struct collective *c, float *in, float *out, size_t n
 static void measure(const struct collective *c, float *in, float *out, size_t n)
 {
     static double times[MOST];
+    double before = flag_ns();
     double most = 1.5e8 / ((double)n * 2 + 1.5e5);                      /* about a tenth of a second */
     int samples = most > MOST ? MOST : most < 9 ? 9 : (int)most;
     for (int s = -2; s < samples; s++) {                                /* two to warm up */
         double took = sample(c, in, out, n, rank + s);
         if (s >= 0) times[s] = took;
     }
+    double after = flag_ns();
     slowest(times, (size_t)samples);
     qsort(times, (size_t)samples, sizeof *times, by_value);
-    if (rank == 0) printf("%s\t%zu\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
-        times[(int)(0.99 * (samples - 1))], times[0]);
+    if (rank == 0) printf("%s\t%zu\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
+        times[(int)(0.99 * (samples - 1))], times[0], before, after);
     fflush(stdout);
 }
 static void pin(void)
@@ -202,24 +251,55 @@ static void pin(void)
     CPU_SET((size_t)(rank % cores), &set);
     sched_setaffinity(0, sizeof set, &set);
 }
+static const struct collective *find(const char *word, const char **sizes)
+{
+    size_t length = strcspn(word, "=");
+    for (size_t c = 0; c < sizeof collectives / sizeof *collectives; c++)
+        if (strlen(collectives[c].name) == length && !memcmp(word, collectives[c].name, length)) {
+            *sizes = word + length;
+            return &collectives[c];
+        }
+    fail("there is no such collective");
+    return NULL;
+}
+/* The next of =BYTES,BYTES…; 0: that was all. */
+static size_t next(const char **sizes)
+{
+    char *end = NULL;
+    if (!**sizes) return 0;
+    size_t bytes = strtoul(*sizes + 1, &end, 10);
+    *sizes = end;
+    return bytes;
+}
+static size_t largest(char **words, int count)
+{
+    size_t most = 0;
+    const char *sizes;
+    for (int i = 0; i < count; i++) {
+        find(words[i], &sizes);
+        for (size_t bytes; (bytes = next(&sizes)) > 0;)
+            if (bytes > most) most = bytes;
+    }
+    return most;
+}
 int main(int argc, char **argv)
 {
     library_start(&argc, &argv);
     bool shared = argc > 2 && !strcmp(argv[2], "shared");
     int first = 2 + shared;
-    if (argc <= first) fail("usage: peers RANKS [shared] BYTES...");
-    size_t largest = 0;
-    for (int i = first; i < argc; i++)
-        if (strtoul(argv[i], NULL, 10) > largest) largest = strtoul(argv[i], NULL, 10);
-    size_t room = largest / 4096 * 4096 + 8192;
+    if (argc <= first || ranks > MOST_RANKS) fail("usage: peers RANKS [shared] COLLECTIVE=BYTES[,BYTES...]...");
+    size_t room = largest(argv + first, argc - first) / 4096 * 4096 + 8192;
     float *in = shared ? shared_memory(room) : aligned_alloc(4096, room);
     float *out = shared ? shared_memory(room) : aligned_alloc(4096, room);
     if (!in || !out) fail("no memory for the buffers");
     pin();
     memset(in, 0, room);
     memset(out, 0, room);
-    for (size_t c = 0; c < sizeof collectives / sizeof *collectives; c++)
-        for (int i = first; i < argc; i++) measure(&collectives[c], in, out, strtoul(argv[i], NULL, 10) / sizeof *in);
+    for (int i = first; i < argc; i++) {
+        const char *sizes;
+        const struct collective *c = find(argv[i], &sizes);
+        for (size_t bytes; (bytes = next(&sizes)) > 0;) measure(c, in, out, bytes / sizeof *in);
+    }
     library_finish();
     return 0;
 }
