@@ -1,0 +1,87 @@
+"""Steps of training on several backends, turn by turn in one run, and what communication adds to them.
+
+The same step is made on every backend, and once with each rank in a group by itself: there torch does all it does but
+has nobody to communicate with, so that step is the computing. A step is as long as its slowest rank takes from a common
+start. Its exposed communication is what it takes longer than the computing of the same turn: the median of the turns,
+and their quartiles. Beside it stands the processor time that communication costs all ranks together: where computing
+keeps every core busy nothing can overlap, and this time divided by the cores is the least that can be exposed.
+"""
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+COMPUTING = "computing"                     # the step of a rank by itself
+
+
+def groups() -> dict[str, dist.ProcessGroup]:
+    """Joins; by backend."""
+    torch.set_num_threads(1)
+    dist.init_process_group("tutti")
+    return {"tutti": dist.group.WORLD, "gloo": dist.new_group(backend="gloo"), COMPUTING: dist.new_subgroups(1)[0]}
+
+
+def say_where(what: str) -> None:
+    if dist.get_rank() == 0:
+        print(f"{what} of torch {torch.__version__}, {dist.get_world_size()} ranks, {len(os.sched_getaffinity(0))} "
+              f"cores, load {os.getloadavg()[0]:.1f}; milliseconds")
+
+
+def on_all_ranks(values: list[float], op: dist.ReduceOp) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total, op=op)
+    return total.tolist()
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds from a common start to the end, and of processor time, of all threads of this rank."""
+    dist.barrier()
+    begin, used = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - begin, time.process_time() - used
+
+
+def measure(steps: dict[str, Callable[[], object]], turns: int, warm: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each step and turn: its seconds on the slowest rank, and the processor time of all ranks."""
+    taken = {name: [] for name in steps}
+    for turn in range(warm + turns):
+        for name in steps if turn % 2 else reversed(steps):
+            sample = timed(steps[name])
+            if turn >= warm:
+                taken[name].append(sample)
+    return {name: list(zip(on_all_ranks([seconds for seconds, _ in samples], dist.ReduceOp.MAX),
+                           on_all_ranks([used for _, used in samples], dist.ReduceOp.SUM)))
+            for name, samples in taken.items()}
+
+
+def differences(samples, others, part) -> list[float]:
+    """Quartiles, over the turns, of what one took more than the other; milliseconds, or those of processor time."""
+    return statistics.quantiles([(one[part] - other[part]) * 1e3 for one, other in zip(samples, others)], n=4)
+
+
+def median_ms(samples, part=0) -> float:
+    return statistics.median(sample[part] for sample in samples) * 1e3
+
+
+def report(kind: str, steps, alone=None) -> None:
+    """One row for each backend, on rank 0. alone: what communicates in a step measured by itself, if it was."""
+    if dist.get_rank() != 0:
+        return
+    cores, computing = len(os.sched_getaffinity(0)), steps[COMPUTING]
+    exposed = {name: differences(steps[name], computing, 0) for name in steps}
+    print(f"\n{kind}: computing takes {median_ms(computing):.1f} ms, and {median_ms(computing, 1):.1f} ms of processor "
+          f"time on all ranks")
+    print(f"{'':<24} {'step':>7} {'exposed (quartiles)':>24} {'/ step':>7} {'/ gloo':>7} {'alone' if alone else '':>7} "
+          f"{'cpu':>7} {f'/ {cores} cores':>9}")
+    for name in steps:
+        if name == COMPUTING:
+            continue
+        low, middle, high = exposed[name]
+        used = differences(steps[name], computing, 1)[1]
+        quartiles = f"{middle:.2f} ({low:.2f} .. {high:.2f})"
+        by_itself = f"{median_ms(alone[name]):.2f}" if alone else ""
+        print(f"{name:<24} {median_ms(steps[name]):>7.2f} {quartiles:>24} {middle / median_ms(steps[name]):>7.1%} "
+              f"{middle / exposed['gloo'][1]:>7.2f} {by_itself:>7} {used:>7.2f} {used / cores:>9.2f}", flush=True)
