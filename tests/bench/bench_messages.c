@@ -8,7 +8,6 @@
 #include "backend/transports/transport.h"
 #include "kernels/stream.h"
 #include "tests/bench/measure.h"
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +21,6 @@ static unsigned char *memory;
 static int ranks = 2, batches = 2000;
 static struct transport *transport;
 static bool streamed;
-
-static void relax(int tries)
-{
-    if (tries % 4096 == 4095) sched_yield();
-    else __builtin_ia32_pause();
-}
 
 /* ---- the ground: the bell is a shared word, as in the product ---- */
 static size_t pair_bytes(void) { return (shm_pair_bytes() + 4095) / 4096 * 4096; }
@@ -60,7 +53,7 @@ static struct transport *connect_rank(int rank)
 static void await(const struct transfer *x)
 {
     for (int n = 0; x->state == TRANSFER_POSTED; n++)
-        if (!transport_poll(transport)) relax(n);
+        if (!transport_poll(transport)) measure_relax(n);
     if (x->state != TRANSFER_DONE) exit(1);
 }
 static void start(struct transfer *x, bool is_send, const struct piece *piece)
@@ -142,6 +135,7 @@ static void rank_main(void *context)
                         many[] = { 4097, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20 };
     unsigned char *out = measure_map(LARGEST, false), *in = measure_map(LARGEST, false);
     (void)context;
+    flag_pauses = true;
     memset(out, 1, LARGEST);
     memset(in, 2, LARGEST);
     transport = connect_rank(measure_rank);

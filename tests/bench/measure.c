@@ -1,6 +1,7 @@
 /* Ranks, clock, samples and references of the benchmarks in C. What ranks tell each other here goes through one
  * mapping made before they are forked, and never through the library that is measured. */
 #include "tests/bench/measure.h"
+#include "backend/base/pause.h"
 #include "backend/host/wait.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
@@ -147,14 +148,14 @@ double call_quantile(int calls, double q) { return of_slowest(shared->call[0], M
 
 /* ---- flags ---- */
 bool flag_pauses;
-static void relax(int tries)
+void measure_relax(int tries)
 {
     if (crowded ? tries > 100 : tries % 65536 == 65535) sched_yield();
-    else if (crowded || flag_pauses) __builtin_ia32_pause();
+    else if (crowded || flag_pauses) pause_briefly();
 }
 static void await(const struct line *line, uint64_t value)
 {
-    for (int n = 0; atomic_load_explicit(&line->word, memory_order_acquire) < value; n++) relax(n);
+    for (int n = 0; atomic_load_explicit(&line->word, memory_order_acquire) < value; n++) measure_relax(n);
 }
 double begin_together(void)
 {

@@ -40,6 +40,7 @@ void flag_barrier(void);                                /* the least any meeting
 void ladder_barrier(void);                              /* the same with the product's way of waiting             */
 void flag_there_and_back(void);                         /* ranks 0 and 1; with others only those two              */
 extern bool flag_pauses;                                /* while polling a flag; sometimes it is better so        */
+void measure_relax(int tries);                          /* after the n-th fruitless poll                          */
 double flag_barrier_ns(void);                           /* median of some batches: tells how near the cores are,
                                                            which it cannot with more ranks than cores: 0          */
 /* Two ranks, up to COHERENT_MOST bytes. ns for writing so many bytes into lines that the peer holds and reading as
