@@ -95,7 +95,7 @@ setup(
     python_requires=">=3.10",
     install_requires=["torch>=2.11"],
     package_dir={"": "shim"},
-    packages=["torch_tutti"],
+    packages=["torch_tutti", "torch_tutti._bench"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},

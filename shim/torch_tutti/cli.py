@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any, Sequence
 
-from torch_tutti import _bench_options, _library, _run
+from torch_tutti import _library, _run
+from torch_tutti._bench.options import add_parser as add_bench
 
 
 def _lines(value: Any, indent: str = "") -> list[str]:
@@ -52,8 +53,8 @@ def _run_program(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from torch_tutti import _bench
-    return _bench.main(arguments, arguments.words)
+    from torch_tutti._bench.command import main as measure
+    return measure(arguments, arguments.words)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
                      help="names that are taken over (default: %(default)s)")
     run.set_defaults(run=_run_program)
-    _bench_options.add_parser(commands).set_defaults(run=_bench)
+    add_bench(commands).set_defaults(run=_bench)
     _add_trace(commands)
     return parser
 

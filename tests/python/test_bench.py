@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from memory import is_shared
 
-from torch_tutti import _bench, _bench_launch, _bench_picture, _bench_report, _takeover, cli, take_over
-from torch_tutti._bench_collectives import POISON, TABLE, Shape, buffers, source, wrong
-from torch_tutti._bench_measure import Ranks, percentile, turns
-from torch_tutti._bench_options import COLLECTIVES, OPERATIONS, TYPES, size, sizes
+from torch_tutti import _takeover, cli, take_over
+from torch_tutti._bench import command, launch, picture, report
+from torch_tutti._bench.collectives import POISON, TABLE, Shape, buffers, source, wrong
+from torch_tutti._bench.measure import Ranks, percentile, turns
+from torch_tutti._bench.options import COLLECTIVES, OPERATIONS, TYPES, size, sizes
 
 TUTTI = [sys.executable, "-m", "torch_tutti"]
 
@@ -170,10 +171,10 @@ def measured(world, *words, patch=None, backends=("tutti", "gloo")):
     world.kept["gloo of bench"] = groups["gloo"]
     ranks = Ranks(world.rank, world.size, world.gloo, {name: groups[name] for name in backends})
     found = options(*words, "--backend", ",".join(backends))
-    _bench.resolve(found, world.size, world.size)
+    command.resolve(found, world.size, world.size)
     printed = io.StringIO()
     with patch or contextlib.nullcontext(), contextlib.redirect_stdout(printed):
-        document = _bench.run(found, list(words), ranks, None)
+        document = command.run(found, list(words), ranks, None)
     return document, printed.getvalue()
 
 
@@ -207,7 +208,7 @@ def test_every_collective_type_and_operation_is_right(shared):
     assert {row["collective"] for row in rows} == set(COLLECTIVES) and {row["type"] for row in rows} == set(TYPES)
     for row in rows:
         placements = set(TABLE[row["collective"]].placements)
-        assert {name for name in _bench_report.PLACEMENTS if row[name]} == placements
+        assert {name for name in report.PLACEMENTS if row[name]} == placements
         for name in placements:
             refused = row["backend"] == "gloo" and row["redop"] == "avg" and "int" in row["type"]
             assert ("refused" in row[name]) == refused, row
@@ -334,10 +335,10 @@ def test_no_rank_waits_for_the_clock_of_another_host(monkeypatch):
 
 # ---- what it prints ----
 def test_columns_are_those_of_nccl_tests():
-    names = _bench_report.Table(stats=False, several=False).header()[2].split()
+    names = report.Table(stats=False, several=False).header()[2].split()
     block = ["time", "algbw", "busbw", "#wrong"]
     assert names == ["#", "size", "count", "type", "redop", "root", *block, *block]
-    names = _bench_report.Table(stats=True, several=True).header()[2].split()
+    names = report.Table(stats=True, several=True).header()[2].split()
     block += ["median", "p99", "best", "ratio"]
     assert names == ["#", "size", "count", "type", "redop", "root", *block, *block, "backend"]
 
@@ -346,7 +347,7 @@ def test_columns_are_those_of_nccl_tests():
                                          (12345.67, "12345.7"), (1234567.8, "1234568"), (12345678.0, "1.2e+07"),
                                          (None, "    N/A")])
 def test_numbers_use_the_room_they_have(value, text):
-    assert _bench_report.number(value, 7) == text
+    assert report.number(value, 7) == text
 
 
 def example(backends=("tutti", "gloo"), **changes):
@@ -356,17 +357,17 @@ def example(backends=("tutti", "gloo"), **changes):
     row = {"collective": "all_reduce", "size": 131072, "count": 32768, "type": "float", "redop": "sum", "root": -1,
            "out_of_place": None, "memcpy": 4.0, **changes}
     found = options("all_reduce", "--backend", ",".join(backends))
-    document = _bench_report.begin(found, ["bench"], [{}, {}])
+    document = report.begin(found, ["bench"], [{}, {}])
     for index, name in enumerate(backends):
         times = {key: cell[key] * 4**index for key in ("time", "median", "p99", "best", "ratio")}
         document["results"].append({**row, "backend": name, "in_place": {**cell, **times}})
-    _bench_report.finish(document)
+    report.finish(document)
     return document
 
 
 def test_lines_stand_under_their_columns():
     document = example()
-    table = _bench_report.Table(stats=True, several=True)
+    table = report.Table(stats=True, several=True)
     names, first, second = table.header()[2], *(table.line(row) for row in document["results"])
     assert len(first) == len(names) - len("backend") + len("tutti")
     for line, median, ratio in ((first, "8.00", "1.00"), (second, "32.00", "4.00")):
@@ -379,8 +380,8 @@ def test_lines_stand_under_their_columns():
 def test_saved_file_comes_back(tmp_path):
     path = tmp_path / "saved.json"
     document = example()
-    _bench_report.save(document, str(path))
-    loaded = _bench_report.load(str(path))
+    report.save(document, str(path))
+    loaded = report.load(str(path))
     assert loaded == document
     assert loaded["machine"]["cores"] == os.cpu_count() and loaded["versions"]["torch"] == torch.__version__
     assert loaded["config"]["iterations"] == 20 and loaded["average_bus_bandwidth"]["tutti"]["bandwidth"] == 13.0
@@ -389,7 +390,7 @@ def test_saved_file_comes_back(tmp_path):
 def compared(tmp_path, one, other, *words):
     paths = [str(tmp_path / name) for name in ("one.json", "other.json")]
     for path, document in zip(paths, (one, other)):
-        _bench_report.save(document, path)
+        report.save(document, path)
     return cli.main(["bench", "compare", *paths, *words])
 
 
@@ -428,15 +429,15 @@ def test_compare_says_what_it_cannot_compare(tmp_path, capsys):
 # ---- what it draws ----
 def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
     documents = [("a", example()), ("b", example(["gloo"], size=262144, count=65536))]
-    drawn = _bench_picture.lines(documents)["all_reduce"]
+    drawn = picture.lines(documents)["all_reduce"]
     assert {key: list(line) for key, line in drawn.items()} == {
         ("tutti (a)", "in_place"): [131072], ("gloo (a)", "in_place"): [131072], ("gloo (b)", "in_place"): [262144]}
-    assert _bench_picture.copies(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
-    assert _bench_picture.limits(documents, "all_reduce") == {
+    assert picture.copies(documents, "all_reduce") == {"a": {131072: 4.0}, "b": {262144: 4.0}}
+    assert picture.limits(documents, "all_reduce") == {
         ("a", "in_place"): {131072: 2.0}, ("b", "in_place"): {262144: 2.0}}
-    assert _bench_picture.median_bandwidth(drawn["tutti (a)", "in_place"][131072]) == 13.0 * 10 / 8
+    assert picture.median_bandwidth(drawn["tutti (a)", "in_place"][131072]) == 13.0 * 10 / 8
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    _bench_picture.draw(documents, str(tmp_path / "both.svg"))
+    picture.draw(documents, str(tmp_path / "both.svg"))
     assert compared(tmp_path, example(), example(), "--plot", str(tmp_path / "both.png")) == 0
     assert "<svg" in (tmp_path / "both.svg").read_text() and (tmp_path / "both.png").read_bytes()[1:4] == b"PNG"
 
@@ -453,7 +454,7 @@ def environment():
             "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(*words):
+def completed(*words):
     return subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
 
 
@@ -461,11 +462,11 @@ def test_ranks_of_its_own(tmp_path):
     words = ["reduce_scatter", "-b", "1K", "-e", "128K", "-f", "128", "-n", "3", "-w", "1", "--nproc", "2", "--stats"]
     saved, picture = tmp_path / "out.json", tmp_path / "out.png"
     drawing = ["--plot", str(picture)] if importable("matplotlib") else []
-    done = command(*TUTTI, "bench", *words, "--backend", "tutti,gloo", "-J", str(saved), *drawing)
+    done = completed(*TUTTI, "bench", *words, "--backend", "tutti,gloo", "-J", str(saved), *drawing)
     assert done.returncode == 0, done.stderr
-    document = _bench_report.load(str(saved))
+    document = report.load(str(saved))
     rows = [line for line in done.stdout.splitlines() if not line.startswith("#")]
-    table = _bench_report.Table(stats=True, several=True)
+    table = report.Table(stats=True, several=True)
     assert rows == [table.line(row) for row in document["results"]] and len(rows) == 4
     assert [(row["size"], row["count"]) for row in document["results"][::2]] == [(1024, 128), (131072, 16384)]
     assert [row["memcpy"] is not None for row in document["results"]] == [False, False, True, True]
@@ -484,10 +485,10 @@ def importable(name):
 
 def test_under_torchrun(tmp_path):
     saved = tmp_path / "out.json"
-    done = command(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
+    done = completed(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
                    "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", str(saved))
     assert done.returncode == 0, done.stderr
-    assert [row["root"] for row in _bench_report.load(str(saved))["results"]] == [0, 1]
+    assert [row["root"] for row in report.load(str(saved))["results"]] == [0, 1]
     assert done.stdout.count("Collective test starting") == 1
 
 
@@ -541,7 +542,7 @@ def test_no_rank_outlives_its_parent():
 
 
 def test_what_is_told_of_ranks_that_fail():
-    describe = _bench_launch.describe
+    describe = launch.describe
     assert describe([0, 0]) == "" and describe([3, 3]) == ""
     assert describe([None, -9]) == "rank 1 was killed by SIGKILL; the other ranks were stopped"
     assert describe([1, -9]) == "rank 1 was killed by SIGKILL; rank 0 ended with exit code 1"

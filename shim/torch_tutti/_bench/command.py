@@ -10,23 +10,23 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
-from torch_tutti import _bench_compare, _bench_launch, _bench_picture, _bench_report
-from torch_tutti._bench_options import sizes
+from torch_tutti._bench import compare, launch, picture, report
+from torch_tutti._bench.options import sizes
 
 
 def main(options: argparse.Namespace, words: list[str]) -> int:
     """The exit code. words: what stood behind `tutti`. Raises ValueError, ImportError or OSError, for users to read."""
     if options.what == "compare":
-        return _bench_compare.compare(options.first, options.second, options.plot)
+        return compare.compare(options.first, options.second, options.plot)
     if options.plot:
-        _bench_picture.require()
-        _bench_report.check_writable(options.plot, "--plot")
+        picture.require()
+        report.check_writable(options.plot, "--plot")
     if options.output_file:
-        _bench_report.check_writable(options.output_file, "-J")
-    started = _bench_launch.ranks_are_started()
+        report.check_writable(options.output_file, "-J")
+    started = launch.ranks_are_started()
     ranks = int(os.environ["WORLD_SIZE"]) if started else options.nproc or default_ranks()
     resolve(options, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    return as_rank(options, words) if started else _bench_launch.launch(words, ranks)
+    return as_rank(options, words) if started else launch.launch(words, ranks)
 
 
 def default_ranks() -> int:
@@ -83,13 +83,13 @@ def _check_devices(backends: list[str], local_ranks: int) -> None:
 def as_rank(options: argparse.Namespace, words: list[str]) -> int:
     """Measures; errors are told with the rank they happened on."""
     rank = int(os.environ["RANK"])
-    _bench_launch.die_with_parent()
+    launch.die_with_parent()
     try:
         return _measure(options, words)
     except Exception as error:
         if os.environ.get("TUTTI_LOG") == "debug":
             traceback.print_exc()
-        _bench_report.warn(f"rank {rank}: {type(error).__name__}: {error}")
+        report.warn(f"rank {rank}: {type(error).__name__}: {error}")
         sys.stderr.flush()
         os._exit(1)                                     # leaving groups in order would wait for ranks that are gone
 
@@ -109,7 +109,7 @@ def _measure(options: argparse.Namespace, words: list[str]) -> int:
     import torch
     import torch.distributed as dist
 
-    from torch_tutti._bench_measure import Ranks
+    from torch_tutti._bench.measure import Ranks
     torch.set_num_threads(1)
     limit = timedelta(seconds=options.timeout)
     if options.device == "cuda":
@@ -124,32 +124,32 @@ def _measure(options: argparse.Namespace, words: list[str]) -> int:
             dist.destroy_process_group()
     if ranks.rank == 0:
         if options.output_file:
-            _bench_report.save(document, options.output_file)
+            report.save(document, options.output_file)
         if options.plot:
-            _bench_picture.draw([("", document)], options.plot)
-    return 0 if document["out_of_bounds"]["okay"] else _bench_launch.WRONG_RESULTS
+            picture.draw([("", document)], options.plot)
+    return 0 if document["out_of_bounds"]["okay"] else launch.WRONG_RESULTS
 
 
-def run(options: argparse.Namespace, words: list[str], ranks: Any, core: int | None) -> _bench_report.Document:
-    """The document, with the same results on every rank; rank 0 prints as well. ranks: of _bench_measure."""
-    from torch_tutti._bench_measure import measure, plan
-    document = _bench_report.begin(options, words, _devices(ranks, core))
-    report = _bench_report.Report(options, document) if ranks.rank == 0 else None
+def run(options: argparse.Namespace, words: list[str], ranks: Any, core: int | None) -> report.Document:
+    """The document, with the same results on every rank; rank 0 prints as well. ranks: of measure."""
+    from torch_tutti._bench.measure import measure, plan
+    document = report.begin(options, words, _devices(ranks, core))
+    printed = report.Report(options, document) if ranks.rank == 0 else None
     collective = ""
     for row, shape in plan(options, ranks.size):
-        if report and row.name != collective:
+        if printed and row.name != collective:
             if collective:
-                report.closing(collective)
-            report.opening(row.name)
+                printed.closing(collective)
+            printed.opening(row.name)
         collective = row.name
         for found in measure(options, ranks, row, shape):
-            if report:
-                report.row(found)
+            if printed:
+                printed.row(found)
             else:
                 document["results"].append(found)
-    if report:
-        report.closing(collective)
-    _bench_report.finish(document)
+    if printed:
+        printed.closing(collective)
+    report.finish(document)
     return document
 
 

@@ -1,7 +1,7 @@
 """What `tutti bench` understands on its command line: the letters, names and defaults of nccl-tests, and ours.
 
 Nothing here imports torch, so that a wrong word is answered at once. What only torch or the number of ranks can tell
-is checked in `_bench`.
+is checked in `command`.
 """
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from torch_tutti._bench_collectives import TABLE, Collective, Shape, buffers, check
-from torch_tutti._bench_options import COLLECTIVES, sizes
+from torch_tutti._bench.collectives import TABLE, Collective, Shape, buffers, check
+from torch_tutti._bench.options import COLLECTIVES, sizes
 
 TURNS = 5                       # of every backend for one size
 AHEAD_NS = 1_000_000            # how far ahead a moment is agreed on; a message to all ranks takes less

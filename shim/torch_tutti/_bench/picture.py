@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_tutti._bench_report import PLACEMENTS, Document, cells
+from torch_tutti._bench.report import PLACEMENTS, Document, cells
 
 STYLES = {"out_of_place": "--", "in_place": "-"}
 Line = dict[int, dict[str, Any]]

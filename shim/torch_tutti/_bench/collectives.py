@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_tutti._bench_options import TYPES
+from torch_tutti._bench.options import TYPES
 from torch_tutti._memory import shared_tensors
 
 PERIOD = 8191                   # prime: a block of the wrong place, or of the wrong rank, is seen

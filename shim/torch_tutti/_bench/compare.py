@@ -8,21 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_tutti import _bench_picture, _bench_report
-from torch_tutti._bench_report import PLACEMENTS, Document, number
+from torch_tutti._bench import picture, report
+from torch_tutti._bench.report import PLACEMENTS, Document, number
 
 KEY = ("collective", "size", "count", "type", "redop", "root")
 
 
-def compare(first: str, second: str, picture: str | None = None) -> int:
+def compare(first: str, second: str, plot: str | None = None) -> int:
     """Prints them. Raises ValueError when a file is not ours or they have nothing in common."""
-    documents = [_bench_report.load(first), _bench_report.load(second)]
-    if picture:
-        _bench_picture.require()
-        _bench_report.check_writable(picture, "--plot")
+    documents = [report.load(first), report.load(second)]
+    if plot:
+        picture.require()
+        report.check_writable(plot, "--plot")
     print("\n".join(lines(first, second, *documents)))
-    if picture:
-        _bench_picture.draw(list(zip(_labels(first, second), documents)), picture)
+    if plot:
+        picture.draw(list(zip(_labels(first, second), documents)), plot)
     return 0
 
 
@@ -86,7 +86,7 @@ def _header(by_name: bool) -> list[str]:
 def _line(one: dict[str, Any], other: dict[str, Any], by_name: bool) -> str:
     text = f"{one['collective']:>16}  {one['size']:12}  {one['type']:>8}  {one['redop']:>6}  {one['root']:6}"
     for placement in PLACEMENTS:
-        mine, its = (_bench_report.cells(row).get(placement, {}) for row in (one, other))
+        mine, its = (report.cells(row).get(placement, {}) for row in (one, other))
         ratio = its["median"] / mine["median"] if mine and its and mine["median"] else None
         values = [(mine.get("median"), 7), (its.get("median"), 7), (ratio, 6), (mine.get("bus_bw"), 6),
                   (its.get("bus_bw"), 6)]
