@@ -75,7 +75,8 @@ static uint64_t fingerprint_of(const struct executor *x)
     uint64_t sum = x->descriptor->sequence * 0x9e3779b97f4a7c15u + x->kind;
     return sum ^ sum >> 29;
 }
-/* True: all have arrived. *status is MISMATCH when one of them does something else. */
+/* True: all have arrived. *status is MISMATCH when one of them does something else. Who has arrived will not look at my
+   other line before I have written it for the next operation: time to fetch it. */
 static bool roll_call(struct executor *x, tutti_status *status)
 {
     for (; x->roll < x->host_ranks; x->roll++) {
@@ -87,6 +88,7 @@ static bool roll_call(struct executor *x, tutti_status *status)
             return false;
         }
     }
+    line_own(&x->mine->line[1 - x->parity]);
     return x->arrived = true;
 }
 bool executor_has_arrived(const struct executor *x, int rank)

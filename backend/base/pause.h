@@ -1,4 +1,5 @@
-/* What a thread does between two looks at a word that another core is to write. */
+/* What a thread does between two looks at a word that another core is to write, and before it writes one that another
+   core has read. */
 #pragma once
 
 static inline void pause_briefly(void)
@@ -7,5 +8,15 @@ static inline void pause_briefly(void)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
+#endif
+}
+/* Asks for the cache line to be made this core's own, and does not wait for it: a later store finds it here. To be used
+   when no other core is going to look at the line before that store. */
+static inline void line_own(const void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" ::"m"(*(const char *)line));       /* gcc makes a read of __builtin_prefetch */
+#else
+    __builtin_prefetch(line, 1);
 #endif
 }
