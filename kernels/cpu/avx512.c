@@ -8,14 +8,20 @@ enum { WIDTH = 64 };
 #include "kernels/cpu/select.h"
 #include <immintrin.h>
 
+/* One number of four or eight bytes, the case of every small operation, moves without a mask: what is stored under one
+   cannot be forwarded to whoever reads it next, who waits until it has reached the cache. */
 INLINE vector vector_load_some(const char *from, size_t bytes)
 {
+    if (bytes == 8) return (vector)_mm512_zextsi128_si512(_mm_loadu_si64(from));
+    if (bytes == 4) return (vector)_mm512_zextsi128_si512(_mm_loadu_si32(from));
     return (vector)_mm512_maskz_loadu_epi8(~UINT64_C(0) >> (WIDTH - bytes), from);
 }
 
 INLINE void vector_store_some(char *to, vector v, size_t bytes)
 {
-    _mm512_mask_storeu_epi8(to, ~UINT64_C(0) >> (WIDTH - bytes), (__m512i)v);
+    if (bytes == 8) _mm_storeu_si64(to, _mm512_castsi512_si128((__m512i)v));
+    else if (bytes == 4) _mm_storeu_si32(to, _mm512_castsi512_si128((__m512i)v));
+    else _mm512_mask_storeu_epi8(to, ~UINT64_C(0) >> (WIDTH - bytes), (__m512i)v);
 }
 
 INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
