@@ -71,7 +71,7 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
     return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
 }
 
-/* ---- addresses, once for all calls that repeat a cut ---- */
+/* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
 static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
 {
     out->buffer = a.buffer;
@@ -84,23 +84,48 @@ static size_t fix_one(const struct executor *x, struct span a, int index, struct
         out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at;
     return locate_scratch(x, 0, a, index, 0).length;
 }
+static void aim(struct program *p, int parity, struct buffers at)
+{
+    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = 0 };
+    for (int i = 0; i < p->address_count; i++)
+        p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
+    p->aimed[parity] = at;
+}
+static void count_elements(struct program *p, size_t element_bytes)
+{
+    for (int i = 0; i < p->part_at[p->schedule->step_count]; i++) p->parts[i].count = p->parts[i].bytes / element_bytes;
+    p->element_bytes = element_bytes;
+}
 static void fix(struct executor *x)
 {
     struct program *p = x->launch.program;
     const struct schedule *s = p->schedule;
-    struct address *address = p->addresses;
     struct part *part = p->parts;
+    int address = 0;
     for (int step = 0; step < s->step_count; step++) {
         const struct step *t = &s->steps[step];
         p->part_at[step] = (int)(part - p->parts);
         for (int i = 0; t->kind == WORK && i < step_to(s, t)->count; i++, part++) {
-            *part = (struct part){ SIZE_MAX, address };
+            *part = (struct part){ .bytes = SIZE_MAX, .first = address };
             for (int k = 0; k < t->from_count + t->to_count; k++)
-                part->bytes = smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, address++));
+                part->bytes = smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, &p->addresses[address++]));
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
+    for (int parity = 0; parity < 2; parity++) aim(p, parity, (struct buffers){ x->launch.input, x->launch.output });
+    count_elements(p, x->launch.element_bytes);
     p->is_fixed = true;
+}
+/* What differs from the last call, as far as it does. */
+static void repeat(struct executor *x)
+{
+    struct program *p = x->launch.program;
+    const struct launch *l = &x->launch;
+    const struct buffers *aimed = &p->aimed[x->parity];
+    if (!p->is_fixed) fix(x);
+    if (aimed->input != l->input || aimed->output != l->output)
+        aim(p, x->parity, (struct buffers){ l->input, l->output });
+    if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
 static size_t output_bytes(const struct executor *x)
 {
@@ -121,11 +146,10 @@ void bind_operands(struct executor *x)
         x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
         x->operand[b].lengths = u ? u->lengths[b] : NULL;
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
-        x->origin[b] = (uintptr_t)x->operand[b].base;
     }
     x->cut = &program->cut;
     if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) {
-        if (!program->is_fixed && program->cut.single && program->parts) fix(x);       /* it comes again */
+        if (program->cut.single && program->parts) repeat(x);
         return;
     }
     program->is_fixed = false;
@@ -161,6 +185,13 @@ static bool is_beyond_cache(const struct executor *x, struct span to, size_t byt
 {
     return x->cut->beyond_cache && to.buffer == OUTPUT && bytes >= OUTPUT_AT_LEAST && x->stream_outputs;
 }
+/* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
+static void copy_bytes(void *to, const void *from, size_t bytes)
+{
+    if (bytes == 8) memcpy(to, from, 8);
+    else if (bytes == 4) memcpy(to, from, 4);
+    else memcpy(to, from, bytes);
+}
 static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
     size_t bytes)
 {
@@ -169,7 +200,7 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     else if (to == from || !bytes) return;
     else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
     else if (is_beyond_cache(x, span, bytes)) x->stream_outputs(to, from, bytes);
-    else memcpy(to, from, bytes);
+    else copy_bytes(to, from, bytes);
 }
 /* A result goes to this slot at once, with the others, or is copied there when it is complete? */
 static bool is_copied(const struct executor *x, const struct step *t, struct span to, size_t bytes)
@@ -177,38 +208,32 @@ static bool is_copied(const struct executor *x, const struct step *t, struct spa
     return is_streamed(x, t, to, bytes) && !(x->stream == pace_copy && pace_is_ordinary());
 }
 /* Slots that are streamed take the result from where it was left; they come last. */
-static void reduce(const struct executor *x, const struct step *t, size_t bytes)
+static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    struct part part)
 {
     const struct launch *l = &x->launch;
-    const struct span *to = step_to(l->program->schedule, t);
+    const struct span *spans = step_to(l->program->schedule, t);
     int direct = t->to_count;
-    while (direct > 1 && is_copied(x, t, to[direct - 1], bytes)) direct--;
-    l->reduce(l->program->to, direct, l->program->from, t->from_count, bytes / l->element_bytes, t->finish ? l->divisor
-        : 1);
-    for (int k = direct; k < t->to_count; k++) x->stream(l->program->to[k], l->program->to[0], bytes);
+    while (direct > 1 && is_copied(x, t, spans[direct - 1], part.bytes)) direct--;
+    l->reduce(to, direct, from, t->from_count, part.count, t->finish ? l->divisor : 1);
+    for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part.bytes);
 }
 /* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
-static void compute(const struct executor *x, const struct step *t, size_t bytes)
+static void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    struct part part)
 {
-    const struct program *p = x->launch.program;
-    const struct span *to = step_to(p->schedule, t);
-    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, bytes);
+    const struct span *spans = step_to(x->launch.program->schedule, t);
+    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, to, from, part);
     else
-        for (int k = 0; k < t->to_count; k++) copy(x, t, to[k], p->to[k], p->from[0], bytes);
-}
-static uintptr_t address_of(const struct executor *x, const struct address *a)
-{
-    return x->origin[a->buffer] + a->at[x->parity];
+        for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part.bytes);
 }
 void bind_compute_fixed(const struct executor *x, int step)
 {
-    struct program *p = x->launch.program;
+    const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
-        const struct address *a = p->parts[i].addresses;
-        for (int k = 0; k < t->from_count; k++) p->from[k] = (const void *)address_of(x, a++);
-        for (int k = 0; k < t->to_count; k++) p->to[k] = (void *)address_of(x, a++);
-        compute(x, t, p->parts[i].bytes);
+        void *const *from = p->pointers[x->parity] + p->parts[i].first;
+        compute(x, t, from + t->from_count, (const void *const *)from, p->parts[i]);
     }
 }
 void bind_compute(const struct executor *x, const struct step *t, int tile)
@@ -228,6 +253,6 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
             l->program->to[k] = p.at;
             bytes = smaller(bytes, p.length);
         }
-        compute(x, t, bytes);
+        compute(x, t, l->program->to, l->program->from, (struct part){ bytes, bytes / l->element_bytes, 0 });
     }
 }

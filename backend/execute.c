@@ -30,11 +30,10 @@ static _Atomic uint64_t *counter_at(const struct executor *x, struct control *c,
 static int counter_index(const struct executor *x, int tile) { return x->cut->single ? SEEN_COUNTER
     : SEEN_SLOTS + slot_of(x,
     tile); }
-/* Looks once, and then `polls` times more. */
-static bool reached_soon(struct executor *x, int peer, int index, uint64_t target, int polls)
+/* Looks once, and then `polls` times more, unless it has seen enough before. */
+static bool look(struct executor *x, int peer, int index, uint64_t target, int polls)
 {
     uint64_t *seen = &x->seen[peer - x->host_first][index];
-    if (*seen >= target) return true;
     struct control *c = control_of(x, peer);
     _Atomic uint64_t *counter = counter_at(x, c, index);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
@@ -46,6 +45,10 @@ static bool reached_soon(struct executor *x, int peer, int index, uint64_t targe
     if (x->blocked_peer < 0) x->blocked_peer = peer;
     wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
+}
+static bool reached_soon(struct executor *x, int peer, int index, uint64_t target, int polls)
+{
+    return x->seen[peer - x->host_first][index] >= target || look(x, peer, index, target, polls);
 }
 static int polls(const struct executor *x) { return x->crowded ? 0 : x->polls; }
 static bool reached(struct executor *x, int peer, int index, uint64_t target)
@@ -210,41 +213,47 @@ static void perform(struct executor *x, int step, int tile)
 }
 
 /* ---- one tile without messages: nothing to choose from ---- */
-static bool is_ready_straight(struct executor *x, int step, tutti_status *status)
+static bool is_straight(const struct executor *x)
 {
-    const struct schedule *s = x->launch.program->schedule;
-    const struct step *t = &s->steps[step];
-    if (step >= s->prelude && !x->arrived && !roll_call(x, status)) return false;
-    for (const struct wait *w = &s->waits[t->wait], *end = w + t->wait_count; w < end; w++)
+    return x->cut->single && x->launch.program->schedule->first_message < 0;
+}
+static bool is_ready_straight(struct executor *x, const struct step *t)
+{
+    const struct wait *w = &x->launch.program->schedule->waits[t->wait], *end = w + t->wait_count;
+    for (; w < end; w++)
         if (w->lag != SLOT_REUSE && !reached_soon(x, w->rank, SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, polls(x)))
             return false;
     return true;
 }
-/* After publishing it pauses: ranks that come at the same time publish at the same time, and who looks at a line before
-   its owner has written it takes it away from him, so both wait for it twice (README.md has the figures). */
 static void perform_straight(struct executor *x, int step)
 {
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
-    struct line *line = &x->mine->line[x->parity];
     x->moves++;
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
     else if (t->kind == WORK) bind_compute(x, t, 0);
-    if (!t->by_tile && !t->by_leave) return;
-    /* only once: peers may read it as soon as anything is published */
-    if (step < p->schedule->prelude && line->fingerprint != x->fingerprint) line->fingerprint = x->fingerprint;
-    counter_publish(&line->counter, x->base + 2 + (uint64_t)step, &x->mine->waiters);
-    pause_briefly();
+    if (t->by_tile || t->by_leave)
+        counter_publish(&x->mine->line[x->parity].counter, x->base + 2 + (uint64_t)step, &x->mine->waiters);
+}
+/* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line
+   travels. */
+static void run_prelude(struct executor *x)
+{
+    int end = x->launch.program->schedule->prelude;
+    for (int step = 0; step < end; step++) perform_straight(x, step);
+    x->pc[0] = end;
 }
 static tutti_status run_straight(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
-    for (; x->pc[0] < s->step_count; x->pc[0]++) {
-        if (!is_ready_straight(x, x->pc[0], &status)) return status;
-        perform_straight(x, x->pc[0]);
+    if (!x->arrived && !roll_call(x, &status)) return status;
+    for (int step = x->pc[0]; step < s->step_count; step++) {
+        if (!is_ready_straight(x, &s->steps[step])) return status;
+        perform_straight(x, step);
+        x->pc[0] = step + 1;
     }
-    return x->arrived || roll_call(x, &status) ? TUTTI_OK : status;
+    return TUTTI_OK;
 }
 
 /* ---- many tiles ---- */
@@ -315,7 +324,10 @@ static tutti_status announce(struct executor *x)
 {
     TRY(bind_reserve(x));
     x->started = true;
-    if (!x->cut->single || !x->launch.program->tells) arrive(x);
+    if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
+    x->mine->line[x->parity].fingerprint = x->fingerprint;
+    if (!x->launch.program->tells) arrive(x);
+    run_prelude(x);
     return TUTTI_OK;
 }
 /* Says that it is going to touch, then looks for a failure; who fails does it the other way round. So one of the two
@@ -382,7 +394,7 @@ tutti_status executor_step(struct executor *x)
         bell = atomic_load_explicit(&x->mine->bell, memory_order_acquire);
         transport_poll(x->transport);
     }
-    status = x->cut->single && !messages ? run_straight(x) : run_tiles(x);
+    status = is_straight(x) ? run_straight(x) : run_tiles(x);
     if (x->broken != TUTTI_OK)
         return status_fail(x->broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->broken,
             "a message of the schedule failed: %s",
@@ -459,10 +471,13 @@ static bool make_parts(struct program *p)
         parts += (size_t)step_to(s, t)->count;
         addresses += (size_t)step_to(s, t)->count * (size_t)(t->from_count + t->to_count);
     }
+    p->address_count = (int)addresses;
     p->parts = memory_zeroed(parts + 1, sizeof *p->parts);
     p->addresses = memory_zeroed(addresses + 1, sizeof *p->addresses);
     p->part_at = memory_zeroed((size_t)s->step_count + 1, sizeof *p->part_at);
-    return p->parts && p->addresses && p->part_at;
+    for (int parity = 0; parity < 2; parity++)
+        p->pointers[parity] = memory_zeroed(addresses + 1, sizeof *p->pointers[parity]);
+    return p->parts && p->addresses && p->part_at && p->pointers[0] && p->pointers[1];
 }
 tutti_status program_create(const struct plan *plan, int rank, struct program **out)
 {
@@ -508,5 +523,7 @@ void program_destroy(struct program *program)
     free(program->parts);
     free(program->addresses);
     free(program->part_at);
+    free(program->pointers[0]);
+    free(program->pointers[1]);
     free(program);
 }

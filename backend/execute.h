@@ -23,7 +23,8 @@ struct cut {                                            /* how a message is cut;
 };
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
-struct part { size_t bytes; const struct address *addresses; };        /* of a step: first its froms, then its tos */
+struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
+struct buffers { const void *input; void *output; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
@@ -39,7 +40,10 @@ struct program {                                        /* a plan made ready to 
     bool tells;                                         /* with one tile, the prelude publishes */
     struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
     struct address *addresses;
-    int *part_at;                                       /* [step_count + 1] */
+    int *part_at, address_count;                        /* [step_count + 1] */
+    void **pointers[2];                                 /* by parity: what the addresses are ... */
+    struct buffers aimed[2];                            /* ... for these tensors */
+    size_t element_bytes;                               /* of the counts */
     struct program *next;
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
@@ -84,7 +88,6 @@ struct executor {
     struct launch launch;
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
-    uintptr_t origin[3];                                /* what a struct address counts from, by buffer */
     const struct cut *cut;                              /* the program's */
     int parity, low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
