@@ -7,10 +7,11 @@
 enum { STATUS_DETAIL_BYTES = 1024 };
 #define TRY(expression) do { tutti_status status_ = (expression); if (status_ < 0) return status_; } while (0)
 
-/* Keeps the formatted text as this thread's last error, logs it at level info, and returns `status`. */
-tutti_status status_fail(tutti_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Errors are rare, which tells the compiler to keep what leads to them out of the way.
+   Keeps the formatted text as this thread's last error, logs it at level info, and returns `status`. */
+tutti_status status_fail(tutti_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 /* The same without logging: for a text that somebody else has decided and logged. */
-tutti_status status_repeat(tutti_status status, const char *detail);
+tutti_status status_repeat(tutti_status status, const char *detail) __attribute__((cold));
 const char *status_detail(void);                                       /* this thread's last error; never NULL */
 const char *status_message(tutti_status status);
 const char *status_exception(tutti_status status);
