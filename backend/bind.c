@@ -122,7 +122,6 @@ static void repeat(struct executor *x)
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
     const struct buffers *aimed = &p->aimed[x->parity];
-    if (!p->is_fixed) fix(x);
     if (aimed->input != l->input || aimed->output != l->output)
         aim(p, x->parity, (struct buffers){ l->input, l->output });
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
@@ -141,15 +140,17 @@ void bind_operands(struct executor *x)
     const struct uneven *u = l->uneven;
     struct program *program = l->program;
     size_t cut = (size_t)program->schedule->cut;
+    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes;
     assert(!u || cut == 1);
+    x->cut = &program->cut;
+    if (again && program->is_fixed) { repeat(x); return; }
     for (int b = INPUT; b <= OUTPUT; b++) {
         x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
         x->operand[b].lengths = u ? u->lengths[b] : NULL;
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
-    x->cut = &program->cut;
-    if (!u && program->is_cut && program->cut.part_bytes == l->part_bytes) {
-        if (program->cut.single && program->parts) repeat(x);
+    if (again) {
+        if (program->cut.single && program->parts) fix(x);             /* it may come once more */
         return;
     }
     program->is_fixed = false;
@@ -178,12 +179,12 @@ enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below,
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)
 {
-    return x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line && bytes >= STREAM_AT_LEAST;
+    return bytes >= STREAM_AT_LEAST && x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
 }
 /* Outputs that no cache will hold: around it they need not be read before they are written. */
 static bool is_beyond_cache(const struct executor *x, struct span to, size_t bytes)
 {
-    return x->cut->beyond_cache && to.buffer == OUTPUT && bytes >= OUTPUT_AT_LEAST && x->stream_outputs;
+    return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && to.buffer == OUTPUT && x->stream_outputs;
 }
 /* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
