@@ -210,23 +210,23 @@ static bool is_copied(const struct executor *x, const struct step *t, struct spa
 }
 /* Slots that are streamed take the result from where it was left; they come last. */
 static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    struct part part)
+    const struct part *part)
 {
     const struct launch *l = &x->launch;
     const struct span *spans = step_to(l->program->schedule, t);
     int direct = t->to_count;
-    while (direct > 1 && is_copied(x, t, spans[direct - 1], part.bytes)) direct--;
-    l->reduce(to, direct, from, t->from_count, part.count, t->finish ? l->divisor : 1);
-    for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part.bytes);
+    while (direct > 1 && is_copied(x, t, spans[direct - 1], part->bytes)) direct--;
+    l->reduce(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
+    for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
 }
 /* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
 static void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    struct part part)
+    const struct part *part)
 {
     const struct span *spans = step_to(x->launch.program->schedule, t);
     if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, to, from, part);
     else
-        for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part.bytes);
+        for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part->bytes);
 }
 void bind_compute_fixed(const struct executor *x, int step)
 {
@@ -234,7 +234,7 @@ void bind_compute_fixed(const struct executor *x, int step)
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
         void *const *from = p->pointers[x->parity] + p->parts[i].first;
-        compute(x, t, from + t->from_count, (const void *const *)from, p->parts[i]);
+        compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
     }
 }
 void bind_compute(const struct executor *x, const struct step *t, int tile)
@@ -254,6 +254,6 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
             l->program->to[k] = p.at;
             bytes = smaller(bytes, p.length);
         }
-        compute(x, t, l->program->to, l->program->from, (struct part){ bytes, bytes / l->element_bytes, 0 });
+        compute(x, t, l->program->to, l->program->from, &(struct part){ bytes, bytes / l->element_bytes, 0 });
     }
 }
