@@ -56,6 +56,19 @@ void broadcast_double_tree(struct schedule *s)
 /* Read: everyone reads the root. 1 round; each rank reads n, all from one place. */
 void broadcast_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->root, INPUT)); }
 
+/* Read and write: the root writes one chunk to everyone, who reads the others from it. 1 round; each rank copies
+   (p - 1)/p n, so in place, where the root has nothing else to do, all are equally busy. */
+void broadcast_read_write(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    root_copies(s);
+    for (int hop = 1; hop < s->size; hop++) {
+        int other = mod(s->root + hop, s->size);
+        if (s->rank == s->root) step_copy(s, chunk(other, OUTPUT, s->root), chunk(s->root, INPUT, s->root));
+        else step_copy(s, chunk(s->rank, OUTPUT, other), chunk(s->root, INPUT, other));
+    }
+}
+
 /* Two shot: every rank reads one chunk from the root, the other chunks from those who read them. 2 rounds; each rank
    reads n, and the root's memory is read about 2n instead of (p - 1)n. */
 void broadcast_two_shot_read(struct schedule *s)

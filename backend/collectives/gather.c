@@ -40,3 +40,17 @@ void gather_read(struct schedule *s)
 
 /* Write: everyone puts its block into the root's memory. 1 round; each rank writes b. */
 void gather_write(struct schedule *s) { step_copy(s, chunk(s->root, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
+
+/* Read and write: the root reads one piece of every block, their owners write the other pieces. 1 round; each rank
+   copies (p - 1)/p b, so in place, where the root has nothing else to do, all are equally busy. */
+void gather_read_write(struct schedule *s)
+{
+    int p = s->size, me = s->rank, root = s->root;
+    schedule_cut(s, p);
+    if (me == root) step_copy(s, (struct span){ root, OUTPUT, root * p, p }, whole(s, root, INPUT));
+    for (int hop = 1; hop < p; hop++) {
+        int other = mod(root + hop, p);
+        if (me == root) step_copy(s, chunk(root, OUTPUT, other * p + root), chunk(other, INPUT, root));
+        else step_copy(s, chunk(root, OUTPUT, me * p + other), chunk(me, INPUT, other));
+    }
+}

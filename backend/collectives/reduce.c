@@ -57,8 +57,15 @@ void reduce_read(struct schedule *s)
     if (s->rank == s->root) accumulate_host(s, whole(s, s->rank, OUTPUT), 0);
 }
 
-/* Two shot: every rank sums one chunk of everyone, the root reads the results. 2 rounds; each rank reads (p - 1)/p n,
-   the root twice that. */
+/* Two shot: every rank sums one chunk of everyone and writes the result to the root. 1 round; each rank reads
+   (p - 1)/p n and writes n/p. */
+void reduce_two_shot(struct schedule *s)
+{
+    schedule_cut(s, s->size);
+    accumulate_host(s, chunk(s->root, OUTPUT, s->rank), s->rank);
+}
+
+/* The same, but the root reads the results. 2 rounds; each rank reads (p - 1)/p n, the root twice that. */
 void reduce_two_shot_read(struct schedule *s)
 {
     schedule_cut(s, s->size);

@@ -32,3 +32,17 @@ void scatter_binomial(struct schedule *s)
 /* ---- on one host ---- */
 /* Read: take my block from the root. 1 round; each rank reads b. */
 void scatter_read(struct schedule *s) { step_copy(s, whole(s, s->rank, OUTPUT), chunk(s->root, INPUT, s->rank)); }
+
+/* Read and write: the root writes one piece of every block, whose owners read the other pieces. 1 round; each rank
+   copies (p - 1)/p b, so in place, where the root has nothing else to do, all are equally busy. */
+void scatter_read_write(struct schedule *s)
+{
+    int p = s->size, me = s->rank, root = s->root;
+    schedule_cut(s, p);
+    if (me == root) step_copy(s, whole(s, root, OUTPUT), (struct span){ root, INPUT, root * p, p });
+    for (int hop = 1; hop < p; hop++) {
+        int other = mod(root + hop, p);
+        if (me == root) step_copy(s, chunk(other, OUTPUT, root), chunk(root, INPUT, other * p + root));
+        else step_copy(s, chunk(me, OUTPUT, other), chunk(root, INPUT, me * p + other));
+    }
+}

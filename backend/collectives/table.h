@@ -25,12 +25,14 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4 };
     X(REDUCE, binomial, reduce_binomial, MESSAGES)                                        \
     X(REDUCE, double_tree, reduce_double_tree, MESSAGES)                                  \
     X(REDUCE, read, reduce_read, HOST_MEMORY)                                             \
+    X(REDUCE, two_shot, reduce_two_shot, HOST_MEMORY)                                     \
     X(REDUCE, two_shot_read, reduce_two_shot_read, HOST_MEMORY)                           \
     X(BROADCAST, naive, broadcast_naive, MESSAGES)                                        \
     X(BROADCAST, binomial, broadcast_binomial, MESSAGES)                                  \
     X(BROADCAST, chain, broadcast_chain, MESSAGES)                                        \
     X(BROADCAST, double_tree, broadcast_double_tree, MESSAGES)                            \
     X(BROADCAST, read, broadcast_read, HOST_MEMORY)                                       \
+    X(BROADCAST, read_write, broadcast_read_write, HOST_MEMORY)                           \
     X(BROADCAST, two_shot_read, broadcast_two_shot_read, HOST_MEMORY)                     \
     X(REDUCE_SCATTER, ring, reduce_scatter_ring, MESSAGES)                                \
     X(REDUCE_SCATTER, halving, reduce_scatter_halving, MESSAGES)                          \
@@ -49,9 +51,11 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4 };
     X(GATHER, binomial, gather_binomial, MESSAGES)                                        \
     X(GATHER, read, gather_read, HOST_MEMORY)                                             \
     X(GATHER, write, gather_write, HOST_MEMORY)                                           \
+    X(GATHER, read_write, gather_read_write, HOST_MEMORY | EQUAL_CHUNKS)                  \
     X(SCATTER, naive, scatter_naive, MESSAGES)                                            \
     X(SCATTER, binomial, scatter_binomial, MESSAGES)                                      \
     X(SCATTER, read, scatter_read, HOST_MEMORY)                                           \
+    X(SCATTER, read_write, scatter_read_write, HOST_MEMORY | EQUAL_CHUNKS)                \
     X(BARRIER, naive, allreduce_naive, MESSAGES)                                          \
     X(BARRIER, tree, allreduce_tree, MESSAGES)                                            \
     X(BARRIER, dissemination, barrier_dissemination, MESSAGES)                            \
