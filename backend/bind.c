@@ -208,6 +208,19 @@ static bool is_copied(const struct executor *x, const struct step *t, struct spa
 {
     return is_streamed(x, t, to, bytes) && !(x->stream == pace_copy && pace_is_ordinary());
 }
+/* Results that no cache will hold go around it from where they are made, unless they replace what was just read. */
+static bool is_streamed_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    size_t bytes)
+{
+    const struct span *spans = step_to(x->launch.program->schedule, t);
+    if (!x->launch.reduce_streamed) return false;
+    for (int d = 0; d < t->to_count; d++) {
+        if (!is_beyond_cache(x, spans[d], bytes)) return false;
+        for (int f = 0; f < t->from_count; f++)
+            if (to[d] == from[f]) return false;
+    }
+    return true;
+}
 /* Slots that are streamed take the result from where it was left; they come last. */
 static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
@@ -216,7 +229,8 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     const struct span *spans = step_to(l->program->schedule, t);
     int direct = t->to_count;
     while (direct > 1 && is_copied(x, t, spans[direct - 1], part->bytes)) direct--;
-    l->reduce(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
+    reduce_function *sum = is_streamed_sum(x, t, to, from, part->bytes) ? l->reduce_streamed : l->reduce;
+    sum(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
     for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
 }
 /* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */

@@ -107,6 +107,7 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
     out->reduce = op->reduce;
+    out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
     out->factor = op->factor;
     out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;

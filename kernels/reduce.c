@@ -69,6 +69,15 @@ reduce_function *reduce_find(tutti_dtype dtype, tutti_op op)
     return kernels->reduce[dtype][stored];
 }
 
+reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op)
+{
+    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
+    if (op != TUTTI_SUM && op != TUTTI_AVG && op != TUTTI_PREMUL_SUM) return NULL;
+    const struct kernels *kernels = kernels_current();
+    while (kernels->below && !kernels->streamed_sum[dtype]) kernels = kernels->below;
+    return kernels->streamed_sum[dtype];
+}
+
 scale_function *scale_find(tutti_dtype dtype)
 {
     if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;

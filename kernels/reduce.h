@@ -22,9 +22,15 @@ typedef void reduce_function(
    types only. */
 typedef void scale_function(void *to, const void *from, size_t count, double factor);
 
+/* The same, but the results go around the caches, which then need not read what is overwritten, and are visible to
+   whoever sees a later store of this thread. For destinations that no cache will hold; none may be a source. */
+typedef reduce_function reduce_streamed_function;
+
 /* NULL when the pair makes no sense (bitwise operations on floating point; AVG on bool; PREMUL_SUM on integers and
    bool). AVG and PREMUL_SUM give the sum's function. */
 reduce_function *reduce_find(tutti_dtype dtype, tutti_op op);
+reduce_streamed_function *reduce_streamed_find(tutti_dtype dtype, tutti_op op); /* NULL but for the sums (AVG and
+                                                                 PREMUL_SUM too) of float32, bfloat16 and float16 */
 scale_function *scale_find(tutti_dtype dtype); /* NULL for integers and bool */
 
 /* Instruction sets, worst to best: 0 is "scalar"; NULL after the last. Only those this machine runs are listed. */

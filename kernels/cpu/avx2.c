@@ -17,6 +17,9 @@ INLINE vector vector_load_some(const char *from, size_t bytes)
 
 INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(to, v, bytes); }
 
+INLINE void vector_stream(char *to, vector v) { _mm256_stream_si256((__m256i *)(void *)to, (__m256i)v); }
+INLINE void vector_stream_end(void) { _mm_sfence(); }
+
 /* Where the mask is all ones a, elsewhere b. */
 INLINE vector vector_select(vector mask, vector a, vector b)
 {

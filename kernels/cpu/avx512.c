@@ -24,6 +24,9 @@ INLINE void vector_store_some(char *to, vector v, size_t bytes)
     else _mm512_mask_storeu_epi8(to, ~UINT64_C(0) >> (WIDTH - bytes), (__m512i)v);
 }
 
+INLINE void vector_stream(char *to, vector v) { _mm512_stream_si512((void *)to, (__m512i)v); }
+INLINE void vector_stream_end(void) { _mm_sfence(); }
+
 INLINE vector widened_add(vector a, vector b) { return (vector)((lanes_f32)a + (lanes_f32)b); }
 
 INLINE bool widened_any_nan(const vector *part, int count)

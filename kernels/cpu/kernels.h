@@ -6,6 +6,7 @@ struct kernels {
     const char *isa;
     const struct kernels *below; /* does what this one leaves out; or NULL */
     reduce_function *reduce[TUTTI_DTYPE_COUNT][TUTTI_OP_COUNT];
+    reduce_function *streamed_sum[TUTTI_DTYPE_COUNT]; /* NULL for most */
     scale_function *scale[TUTTI_DTYPE_COUNT];
 };
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;

@@ -8,11 +8,13 @@
 #include "kernels/cpu/lanes.h"
 
 enum { GROUP = 4 }; /* accumulators: enough to hide the latency of an addition */
+enum { LINE = 64 };
 
 struct task {
     char *const *to;
     const char *const *from;
     int to_count, from_count, divisor;
+    bool streams; /* whole vectors are stored around the caches */
 };
 
 /* The type in which a dtype is computed. */
@@ -103,13 +105,16 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
     for (int i = 0; i < vectors; i++) unpack(dtype, from + i * WIDTH, out + i * parts_of(dtype));
 }
 
-INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block)
+INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
 {
     if (bytes < WIDTH) {
         vector_store_some(to, block[0], bytes);
         return;
     }
-    for (int i = 0; i < vectors; i++) vector_store(to + i * WIDTH, block[i]);
+    for (int i = 0; i < vectors; i++) {
+        if (streams) vector_stream(to + i * WIDTH, block[i]);
+        else vector_store(to + i * WIDTH, block[i]);
+    }
 }
 
 INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
@@ -127,29 +132,28 @@ INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_
     }
     canonical(dtype, total, parts);
     for (int i = 0; i < vectors; i++) next[i] = pack(dtype, total + i * parts_of(dtype));
-    for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next);
+    for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next, task.streams);
 }
 
-/* The whole groups; returns where they end. */
-INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t bytes)
+/* The whole groups from `at` on; returns where they end. */
+INLINE size_t groups_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes)
 {
     const int vectors = GROUP / parts_of(dtype);
-    size_t at = 0;
     for (; at + vectors * WIDTH <= bytes; at += vectors * WIDTH) group_reduce(dtype, op, task, at, WIDTH, vectors);
     return at;
 }
 
 /* With constant counts and pointers in registers, for the counts and dtypes that carry the traffic of training. */
-INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t bytes)
+INLINE size_t groups_reduce_common(tutti_dtype dtype, struct task task, size_t at, size_t bytes)
 {
     char *to[2] = { task.to[0], task.to[task.to_count - 1] };
     const char *from[2] = { task.from[0], task.from[task.from_count - 1] };
-    const struct task one = { to, from, 1, 2, 1 }, both = { to, from, 2, 2, 1 },
-                      many = { to, task.from, 1, task.from_count, 1 };
-    if (task.from_count == 2 && task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, one, bytes);
-    if (task.from_count == 2 && task.to_count == 2) return groups_reduce(dtype, TUTTI_SUM, both, bytes);
-    if (task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, many, bytes);
-    return groups_reduce(dtype, TUTTI_SUM, task, bytes);
+    const struct task one = { to, from, 1, 2, 1, task.streams }, both = { to, from, 2, 2, 1, task.streams },
+                      many = { to, task.from, 1, task.from_count, 1, task.streams };
+    if (task.from_count == 2 && task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, one, at, bytes);
+    if (task.from_count == 2 && task.to_count == 2) return groups_reduce(dtype, TUTTI_SUM, both, at, bytes);
+    if (task.to_count == 1) return groups_reduce(dtype, TUTTI_SUM, many, at, bytes);
+    return groups_reduce(dtype, TUTTI_SUM, task, at, bytes);
 }
 
 INLINE bool is_common(tutti_dtype dtype, tutti_op op)
@@ -163,7 +167,7 @@ static void copy(struct task task, size_t bytes)
         if (task.to[0] != task.from[0]) memcpy(task.to[0], task.from[0], bytes);
         return;
     }
-    size_t at = groups_reduce(TUTTI_UINT8, TUTTI_BOR, task, bytes);
+    size_t at = groups_reduce(TUTTI_UINT8, TUTTI_BOR, task, 0, bytes);
     for (; at < bytes; at += WIDTH) group_reduce(TUTTI_UINT8, TUTTI_BOR, task, at, bytes - at, 1);
 }
 
@@ -175,10 +179,30 @@ INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t byte
     }
     size_t at = 0;
     if (bytes >= GROUP * WIDTH && parts_of(dtype) < GROUP) {
-        if (is_common(dtype, op) && task.divisor == 1) at = groups_reduce_common(dtype, task, bytes);
-        else at = groups_reduce(dtype, op, task, bytes);
+        if (is_common(dtype, op) && task.divisor == 1) at = groups_reduce_common(dtype, task, 0, bytes);
+        else at = groups_reduce(dtype, op, task, 0, bytes);
     }
     for (; at < bytes; at += WIDTH) group_reduce(dtype, op, task, at, bytes - at, 1);
+}
+
+/* Stores fall on whole lines, or the lines would be read after all. What comes before the first is done together with a
+   part of it, twice: destinations are no sources. */
+INLINE void reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes)
+{
+    size_t skew = (uintptr_t)task.to[0] % LINE, begin = skew ? LINE - skew : 0, at = 0;
+    bool fits = bytes >= 2 * LINE && (task.from_count > 1 || task.divisor > 1);
+    for (int j = 1; j < task.to_count; j++) fits &= (uintptr_t)task.to[j] % LINE == skew;
+    if (!fits) {
+        reduce(dtype, TUTTI_SUM, task, bytes);
+        return;
+    }
+    for (; at < begin; at += WIDTH) group_reduce(dtype, TUTTI_SUM, task, at, WIDTH, 1);
+    task.streams = true;
+    if (task.divisor == 1) at = groups_reduce_common(dtype, task, begin, bytes);
+    else at = groups_reduce(dtype, TUTTI_SUM, task, begin, bytes);
+    task.streams = false;
+    for (; at < bytes; at += WIDTH) group_reduce(dtype, TUTTI_SUM, task, at, bytes - at, 1);
+    vector_stream_end();
 }
 
 INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, int vectors, double factor)
@@ -188,7 +212,7 @@ INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t by
     for (int i = 0; i < vectors * parts_of(dtype); i++) part[i] = lanes_scale(lane_of(dtype), part[i], factor);
     canonical(dtype, part, vectors * parts_of(dtype));
     for (int i = 0; i < vectors; i++) part[i] = pack(dtype, part + i * parts_of(dtype));
-    group_store(to, bytes, vectors, part);
+    group_store(to, bytes, vectors, part, false);
 }
 
 INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, double factor)
@@ -215,7 +239,7 @@ INLINE void scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, d
     static void op##_##dtype(                                                                                          \
         void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
     {                                                                                                                  \
-        struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor };            \
+        struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor, false };     \
         reduce(TUTTI_##dtype, TUTTI_##op, task, count *bytes);                                                         \
     }
 #define X(dtype, bytes) ARITHMETIC_MAP(Y, dtype, bytes) BITWISE_MAP(Y, dtype, bytes)
@@ -234,6 +258,17 @@ FLOATING_MAP(X)
 FLOATING_MAP(X)
 #undef X
 
+#define STREAMED_MAP(X) FLOAT16_MAP(X) X(BFLOAT16, 2) X(FLOAT32, 4)
+#define X(dtype, bytes)                                                                                                \
+    static void streamed_##dtype(                                                                                      \
+        void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
+    {                                                                                                                  \
+        struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor, false };     \
+        reduce_streamed(TUTTI_##dtype, task, count *bytes);                                                            \
+    }
+STREAMED_MAP(X)
+#undef X
+
 const struct kernels KERNELS = {
     .isa = ISA,
     .below = BELOW,
@@ -246,6 +281,11 @@ const struct kernels KERNELS = {
         FLOATING_MAP(X)
 #undef X
 #undef Y
+    },
+    .streamed_sum = {
+#define X(dtype, bytes) [TUTTI_##dtype] = streamed_##dtype,
+        STREAMED_MAP(X)
+#undef X
     },
     .scale = {
 #define X(dtype, bytes) [TUTTI_##dtype] = scale_##dtype,

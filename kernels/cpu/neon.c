@@ -6,6 +6,7 @@ enum { WIDTH = 16 };
 #include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include "kernels/cpu/select.h"
+#include "kernels/cpu/stored.h"
 #include "kernels/cpu/widened.h"
 #include <arm_neon.h>
 

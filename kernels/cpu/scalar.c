@@ -7,6 +7,7 @@ enum { WIDTH = 8 };
 #include "kernels/cpu/bfloat16.h"
 #include "kernels/cpu/partial.h"
 #include "kernels/cpu/select.h"
+#include "kernels/cpu/stored.h"
 #include "kernels/cpu/widened.h"
 
 #include "kernels/cpu/rounding.h"

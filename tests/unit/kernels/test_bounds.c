@@ -41,8 +41,11 @@ static void call(tutti_dtype dtype, tutti_op op, size_t count, bool at_end)
     for (int i = 0; i < FROM; i++) from[i] = pages[i] + (at_end ? page_bytes - bytes : 0);
     for (int i = 0; i < TO; i++) to[i] = pages[FROM + i] + (at_end ? page_bytes - bytes : 0);
     for (int from_count = 1; from_count <= FROM; from_count++) {
-        for (int to_count = 1; to_count <= TO; to_count++)
+        for (int to_count = 1; to_count <= TO; to_count++) {
+            reduce_streamed_function *streamed = reduce_streamed_find(dtype, op);
             reduce_find(dtype, op)(to, to_count, from, from_count, count, 1);
+            if (streamed) streamed(to, to_count, from, from_count, count, 1);
+        }
     }
     if (scale_find(dtype)) scale_find(dtype)(to[0], from[0], count, 0.5);
 }

@@ -38,6 +38,22 @@ static void each_pair_that_makes_sense_has_a_function(void **state)
     }
 }
 
+static void sums_of_the_usual_types_can_go_around_the_caches(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+            bool usual = dtype == TUTTI_FLOAT32 || dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16;
+            assert_int_equal(reduce_streamed_find(dtype, TUTTI_SUM) != NULL, usual);
+            assert_ptr_equal(reduce_streamed_find(dtype, TUTTI_AVG), reduce_streamed_find(dtype, TUTTI_SUM));
+            assert_ptr_equal(reduce_streamed_find(dtype, TUTTI_PREMUL_SUM), reduce_streamed_find(dtype, TUTTI_SUM));
+            assert_null(reduce_streamed_find(dtype, TUTTI_MAX));
+        }
+    }
+    assert_null(reduce_streamed_find((tutti_dtype)TUTTI_DTYPE_COUNT, TUTTI_SUM));
+}
+
 static void average_and_premultiplied_sum_are_sums(void **state)
 {
     (void)state;
@@ -88,6 +104,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_best_is_used_unless_told_otherwise),
         cmocka_unit_test(each_pair_that_makes_sense_has_a_function),
+        cmocka_unit_test(sums_of_the_usual_types_can_go_around_the_caches),
         cmocka_unit_test(average_and_premultiplied_sum_are_sums),
         cmocka_unit_test(what_is_no_dtype_or_op_has_no_function),
         cmocka_unit_test(the_choice_takes_effect),

@@ -21,6 +21,7 @@ struct shape {
     tutti_op op;
     int from_count, to_count, divisor;
     size_t count, shift; /* arrays start `shift` elements behind a cache line */
+    bool alike;          /* all destinations do; else some elements more */
 };
 
 static char *source_at(const struct shape *shape, int k)
@@ -30,7 +31,7 @@ static char *source_at(const struct shape *shape, int k)
 
 static char *destination_at(const struct shape *shape, int j)
 {
-    return destinations[j] + GUARD + ((size_t)(3 * j) + shape->shift) % 8 * bytes_of(shape->dtype);
+    return destinations[j] + GUARD + ((size_t)(shape->alike ? 0 : 3 * j) + shape->shift) % 8 * bytes_of(shape->dtype);
 }
 
 static void expect(const struct shape *shape)
@@ -77,21 +78,30 @@ static void check_guards(const struct shape *shape, const char *begin)
     }
 }
 
-static void check_shape(const struct shape *shape)
+static void check_function(const struct shape *shape, reduce_function *reduce, const char *what)
 {
     void *to[TO_MAX];
     const void *from[FROM_MAX];
     for (int k = 0; k < shape->from_count; k++) from[k] = source_at(shape, k);
     for (int j = 0; j < shape->to_count; j++) to[j] = destination_at(shape, j);
+    for (int j = 0; j < shape->to_count; j++) set_guards(shape, to[j]);
+    reduce(to, shape->to_count, from, shape->from_count, shape->count, shape->divisor);
+    for (int j = 0; j < shape->to_count; j++) {
+        check_result(shape, to[j], what);
+        check_guards(shape, to[j]);
+    }
+}
+
+static void check_shape(const struct shape *shape)
+{
     for (int i = 0; kernels_isa_name(i); i++) {
         assert_true(kernels_use(kernels_isa_name(i)));
-        for (int j = 0; j < shape->to_count; j++) set_guards(shape, to[j]);
-        reduce_find(shape->dtype, shape->op)(
-            to, shape->to_count, from, shape->from_count, shape->count, shape->divisor);
-        for (int j = 0; j < shape->to_count; j++) {
-            check_result(shape, to[j], "out of place");
-            check_guards(shape, to[j]);
-        }
+        check_function(shape, reduce_find(shape->dtype, shape->op), "out of place");
+        reduce_streamed_function *streamed = reduce_streamed_find(shape->dtype, shape->op);
+        struct shape other = *shape;
+        other.alike = true;
+        if (streamed) check_function(shape, streamed, "streamed");
+        if (streamed) check_function(&other, streamed, "streamed to destinations alike");
     }
 }
 
@@ -99,7 +109,7 @@ static void check_pair(tutti_dtype dtype, tutti_op op, int divisor)
 {
     for (size_t c = 0; c < COUNTS; c++) {
         for (int from_count = 1; from_count <= FROM_MAX; from_count++) {
-            struct shape shape = { dtype, op, from_count, 1, divisor, counts[c], c % 3 };
+            struct shape shape = { dtype, op, from_count, 1, divisor, counts[c], c % 3, false };
             for (int k = 0; k < from_count; k++) fill(source_at(&shape, k), shape.count, dtype);
             expect(&shape);
             for (shape.to_count = 1; shape.to_count <= TO_MAX; shape.to_count++) check_shape(&shape);
@@ -147,7 +157,7 @@ static void works_in_place(void **state)
     for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
         for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++) {
             for (int round = 0; reduce_find(dtype, op) && round < 20; round++) {
-                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1 };
+                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1, false };
                 for (int k = 0; k < shape.from_count; k++) fill(source_at(&shape, k), shape.count, dtype);
                 expect(&shape);
                 check_in_place(&shape, 0);
