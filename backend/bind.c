@@ -11,6 +11,7 @@
 enum { CACHE_LINE = 64 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static unsigned char *half_of(const struct executor *x, int owner, int parity)         /* of a rank's slots */
 {
     return segment_slots(x->segment, owner) + (size_t)parity * (x->segment->slot_bytes / 2);
@@ -126,13 +127,26 @@ static void repeat(struct executor *x)
         aim(p, x->parity, (struct buffers){ l->input, l->output });
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
-static size_t output_bytes(const struct executor *x)
+static size_t tensor_bytes(const struct executor *x, int rank, enum buffer buffer)
 {
     const struct schedule *s = x->launch.program->schedule;
     size_t bytes = 0;
-    if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, OUTPUT, s->size);
-    for (int q = 0; q < s->size; q++) bytes += x->operand[OUTPUT].lengths[q];
+    if (!family_has(s->family, s->root, rank, buffer)) return 0;
+    if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, buffer, s->size);
+    for (int q = 0; q < s->size; q++) bytes += x->operand[buffer].lengths[q];              /* as if all were like me */
     return bytes;
+}
+/* What an operation reads and writes, on all ranks. When that is more than the cache holds, an output that was written
+   through it would have been displaced, or would have displaced what is read. */
+static bool is_beyond_cache(const struct executor *x)
+{
+    const struct plan *plan = x->launch.program->plan;
+    size_t bytes = 0;
+    for (int r = 0; r < plan->size; r++) {
+        size_t input = tensor_bytes(x, r, INPUT), output = tensor_bytes(x, r, OUTPUT);
+        bytes += plan_in_place(plan, r) ? larger(input, output) : input + output;
+    }
+    return bytes >= x->cache_bytes;
 }
 void bind_operands(struct executor *x)
 {
@@ -157,7 +171,7 @@ void bind_operands(struct executor *x)
     program->cut.part_bytes = l->part_bytes;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
     program->is_cut = !u;
-    program->cut.beyond_cache = output_bytes(x) >= x->cache_bytes / (size_t)x->host_ranks;
+    program->cut.beyond_cache = is_beyond_cache(x);
     bind_cut(x, program->cut.piece_bytes);
 }
 tutti_status bind_reserve(struct executor *x)
@@ -182,7 +196,7 @@ static bool is_streamed(const struct executor *x, const struct step *t, struct s
     return bytes >= STREAM_AT_LEAST && x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
 }
 /* Outputs that no cache will hold: around it they need not be read before they are written. */
-static bool is_beyond_cache(const struct executor *x, struct span to, size_t bytes)
+static bool goes_around_cache(const struct executor *x, struct span to, size_t bytes)
 {
     return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && to.buffer == OUTPUT && x->stream_outputs;
 }
@@ -200,7 +214,7 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
     else if (to == from || !bytes) return;
     else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
-    else if (is_beyond_cache(x, span, bytes)) x->stream_outputs(to, from, bytes);
+    else if (goes_around_cache(x, span, bytes)) x->stream_outputs(to, from, bytes);
     else copy_bytes(to, from, bytes);
 }
 /* A result goes to this slot at once, with the others, or is copied there when it is complete? */
@@ -215,7 +229,7 @@ static bool is_streamed_sum(const struct executor *x, const struct step *t, void
     const struct span *spans = step_to(x->launch.program->schedule, t);
     if (!x->launch.reduce_streamed) return false;
     for (int d = 0; d < t->to_count; d++) {
-        if (!is_beyond_cache(x, spans[d], bytes)) return false;
+        if (!goes_around_cache(x, spans[d], bytes)) return false;
         for (int f = 0; f < t->from_count; f++)
             if (to[d] == from[f]) return false;
     }

@@ -19,7 +19,7 @@ struct cut {                                            /* how a message is cut;
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
-    bool beyond_cache;                                  /* the ranks' outputs do not fit into the last cache */
+    bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
 };
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */

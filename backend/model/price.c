@@ -6,8 +6,9 @@
    - A line: every wait reads one that a peer has written, every publication writes one that peers have read, and the
      first of a run that a peer had last is not yet read ahead. With the change from tile to tile, which upsets that
      reading, this is what a tile costs however small.
-   - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise; what one rank
-     of a core has at hand is near for the others.
+   - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise, as much of it
+     as its core's cache holds: the rest is as far for me as for its owner. What one rank of a core has at hand is near
+     for the others.
    - Displaced: what is in flight takes the place of the message in the cache, and has to be fetched again. This is what
      a large tile costs however few there are.
 
@@ -27,29 +28,43 @@ struct pricing {
     double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
     double peer_read, peer_write;                       /* of what a peer has; some share this core */
     bool fits;                                          /* the message does, in the cache */
+    double held;                                        /* the part of it that does */
 };
 
 /* ---- steps ---- */
+static double mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
+{
+    return x->held * peer + (1 - x->held) * x->machine->far / 2;
+}
 static double read_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank) return x->peer_read;
+    if (a.rank != rank) return a.buffer == SCRATCH ? x->peer_read : mixed(x, x->peer_read);
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
 }
 static double write_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank) return x->peer_write;
+    if (a.rank != rank) return a.buffer == SCRATCH ? x->peer_write : mixed(x, x->peer_write);
     if (a.buffer == SCRATCH) return m->slot_write;
     return (x->fits ? m->near : m->far) / 2;
+}
+/* In place there is nothing to copy. (Private tensors count as in place, whether they are or not.) */
+static bool is_nothing(const struct pricing *x, const struct schedule *s, const struct step *t, struct span to)
+{
+    struct span from = *step_from(s, t);
+    return t->from_count == 1 && plan_shared(x->plan, s->rank) && from.rank == s->rank && to.rank == s->rank
+        && plan_home(x->plan, s->rank, from.buffer, from.first) == plan_home(x->plan, s->rank, to.buffer, to.first);
 }
 static double bytes_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
     const struct span *from = step_from(s, t), *to = step_to(s, t);
     double cost = 0;
     if (t->kind != WORK) return 0;
+    if (t->to_count == 1 && is_nothing(x, s, t, to[0])) return 0;
     for (int f = 0; f < t->from_count; f++) cost += from[f].count * read_cost(x, s->rank, from[f]);
-    for (int d = 0; d < t->to_count; d++) cost += to[d].count * write_cost(x, s->rank, to[d]);
+    for (int d = 0; d < t->to_count; d++)
+        if (!is_nothing(x, s, t, to[d])) cost += to[d].count * write_cost(x, s->rank, to[d]);
     return (cost + (t->from_count - 1) * to->count * x->machine->add) * x->chunk_bytes * x->load;
 }
 static int waits_on_peers(const struct schedule *s, const struct step *t)
@@ -174,6 +189,7 @@ tutti_status price_plan(const struct plan *plan, const struct machine *machine, 
 {
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
     x.round = price_round(machine, plan->size, c->cores);
+    x.held = x.fits ? 1 : machine->l2 / 2 / (double)c->message_bytes;
     x.load = plan->size > c->cores ? (double)plan->size / c->cores : 1;
     x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
     x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;

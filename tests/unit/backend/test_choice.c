@@ -88,7 +88,25 @@ static void a_root_does_not_do_alone_what_all_can_do(void **state)
     assert_string_equal(name(&g, REDUCE, 8, TENSORS_PRIVATE), "read");
     assert_string_equal(name(&g, REDUCE, 16 * MIB, TENSORS_PRIVATE), "two_shot_read");
     assert_string_equal(name(&g, GATHER, 16 * MIB, TENSORS_SHARED_APART), "write");
+    assert_string_equal(name(&g, BROADCAST, 16 * MIB, TENSORS_SHARED_APART), "read");
     group_finish(&g);
+}
+static void a_root_does_its_share_in_shared_tensors(void **state)
+{
+    (void)state;
+    struct group g;
+    for (int size = 2; size <= 8; size *= 2) {
+        group_init(&g, &near_cores, size, 2);
+        for (size_t bytes = 64 * KIB; bytes <= 64 * MIB; bytes *= 4) {
+            assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_APART), "two_shot");
+            assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_IN_PLACE), "two_shot");
+            assert_string_equal(name(&g, BROADCAST, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+            if (size > 4 || bytes < MIB) continue;      /* little to share */
+            assert_string_equal(name(&g, GATHER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+            assert_string_equal(name(&g, SCATTER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+        }
+        group_finish(&g);
+    }
 }
 static void looking_first_is_for_messages_that_take_longer(void **state)
 {
@@ -220,6 +238,7 @@ int main(void)
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
         cmocka_unit_test(what_was_measured_best_is_chosen),
         cmocka_unit_test(a_root_does_not_do_alone_what_all_can_do),
+        cmocka_unit_test(a_root_does_its_share_in_shared_tensors),
         cmocka_unit_test(looking_first_is_for_messages_that_take_longer),
         cmocka_unit_test(a_choice_is_a_function_of_the_question),
     };
