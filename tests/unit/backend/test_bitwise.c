@@ -1,10 +1,11 @@
 /* A sum on one host is one sequence of bits: rank 0's number plus rank 1's plus rank 2's, in this order, in float for
  * types of 16 bits and rounded once. Nothing else may show: neither the algorithm, nor how a message is cut, how many
  * tiles are in flight and how slots are written, nor where each rank's tensors lie and begin, whether results go to a
- * place of their own, and whether the caller waits. Inputs are of all magnitudes and cancel, so that another order is
- * seen; the test fails if that of the ranks turned round would not be. */
+ * place of their own, or around the caches, and whether the caller waits. Inputs are of all magnitudes and cancel, so
+ * that another order is seen; the test fails if that of the ranks turned round would not be. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
+#include "backend/model/machine.h"
 #include "tests/support/world.h"
 #include "tests/unit/kernels/reference.h"
 #include <setjmp.h>
@@ -233,8 +234,17 @@ static void test_another_order_would_be_seen(void **state)
         }
 }
 
+/* The longer messages are beyond this cache, so that results are written around it. */
+static void believe_in_a_small_cache(void)
+{
+    struct machine figures = machine_typical();
+    figures.last = 256 << 10;
+    machine_adopt(&figures);
+}
+
 int main(void)
 {
+    believe_in_a_small_cache();
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_processes),

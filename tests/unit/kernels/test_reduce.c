@@ -157,7 +157,7 @@ static void works_in_place(void **state)
     for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
         for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++) {
             for (int round = 0; reduce_find(dtype, op) && round < 20; round++) {
-                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1, false };
+                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1, 0 };
                 for (int k = 0; k < shape.from_count; k++) fill(source_at(&shape, k), shape.count, dtype);
                 expect(&shape);
                 check_in_place(&shape, 0);
