@@ -31,6 +31,7 @@ struct operation {                                      /* lives in tutti_reques
     unsigned generation;                                /* of the process that started it */
     _Atomic int64_t timeout_ms;
     _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
+    _Atomic bool hastened;                              /* it must not rest any more */
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;
     uint32_t tag;                                       /* from here on of POINT_TO_POINT only */
@@ -91,7 +92,12 @@ struct tutti_comm {
     _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
     _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
     _Atomic uint32_t scheduled;                         /* > 0: in the progress thread's hands; counts the askings */
+    _Atomic bool resting;                               /* what is open can be left alone; see README.md */
+
+    /* of the progress thread */
     tutti_comm *next_scheduled;
+    uint32_t heard;                                     /* the asking it has answered last */
+    int64_t lingers_until_ms;                           /* it stays in its hands until then although nothing is open */
 
     /* of the driver */
     struct executor executor;
@@ -146,6 +152,8 @@ tutti_status algorithm_for(enum family family, const char *text, const struct al
 /* Starts the operation; with `blocking` drives it to its end. Takes over op->uneven. */
 tutti_status operation_run(struct operation *op, bool blocking);
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
+tutti_status operation_test(struct operation *op);      /* IN_PROGRESS, or how it ended */
+void operation_hasten(struct operation *op);            /* the progress thread sees to it, if nobody else does */
 tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
@@ -157,6 +165,7 @@ void driver_release(tutti_comm *comm);                  /* hands what is left to
 tutti_status engine_acquire(void);                      /* starts the progress thread when first used */
 void engine_release(void);
 void comm_knock(tutti_comm *comm);                      /* something for whoever drives to look at */
+void comm_awake(tutti_comm *comm);                      /* somebody polls: no peer needs to ring; driver only */
 void engine_forget(tutti_comm *comm);                   /* returns when the progress thread has let go of it */
 
 /* ---- launch.c: from an operation to a program that can run ---- */

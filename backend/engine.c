@@ -2,12 +2,14 @@
  * blocking call takes the role if it is free, so that on an idle group nothing stands between the caller and the
  * shared memory; otherwise, and for everything that is only started, there is one progress thread per process.
  * Whoever drives does all the work of the communicator, whoever's it is; when it leaves while something is left, it
- * hands the communicator to the progress thread.
+ * hands the communicator to the progress thread, and wakes that unless what is left can rest (README.md): whoever
+ * waits for it next will do it.
  *
  * Submitting is a push on a list without locks. Nobody sleeps longer than MOST_MS without looking for reasons not
  * to. */
 #include "backend/comm.h"
 #include "backend/base/clock.h"
+#include "backend/base/pause.h"
 #include "backend/tensors.h"
 #include <pthread.h>
 #include <signal.h>
@@ -15,6 +17,9 @@
 #include <stdlib.h>
 
 enum { MOST_MS = 20, CHECK_EVERY = 64 };
+enum { LINGER_MS = 1000, MOST_LINGERING = 8 };          /* the progress thread, with communicators that are idle */
+enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operations of so many bytes on all ranks */
+enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
 
 /* ---- completion ---- */
 static _Atomic uint32_t completions, completion_sleepers;  /* of the process: an operation's own memory may be gone */
@@ -137,11 +142,28 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
     }
     return moved;
 }
+void comm_awake(tutti_comm *comm)
+{
+    _Atomic uint32_t *listening = &comm->executor.mine->listening;
+    if (atomic_load_explicit(listening, memory_order_relaxed) != LISTENS_NOT)
+        atomic_store_explicit(listening, LISTENS_NOT, memory_order_relaxed);
+}
+/* Somebody waits: peers whose part rests are to do it now. */
+static void rouse_peers(const tutti_comm *comm)
+{
+    struct control *controls = comm_segment(comm)->controls;
+    for (int r = 0; r < comm->size; r++) {
+        if (r == comm->rank || atomic_load_explicit(&controls[r].listening, memory_order_relaxed) != RESTS) continue;
+        atomic_fetch_add(&controls[r].bell, 1);
+        if (atomic_load(&controls[r].bell_waiters)) word_wake(&controls[r].bell, true);
+    }
+}
 /* Looks for a reason not to go on, in every 64th fruitless turn and every 1024th of any. True: there was one. */
 static bool check(tutti_comm *comm, int n)
 {
-    bool due = n % CHECK_EVERY == CHECK_EVERY - 1 || ++comm->visits % 1024 == 0;
-    if (!due || comm_check(comm) == TUTTI_OK) return false;
+    bool in_vain = n % CHECK_EVERY == CHECK_EVERY - 1;
+    if (in_vain) rouse_peers(comm);
+    if ((!in_vain && ++comm->visits % 1024) || comm_check(comm) == TUTTI_OK) return false;
     fail_all(comm);
     return true;
 }
@@ -179,13 +201,19 @@ static void ring(void)
     atomic_fetch_add(&engine.bell, 1);
     if (atomic_load(&engine.sleepers)) word_wake(&engine.bell, false);
 }
+/* Into the progress thread's hands. False: it was there already, and so its bell is among what that thread sleeps
+   on. */
+static bool enlist(tutti_comm *comm)
+{
+    if (atomic_fetch_add(&comm->scheduled, 1)) return false;
+    tutti_comm *first = atomic_load(&engine.intake);
+    do comm->next_scheduled = first;
+    while (!atomic_compare_exchange_weak(&engine.intake, &first, comm));
+    return true;
+}
 static void schedule(tutti_comm *comm)
 {
-    if (atomic_fetch_add(&comm->scheduled, 1) == 0) {
-        tutti_comm *first = atomic_load(&engine.intake);
-        do comm->next_scheduled = first;
-        while (!atomic_compare_exchange_weak(&engine.intake, &first, comm));
-    }
+    enlist(comm);
     ring();
 }
 static void knock(tutti_comm *comm)
@@ -207,40 +235,95 @@ void driver_acquire(tutti_comm *comm)
 {
     for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
+/* What is open is so little that it can wait until somebody needs it, here or on another rank (README.md). */
+static bool is_small(const tutti_comm *comm, const struct operation *op)
+{
+    return op->part_bytes <= SMALL_BYTES / (size_t)comm->size;
+}
+static bool is_urgent(const struct operation *op)
+{
+    const tutti_request *request = op->request;
+    return !request || (request->done && !request->on_demand)
+        || atomic_load_explicit(&op->hastened, memory_order_relaxed);
+}
+static bool all_may_rest(const tutti_comm *comm, const struct operation *op)
+{
+    for (int n = 0; op; op = op->next)
+        if (++n > MOST_RESTING || !is_small(comm, op) || is_urgent(op)) return false;
+    return true;
+}
+static bool may_rest(tutti_comm *comm)
+{
+    return !comm->reaching && !atomic_load_explicit(&comm->failed, memory_order_relaxed)
+        && !atomic_load(&comm->inside) && all_may_rest(comm, comm->head) && all_may_rest(comm, comm->messages);
+}
+static void note_rest(tutti_comm *comm, bool rests)
+{
+    if (atomic_load_explicit(&comm->resting, memory_order_relaxed) == rests) return;
+    atomic_store_explicit(&comm->resting, rests, memory_order_relaxed);
+}
 /* What is submitted just now need not be looked for: whoever submits asks the progress thread, which tries again for
    much longer than a store takes to become visible. The communicator may be gone afterwards. */
 void driver_release(tutti_comm *comm)
 {
-    if (has_open(comm)) schedule(comm);
+    bool open = has_open(comm), rests = open && may_rest(comm), rested = comm->resting;
+    note_rest(comm, rests);
+    if (rests) atomic_store_explicit(&comm->executor.mine->listening, RESTS, memory_order_relaxed);
+    else if (!open || rested) comm_awake(comm);
+    if (open && (enlist(comm) || !rests)) ring();
     atomic_store_explicit(&comm->driver, 0, memory_order_release);
 }
-/* One visit of the progress thread: false when there is nothing left and it has let go; then the communicator may be
-   gone. */
-static bool visit(tutti_comm *comm, int n, struct wait_set *blocked, bool *moved)
+/* One visit of the progress thread. OPEN: there is something to wait for awake. LINGERS: not, but it stays in the list,
+   and the bell among what is slept on, so that whoever leaves something to rest there need not wake this thread. GONE:
+   it has let go; then the communicator may be gone. */
+enum visit { OPEN, LINGERS, GONE };
+static bool lingers(tutti_comm *comm, bool active)
+{
+    if (atomic_load_explicit(&comm->stop, memory_order_relaxed)) return false;
+    int64_t now = clock_ms();
+    if (active) comm->lingers_until_ms = now + LINGER_MS;
+    return now < comm->lingers_until_ms;
+}
+static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_set *blocked, bool *moved)
 {
     uint32_t asked = atomic_load(&comm->scheduled);
-    if (!driver_try(comm)) return true;                 /* a caller drives, and will schedule what it leaves */
-    *moved |= progress(comm, blocked);
-    if (has_open(comm)) *moved |= check(comm, n);
+    struct control *mine = comm->executor.mine;
+    wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
+    /* a caller drives, and will say so when it leaves something; who has asked before that is not to be missed */
+    if (!driver_try(comm)) return asked == comm->heard ? LINGERS : OPEN;
+    bool active = asked != comm->heard, went = progress(comm, blocked);
+    comm->heard = asked;
+    if (has_open(comm)) went |= check(comm, n);
     bool open = has_open(comm);
+    if (!comm->messages) comm_awake(comm);              /* with messages it listens already */
+    note_rest(comm, open && !went && n >= comm->ladder.pauses && may_rest(comm));
+    *moved |= went || active;
     atomic_store_explicit(&comm->driver, 0, memory_order_release);
-    if (open) return true;
-    return !atomic_compare_exchange_strong(&comm->scheduled, &asked, 0);      /* asked again meanwhile: stay */
+    if (open) return OPEN;
+    if (may_linger && lingers(comm, active)) return LINGERS;
+    return atomic_compare_exchange_strong(&comm->scheduled, &asked, 0) ? GONE : OPEN;     /* asked again meanwhile */
 }
-static tutti_comm *visit_all(tutti_comm *list, int n, struct wait_set *blocked, bool *moved)
+/* True: one of them is open. */
+static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *moved)
 {
     tutti_comm *kept = NULL, *next;
-    for (tutti_comm *comm = list; comm; comm = next) {
+    bool open = false;
+    int lingering = 0;
+    for (tutti_comm *comm = *list; comm; comm = next) {
         int words = blocked->count;
         next = comm->next_scheduled;
-        if (!visit(comm, n, blocked, moved)) {
+        enum visit found = visit(comm, n, lingering < MOST_LINGERING, blocked, moved);
+        if (found == GONE) {
             blocked->count = words;                     /* its memory may be unmapped from now on */
             continue;
         }
+        open |= found == OPEN;
+        lingering += found == LINGERS;
         comm->next_scheduled = kept;
         kept = comm;
     }
-    return kept;
+    *list = kept;
+    return open;
 }
 static void *progress_main(void *unused)
 {
@@ -259,11 +342,11 @@ static void *progress_main(void *unused)
             list = arrived;
             moved = true;
         }
-        list = visit_all(list, n, &blocked, &moved);
-        if (moved) n = -1;
-        else if (!list) wait_sleep(&blocked, 1000);
-        /* time has passed: check at the next visit */
-        else if (ladder_climb(&ladder, n, &blocked, MOST_MS)) n = soon(n);
+        bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
+        if (sleeps) wait_sleep(&blocked, list ? MOST_MS : 1000);
+        else if (!moved) sleeps = ladder_climb(&ladder, n, &blocked, MOST_MS);
+        if (moved || !list) n = -1;
+        else if (sleeps) n = soon(n);                   /* time has passed: check at the next visit */
     }
     return unused;
 }
@@ -314,6 +397,7 @@ static bool is_over(const struct operation *op)
 }
 static void drive(tutti_comm *comm, struct operation *op)              /* until the operation is over */
 {
+    comm_awake(comm);
     for (int n = 0; !is_over(op); n++) {
         struct wait_set blocked;
         blocked.count = 0;
@@ -364,11 +448,39 @@ static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
     driver_release(comm);
     return operation_result(op);
 }
+/* No longer than it takes to wake another thread, and not while a peer needs this core. */
+static void drive_briefly(tutti_comm *comm, int turns)
+{
+    for (int n = 0; n < turns && has_open(comm); n++) {
+        struct wait_set blocked;
+        blocked.count = 0;
+        blocked.in_the_way = false;
+        if (progress(comm, &blocked)) continue;
+        if (blocked.in_the_way || n == turns - 1) return;
+        pause_briefly();
+    }
+}
+/* One that is only started, by the thread that starts it, if it is small and nothing large is under way: it says its
+   part to the other ranks, and if theirs is there already, it is over. */
+static bool start_as_driver(tutti_comm *comm, struct operation *op)
+{
+    if (!is_small(comm, op) || !driver_try(comm)) return false;
+    if (!is_idle(comm) && !comm->resting) {
+        atomic_store_explicit(&comm->driver, 0, memory_order_release);
+        return false;
+    }
+    take_intake(comm);
+    accept(comm, op);
+    drive_briefly(comm, 1);
+    driver_release(comm);
+    return true;
+}
 tutti_status operation_run(struct operation *op, bool blocking)
 {
     tutti_comm *comm = op->comm;
     atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
     if (blocking && driver_try(comm)) return run_as_driver(comm, op);
+    if (!blocking && start_as_driver(comm, op)) return TUTTI_OK;
     submit(comm, op);
     return blocking ? operation_wait(op, 0) : TUTTI_OK;
 }
@@ -395,11 +507,37 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
         if (is_over(op)) break;
         if (driver_try(comm)) {
             drive(comm, op);
+            atomic_fetch_sub(&comm->inside, 1);         /* now the driver is what keeps it from being destroyed */
             driver_release(comm);
-            break;
+            return operation_result(op);
         }
         ladder_climb(&comm->ladder, n, &set, MOST_MS);
     }
     atomic_fetch_sub(&comm->inside, 1);
     return operation_result(op);
+}
+/* If nobody else is to see to it, this thread does, for a moment. */
+static void look_after(struct operation *op, int turns)
+{
+    tutti_comm *comm = op->comm;
+    if (!atomic_load_explicit(&comm->resting, memory_order_relaxed)) return;
+    atomic_fetch_add(&comm->inside, 1);
+    bool drives = driver_try(comm);
+    if (drives) drive_briefly(comm, turns);
+    atomic_fetch_sub(&comm->inside, 1);
+    if (drives) driver_release(comm);
+}
+tutti_status operation_test(struct operation *op)
+{
+    if (!is_over(op)) look_after(op, 1);
+    return is_over(op) ? operation_result(op) : TUTTI_IN_PROGRESS;
+}
+void operation_hasten(struct operation *op)
+{
+    if (!is_over(op)) look_after(op, POLLS_BEFORE_WAKING);
+    if (is_over(op)) return;
+    atomic_fetch_add(&op->comm->inside, 1);
+    atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
+    schedule(op->comm);
+    atomic_fetch_sub(&op->comm->inside, 1);
 }

@@ -35,7 +35,7 @@ static void ring_bell(void *context, int rank)
 {
     struct control *c = &comm_segment(context)->controls[rank];
     fence();
-    if (!atomic_load_explicit(&c->listening, memory_order_relaxed)) return;
+    if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
     atomic_fetch_add(&c->bell, 1);
     if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);
 }
@@ -117,7 +117,7 @@ static uint32_t bell_before_poll(tutti_comm *comm)
 {
     struct control *mine = comm->executor.mine;
     int most = comm->ladder.pauses < POLLS_BEFORE_LISTENING ? comm->ladder.pauses : POLLS_BEFORE_LISTENING;
-    if (comm->idle_polls < most && !atomic_load_explicit(&mine->listening, memory_order_relaxed)) {
+    if (comm->idle_polls < most && atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS_NOT) {
         comm->idle_polls++;
         return atomic_load_explicit(&mine->bell, memory_order_relaxed) - 1;
     }
@@ -126,10 +126,8 @@ static uint32_t bell_before_poll(tutti_comm *comm)
 }
 static void stop_listening(tutti_comm *comm)
 {
-    struct control *mine = comm->executor.mine;
     comm->idle_polls = 0;
-    if (atomic_load_explicit(&mine->listening, memory_order_relaxed))
-        atomic_store_explicit(&mine->listening, 0, memory_order_relaxed);
+    comm_awake(comm);
 }
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
 {

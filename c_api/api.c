@@ -176,9 +176,13 @@ tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 tutti_status tutti_test(tutti_request *request)
 {
     TRY(check_request(request));
-    struct operation *op = operation_of(request);
-    if (atomic_load_explicit(&op->state, memory_order_acquire) != OPERATION_OVER) return TUTTI_IN_PROGRESS;
-    return operation_result(op);
+    return operation_test(operation_of(request));
+}
+tutti_status tutti_hasten(tutti_request *request)
+{
+    TRY(check_request(request));
+    operation_hasten(operation_of(request));
+    return TUTTI_OK;
 }
 
 /* ---- communicators ---- */
@@ -260,6 +264,7 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     out->sequence = 0;
     out->tag = 0;
     atomic_init(&out->deadline_ms, 0);
+    atomic_init(&out->hastened, false);
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }

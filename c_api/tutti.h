@@ -105,11 +105,16 @@ struct tutti_request {                                  /* zero-initialise; then
        returns an error. Must not block nor call back, except tutti_test; the request must stay until then. */
     void (*done)(tutti_request *request, void *context);
     void *context;
+    bool on_demand;                                     /* `done` may come when somebody asks (wait, test, hasten), or
+                                                           20 ms later: a small call is then not handed to a thread */
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
     uint64_t reserved[112];
 };
-TUTTI_API tutti_status tutti_test(tutti_request *request);  /* TUTTI_IN_PROGRESS, or how it ended */
+/* TUTTI_IN_PROGRESS, or how it ended. Of a small operation it does what can be done without waiting. */
+TUTTI_API tutti_status tutti_test(tutti_request *request);
+/* Somebody needs the operation to end, and nobody will wait for it or test it: undoes on_demand. */
+TUTTI_API tutti_status tutti_hasten(tutti_request *request);
 /* Until it is over. timeout_ms > 0: when it is not over in time, the communicator fails with TUTTI_TIMEOUT. */
 TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 

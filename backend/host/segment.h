@@ -34,15 +34,19 @@ struct control {
                                                        /* collective, for a message                               */
     _Alignas(128) _Atomic uint32_t bell;               /* rung by whoever has something for its transport         */
     _Atomic uint32_t bell_waiters;
-    _Atomic uint32_t listening;                        /* 0: it polls all the time, nobody needs to ring          */
+    _Atomic uint32_t listening;                        /* enum listening                                          */
     _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
     _Alignas(128) struct descriptor descriptor[2];
 };
+/* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. RESTS: its
+   thread does other things; ring when you have waited for it in vain. */
+enum listening { LISTENS_NOT, LISTENS, RESTS };
 /* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it
    stores that, and then looks whether it listens, with a fence in between. So one of the two sees the other. */
 static inline void bell_listen(struct control *mine)
 {
-    if (!atomic_load_explicit(&mine->listening, memory_order_relaxed)) atomic_exchange(&mine->listening, 1);
+    if (atomic_load_explicit(&mine->listening, memory_order_relaxed) != LISTENS)
+        atomic_exchange(&mine->listening, LISTENS);
 }
 enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
 struct failure {                                       /* the first error of the group, for all its ranks         */

@@ -49,6 +49,64 @@ static void nobody_waits(struct rank *me)                               /* the p
     for (int k = 0; k < MANY; k++) REQUIRE(tutti_test(&r[k]) == TUTTI_OK && data[k] == k * me->size);
     free(r);
 }
+/* Who is in no hurry lets small operations rest. They end when somebody asks, here or on another rank, and in any
+   case. */
+enum { RESTING = 5 };
+static void start_resting(struct rank *me, int32_t *data, atomic_int *ended, tutti_request *r)
+{
+    for (int k = 0; k < RESTING; k++) {
+        data[k] = k + me->rank;
+        r[k] = (tutti_request){ .on_demand = true, .done = note, .context = ended };
+        REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
+    }
+}
+static void check_rested(struct rank *me, const int32_t *data, tutti_request *r)
+{
+    for (int k = 0; k < RESTING; k++) {
+        REQUIRE(tutti_test(&r[k]) == TUTTI_OK && r[k].sequence % RESTING == (uint64_t)(k + 1) % RESTING);
+        REQUIRE(data[k] == k * me->size + me->size * (me->size - 1) / 2);
+    }
+}
+static void ended_on_demand(struct rank *me)
+{
+    enum { NOBODY, TEST, HASTEN, WAIT, WAYS };
+    int32_t data[RESTING];
+    tutti_request r[RESTING];
+    for (int round = 0; round < 3 * WAYS; round++) {
+        int way = (round + me->rank) % WAYS;            /* differs from rank to rank */
+        atomic_int ended = 0;
+        start_resting(me, data, &ended, r);
+        for (int k = RESTING - 1; way == TEST && k >= 0; k--)
+            while (tutti_test(&r[k]) == TUTTI_IN_PROGRESS) usleep(10);
+        for (int k = 0; way == HASTEN && k < RESTING; k++) REQUIRE(tutti_hasten(&r[k]) == TUTTI_OK);
+        for (int k = 0; way == WAIT && k < RESTING; k++) REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
+        while (atomic_load(&ended) < RESTING) usleep(100);
+        check_rested(me, data, r);
+    }
+}
+/* Rank 0 starts its part of something on one communicator and turns to another, where rank 1 comes only when the
+   first is over on its side. */
+static void needed_by_a_peer(struct rank *me)
+{
+    enum { N = 3000 };                                  /* a message that is announced, and needs both ends again */
+    static _Thread_local int32_t mine[N], theirs[N];
+    tutti_comm *other;
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &other) == TUTTI_OK);
+    for (int round = 0; me->rank < 2 && me->size > 1 && round < 20; round++) {
+        tutti_request send = { .on_demand = true }, blocking = { .blocking = true }, back = { .blocking = true };
+        for (int i = 0; i < N; i++) mine[i] = round + i;
+        if (me->rank == 0) {
+            REQUIRE(tutti_send(mine, N, TUTTI_INT32, 1, 7, me->comm, &send) == TUTTI_OK);
+            REQUIRE(tutti_recv(theirs, 1, TUTTI_INT32, 1, 0, other, &back) == TUTTI_OK && theirs[0] == round);
+            REQUIRE(tutti_wait(&send, 0) == TUTTI_OK);
+        } else {
+            REQUIRE(tutti_recv(theirs, N, TUTTI_INT32, 0, 7, me->comm, &blocking) == TUTTI_OK);
+            REQUIRE(theirs[0] == round && theirs[N - 1] == round + N - 1);
+            REQUIRE(tutti_send(&round, 1, TUTTI_INT32, 0, 0, other, &back) == TUTTI_OK);
+        }
+    }
+    tutti_comm_destroy(other);
+}
 static void split_and_cross(struct rank *me)
 {
     tutti_comm *half, *reversed, *none;
@@ -135,8 +193,8 @@ static void one_thread_many_ranks(struct rank *me)      /* a group drives severa
     }
     for (int g = 0; g < GROUPS; g++) tutti_comm_destroy(comms[g]);
 }
-static rank_function *const bodies[] = { many_at_once, nobody_waits, split_and_cross, uneven, even_after_uneven,
-    one_thread_many_ranks };
+static rank_function *const bodies[] = { many_at_once, nobody_waits, ended_on_demand, needed_by_a_peer, split_and_cross,
+    uneven, even_after_uneven, one_thread_many_ranks };
 static void all_threads(void **state)
 {
     (void)state;
