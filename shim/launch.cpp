@@ -182,6 +182,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         work->finish_blocking(operation);
         return work;
     }
+    operation.request.on_demand = !timing_ && !at::hasCallbacks() && !recorded_as_; /* who wants to know when it ends */
     work->arm(operation);
     tutti_status status = begin(visit.get(), &operation.request);
     if (status == TUTTI_OK) return work;

@@ -257,7 +257,10 @@ void Arrival::settle()
         if (!brought_) alive = work_.lock();
         if (!brought_ && !alive) return; /* the device did not take it, and nobody holds the Work */
     }
-    if (alive) operation_->over.wait(false);
+    if (alive) {
+        alive->hasten();
+        operation_->over.wait(false);
+    }
     bring();
 }
 void Arrival::expect(std::shared_ptr<Arrival> arrival)
@@ -289,6 +292,10 @@ void Work::deliver()
 /* With what it brings to devices, so that whoever polls may do without the wait. */
 bool Work::isCompleted()
 {
+    if (Communicator::Visit visit(*communicator_); visit && !settled_)
+        each([](const Operation &operation) {
+            if (!operation.over) tutti_test(&operation.request);
+        });
     if (!settled_ || !staged_) return settled_;
     deliver();
     bool passed = true;
@@ -351,16 +358,24 @@ void Work::abort()
 }
 
 /* ---- futures ---- */
+void Work::hasten() const
+{
+    if (Communicator::Visit visit(*communicator_); visit && !settled_)
+        each([](const Operation &operation) {
+            if (!operation.over) tutti_hasten(&operation.request);
+        });
+}
 /* The progress thread never takes the GIL, but ranks that are threads of this process may need it to get here. */
 void Work::wait_without_gil()
 {
     std::optional<pybind11::gil_scoped_release> released;
     if (PyGILState_Check()) released.emplace();
+    hasten();
     each([](const Operation &operation) { operation.over.wait(false); });
 }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
-    if (blocking_futures_) wait_without_gil();
+    blocking_futures_ ? wait_without_gil() : hasten(); /* what is over by now need not go through a thread */
     std::unique_lock<std::mutex> lock(mutex_);
     if (future_) return future_;
     std::vector<c10::Device> devices;
@@ -378,7 +393,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
-    if (blocking_futures_) wait_without_gil();
+    blocking_futures_ ? wait_without_gil() : hasten(); /* what is over by now need not go through a thread */
     std::unique_lock<std::mutex> lock(mutex_);
     if (outcome_) return outcome_;
     outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
