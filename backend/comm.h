@@ -40,9 +40,9 @@ struct operation {                                      /* lives in tutti_reques
     char detail[OPERATION_DETAIL_BYTES];  /* why it failed, kept here because it outlives the communicator */
 };
 struct recent {                                         /* the last choice of a family: most calls repeat it */
-    uint64_t bytes;
+    uint64_t bytes;                                     /* 0 with uneven counts */
     int root;
-    bool stage_inputs;
+    bool stage_inputs, uneven;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
     size_t tile_bytes;

@@ -54,12 +54,15 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     TRY(cache_plan(comm->cache, &key, &plan));
     return program_for(comm, plan, &r->program);
 }
+/* What the choice goes by: of uneven counts nothing, so any such call repeats the last one's. */
+static uint64_t recent_bytes(const struct operation *op) { return op->uneven ? 0 : op->part_bytes; }
 /* What can be said before anybody has come, as if all tensors were private. */
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = message_bytes(comm, op);
-    struct recent r = { .bytes = op->part_bytes, .root = op->root, .stage_inputs = stage_inputs, .asked = asked };
+    struct recent r = { .bytes = recent_bytes(op), .uneven = op->uneven != NULL, .root = op->root,
+        .stage_inputs = stage_inputs, .asked = asked };
     struct choice choice;
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
     TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
@@ -68,7 +71,6 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
     if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
-    if (op->uneven) out->asked = (const struct algorithm *)out;        /* matches no later call */
     return TUTTI_OK;
 }
 /* ---- the launch ---- */
@@ -100,8 +102,8 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->recent[op->family];
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
-    if (!r->algorithm || r->bytes != op->part_bytes || r->root != op->root || r->stage_inputs != premultiplies
-        || r->asked != asked || op->uneven)
+    if (!r->algorithm || r->bytes != recent_bytes(op) || r->uneven != (op->uneven != NULL) || r->root != op->root
+        || r->stage_inputs != premultiplies || r->asked != asked)
         TRY(anticipate(comm, op, asked, premultiplies, r));
     out->tile_bytes = r->tile_bytes;
     out->part_bytes = op->part_bytes;
