@@ -143,14 +143,15 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
     if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;
 }
-/* If one rank has asked for what the others would have taken anyway, all take it. */
+/* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
+   counts as in place, and says nothing about the others. */
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct placement p = tensors_placement(comm, op);
     if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
     struct choice choice;
     enum placement_kind kind = !placement_is_shared(comm, &p) ? TENSORS_PRIVATE
-        : p.in_place & p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+        : (p.in_place & p.shared) == p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     TRY(select(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     r->shared = p.shared;
