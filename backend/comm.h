@@ -63,8 +63,8 @@ struct call {
     bool uneven;
 };
 struct view;
-struct held_view { uint64_t block; struct view *view; };
-enum { HELD_MESSAGES = OUTPUT + 1, HELD_COUNT };
+struct held_view { uint64_t block; struct view *view; bool mapped; };  /* not mapped: on its way, or NULL */
+enum { HELD_RECEIVING = OUTPUT + 1, HELD_SENDING, HELD_COUNT };        /* messages: of a peer one each at a time */
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 
 struct tutti_comm {
@@ -78,7 +78,7 @@ struct tutti_comm {
     bool watching, acquired;                            /* watches are set; peers_acquire was called */
     struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
     struct transport *transport;
-    struct held_view (*held)[HELD_COUNT];               /* [size][INPUT, OUTPUT, messages]: of the driver */
+    struct held_view (*held)[HELD_COUNT];               /* [size][INPUT, OUTPUT and so on]: of the driver */
     struct layout layout;
     int layout_first[2];
     struct ladder ladder;                               /* of a thread that drives */

@@ -47,11 +47,12 @@ static bool find(void *context, const void *at, size_t bytes, struct shm_place *
     *out = (struct shm_place){ place.block, place.offset };
     return true;
 }
-static tutti_status reach(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out)
+static tutti_status reach(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
+    unsigned char **out)
 {
     tutti_comm *comm = context;
-    tutti_status status = tensor_reach(comm, rank, HELD_MESSAGES, (struct place){ place.block, place.offset }, bytes,
-        out);
+    tutti_status status = tensor_reach(comm, rank, sends ? HELD_SENDING : HELD_RECEIVING,
+        (struct place){ place.block, place.offset }, bytes, out);
     comm->reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }

@@ -4,7 +4,7 @@
 #include "backend/peers.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, PROTOCOL = 2 };
+enum { STRANGERS = 32, KEPT = 64, PROTOCOL = 3 };
 enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK };
 struct packet {                                        /* all that is ever said, always of this size */
     char magic[8];

@@ -82,12 +82,14 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place plac
     if (!comm->peers[rank]) {
         *out = arena_at(place, bytes);
     } else {
-        if (!held->view || held->block != place.block) {
-            struct view *view;
-            tutti_status status = view_acquire(comm->peers[rank], place.block, &view);
-            if (status != TUTTI_OK) return status;
+        if (held->block != place.block) {
             view_release(held->view);
-            *held = (struct held_view){ place.block, view };
+            *held = (struct held_view){ .block = place.block };
+        }
+        if (!held->mapped) {
+            tutti_status status = view_acquire(comm->peers[rank], place.block, &held->view);
+            if (status != TUTTI_OK) return status;
+            held->mapped = true;
         }
         *out = view_at(held->view, place.offset, bytes);
     }
@@ -144,6 +146,6 @@ void tensors_release(tutti_comm *comm)
     for (int r = 0; comm->held && r < comm->size; r++)
         for (int use = 0; use < HELD_COUNT; use++) {
             view_release(comm->held[r][use].view);
-            comm->held[r][use].view = NULL;
+            comm->held[r][use] = (struct held_view){ 0 };
         }
 }

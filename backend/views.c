@@ -1,6 +1,10 @@
 /* A process asks the owner of a block for it (WANTED), and the owner's watch thread answers with a descriptor (BLOCK),
  * or with none when there is no such block any more. An answer can get lost, when the one who asked does not read; so
- * it asks again. Everything here is touched with registry.lock held. */
+ * it asks again. Everything here is touched with registry.lock held.
+ *
+ * Whoever waits for an answer holds the view. One that nobody holds and that is not mapped is destroyed, so a refusal
+ * never meets an operation that begins later, when the shortage may be over; and as each view asks under a number of
+ * its own, neither does one that is still on its way. */
 #include "backend/views.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -17,7 +21,7 @@
 enum { AGAIN_MS = 50 };
 struct view {
     struct peer *peer;
-    uint64_t block;
+    uint64_t block, number;
     enum { VIEW_ASKED, VIEW_MAPPED, VIEW_REFUSED } state;
     int64_t again_ms;                                   /* VIEW_ASKED: when to ask next */
     int users;
@@ -27,7 +31,9 @@ struct view {
     char detail[256];
     struct view *next;
 };
-struct order { uint64_t block, bytes; };                /* what a token carries; bytes 0: there is no such block */
+struct order { uint64_t block, number; };               /* what the token of WANTED carries */
+struct answer { uint64_t number, bytes; };              /* and of BLOCK; bytes 0: there is no such block */
+static uint64_t last_number;
 static _Atomic uint32_t arrivals, sleepers;
 
 void views_await(struct wait_set *set)
@@ -51,13 +57,12 @@ static void view_destroy(struct view *view)
 }
 static bool is_done_with(const struct view *view)
 {
-    return view->users == 0 && (view->state == VIEW_REFUSED
-        || (view->state == VIEW_MAPPED && arena_is_retired(view->base)));
+    return view->users == 0 && (view->state != VIEW_MAPPED || arena_is_retired(view->base));
 }
 static struct view *view_find(const struct peer *peer, uint64_t block)
 {
     struct view *view = peer->views;
-    while (view && view->block != block) view = view->next;
+    while (view && (view->block != block || view->state == VIEW_REFUSED)) view = view->next;
     return view;
 }
 static struct view *view_add(struct peer *peer, uint64_t block)
@@ -68,7 +73,7 @@ static struct view *view_add(struct peer *peer, uint64_t block)
     }
     struct view *view = memory_zeroed(1, sizeof *view);
     if (!view) return NULL;
-    *view = (struct view){ .peer = peer, .block = block, .next = peer->views };
+    *view = (struct view){ .peer = peer, .block = block, .number = ++last_number, .next = peer->views };
     return peer->views = view;
 }
 void views_forget(struct peer *peer)
@@ -80,39 +85,42 @@ void views_forget(struct peer *peer)
 }
 
 /* ---- asking ---- */
-static int tell(const struct peer *peer, enum kind kind, struct order order, int gift)
-{
-    unsigned char token[16];
-    static_assert(sizeof order == sizeof token, "an order is a token");
-    memcpy(token, &order, sizeof token);
-    return registry_tell(peer->descriptor, peer->identity.nonce, kind, token, gift);
-}
+static_assert(sizeof(struct order) == 16 && sizeof(struct answer) == 16, "they are tokens");
 /* That a peer is gone is for the watch thread to tell. */
 static tutti_status ask(struct view *view)
 {
-    if (view->peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
-    if (tell(view->peer, WANTED, (struct order){ view->block, 0 }, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
+    const struct peer *peer = view->peer;
+    struct order order = { view->block, view->number };
+    unsigned char token[sizeof order];
+    memcpy(token, &order, sizeof token);
+    if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
+    if (registry_tell(peer->descriptor, peer->identity.nonce, WANTED, token, -1) == 0)
+        view->again_ms = clock_ms() + AGAIN_MS;
     return TUTTI_IN_PROGRESS;
 }
-static tutti_status acquire(struct peer *peer, uint64_t block, struct view **out)
+static void release(struct view *view)
 {
-    struct view *view = view_find(peer, block);
-    if (!view && !(view = view_add(peer, block)))
-        return status_fail(TUTTI_NO_MEMORY, "no memory to map shared tensors of a peer");
-    if (view->state == VIEW_ASKED) return ask(view);
-    if (view->state == VIEW_REFUSED) {
-        tutti_status status = status_repeat(view->status, view->detail);
-        view_destroy(view);                             /* another group may try again */
-        return status;
-    }
-    view->users++;
-    *out = view;
-    return TUTTI_OK;
+    view->users--;
+    if (is_done_with(view)) view_destroy(view);
 }
-tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **out)
+static tutti_status acquire(struct peer *peer, uint64_t block, struct view **held)
+{
+    struct view *view = *held;
+    if (!view && !(view = view_find(peer, block)) && !(view = view_add(peer, block)))
+        return status_fail(TUTTI_NO_MEMORY, "no memory to map shared tensors of a peer");
+    if (!*held) view->users++;
+    *held = view;
+    if (view->state == VIEW_MAPPED) return TUTTI_OK;
+    if (view->state == VIEW_ASKED) return ask(view);
+    tutti_status status = status_repeat(view->status, view->detail);
+    release(view);
+    *held = NULL;
+    return status;
+}
+tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held)
 {
     pthread_mutex_lock(&registry.lock);
-    tutti_status status = acquire(peer, block, out);
+    tutti_status status = acquire(peer, block, held);
     pthread_mutex_unlock(&registry.lock);
     return status;
 }
@@ -120,8 +128,7 @@ void view_release(struct view *view)
 {
     if (!view) return;
     pthread_mutex_lock(&registry.lock);
-    view->users--;
-    if (is_done_with(view)) view_destroy(view);
+    release(view);
     pthread_mutex_unlock(&registry.lock);
 }
 
@@ -129,10 +136,12 @@ void view_release(struct view *view)
 void views_answer(struct peer *peer, const unsigned char token[16])
 {
     struct order order;
-    memcpy(&order, token, sizeof order);
+    unsigned char reply[sizeof(struct answer)];
     size_t bytes = 0;
+    memcpy(&order, token, sizeof order);
     int descriptor = arena_descriptor(order.block, &bytes);
-    tell(peer, BLOCK, (struct order){ order.block, bytes }, descriptor < 0 ? -1 : descriptor);
+    memcpy(reply, &(struct answer){ order.number, bytes }, sizeof reply);
+    registry_tell(peer->descriptor, peer->identity.nonce, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
 static tutti_status view_map(struct view *view, size_t bytes, int gift)
@@ -148,14 +157,15 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
 }
 void views_receive(struct peer *peer, const unsigned char token[16], int gift)
 {
-    struct order order;
-    memcpy(&order, token, sizeof order);
-    struct view *view = view_find(peer, order.block);
-    if (!view || view->state != VIEW_ASKED) {           /* asked twice, answered twice */
+    struct answer answer;
+    memcpy(&answer, token, sizeof answer);
+    struct view *view = peer->views;
+    while (view && view->number != answer.number) view = view->next;
+    if (!view || view->state != VIEW_ASKED) {           /* given up, or asked twice and answered twice */
         descriptor_close(&gift);
         return;
     }
-    view->status = view_map(view, order.bytes, gift);
+    view->status = view_map(view, answer.bytes, gift);
     view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
     if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
     atomic_fetch_add(&arrivals, 1);

@@ -46,7 +46,7 @@ static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *
     const struct shm_ground *ground = &shm->ground;
     unsigned char *theirs;
     uint64_t part;
-    tutti_status status = ground->reach(ground->context, l->peer, x->place, (size_t)x->wire, &theirs);
+    tutti_status status = ground->reach(ground->context, l->peer, x->is_send, x->place, (size_t)x->wire, &theirs);
     *none = status != TUTTI_OK && !claims_left(pair_of(l, x), x->key, part_count(x->wire));
     if (status != TUTTI_OK) return *none ? TUTTI_OK : status;
     if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;

@@ -91,8 +91,10 @@ struct shm_ground { /* the parts of a segment it needs */
     void (*stream_far)(void *to, const void *from, size_t bytes);
     /* Tensors where peers can reach them. All four, or NULL: there are none. */
     bool (*find)(void *context, const void *at, size_t bytes, struct shm_place *out); /* false: not reachable */
-    /* The address here of a rank's place, until the next call for that rank. IN_PROGRESS: being mapped, ask again. */
-    tutti_status (*reach)(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out);
+    /* The address here of a rank's place, which is sent to or received from, until the next call for that rank and
+       direction. IN_PROGRESS: being mapped, ask again. */
+    tutti_status (*reach)(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
+        unsigned char **out);
     bool (*enter)(void *context); /* before memory that was reached is touched; false: it must not be any more */
     void (*leave)(void *context); /* after it */
 };

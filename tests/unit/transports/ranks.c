@@ -61,9 +61,11 @@ static bool ground_find(void *context, const void *at, size_t bytes, struct shm_
     *out = (struct shm_place){ 1, (uintptr_t)at };
     return g->table->reachable >> g->rank & 1;
 }
-static tutti_status ground_reach(void *context, int rank, struct shm_place place, size_t bytes, unsigned char **out)
+static tutti_status ground_reach(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
+    unsigned char **out)
 {
     struct table *t = ((struct seat_ground *)context)->table;
+    (void)sends;
     (void)bytes;
     if (!(t->reachable >> rank & 1) || place.block != 1) return TUTTI_INVALID_ARGUMENT;
     if (t->refusal) return status_fail(t->refusal, "no way to the memory of rank %d", rank);
