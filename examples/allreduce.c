@@ -22,7 +22,7 @@ static int rank_main(int rank, int size, tutti_unique_id id)
     check(tutti_all_reduce(data, data, 4, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL));
     printf("rank %d of %d: %g %g %g %g\n", rank, size, data[0], data[1], data[2], data[3]);
     check(tutti_comm_destroy(comm));
-    return data[0] == size && data[3] == size * (size - 1) / 2 ? 0 : 1;
+    return (int)data[0] == size && (int)data[3] == size * (size - 1) / 2 ? 0 : 1;
 }
 int main(int argc, char **argv)
 {
