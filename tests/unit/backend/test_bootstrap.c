@@ -366,7 +366,7 @@ static void test_rank_that_gives_up_is_named(void **state)
     pid_t children[3];                                                 /* rank 3 never comes */
     for (int r = 0; r < 3; r++)
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
-    nap(300);
+    nap(SHORT_MS);                                                     /* then both others are with rank 0 */
     kill(children[2], SIGKILL);
     for (int r = 0; r < 3; r++) waitpid(children[r], NULL, 0);
     for (int r = 0; r < 2; r++) {

@@ -10,8 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <dirent.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -116,13 +118,31 @@ static void test_nobody_there_and_oneself_are_errors(void **state)
     (void)state;
     world_run(1, call_wrong, 0);
 }
+static bool is_stopped(uint64_t pid)                   /* with all its threads */
+{
+    char path[64], line[64];
+    int running = 0;
+    snprintf(path, sizeof path, "/proc/%llu/task", (unsigned long long)pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *task; tasks && (task = readdir(tasks)) != NULL;) {
+        char file[400];
+        snprintf(file, sizeof file, "%s/%s/status", path, task->d_name);
+        FILE *status = task->d_name[0] == '.' ? NULL : fopen(file, "r");
+        while (status && fgets(line, sizeof line, status))
+            running += strncmp(line, "State:", 6) == 0 && !strchr(line, 'T');
+        if (status) fclose(status);
+    }
+    if (tasks) closedir(tasks);
+    return tasks && !running;
+}
 static void call_stopped(void)
 {
     struct peer *peer;
     world_join();
-    if (rank == 1) raise(SIGSTOP);
     if (rank == 0) {
-        nap(100);
+        kill((pid_t)world->identity[1].pid, SIGSTOP);
+        for (int64_t until = clock_ms() + JOIN_MS; !is_stopped(world->identity[1].pid); nap(1))
+            REQUIRE(clock_ms() < until);
         REQUIRE(peer_connect(&world->identity[1], clock_ms() + 200, &peer) == TUTTI_TIMEOUT);
         REQUIRE(strstr(status_detail(), "stopped or too busy"));
         kill((pid_t)world->identity[1].pid, SIGCONT);
