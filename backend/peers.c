@@ -40,7 +40,7 @@ static void in_child(void)
         p->state = LEFT;
     }
     for (int i = 0; i < registry.stranger_count; i++) close(registry.strangers[i].descriptor);
-    for (int i = 0; i < registry.kept_count; i++) close(registry.kept[i].descriptor);
+    for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
@@ -64,7 +64,7 @@ static void close_everything(void)
         registry_forget(peer);
     }
     while (registry.stranger_count) close(registry_take_stranger(0));
-    while (registry.kept_count) close(registry_take_kept(registry.kept[0].token));
+    while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
@@ -232,13 +232,17 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out)
 {
     pthread_mutex_lock(&registry.lock);
-    int descriptor = registry_take_kept(token);
-    while (descriptor < 0 && clock_ms() < deadline_ms) {
+    int descriptor = -1;
+    bool has_come = registry_take_kept(token, &descriptor);
+    while (!has_come && clock_ms() < deadline_ms) {
         registry_wait(deadline_ms);
-        descriptor = registry_take_kept(token);
+        has_come = registry_take_kept(token, &descriptor);
     }
     pthread_mutex_unlock(&registry.lock);
-    if (descriptor < 0) return status_fail(TUTTI_TIMEOUT, "shared memory that was promised has not been sent in time");
+    if (!has_come) return status_fail(TUTTI_TIMEOUT, "shared memory that was promised has not been sent in time");
+    if (descriptor < 0)
+        return status_fail(TUTTI_SYSTEM, "shared memory came without its file descriptor: too many open files? see "
+                           "ulimit -n");
     *out = descriptor;
     return TUTTI_OK;
 }

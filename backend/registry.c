@@ -83,15 +83,15 @@ void registry_forget(struct peer *peer)
     views_forget(peer);
     free(peer);
 }
-int registry_take_kept(const unsigned char token[16])
+bool registry_take_kept(const unsigned char token[16], int *out)
 {
     for (int i = 0; i < registry.kept_count; i++) {
         if (!nonce_equal(registry.kept[i].token, token)) continue;
-        int descriptor = registry.kept[i].descriptor;
+        *out = registry.kept[i].descriptor;
         memmove(&registry.kept[i], &registry.kept[i + 1], (size_t)(--registry.kept_count - i) * sizeof *registry.kept);
-        return descriptor;
+        return true;
     }
-    return -1;
+    return false;
 }
 int registry_take_stranger(int index)
 {

@@ -24,7 +24,7 @@ struct peer {
     struct peer *next;
 };
 struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
-struct kept { int descriptor; unsigned char token[16]; };
+struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
 
 struct registry {
     pthread_mutex_t lock;
@@ -58,7 +58,7 @@ bool packet_is_for_us(int bytes, const struct packet *packet);
 struct peer *registry_find(const unsigned char nonce[16]);             /* one that can be used or will be */
 struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
-int registry_take_kept(const unsigned char token[16]); /* a descriptor, or -1: it has not come */
+bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
 int registry_take_stranger(int index);                 /* its socket */
 
 /* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */

@@ -28,7 +28,9 @@ static void peer_open(struct peer *peer)
 static void keep(const unsigned char token[16], int descriptor)
 {
     if (registry.kept_count == KEPT) {
-        close(registry_take_kept(registry.kept[0].token));
+        int oldest = -1;
+        registry_take_kept(registry.kept[0].token, &oldest);
+        descriptor_close(&oldest);
         if (registry.dropped++ == 0)
             LOG(WARN, "%d descriptors were sent here and not asked for; from now on the oldest is closed", KEPT);
     }
@@ -41,8 +43,8 @@ static void keep(const unsigned char token[16], int descriptor)
 static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 {
     bool connecting = peer->state == CONNECTING;
-    if (packet->kind == DESCRIPTOR && !connecting && gift >= 0) {
-        keep(packet->token, gift);
+    if (packet->kind == DESCRIPTOR && !connecting) {
+        keep(packet->token, gift);                      /* if this process has no room for it, who waits is told so */
         return true;
     }
     if (packet->kind == BLOCK && !connecting) {

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* ---- finding each other ---- */
@@ -248,9 +249,49 @@ static void test_unwanted_descriptors_are_bounded(void **state)
     (void)state;
     world_run(2, send_too_many, 0);
 }
+/* A shortage here is no death of the peer: it is told to whoever waits for the descriptor, and all else goes on. */
+static void receive_without_room(void)
+{
+    struct peer *peer;
+    struct rlimit before, none;
+    unsigned char token[16];
+    int memory = -1;
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = (struct rlimit){ 3, before.rlim_max };
+    if (rank == 1) REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    world_barrier(2);
+    for (int number = 0; number < 2; number++) {
+        make_token(token, 0, 1, number);
+        if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
+        if (rank == 0) continue;
+        tutti_status status = peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory);
+        setrlimit(RLIMIT_NOFILE, &before);
+        REQUIRE(status == TUTTI_SYSTEM && memory == -1);
+        REQUIRE(strstr(status_detail(), "without its file descriptor: too many open files? see ulimit -n"));
+        setrlimit(RLIMIT_NOFILE, &none);
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    world_barrier(2);
+    make_token(token, 0, 1, 2);
+    if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
+    if (rank == 1) REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_OK);
+    if (rank == 1) close(memory);
+    REQUIRE(!peer_is_gone(peer));
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void test_a_descriptor_that_finds_no_room_is_no_death(void **state)
+{
+    (void)state;
+    world_run(2, receive_without_room, 0);
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_descriptor_that_finds_no_room_is_no_death),
         cmocka_unit_test(test_two_meet_at_once),
         cmocka_unit_test(test_four_meet_at_once),
         cmocka_unit_test(test_one_side_calls),
