@@ -163,10 +163,9 @@ void comm_abort(tutti_comm *comm) { stop_running(comm, true); }
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
     if (!driver_try(comm)) return comm_failure(comm);   /* whoever drives looks anyway */
-    tutti_status status = comm_check(comm);
-    if (status != TUTTI_OK) operations_abandon(comm);
+    operations_check(comm);
     driver_release(comm);
-    return status == TUTTI_OK ? status : comm_failure(comm);
+    return comm_failure(comm);
 }
 static void release_everything(tutti_comm *comm)
 {

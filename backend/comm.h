@@ -157,6 +157,8 @@ void operation_hasten(struct operation *op);            /* the progress thread s
 tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
+/* Looks for a reason not to go on; driver only. true: there is one and all have failed, or they got on. */
+bool operations_check(tutti_comm *comm);
 /* Ends all with the reason to stop; driver only. false: not all yet, as a peer may still be at its tensors. */
 bool operations_abandon(tutti_comm *comm);
 bool driver_try(tutti_comm *comm);
@@ -190,5 +192,7 @@ tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format
 tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
 /* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. Driver only. */
 tutti_status comm_check(tutti_comm *comm);
+/* Whether it would find one, perhaps. What all ranks have done by now is there to be seen after this. Driver only. */
+bool comm_is_in_doubt(const tutti_comm *comm);
 tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */

@@ -158,14 +158,24 @@ static void rouse_peers(const tutti_comm *comm)
         if (atomic_load(&controls[r].bell_waiters)) word_wake(&controls[r].bell, true);
     }
 }
-/* Looks for a reason not to go on, in every 64th fruitless turn and every 1024th of any. True: there was one. */
+/* A rank may have lost its core for long since it last looked at its peers, and what they had done when a reason to
+   fail came does not fail because of it: so it goes on once more, as far as it gets. */
+bool operations_check(tutti_comm *comm)
+{
+    struct wait_set unused = { .count = 0 };
+    if (!comm_is_in_doubt(comm)) return false;
+    bool moved = progress(comm, &unused);
+    if (moved && !has_open(comm)) return true;          /* nothing is left that would have to fail */
+    if (comm_check(comm) == TUTTI_OK) return moved;
+    fail_all(comm);
+    return true;
+}
+/* In every 64th fruitless turn and every 1024th of any. */
 static bool check(tutti_comm *comm, int n)
 {
     bool in_vain = n % CHECK_EVERY == CHECK_EVERY - 1;
     if (in_vain) rouse_peers(comm);
-    if ((!in_vain && ++comm->visits % 1024) || comm_check(comm) == TUTTI_OK) return false;
-    fail_all(comm);
-    return true;
+    return (in_vain || ++comm->visits % 1024 == 0) && operations_check(comm);
 }
 static int soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }    /* the next turn looks */
 

@@ -157,15 +157,32 @@ static tutti_status collective_late(tutti_comm *comm, const struct operation *op
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
             absent);
 }
-static tutti_status check_deadline(tutti_comm *comm, struct operation *op, bool collective)
+static bool is_late(struct operation *op)
 {
     int64_t deadline_ms = atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
         deadline_ms = clock_deadline(atomic_load(&op->timeout_ms));    /* unless a wait has just set its own */
         atomic_compare_exchange_strong(&op->deadline_ms, &(int64_t){ 0 }, deadline_ms);
     }
-    if (clock_ms() < deadline_ms) return TUTTI_OK;
-    return collective ? collective_late(comm, op) : message_late(comm, op);
+    return clock_ms() >= deadline_ms;
+}
+static bool waits_for_one_that_left(const tutti_comm *comm)
+{
+    int peer = comm->running ? comm->executor.blocked_peer : -1;
+    if (peer >= 0 && comm_has_left(comm, peer)) return true;
+    for (const struct operation *op = comm->messages; op; op = op->next)
+        if (op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer)) return true;
+    return false;
+}
+bool comm_is_in_doubt(const tutti_comm *comm)
+{
+    if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return true;
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return true;
+    if (atomic_load_explicit(&comm_segment(comm)->failure->state, memory_order_acquire) == FAILURE_READY) return true;
+    if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return true;
+    for (struct operation *op = comm->head; op; op = op->next) if (is_late(op)) return true;
+    for (struct operation *op = comm->messages; op; op = op->next) if (is_late(op)) return true;
+    return waits_for_one_that_left(comm);
 }
 tutti_status comm_check(tutti_comm *comm)
 {
@@ -176,8 +193,10 @@ tutti_status comm_check(tutti_comm *comm)
     TRY(check_others(comm));
     TRY(check_peers(comm));
     TRY(check_blocked(comm));
-    for (struct operation *op = comm->head; op; op = op->next) TRY(check_deadline(comm, op, true));
-    for (struct operation *op = comm->messages; op; op = op->next) TRY(check_deadline(comm, op, false));
+    for (struct operation *op = comm->head; op; op = op->next)
+        if (is_late(op)) return collective_late(comm, op);
+    for (struct operation *op = comm->messages; op; op = op->next)
+        if (is_late(op)) return message_late(comm, op);
     return messages_check(comm);
 }
 
