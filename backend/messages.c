@@ -3,6 +3,7 @@
    do not. A message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
    (`copying`), and after a failure no operation is over before no peer is at its tensor. */
 #include "backend/comm.h"
+#include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/host/arena.h"
 #include "backend/mapping.h"
@@ -22,19 +23,10 @@ static tutti_status reserve(void *context, void *at, size_t bytes)
 {
     return segment_reserve(comm_segment(context), at, bytes, "message buffers");
 }
-static void fence(void)
-{
-#ifdef __SANITIZE_THREAD__                              /* it does not know fences */
-    static _Atomic uint32_t word;
-    atomic_fetch_add(&word, 1);
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
 static void ring_bell(void *context, int rank)
 {
     struct control *c = &comm_segment(context)->controls[rank];
-    fence();
+    fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
     atomic_fetch_add(&c->bell, 1);
     if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);

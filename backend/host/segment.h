@@ -3,6 +3,7 @@
    resident from the start; a rank's slots only when it asks for them (segment_reserve), so hundreds of groups cost
    little. Every process computes where things lie by itself; no size and no offset is read from the shared memory. */
 #pragma once
+#include "backend/base/fence.h"
 #include "backend/host/arena.h"
 #include <stdatomic.h>
 
@@ -42,11 +43,13 @@ struct control {
    thread does other things; ring when you have waited for it in vain. */
 enum listening { LISTENS_NOT, LISTENS, RESTS };
 /* Whoever is going to sleep until the bell rings listens first, and then polls once more; who has something for it
-   stores that, and then looks whether it listens, with a fence in between. So one of the two sees the other. */
+   stores that, and then looks whether it listens. A fence on both sides (on x86 the exchange would be one, elsewhere it
+   lets loads pass): so one of the two sees the other. */
 static inline void bell_listen(struct control *mine)
 {
-    if (atomic_load_explicit(&mine->listening, memory_order_relaxed) != LISTENS)
-        atomic_exchange(&mine->listening, LISTENS);
+    if (atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS) return;
+    atomic_exchange(&mine->listening, LISTENS);
+    fence_between_store_and_load();
 }
 enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
 struct failure {                                       /* the first error of the group, for all its ranks         */
