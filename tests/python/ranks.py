@@ -37,7 +37,6 @@ class Outcome:
     text: str = ""
     trace: str = ""
     died: int | None = None
-    seconds: float = 0.0
 
     @property
     def failed(self):
@@ -58,13 +57,10 @@ def join(rank, size, path, options):
 
 
 def attempt(function, *arguments):
-    begin = time.monotonic()
     try:
-        outcome = Outcome(value=function(*arguments))
+        return Outcome(value=function(*arguments))
     except BaseException as error:
-        outcome = Outcome(error=type(error).__name__, text=str(error), trace=traceback.format_exc())
-    outcome.seconds = time.monotonic() - begin
-    return outcome
+        return Outcome(error=type(error).__name__, text=str(error), trace=traceback.format_exc())
 
 
 class Ranks:
