@@ -17,6 +17,8 @@
     X(add, "ns/byte", 0.015, 1e-5, 100, "add, beyond what moving it costs") \
     X(slot_write, "ns/byte", 0.06, 1e-4, 100, "write lines that another core has read") \
     X(slot_read, "ns/byte", 0.06, 1e-4, 100, "read lines that another core has written") \
+    X(lost_write, "ns/byte", 0.04, 1e-4, 100, "the same, of lines that are in no second-level cache any more") \
+    X(lost_read, "ns/byte", 0.04, 1e-4, 100, "read them when they have been written") \
     X(tile, "ns", 500, 1, 1e6, "go from tile to tile of a message beyond the cache") \
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
     X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
@@ -56,7 +58,7 @@ enum { PROBE_MS = 60 };                                 /* the longest it may ta
    busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 3 };                              /* to be raised when what is measured changes */
+enum { PROBE_NUMBER = 4 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
 /* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);
