@@ -18,7 +18,7 @@ enum {
     INLINE_BYTES = 40,
     EAGER_LIMIT = 8192,
     EAGER_CREDIT = 65536,
-    PIPE_SLOTS = 4,
+    PIPE_SLOTS = 16, /* as much as a reader's cache: README.md */
     SLOT_BYTES = 65536,
     DOOR_RANKS = 7680,
     PAIR_PAGE = 4096,

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-enum { LARGE = 400000 };
+enum { LARGE = PIPE_SLOTS * SLOT_BYTES + 77 }; /* more than the pipe holds */
 static unsigned char sent[LARGE], got[LARGE];
 
 static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
@@ -68,7 +68,7 @@ static void forge_short_slot(struct table *t) { atomic_store(&pair_of(t, 0, 1)->
 static void forge_taken(struct table *t) { atomic_store(&pair_of(t, 0, 1)->taken, 5000); }
 static void forge_returned(struct table *t) { atomic_store(&pair_of(t, 0, 1)->returned, UINT64_MAX / 2); }
 static void forge_emptied(struct table *t) { atomic_store(&pair_of(t, 0, 1)->emptied, 12345); }
-/* Four slots are full; rank 1 has not looked yet. Then rank 1's view, or rank 0's, is damaged. */
+/* The pipe is full; rank 1 has not looked yet. Then rank 1's view, or rank 0's, is damaged. */
 static void damage_a_stream(damage *spoil, int victim)
 {
     struct table t;
@@ -319,12 +319,12 @@ struct scene {
     struct transfer out_x, in_x;
     struct piece out, in;
 };
-/* A message of five and a half slots, so that its pipe can be full. */
+/* A message of a little more than the pipe holds. */
 static void scene_open(struct scene *s)
 {
     table_open(&s->t, 2, -1);
-    s->out = whole(sent, 5 * SLOT_BYTES + SLOT_BYTES / 2);
-    s->in = whole(got, 5 * SLOT_BYTES + SLOT_BYTES / 2);
+    s->out = whole(sent, LARGE);
+    s->in = whole(got, LARGE);
     memset(got, 0, sizeof got);
     post(&s->t, 0, &s->out_x, 1, true, &s->out);
 }
