@@ -186,11 +186,11 @@ INLINE void reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t byte
 }
 
 /* Stores fall on whole lines, or the lines would be read after all. What comes before the first is done together with a
-   part of it, twice: destinations are no sources. */
-INLINE void reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes)
+   part of it, twice: destinations are no sources. A line that begins within an element is no place to begin. */
+INLINE void reduce_streamed(tutti_dtype dtype, struct task task, size_t bytes, size_t element)
 {
     size_t skew = (uintptr_t)task.to[0] % LINE, begin = skew ? LINE - skew : 0, at = 0;
-    bool fits = bytes >= 2 * LINE && (task.from_count > 1 || task.divisor > 1);
+    bool fits = bytes >= 2 * LINE && skew % element == 0 && (task.from_count > 1 || task.divisor > 1);
     for (int j = 1; j < task.to_count; j++) fits &= (uintptr_t)task.to[j] % LINE == skew;
     if (!fits) {
         reduce(dtype, TUTTI_SUM, task, bytes);
@@ -264,7 +264,7 @@ FLOATING_MAP(X)
         void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor)             \
     {                                                                                                                  \
         struct task task = { (char *const *)to, (const char *const *)from, to_count, from_count, divisor, false };     \
-        reduce_streamed(TUTTI_##dtype, task, count *bytes);                                                            \
+        reduce_streamed(TUTTI_##dtype, task, count *bytes, bytes);                                                     \
     }
 STREAMED_MAP(X)
 #undef X

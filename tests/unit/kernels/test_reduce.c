@@ -22,6 +22,7 @@ struct shape {
     int from_count, to_count, divisor;
     size_t count, shift; /* arrays start `shift` elements behind a cache line */
     bool alike;          /* all destinations do; else some elements more */
+    size_t askew;        /* and so many bytes more */
 };
 
 static char *source_at(const struct shape *shape, int k)
@@ -31,7 +32,8 @@ static char *source_at(const struct shape *shape, int k)
 
 static char *destination_at(const struct shape *shape, int j)
 {
-    return destinations[j] + GUARD + ((size_t)(shape->alike ? 0 : 3 * j) + shape->shift) % 8 * bytes_of(shape->dtype);
+    size_t elements = ((size_t)(shape->alike ? 0 : 3 * j) + shape->shift) % 8;
+    return destinations[j] + GUARD + elements * bytes_of(shape->dtype) + shape->askew;
 }
 
 static void expect(const struct shape *shape)
@@ -102,6 +104,8 @@ static void check_shape(const struct shape *shape)
         other.alike = true;
         if (streamed) check_function(shape, streamed, "streamed");
         if (streamed) check_function(&other, streamed, "streamed to destinations alike");
+        other.askew = 1;
+        if (streamed) check_function(&other, streamed, "streamed to destinations that are not aligned");
     }
 }
 
@@ -109,7 +113,7 @@ static void check_pair(tutti_dtype dtype, tutti_op op, int divisor)
 {
     for (size_t c = 0; c < COUNTS; c++) {
         for (int from_count = 1; from_count <= FROM_MAX; from_count++) {
-            struct shape shape = { dtype, op, from_count, 1, divisor, counts[c], c % 3, false };
+            struct shape shape = { dtype, op, from_count, 1, divisor, counts[c], c % 3, false, 0 };
             for (int k = 0; k < from_count; k++) fill(source_at(&shape, k), shape.count, dtype);
             expect(&shape);
             for (shape.to_count = 1; shape.to_count <= TO_MAX; shape.to_count++) check_shape(&shape);
@@ -157,7 +161,7 @@ static void works_in_place(void **state)
     for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
         for (tutti_op op = 0; op < TUTTI_OP_COUNT; op++) {
             for (int round = 0; reduce_find(dtype, op) && round < 20; round++) {
-                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1, 0 };
+                struct shape shape = { dtype, op, round % 4 + 1, 1, op == TUTTI_AVG ? 3 : 1, some[round / 4], 1, 0, 0 };
                 for (int k = 0; k < shape.from_count; k++) fill(source_at(&shape, k), shape.count, dtype);
                 expect(&shape);
                 check_in_place(&shape, 0);
