@@ -104,14 +104,14 @@ static bool are_still_there(const tutti_comm *comm, int distance)
     int moved = machine_distance(measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
-static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance)
+static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance,
+    bool *keep)
 {
     struct machine figures;
     bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &figures);
-    bool keep = complete && distance && are_still_there(comm, distance);
-    machine_learn(distance, &figures, keep);
+    *keep = complete && distance && are_still_there(comm, distance);
     LOG(DEBUG, "%s: the machine was measured%s%s", comm->name, complete ? "" : " in part",
-        keep ? "" : "; later jobs measure again");
+        *keep ? "" : "; later jobs measure again");
     return figures;
 }
 static void tell(const tutti_comm *comm)
@@ -120,11 +120,13 @@ static void tell(const tutti_comm *comm)
     struct farthest far = measure_distance(comm);
     struct machine figures;
     int distance = machine_distance(far.line);
-    if (!machine_recall(distance, &figures)) figures = measure_figures(comm, &far, distance);
+    bool keep = false, known = machine_recall(distance, &figures);
+    if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->name, far.line);
     told->distance = distance;
     memcpy(told->figures, &figures, sizeof figures);
     atomic_store(&told->ready, 1);
+    if (!known) machine_learn(distance, &figures, keep);               /* a disk may be slow: nobody waits for it */
 }
 
 /* ---- the others ---- */
