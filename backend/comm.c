@@ -150,14 +150,10 @@ static void stop_running(tutti_comm *comm, bool always)
     atomic_compare_exchange_strong(&comm->stop, &none, (uint32_t)-TUTTI_ABORTED);
     comm_knock(comm);
     driver_acquire(comm);
+    if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
     bool open = always || comm->head || comm->messages || atomic_load(&comm->intake);
     for (int n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
     driver_release(comm);
-}
-/* What they were in has ended; now they find out. */
-static void await_leaving(tutti_comm *comm)
-{
-    for (int n = 0; atomic_load(&comm->inside); n++) comm_pause(comm, n);
 }
 void comm_abort(tutti_comm *comm) { stop_running(comm, true); }
 tutti_status comm_poll_failure(tutti_comm *comm)
@@ -194,7 +190,7 @@ void comm_destroy(tutti_comm *comm)
     LOG(INFO, "%s: rank %d of %d leaves", comm->name, comm->rank, comm->size);
     if (comm->mapping) {
         stop_running(comm, false);
-        await_leaving(comm);
+        engine_await_leaving(comm);
         engine_forget(comm);
         atomic_store(&comm->mapping->segment.controls[comm->rank].departed, 1);
     }

@@ -91,12 +91,13 @@ struct tutti_comm {
     _Atomic uint32_t knock, knock_waiters;              /* wakes a driver that sleeps */
     _Atomic uint32_t lost;                              /* 1 + a rank whose process is gone */
     _Atomic uint32_t stop;                              /* a status (negated) to end with: aborted, destroyed */
-    _Atomic uint32_t scheduled;                         /* > 0: in the progress thread's hands; counts the askings */
+    _Atomic uint64_t scheduled;                         /* > 0: in the progress thread's hands; counts the askings */
     _Atomic bool resting;                               /* what is open can be left alone; see README.md */
 
     /* of the progress thread */
     tutti_comm *next_scheduled;
-    uint32_t heard;                                     /* the asking it has answered last */
+    uint64_t heard, noticed;                            /* the askings it has answered last, and found another at */
+    bool was_open;                                      /* when it had been there */
     int64_t lingers_until_ms;                           /* it stays in its hands until then although nothing is open */
 
     /* of the driver */
@@ -106,6 +107,7 @@ struct tutti_comm {
     bool running;                                       /* head has begun */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */
     struct operation *messages;                         /* open sends and receives */
+    unsigned vain;                                      /* looks of callers that only test, since something moved */
     int idle_polls;                                     /* for messages, since something came */
     bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
     struct cache *cache;
@@ -159,6 +161,7 @@ tutti_status operation_result(const struct operation *op);             /* of one
 void operation_complete(struct operation *op, tutti_status status);
 /* Looks for a reason not to go on; driver only. true: there is one and all have failed, or they got on. */
 bool operations_check(tutti_comm *comm);
+void operations_go_on(tutti_comm *comm);                /* as far as they get; driver only */
 /* Ends all with the reason to stop; driver only. false: not all yet, as a peer may still be at its tensors. */
 bool operations_abandon(tutti_comm *comm);
 bool driver_try(tutti_comm *comm);
@@ -168,6 +171,7 @@ tutti_status engine_acquire(void);                      /* starts the progress t
 void engine_release(void);
 void comm_knock(tutti_comm *comm);                      /* something for whoever drives to look at */
 void comm_awake(tutti_comm *comm);                      /* somebody polls: no peer needs to ring; driver only */
+void engine_await_leaving(tutti_comm *comm);            /* when its operations have ended: until no thread is in them */
 void engine_forget(tutti_comm *comm);                   /* returns when the progress thread has let go of it */
 
 /* ---- launch.c: from an operation to a program that can run ---- */

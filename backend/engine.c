@@ -20,6 +20,7 @@ enum { MOST_MS = 20, CHECK_EVERY = 64 };
 enum { LINGER_MS = 1000, MOST_LINGERING = 8 };          /* the progress thread, with communicators that are idle */
 enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operations of so many bytes on all ranks */
 enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
+enum { VAIN_LOOKS = 8 };                                /* of callers that only test: they are far apart */
 
 /* ---- completion ---- */
 static _Atomic uint32_t completions, completion_sleepers;  /* of the process: an operation's own memory may be gone */
@@ -170,6 +171,11 @@ bool operations_check(tutti_comm *comm)
     fail_all(comm);
     return true;
 }
+void operations_go_on(tutti_comm *comm)
+{
+    struct wait_set unused = { .count = 0 };
+    while (has_open(comm) && progress(comm, &unused)) unused.count = 0;
+}
 /* In every 64th fruitless turn and every 1024th of any. */
 static bool check(tutti_comm *comm, int n)
 {
@@ -195,6 +201,7 @@ static struct engine {
     _Atomic uint32_t bell, sleepers;
     _Atomic(tutti_comm *) intake;
 } engine = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static _Atomic uint32_t entering;                       /* threads that look whether an operation is over */
 static unsigned generation = 1;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -202,6 +209,7 @@ static void after_fork(void)                                           /* in the
 {
     generation++;
     engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
+    atomic_store(&entering, 0);
 }
 static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
 unsigned process_generation(void) { return generation; }
@@ -272,16 +280,17 @@ static void note_rest(tutti_comm *comm, bool rests)
     if (atomic_load_explicit(&comm->resting, memory_order_relaxed) == rests) return;
     atomic_store_explicit(&comm->resting, rests, memory_order_relaxed);
 }
-/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which tries again for
-   much longer than a store takes to become visible. The communicator may be gone afterwards. */
+/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its ladder
+   anew for every asking, much longer than a store takes to become visible. The communicator may be gone afterwards. */
 void driver_release(tutti_comm *comm)
 {
     bool open = has_open(comm), rests = open && may_rest(comm), rested = comm->resting;
     note_rest(comm, rests);
     if (rests) atomic_store_explicit(&comm->executor.mine->listening, RESTS, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);
-    if (open && (enlist(comm) || !rests)) ring();
+    bool asks = open && !(rests && rested) && (enlist(comm) || !rests);      /* what rested has been enlisted before */
     atomic_store_explicit(&comm->driver, 0, memory_order_release);
+    if (asks) ring();                                   /* only now, or the thread finds the role taken and sleeps */
 }
 /* One visit of the progress thread. OPEN: there is something to wait for awake. LINGERS: not, but it stays in the list,
    and the bell among what is slept on, so that whoever leaves something to rest there need not wake this thread. GONE:
@@ -296,18 +305,24 @@ static bool lingers(tutti_comm *comm, bool active)
 }
 static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_set *blocked, bool *moved)
 {
-    uint32_t asked = atomic_load(&comm->scheduled);
+    uint64_t asked = atomic_load(&comm->scheduled);
     struct control *mine = comm->executor.mine;
     wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
     /* a caller drives, and will say so when it leaves something; who has asked before that is not to be missed */
-    if (!driver_try(comm)) return asked == comm->heard ? LINGERS : OPEN;
-    bool active = asked != comm->heard, went = progress(comm, blocked);
+    if (!driver_try(comm)) {
+        *moved |= asked != comm->heard && asked != comm->noticed;
+        comm->noticed = asked;
+        return asked == comm->heard ? LINGERS : OPEN;
+    }
+    bool active = asked != comm->heard || comm->was_open, went = progress(comm, blocked);
+    *moved |= asked != comm->heard;
     comm->heard = asked;
     if (has_open(comm)) went |= check(comm, n);
-    bool open = has_open(comm);
-    if (!comm->messages) comm_awake(comm);              /* with messages it listens already */
+    bool open = comm->was_open = has_open(comm);
+    /* a thread that sees to messages listens for them */
+    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
     note_rest(comm, open && !went && n >= comm->ladder.pauses && may_rest(comm));
-    *moved |= went || active;
+    *moved |= went;
     atomic_store_explicit(&comm->driver, 0, memory_order_release);
     if (open) return OPEN;
     if (may_linger && lingers(comm, active)) return LINGERS;
@@ -459,16 +474,18 @@ static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
     return operation_result(op);
 }
 /* No longer than it takes to wake another thread, and not while a peer needs this core. */
-static void drive_briefly(tutti_comm *comm, int turns)
+static bool drive_briefly(tutti_comm *comm, int turns)  /* true: something moved */
 {
+    bool moved = false;
     for (int n = 0; n < turns && has_open(comm); n++) {
         struct wait_set blocked;
         blocked.count = 0;
         blocked.in_the_way = false;
-        if (progress(comm, &blocked)) continue;
-        if (blocked.in_the_way || n == turns - 1) return;
+        if (progress(comm, &blocked)) { moved = true; continue; }
+        if (blocked.in_the_way || n == turns - 1) break;
         pause_briefly();
     }
+    return moved;
 }
 /* One that is only started, by the thread that starts it, if it is small and nothing large is under way: it says its
    part to the other ranks, and if theirs is there already, it is over. */
@@ -497,17 +514,31 @@ tutti_status operation_run(struct operation *op, bool blocking)
 static void shorten_deadline(struct operation *op, int64_t timeout_ms)
 {
     int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->deadline_ms);
-    while (!now || wanted < now)
+    while (wanted < (now ? now : clock_deadline(atomic_load(&op->timeout_ms))))
         if (atomic_compare_exchange_weak(&op->deadline_ms, &now, wanted)) {
             atomic_store(&op->timeout_ms, timeout_ms);
             return;
         }
 }
+/* The communicator of an operation that is over may be gone. Whoever destroys it ends its operations, waits until
+   nobody is entering, and then until nobody is inside. */
+static bool enter(const struct operation *op)           /* false: it is over */
+{
+    atomic_fetch_add(&entering, 1);
+    bool open = !is_over(op);
+    if (open) atomic_fetch_add(&op->comm->inside, 1);
+    atomic_fetch_sub(&entering, 1);
+    return open;
+}
+void engine_await_leaving(tutti_comm *comm)
+{
+    for (int n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
+    for (int n = 0; atomic_load(&comm->inside) || atomic_load(&comm->driver); n++) comm_pause(comm, n);
+}
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
-    if (is_over(op)) return operation_result(op);                      /* its communicator may be gone */
+    if (!enter(op)) return operation_result(op);
     tutti_comm *comm = op->comm;
-    atomic_fetch_add(&comm->inside, 1);
     if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
     for (int n = 0;; n++) {
         struct wait_set set;
@@ -530,11 +561,11 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 static void look_after(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;
-    if (!atomic_load_explicit(&comm->resting, memory_order_relaxed)) return;
-    atomic_fetch_add(&comm->inside, 1);
-    bool drives = driver_try(comm);
-    if (drives) drive_briefly(comm, turns);
-    atomic_fetch_sub(&comm->inside, 1);
+    if (!enter(op)) return;
+    bool drives = atomic_load_explicit(&comm->resting, memory_order_relaxed) && driver_try(comm);
+    if (drives && drive_briefly(comm, turns)) comm->vain = 0;
+    else if (drives && ++comm->vain % VAIN_LOOKS == 0) rouse_peers(comm);
+    atomic_fetch_sub(&comm->inside, 1);                 /* now the driver is what keeps it from being destroyed */
     if (drives) driver_release(comm);
 }
 tutti_status operation_test(struct operation *op)
@@ -545,8 +576,7 @@ tutti_status operation_test(struct operation *op)
 void operation_hasten(struct operation *op)
 {
     if (!is_over(op)) look_after(op, POLLS_BEFORE_WAKING);
-    if (is_over(op)) return;
-    atomic_fetch_add(&op->comm->inside, 1);
+    if (!enter(op)) return;
     atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
     schedule(op->comm);
     atomic_fetch_sub(&op->comm->inside, 1);
