@@ -161,7 +161,7 @@ tutti_status operation_result(const struct operation *op);             /* of one
 void operation_complete(struct operation *op, tutti_status status);
 /* Looks for a reason not to go on; driver only. true: there is one and all have failed, or they got on. */
 bool operations_check(tutti_comm *comm);
-void operations_go_on(tutti_comm *comm);                /* as far as they get; driver only */
+void operations_go_on(tutti_comm *comm);                /* as far as they get within a second; driver only */
 /* Ends all with the reason to stop; driver only. false: not all yet, as a peer may still be at its tensors. */
 bool operations_abandon(tutti_comm *comm);
 bool driver_try(tutti_comm *comm);

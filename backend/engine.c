@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_MS = 20, CHECK_EVERY = 64 };
+enum { MOST_MS = 20, CHECK_EVERY = 64, GO_ON_MS = 1000 };
 enum { LINGER_MS = 1000, MOST_LINGERING = 8 };          /* the progress thread, with communicators that are idle */
 enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operations of so many bytes on all ranks */
 enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
@@ -174,7 +174,8 @@ bool operations_check(tutti_comm *comm)
 void operations_go_on(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
-    while (has_open(comm) && progress(comm, &unused)) unused.count = 0;
+    int64_t until_ms = clock_ms() + GO_ON_MS;
+    while (has_open(comm) && clock_ms() < until_ms && progress(comm, &unused)) unused.count = 0;
 }
 /* In every 64th fruitless turn and every 1024th of any. */
 static bool check(tutti_comm *comm, int n)
