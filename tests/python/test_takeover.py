@@ -44,9 +44,16 @@ class Group:
         limit = {"timeout": timedelta(seconds=20), **self.keywords}
         self.init(*self.arguments, store=self.store, rank=self.world.rank, world_size=self.world.size, **limit)
 
-    def __exit__(self, *_):
+    def __exit__(self, failed, *_):
         if dist.is_initialized():
+            if not failed:
+                self.await_the_others()
             dist.destroy_process_group()
+
+    def await_the_others(self):
+        """Gloo fails on a rank that is still connecting when the other leaves."""
+        self.store.set(f"{self.world.rank} leaves", "")
+        self.store.wait([f"{rank} leaves" for rank in range(self.world.size)], timedelta(seconds=20))
 
 
 def runs_on_tutti(group=None):
