@@ -44,8 +44,7 @@ void operation_complete(struct operation *op, tutti_status status)
         if (done) done(request, context);
     }
     if (is_driven) return;
-    atomic_fetch_add(&completions, 1);
-    if (atomic_load(&completion_sleepers)) word_wake(&completions, false);
+    word_ring(&completions, &completion_sleepers, false);
 }
 
 /* ---- the queue; driver only ---- */
@@ -153,11 +152,9 @@ void comm_awake(tutti_comm *comm)
 static void rouse_peers(const tutti_comm *comm)
 {
     struct control *controls = comm_segment(comm)->controls;
-    for (int r = 0; r < comm->size; r++) {
-        if (r == comm->rank || atomic_load_explicit(&controls[r].listening, memory_order_relaxed) != RESTS) continue;
-        atomic_fetch_add(&controls[r].bell, 1);
-        if (atomic_load(&controls[r].bell_waiters)) word_wake(&controls[r].bell, true);
-    }
+    for (int r = 0; r < comm->size; r++)
+        if (r != comm->rank && atomic_load_explicit(&controls[r].listening, memory_order_relaxed) == RESTS)
+            word_ring(&controls[r].bell, &controls[r].bell_waiters, true);
 }
 /* A rank may have lost its core for long since it last looked at its peers, and what they had done when a reason to
    fail came does not fail because of it: so it goes on once more, as far as it gets. */
@@ -215,11 +212,7 @@ static void after_fork(void)                                           /* in the
 static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
 unsigned process_generation(void) { return generation; }
 
-static void ring(void)
-{
-    atomic_fetch_add(&engine.bell, 1);
-    if (atomic_load(&engine.sleepers)) word_wake(&engine.bell, false);
-}
+static void ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
 /* Into the progress thread's hands. False: it was there already, and so its bell is among what that thread sleeps
    on. */
 static bool enlist(tutti_comm *comm)
@@ -235,11 +228,7 @@ static void schedule(tutti_comm *comm)
     enlist(comm);
     ring();
 }
-static void knock(tutti_comm *comm)
-{
-    atomic_fetch_add(&comm->knock, 1);
-    if (atomic_load(&comm->knock_waiters)) word_wake(&comm->knock, false);
-}
+static void knock(tutti_comm *comm) { word_ring(&comm->knock, &comm->knock_waiters, false); }
 void comm_knock(tutti_comm *comm)
 {
     knock(comm);

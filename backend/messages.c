@@ -28,8 +28,7 @@ static void ring_bell(void *context, int rank)
     struct control *c = &comm_segment(context)->controls[rank];
     fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
-    atomic_fetch_add(&c->bell, 1);
-    if (atomic_load(&c->bell_waiters)) word_wake(&c->bell, true);
+    word_ring(&c->bell, &c->bell_waiters, true);
 }
 static bool find(void *context, const void *at, size_t bytes, struct shm_place *out)
 {

@@ -168,6 +168,5 @@ void views_receive(struct peer *peer, const unsigned char token[16], int gift)
     view->status = view_map(view, answer.bytes, gift);
     view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
     if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
-    atomic_fetch_add(&arrivals, 1);
-    if (atomic_load(&sleepers)) word_wake(&arrivals, false);
+    word_ring(&arrivals, &sleepers, false);
 }

@@ -25,6 +25,12 @@ uint32_t wait_core(void);                              /* 1 + the core this thre
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
 void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
+/* Changes a word that stands for nothing but that something has changed, and wakes sleepers if there are any. */
+static inline void word_ring(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
+{
+    atomic_fetch_add(word, 1);
+    if (atomic_load(waiters)) word_wake(word, shared);
+}
 /* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from
    being missed. */
 static inline void counter_publish(_Atomic uint64_t *counter, uint64_t value, _Atomic uint32_t *waiters)
