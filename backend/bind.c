@@ -127,11 +127,10 @@ static void repeat(struct executor *x)
         aim(p, x->parity, (struct buffers){ l->input, l->output });
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
-static size_t tensor_bytes(const struct executor *x, int rank, enum buffer buffer)
+static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
 {
     const struct schedule *s = x->launch.program->schedule;
     size_t bytes = 0;
-    if (!family_has(s->family, s->root, rank, buffer)) return 0;
     if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, buffer, s->size);
     for (int q = 0; q < s->size; q++) bytes += x->operand[buffer].lengths[q];              /* as if all were like me */
     return bytes;
@@ -141,9 +140,11 @@ static size_t tensor_bytes(const struct executor *x, int rank, enum buffer buffe
 static bool is_beyond_cache(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
-    size_t bytes = 0;
+    enum family family = plan->algorithm->family;
+    size_t inputs = buffer_bytes(x, INPUT), outputs = buffer_bytes(x, OUTPUT), bytes = 0;
     for (int r = 0; r < plan->size; r++) {
-        size_t input = tensor_bytes(x, r, INPUT), output = tensor_bytes(x, r, OUTPUT);
+        size_t input = family_has(family, plan->root, r, INPUT) ? inputs : 0;
+        size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
         bytes += plan_in_place(plan, r) ? larger(input, output) : input + output;
     }
     return bytes >= x->cache_bytes;
