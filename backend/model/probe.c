@@ -11,6 +11,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"
 #include <linux/futex.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -64,7 +65,6 @@ static double of_sorted(double *times, int count, int index)
    a sleep, which takes sometimes this and sometimes that, the median. */
 static double undisturbed(double *times, int count) { return of_sorted(times, count, count / 4); }
 static double median(double *times, int count) { return of_sorted(times, count, count / 2); }
-static double least(double a, double b) { return a < b ? a : b; }
 static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */
@@ -170,21 +170,22 @@ static void measure_copies(struct duet *d)
     d->found->far = copy_cost(a, b, d->message_bytes / 2);
     if (d->found->far < d->found->near) d->found->far = d->found->near;
 }
-/* Each writes its slot, then reads the other's. */
-static bool exchange(struct player *me, machine_copy *write, double *written, double *read)
+/* Each writes one of its slots, then reads the other's; the next time the next of them. */
+static bool exchange(struct player *me, machine_copy *write, unsigned char *const slots[2], size_t count,
+    unsigned char *const tensors[2], double *written, double *read)
 {
-    struct duet *d = me->duet;
+    size_t first = count + 1;                           /* that counts: no memory that nobody has read yet */
     double writes[REPEATS], reads[REPEATS];
-    for (int k = -2; k < REPEATS; k++) {                /* the first meet memory that nobody has read yet */
+    for (size_t k = 0; k < first + REPEATS; k++) {
+        size_t at = k % count * SLOT;
         if (!meet(me)) return false;
         int64_t begin = clock_ns();
-        write(d->slot[me->who], d->message[me->who], SLOT);
-        double time = since(begin) / SLOT;
-        if (k >= 0) writes[k] = time;
+        write(slots[me->who] + at, tensors[me->who], SLOT);
+        if (k >= first) writes[k - first] = since(begin) / SLOT;
         if (!meet(me)) return false;
         begin = clock_ns();
-        memcpy(d->message[me->who], d->slot[!me->who], SLOT);
-        if (k >= 0) reads[k] = since(begin) / SLOT;
+        memcpy(tensors[me->who], slots[!me->who] + at, SLOT);
+        if (k >= first) reads[k - first] = since(begin) / SLOT;
     }
     *written = undisturbed(writes, REPEATS);
     *read = undisturbed(reads, REPEATS);
@@ -194,8 +195,8 @@ static bool measure_slots(struct player *me)
 {
     struct duet *d = me->duet;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!exchange(me, copy_plainly, &written, &read)) return false;
-    if (d->stream && !exchange(me, d->stream, &streamed, &streamed_read)) return false;
+    if (!exchange(me, copy_plainly, d->slot, 1, d->message, &written, &read)) return false;
+    if (d->stream && !exchange(me, d->stream, d->slot, 1, d->message, &streamed, &streamed_read)) return false;
     bool stream = d->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
     d->write = stream ? d->stream : copy_plainly;
@@ -207,22 +208,11 @@ static bool measure_slots(struct player *me)
 static bool measure_lost(struct player *me)
 {
     struct duet *d = me->duet;
-    size_t slots = d->message_bytes / SLOT;
-    double writes[REPEATS], reads[REPEATS];
-    for (size_t k = 0; k < slots + REPEATS; k++) {      /* once round, before it counts */
-        size_t at = k % slots * SLOT;
-        if (!meet(me)) return false;
-        int64_t begin = clock_ns();
-        d->write(d->message[me->who] + at, d->slot[me->who], SLOT);
-        if (k >= slots) writes[k - slots] = since(begin) / SLOT;
-        if (!meet(me)) return false;
-        begin = clock_ns();
-        memcpy(d->slot[me->who], d->message[!me->who] + at, SLOT);
-        if (k >= slots) reads[k - slots] = since(begin) / SLOT;
-    }
+    double written, read;
+    if (!exchange(me, d->write, d->message, d->message_bytes / SLOT, d->slot, &written, &read)) return false;
     if (me->who) return true;
-    d->found->lost_write = least(undisturbed(writes, REPEATS), d->found->slot_write);
-    d->found->lost_read = least(undisturbed(reads, REPEATS), d->found->slot_read);
+    d->found->lost_write = fmin(written, d->found->slot_write);
+    d->found->lost_read = fmin(read, d->found->slot_read);
     return true;
 }
 /* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. */
