@@ -66,22 +66,22 @@ def median_ms(samples, part=0) -> float:
     return statistics.median(sample[part] for sample in samples) * 1e3
 
 
-def report(kind: str, steps, alone=None) -> None:
-    """One row for each backend, on rank 0. alone: what communicates in a step measured by itself, if it was."""
+def report(kind: str, steps, alone) -> None:
+    """One row for each backend, on rank 0. alone: what communicates in a step, measured by itself."""
     if dist.get_rank() != 0:
         return
     cores, computing = len(os.sched_getaffinity(0)), steps[COMPUTING]
     exposed = {name: differences(steps[name], computing, 0) for name in steps}
     print(f"\n{kind}: computing takes {median_ms(computing):.1f} ms, and {median_ms(computing, 1):.1f} ms of processor "
           f"time on all ranks")
-    print(f"{'':<24} {'step':>7} {'exposed (quartiles)':>24} {'/ step':>7} {'/ gloo':>7} {'alone' if alone else '':>7} "
-          f"{'cpu':>7} {f'/ {cores} cores':>9}")
+    print(f"{'':<24} {'step':>7} {'exposed (quartiles)':>24} {'/ step':>7} {'/ gloo':>7} {'alone':>7} {'cpu':>7} "
+          f"{f'/ {cores} cores':>9}")
     for name in steps:
         if name == COMPUTING:
             continue
         low, middle, high = exposed[name]
         used = differences(steps[name], computing, 1)[1]
         quartiles = f"{middle:.2f} ({low:.2f} .. {high:.2f})"
-        by_itself = f"{median_ms(alone[name]):.2f}" if alone else ""
         print(f"{name:<24} {median_ms(steps[name]):>7.2f} {quartiles:>24} {middle / median_ms(steps[name]):>7.1%} "
-              f"{middle / exposed['gloo'][1]:>7.2f} {by_itself:>7} {used:>7.2f} {used / cores:>9.2f}", flush=True)
+              f"{middle / exposed['gloo'][1]:>7.2f} {median_ms(alone[name]):>7.2f} {used:>7.2f} {used / cores:>9.2f}",
+              flush=True)
