@@ -8,16 +8,33 @@
 #include <assert.h>
 #include <string.h>
 
-enum { CACHE_LINE = 64 };
+enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, TURNS_AT_LEAST = 4 << 10 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static size_t half_bytes(const struct executor *x) { return x->segment->slot_bytes / 2; }
+static size_t turn_bytes(const struct executor *x) { return smaller(x->turn_bytes, half_bytes(x)); }
 static unsigned char *half_of(const struct executor *x, int owner, int parity)         /* of a rank's slots */
 {
-    return segment_slots(x->segment, owner) + (size_t)parity * (x->segment->slot_bytes / 2);
+    return segment_slots(x->segment, owner) + (size_t)parity * half_bytes(x);
 }
 
 /* ---- cutting ---- */
+/* Slots that come round again at once are still in the cache of who has read them, from where it is dear to take them
+   (probe.c); so they take turns over more than such a cache holds, from tile to tile and from operation to operation,
+   which all ranks count alike. A few lines come back faster than that. */
+static void take_turn(struct executor *x)
+{
+    const struct cut *c = x->cut;
+    x->turn = c->places > 1 ? (uint32_t)(x->operation >> 1) * (uint32_t)c->tiles % c->places : 0;
+}
+static uint32_t count_places(const struct executor *x, const struct cut *c, size_t slots)
+{
+    size_t most = turn_bytes(x) / c->place_bytes, places = slots;
+    if (slots * c->place_bytes < TURNS_AT_LEAST) return (uint32_t)slots;
+    while (places * 2 <= most) places *= 2;
+    return (uint32_t)places;
+}
 void bind_cut(struct executor *x, size_t chunk_bytes)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -27,7 +44,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
     if (chunk_bytes * chunks > x->launch.tile_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
-    size_t most = x->segment->slot_bytes / 2 / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+    size_t most = half_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
     tile = smaller(smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;
@@ -35,12 +52,14 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     c->single = c->tiles == 1;
     c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
+    c->place_bytes = scratch * c->slot_stride;
+    c->places = c->in_line ? 1 : count_places(x, c, c->single ? 1 : (size_t)plan->slots);
+    take_turn(x);
 }
 
 /* ---- addresses ---- */
 static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
 {
-    const struct schedule *s = x->launch.program->schedule;
     const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
     size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
@@ -48,9 +67,8 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     if (c->in_line)
         return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
             length };
-    size_t slot = c->single ? 0 : (unsigned)tile % (unsigned)x->launch.program->plan->slots;
-    unsigned char *slots = half_of(x, owner, parity);
-    return (struct piece){ slots + (slot * (size_t)s->chunks[SCRATCH] + at) * c->slot_stride, length, length };
+    size_t place = (x->turn + (uint32_t)tile) % c->places;
+    return (struct piece){ half_of(x, owner, parity) + place * c->place_bytes + at * c->slot_stride, length, length };
 }
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
@@ -73,6 +91,7 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
 }
 
 /* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
+static size_t place_of(const struct executor *x) { return (size_t)x->turn * x->cut->place_bytes; } /* of one tile */
 static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
 {
     out->buffer = a.buffer;
@@ -82,12 +101,16 @@ static size_t fix_one(const struct executor *x, struct span a, int index, struct
         return p.length;
     }
     for (int parity = 0; parity < 2; parity++)
-        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at;
+        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - place_of(x);
     return locate_scratch(x, 0, a, index, 0).length;
+}
+static struct buffers buffers_of(const struct executor *x)
+{
+    return (struct buffers){ x->launch.input, x->launch.output, place_of(x) };
 }
 static void aim(struct program *p, int parity, struct buffers at)
 {
-    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = 0 };
+    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.place };
     for (int i = 0; i < p->address_count; i++)
         p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
     p->aimed[parity] = at;
@@ -113,7 +136,7 @@ static void fix(struct executor *x)
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
-    for (int parity = 0; parity < 2; parity++) aim(p, parity, (struct buffers){ x->launch.input, x->launch.output });
+    for (int parity = 0; parity < 2; parity++) aim(p, parity, buffers_of(x));
     count_elements(p, x->launch.element_bytes);
     p->is_fixed = true;
 }
@@ -123,8 +146,9 @@ static void repeat(struct executor *x)
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
     const struct buffers *aimed = &p->aimed[x->parity];
-    if (aimed->input != l->input || aimed->output != l->output)
-        aim(p, x->parity, (struct buffers){ l->input, l->output });
+    take_turn(x);
+    if (aimed->input != l->input || aimed->output != l->output || aimed->place != place_of(x))
+        aim(p, x->parity, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
 static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
@@ -165,6 +189,7 @@ void bind_operands(struct executor *x)
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
     if (again) {
+        take_turn(x);
         if (program->cut.single && program->parts) fix(x);             /* it may come once more */
         return;
     }
@@ -175,16 +200,17 @@ void bind_operands(struct executor *x)
     program->cut.beyond_cache = is_beyond_cache(x);
     bind_cut(x, program->cut.piece_bytes);
 }
+/* As far as they have come round: a group that is seldom used takes little. */
 tutti_status bind_reserve(struct executor *x)
 {
-    const struct plan *plan = x->launch.program->plan;
-    if (x->cut->in_line) return TUTTI_OK;
-    size_t slots = x->cut->single ? 1 : (size_t)plan->slots;
-    size_t bytes = slots * (size_t)x->launch.program->schedule->chunks[SCRATCH] * x->cut->slot_stride;
-    if (bytes <= x->reserved[x->parity]) return TUTTI_OK;
+    const struct cut *c = x->cut;
+    size_t *reserved = &x->reserved[x->parity], last = c->tiles > 1 ? c->places : x->turn + 1;
+    size_t bytes = last * c->place_bytes, more = smaller(larger(2 * *reserved, FIRST_RESERVED), turn_bytes(x));
+    if (c->in_line || !x->launch.program->schedule->chunks[SCRATCH] || bytes <= *reserved) return TUTTI_OK;
     unsigned char *half = half_of(x, x->rank - x->host_first, x->parity);
-    TRY(segment_reserve(x->segment, half, bytes, "staging slots"));
-    x->reserved[x->parity] = bytes;
+    bytes = larger(bytes, more);
+    TRY(segment_reserve(x->segment, half + *reserved, bytes - *reserved, "staging slots"));
+    *reserved = bytes;
     return TUTTI_OK;
 }
 

@@ -16,7 +16,8 @@
 #include "kernels/stream.h"
 
 struct cut {                                            /* how a message is cut; see bind.c */
-    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
+    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride, place_bytes;
+    uint32_t places;                                    /* of place_bytes each, which tiles take in turns: see bind.c */
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
     bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
@@ -24,7 +25,7 @@ struct cut {                                            /* how a message is cut;
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
 struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
-struct buffers { const void *input; void *output; };
+struct buffers { const void *input; void *output; size_t place; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
@@ -42,7 +43,7 @@ struct program {                                        /* a plan made ready to 
     struct address *addresses;
     int *part_at, address_count;                        /* [step_count + 1] */
     void **pointers[2];                                 /* by parity: what the addresses are ... */
-    struct buffers aimed[2];                            /* ... for these tensors */
+    struct buffers aimed[2];                            /* ... for these tensors and slots */
     size_t element_bytes;                               /* of the counts */
     struct program *next;
 };
@@ -80,6 +81,7 @@ struct executor {
     stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
     stream_function *stream_outputs;                    /* the same of outputs that are beyond the cache */
     size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
+    size_t turn_bytes;                                  /* what tiles take turns over, in each half of the slots */
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
@@ -90,6 +92,7 @@ struct executor {
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
+    uint32_t turn;                                      /* the place of its first tile */
     int parity, low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
     bool exposed;                                       /* the descriptor names my tensors: peers may be at them */

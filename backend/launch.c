@@ -47,9 +47,9 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
         .stage_inputs = r->stage_inputs, .hoist = !host,
     };
-    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots, shared %llx", comm->name, comm->rank,
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", comm->name, comm->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots,
-        (unsigned long long)key.shared);
+        r->tile_bytes, (unsigned long long)key.shared);
     const struct plan *plan;
     TRY(cache_plan(comm->cache, &key, &plan));
     return program_for(comm, plan, &r->program);

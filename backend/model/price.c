@@ -9,10 +9,9 @@
    - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise, as much of it
      as its core's cache holds: the rest is as far for me as for its owner. What one rank of a core has at hand is near
      for the others.
-   - Lost: lines that no second-level cache has any more cost less to write, and to read when they have been, than those
-     that a peer has just read. The more there is in flight, the more of a slot is lost when its turn comes again.
-   - Displaced: what is in flight takes the place of the message in the cache, and has to be fetched again. This is what
-     a large tile costs however few there are.
+   - Slots take turns over so many bytes that no second-level cache has them any more (bind.c). Such lines cost less to
+     write, and to read when they have been, than those that a peer has just read.
+   - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
 
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
@@ -32,7 +31,6 @@ struct pricing {
     int *at;                                            /* [member] */
     double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
     double peer_read, peer_write;                       /* of what a peer has; some share this core */
-    double lost;                                        /* the part of a slot that the caches have lost by its turn */
     bool fits;                                          /* the message does, in the cache */
     double held;                                        /* the part of it that is in the cache of who has made it */
 };
@@ -47,7 +45,7 @@ static double mixed(const struct pricing *x, double peer)               /* of a 
 static double read_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank && a.buffer == SCRATCH) return (1 - x->lost) * x->peer_read + x->lost * m->lost_read;
+    if (a.rank != rank && a.buffer == SCRATCH) return m->lost_read;
     if (a.rank != rank) return mixed(x, x->peer_read);
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
 }
@@ -55,7 +53,7 @@ static double write_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
     if (a.rank != rank) return a.buffer == SCRATCH ? x->peer_write : mixed(x, x->peer_write);
-    if (a.buffer == SCRATCH) return (1 - x->lost) * m->slot_write + x->lost * m->lost_write;
+    if (a.buffer == SCRATCH) return m->lost_write;
     return (x->fits ? m->near : m->far) / 2;
 }
 /* In place there is nothing to copy. (Private tensors count as in place, whether they are or not.) */
@@ -182,13 +180,6 @@ static double displaced_cost(const struct pricing *x, const struct cutting *c, i
     if (longer < least_longer) longer = least_longer;
     return least(most, message) * least(1, (most + message) / x->machine->l2) * longer * x->load;
 }
-static double most_slots(const struct pricing *x)       /* chunks */
-{
-    double most = 0;
-    for (int m = 0; m < x->plan->count; m++)
-        if (x->plan->ranks[m].chunks[SCRATCH] > most) most = x->plan->ranks[m].chunks[SCRATCH];
-    return most;
-}
 static double total(struct pricing *x, const struct cutting *c)
 {
     const struct schedule *s = &x->plan->ranks[0];
@@ -197,7 +188,6 @@ static double total(struct pricing *x, const struct cutting *c)
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
     double in_flight = least(c->slots, further + 1);
     x->chunk_bytes = tile / chunks;
-    x->lost = least(1, most_slots(x) * x->chunk_bytes * in_flight / x->machine->l2);
     double one = path(x), busy = busiest(x), each = one / c->slots > busy ? one / c->slots : busy;
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);

@@ -215,20 +215,22 @@ static bool measure_lost(struct player *me)
     d->found->lost_read = fmin(read, d->found->slot_read);
     return true;
 }
-/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. */
+/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. The slots
+   come round after as many bytes, whatever the tile. */
 static bool pass_tile(struct player *me, uint32_t k, uint32_t tiles, size_t tile)
 {
     struct duet *d = me->duet;
     int other = !me->who;
+    uint32_t places = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
     unsigned char *mine = d->message[me->who];
     if (k < tiles) {
         if (k >= IN_FLIGHT && !await(me, &d->added[other], k - IN_FLIGHT + 1)) return false;
-        d->write(d->slot[me->who] + k % IN_FLIGHT * tile, mine + k * tile, tile);
+        d->write(d->slot[me->who] + k % places * tile, mine + k * tile, tile);
         atomic_store(&d->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
     if (!await(me, &d->copied[other], k)) return false;
-    add(mine + (k - 1) * tile, d->slot[other] + (k - 1) % IN_FLIGHT * tile, tile);
+    add(mine + (k - 1) * tile, d->slot[other] + (k - 1) % places * tile, tile);
     atomic_store(&d->added[me->who].value, k);
     return true;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SLOTS_BYTES = 1 << 20 };                         /* of a half, before they come round */
 enum { MOST_VARIANTS = 32, MOST_SIZES = 16, MOST_TIMES = 64, LIMIT_S = 300 };
 static struct shared {
     double sample[MOST_SIZES][MOST_VARIANTS][MOST_RANKS][MOST_TIMES], flag[MOST_SIZES][2];
@@ -47,9 +48,10 @@ static const size_t *sizes;
 static int size_count;
 
 static int times_of(size_t bytes) { return bytes > 16 << 20 ? samples / 2 + 1 : samples; }
+static int batch_of(size_t bytes) { return bytes <= 4096 ? 50 : 1; }
 static double once(tutti_comm *comm, float *data, size_t bytes, int seed)
 {
-    int batch = bytes <= 4096 ? 50 : 1;
+    int batch = batch_of(bytes);
     dirty(data, bytes, seed);
     double begin = begin_together();
     for (int k = 0; k < batch; k++) {
@@ -63,10 +65,12 @@ static void note_flag(int size, int after)
     double flag = flag_barrier_ns();
     if (measure_rank == 0) shared->flag[size][after] = flag;
 }
+/* Until all slots have been in use. */
+static int warm_ups(size_t bytes) { return 6 + 2 * (int)(SLOTS_BYTES / bytes) / batch_of(bytes); }
 static void sweep(tutti_comm **comms, float *data, int size)
 {
     for (int v = 0; v < variant_count; v++)
-        for (int s = 0; s < 6; s++) once(comms[v], data, sizes[size], s);
+        for (int s = 0; s < warm_ups(sizes[size]); s++) once(comms[v], data, sizes[size], s);
     note_flag(size, 0);
     for (int s = 0; s < times_of(sizes[size]); s++)
         for (int v = 0; v < variant_count; v++) {

@@ -124,22 +124,6 @@ static void a_root_with_a_copy_of_its_own_does_not_help(void **state)
         group_finish(&g);
     }
 }
-/* Where a slot is dear to write as long as its reader has it, so much is in flight that he has lost it by then; where
-   it makes no difference, as little as fits. As bench_core has it: 1 MiB in 37 instead of 82 us. */
-static void slots_come_round_when_their_reader_has_lost_them(void **state)
-{
-    (void)state;
-    size_t in_flight[2];
-    for (int i = 0; i < 2; i++) {
-        struct group g;
-        group_init(&g, i ? &far_cores : &near_cores, 2, 2);
-        struct choice c = ask(&g, BROADCAST, MIB, TENSORS_PRIVATE, false);
-        in_flight[i] = c.tile_bytes * (size_t)c.slots;
-        group_finish(&g);
-    }
-    print_message("near %zu KiB in flight, far %zu\n", in_flight[0] / KIB, in_flight[1] / KIB);
-    assert_true(in_flight[0] >= 768 * KIB && in_flight[1] < 768 * KIB);
-}
 static void looking_first_is_for_messages_that_take_longer(void **state)
 {
     (void)state;
@@ -274,7 +258,6 @@ int main(void)
         cmocka_unit_test(a_root_does_not_do_alone_what_all_can_do),
         cmocka_unit_test(a_root_does_its_share_in_shared_tensors),
         cmocka_unit_test(a_root_with_a_copy_of_its_own_does_not_help),
-        cmocka_unit_test(slots_come_round_when_their_reader_has_lost_them),
         cmocka_unit_test(looking_first_is_for_messages_that_take_longer),
         cmocka_unit_test(a_choice_is_a_function_of_the_question),
     };
