@@ -183,7 +183,6 @@ tutti_status launch_decide(tutti_comm *comm, const struct operation *op);
 /* ---- messages.c ---- */
 tutti_status messages_connect(tutti_comm *comm);        /* makes the transport, when the segment is mapped */
 void message_post(tutti_comm *comm, struct operation *op);
-tutti_status messages_check(tutti_comm *comm);          /* fails when one waits for a rank that has left */
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
 /* Ends them; those that peers may be copying stay until they are not: call again while there are messages. */
 void messages_fail(tutti_comm *comm, tutti_status status);
@@ -196,7 +195,7 @@ tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format
 tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
 /* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. Driver only. */
 tutti_status comm_check(tutti_comm *comm);
-/* Whether it would find one, perhaps. What all ranks have done by now is there to be seen after this. Driver only. */
+/* Whether it may find one. What all ranks have done by now is there to be seen after this. Driver only. */
 bool comm_is_in_doubt(const tutti_comm *comm);
 tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */

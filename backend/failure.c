@@ -104,10 +104,9 @@ bool comm_has_left(const tutti_comm *comm, int rank)
 {
     return atomic_load_explicit(&comm_segment(comm)->controls[rank].departed, memory_order_acquire) != 0;
 }
-static tutti_status check_others(tutti_comm *comm)                     /* has another rank failed the group? */
+static tutti_status fail_with_others(tutti_comm *comm)
 {
     const struct failure *f = comm_segment(comm)->failure;
-    if (atomic_load_explicit(&f->state, memory_order_acquire) != FAILURE_READY) return TUTTI_OK;
     char detail[sizeof f->detail];
     memcpy(detail, f->detail, sizeof detail);
     detail[sizeof detail - 1] = 0;
@@ -116,30 +115,25 @@ static tutti_status check_others(tutti_comm *comm)                     /* has an
     if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
     return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
 }
-static tutti_status check_peers(tutti_comm *comm)
+static tutti_status fail_without(tutti_comm *comm, int dead)
 {
-    uint32_t lost = atomic_load_explicit(&comm->lost, memory_order_acquire);
-    if (!lost) return TUTTI_OK;
-    const struct member *m = &comm->members[lost - 1];
+    const struct member *m = &comm->members[dead];
     char what[224];
     describe_running(comm, what, sizeof what);
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; destroy this group and make a new one "
-                     "without it", (int)lost - 1, comm->name, (unsigned long long)m->identity.pid, m->identity.host,
+                     "without it", dead, comm->name, (unsigned long long)m->identity.pid, m->identity.host,
                          comm->rank, what);
 }
-static tutti_status check_blocked(tutti_comm *comm)                    /* waits for one that has left in good order */
+static tutti_status fail_abandoned(tutti_comm *comm, int peer)
 {
-    int peer = comm->executor.blocked_peer;
-    if (!comm->running || peer < 0 || !comm_has_left(comm, peer)) return TUTTI_OK;
-    if (executor_has_arrived(&comm->executor, peer)) return TUTTI_OK;  /* it left after its part was done */
     char what[224];
     describe_running(comm, what, sizeof what);
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d waits for it in %s; all ranks must make the "
                      "same calls before they destroy", peer, comm->name, comm->rank, what);
 }
-static tutti_status message_late(tutti_comm *comm, const struct operation *op)
+static tutti_status fail_late_message(tutti_comm *comm, const struct operation *op)
 {
     bool sends = op->transfer.is_send;
     return comm_fail(comm, TUTTI_TIMEOUT,
@@ -147,15 +141,25 @@ static tutti_status message_late(tutti_comm *comm, const struct operation *op)
         comm->rank, comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
         (long long)atomic_load(&op->timeout_ms), sends ? "receive" : "send");
 }
-static tutti_status collective_late(tutti_comm *comm, const struct operation *op)
+static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
 {
     char what[224], absent[128] = "";
+    if (op->family == POINT_TO_POINT) return fail_late_message(comm, op);
     describe_running(comm, what, sizeof what);
     list_absent(comm, absent, sizeof absent);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->rank,
         (long long)atomic_load(&op->timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
             absent);
+}
+/* What it sent before it left counts. */
+static tutti_status fail_abandoned_message(tutti_comm *comm, const struct operation *op)
+{
+    transport_poll(comm->transport);
+    if (op->transfer.state != TRANSFER_POSTED) return TUTTI_OK;
+    return comm_fail(comm, TUTTI_PEER_LOST,
+        "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
+                     comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
 }
 static bool is_late(struct operation *op)
 {
@@ -166,38 +170,57 @@ static bool is_late(struct operation *op)
     }
     return clock_ms() >= deadline_ms;
 }
-static bool waits_for_one_that_left(const tutti_comm *comm)
+static struct operation *find_late(const tutti_comm *comm)
+{
+    for (struct operation *op = comm->head; op; op = op->next) if (is_late(op)) return op;
+    for (struct operation *op = comm->messages; op; op = op->next) if (is_late(op)) return op;
+    return NULL;
+}
+static bool waits_in_vain(const tutti_comm *comm)       /* for one that has left in good order, its part not done */
 {
     int peer = comm->running ? comm->executor.blocked_peer : -1;
-    if (peer >= 0 && comm_has_left(comm, peer)) return true;
-    for (const struct operation *op = comm->messages; op; op = op->next)
-        if (op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer)) return true;
-    return false;
+    return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer);
 }
-bool comm_is_in_doubt(const tutti_comm *comm)
+static struct operation *find_abandoned(const tutti_comm *comm)
 {
-    if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return true;
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return true;
-    if (atomic_load_explicit(&comm_segment(comm)->failure->state, memory_order_acquire) == FAILURE_READY) return true;
-    if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return true;
-    for (struct operation *op = comm->head; op; op = op->next) if (is_late(op)) return true;
-    for (struct operation *op = comm->messages; op; op = op->next) if (is_late(op)) return true;
-    return waits_for_one_that_left(comm);
+    for (struct operation *op = comm->messages; op; op = op->next)
+        if (op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer)) return op;
+    return NULL;
 }
+/* The one walk over the reasons there are, in the order in which they are told. */
+enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, ABANDONED, LATE, MESSAGE_ABANDONED };
+struct reason { enum cause cause; struct operation *op; };
+static struct reason find_reason(const tutti_comm *comm)
+{
+    const struct failure *f = comm_segment(comm)->failure;
+    struct operation *op;
+    if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
+    if (atomic_load_explicit(&f->state, memory_order_acquire) == FAILURE_READY)
+        return (struct reason){ FAILED_BY_ANOTHER, NULL };
+    if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
+    if (waits_in_vain(comm)) return (struct reason){ ABANDONED, NULL };
+    if ((op = find_late(comm)) != NULL) return (struct reason){ LATE, op };
+    if ((op = find_abandoned(comm)) != NULL) return (struct reason){ MESSAGE_ABANDONED, op };
+    return (struct reason){ NONE, NULL };
+}
+bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause != NONE; }
 tutti_status comm_check(tutti_comm *comm)
 {
-    uint32_t stop = atomic_load_explicit(&comm->stop, memory_order_acquire);
-    if (stop) return comm_fail(comm, (tutti_status)-(int)stop,
-        "%s was aborted, or destroyed while operations ran, by rank %d", comm->name, comm->rank);
-    TRY(comm_failure(comm));
-    TRY(check_others(comm));
-    TRY(check_peers(comm));
-    TRY(check_blocked(comm));
-    for (struct operation *op = comm->head; op; op = op->next)
-        if (is_late(op)) return collective_late(comm, op);
-    for (struct operation *op = comm->messages; op; op = op->next)
-        if (is_late(op)) return message_late(comm, op);
-    return messages_check(comm);
+    struct reason reason = find_reason(comm);
+    switch (reason.cause) {
+    case NONE: break;
+    case STOPPED:
+        return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->stop),
+            "%s was aborted, or destroyed while operations ran, by rank %d", comm->name, comm->rank);
+    case FAILED: return comm_failure(comm);
+    case FAILED_BY_ANOTHER: return fail_with_others(comm);
+    case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->lost) - 1);
+    case ABANDONED: return fail_abandoned(comm, comm->executor.blocked_peer);
+    case LATE: return fail_late(comm, reason.op);
+    case MESSAGE_ABANDONED: return fail_abandoned_message(comm, reason.op);
+    }
+    return TUTTI_OK;
 }
 
 /* ---- disagreement ---- */

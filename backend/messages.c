@@ -160,16 +160,3 @@ void messages_fail(tutti_comm *comm, tutti_status status)
         operation_complete(op, status);
     }
 }
-tutti_status messages_check(tutti_comm *comm)
-{
-    for (struct operation *op = comm->messages; op; op = op->next) {
-        int peer = op->transfer.peer;
-        if (peer < 0 || peer == comm->rank || !comm_has_left(comm, peer)) continue;
-        transport_poll(comm->transport);                /* what it sent before it left counts */
-        if (op->transfer.state == TRANSFER_POSTED)
-            return comm_fail(comm, TUTTI_PEER_LOST,
-                "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", peer,
-                             comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
-    }
-    return TUTTI_OK;
-}
