@@ -8,33 +8,65 @@
 #include <assert.h>
 #include <string.h>
 
-enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, TURNS_AT_LEAST = 4 << 10 };
+enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-static size_t half_bytes(const struct executor *x) { return x->segment->slot_bytes / 2; }
-static size_t turn_bytes(const struct executor *x) { return smaller(x->turn_bytes, half_bytes(x)); }
-static unsigned char *half_of(const struct executor *x, int owner, int parity)         /* of a rank's slots */
+
+/* ---- slots: a ring, and behind it two halves ---- */
+static size_t ring_bytes(const struct executor *x)
 {
-    return segment_slots(x->segment, owner) + (size_t)parity * half_bytes(x);
+    return smaller(x->ring_bytes, x->segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
+}
+static size_t half_bytes(const struct executor *x)
+{
+    return (x->segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
+}
+/* Slots that come round again at once are still in the cache of who has read them, from where it is dear to take them
+   (probe.c). So operations take what they need from a ring that no such cache holds, one behind the other: of the last
+   one somebody may still be reading, of the one before it nobody. What needs more than a third of the ring would meet
+   it, and uses the halves in turns; so does what needs a few lines only, for they come back faster than new ones. */
+static void take_slots(struct executor *x)
+{
+    const struct cut *c = x->cut;
+    if (c->in_line) x->slots_at = 0;
+    else if (!c->goes_round) x->slots_at = ring_bytes(x) + (size_t)x->parity * half_bytes(x);
+    else x->slots_at = x->ring_at + c->slots_bytes <= ring_bytes(x) ? x->ring_at : 0;
+}
+/* The same for tiles, which go round by themselves: as many places as there are slots, or a multiple. */
+static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
+{
+    size_t times = ring_bytes(x) / 2 / (slots * place_bytes);
+    return (uint32_t)(slots * larger(times, 1));
+}
+static void place_slots(struct executor *x, struct cut *c)
+{
+    const struct plan *plan = x->launch.program->plan;
+    c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
+    c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
+    c->slots_bytes = c->in_line ? 0 : smaller((size_t)c->tiles, c->places) * c->place_bytes;
+    c->goes_round = c->slots_bytes >= ROUND_AT_LEAST && 3 * c->slots_bytes <= ring_bytes(x);
+    take_slots(x);
+}
+/* As much as operations have come to: a group that is seldom used takes little. */
+tutti_status bind_reserve(struct executor *x)
+{
+    const struct cut *c = x->cut;
+    size_t first = c->goes_round ? 0 : x->slots_at, room = c->goes_round ? ring_bytes(x) : half_bytes(x);
+    size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
+    if (bytes <= *reserved) return TUTTI_OK;
+    if (c->goes_round) bytes = larger(bytes, smaller(larger(2 * *reserved, FIRST_RESERVED), room));
+    unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
+    TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
+    *reserved = bytes;
+    return TUTTI_OK;
+}
+void bind_leave(struct executor *x)
+{
+    if (x->cut->goes_round) x->ring_at = x->slots_at + x->cut->slots_bytes;
 }
 
 /* ---- cutting ---- */
-/* Slots that come round again at once are still in the cache of who has read them, from where it is dear to take them
-   (probe.c); so they take turns over more than such a cache holds, from tile to tile and from operation to operation,
-   which all ranks count alike. A few lines come back faster than that. */
-static void take_turn(struct executor *x)
-{
-    const struct cut *c = x->cut;
-    x->turn = c->places > 1 ? (uint32_t)(x->operation >> 1) * (uint32_t)c->tiles % c->places : 0;
-}
-static uint32_t count_places(const struct executor *x, const struct cut *c, size_t slots)
-{
-    size_t most = turn_bytes(x) / c->place_bytes, places = slots;
-    if (slots * c->place_bytes < TURNS_AT_LEAST) return (uint32_t)slots;
-    while (places * 2 <= most) places *= 2;
-    return (uint32_t)places;
-}
 void bind_cut(struct executor *x, size_t chunk_bytes)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -52,9 +84,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     c->single = c->tiles == 1;
     c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
-    c->place_bytes = scratch * c->slot_stride;
-    c->places = c->in_line ? 1 : count_places(x, c, c->single ? 1 : (size_t)plan->slots);
-    take_turn(x);
+    place_slots(x, c);
 }
 
 /* ---- addresses ---- */
@@ -67,8 +97,9 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     if (c->in_line)
         return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
             length };
-    size_t place = (x->turn + (uint32_t)tile) % c->places;
-    return (struct piece){ half_of(x, owner, parity) + place * c->place_bytes + at * c->slot_stride, length, length };
+    size_t place = c->single ? 0 : (uint32_t)tile % c->places;
+    unsigned char *slots = segment_slots(x->segment, owner) + x->slots_at;
+    return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
@@ -91,7 +122,6 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
 }
 
 /* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
-static size_t place_of(const struct executor *x) { return (size_t)x->turn * x->cut->place_bytes; } /* of one tile */
 static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
 {
     out->buffer = a.buffer;
@@ -101,16 +131,17 @@ static size_t fix_one(const struct executor *x, struct span a, int index, struct
         return p.length;
     }
     for (int parity = 0; parity < 2; parity++)
-        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - place_of(x);
+        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - x->slots_at;
     return locate_scratch(x, 0, a, index, 0).length;
 }
 static struct buffers buffers_of(const struct executor *x)
 {
-    return (struct buffers){ x->launch.input, x->launch.output, place_of(x) };
+    return (struct buffers){ x->launch.input, x->launch.output, x->slots_at };
 }
 static void aim(struct program *p, int parity, struct buffers at)
 {
-    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.place };
+    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output,
+        [SCRATCH] = at.slots_at };
     for (int i = 0; i < p->address_count; i++)
         p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
     p->aimed[parity] = at;
@@ -146,8 +177,8 @@ static void repeat(struct executor *x)
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
     const struct buffers *aimed = &p->aimed[x->parity];
-    take_turn(x);
-    if (aimed->input != l->input || aimed->output != l->output || aimed->place != place_of(x))
+    take_slots(x);
+    if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->slots_at)
         aim(p, x->parity, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
@@ -189,7 +220,7 @@ void bind_operands(struct executor *x)
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
     if (again) {
-        take_turn(x);
+        take_slots(x);
         if (program->cut.single && program->parts) fix(x);             /* it may come once more */
         return;
     }
@@ -200,32 +231,19 @@ void bind_operands(struct executor *x)
     program->cut.beyond_cache = is_beyond_cache(x);
     bind_cut(x, program->cut.piece_bytes);
 }
-/* As far as they have come round: a group that is seldom used takes little. */
-tutti_status bind_reserve(struct executor *x)
-{
-    const struct cut *c = x->cut;
-    size_t *reserved = &x->reserved[x->parity], last = c->tiles > 1 ? c->places : x->turn + 1;
-    size_t bytes = last * c->place_bytes, more = smaller(larger(2 * *reserved, FIRST_RESERVED), turn_bytes(x));
-    if (c->in_line || !x->launch.program->schedule->chunks[SCRATCH] || bytes <= *reserved) return TUTTI_OK;
-    unsigned char *half = half_of(x, x->rank - x->host_first, x->parity);
-    bytes = larger(bytes, more);
-    TRY(segment_reserve(x->segment, half + *reserved, bytes - *reserved, "staging slots"));
-    *reserved = bytes;
-    return TUTTI_OK;
-}
-
 /* ---- arithmetic ---- */
 enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
 
 /* Is this a slot that peers wait for, and better written around the cache? */
-static bool is_streamed(const struct executor *x, const struct step *t, struct span to, size_t bytes)
+static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
-    return bytes >= STREAM_AT_LEAST && x->stream && to.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
+    bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
+    return waited_for && bytes >= STREAM_AT_LEAST && x->stream && (!x->paced || pace_streams(to));
 }
 /* Outputs that no cache will hold: around it they need not be read before they are written. */
-static bool goes_around_cache(const struct executor *x, struct span to, size_t bytes)
+static bool goes_around_cache(const struct executor *x, struct span span, size_t bytes)
 {
-    return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && to.buffer == OUTPUT && x->stream_outputs;
+    return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && span.buffer == OUTPUT && x->stream;
 }
 /* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
@@ -240,23 +258,18 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     const struct launch *l = &x->launch;
     if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
     else if (to == from || !bytes) return;
-    else if (is_streamed(x, t, span, bytes)) x->stream(to, from, bytes);
-    else if (goes_around_cache(x, span, bytes)) x->stream_outputs(to, from, bytes);
+    else if (is_streamed(x, t, span, to, bytes) || goes_around_cache(x, span, bytes)) x->stream(to, from, bytes);
     else copy_bytes(to, from, bytes);
 }
-/* A result goes to this slot at once, with the others, or is copied there when it is complete? */
-static bool is_copied(const struct executor *x, const struct step *t, struct span to, size_t bytes)
-{
-    return is_streamed(x, t, to, bytes) && !(x->stream == pace_copy && pace_is_ordinary());
-}
-/* Results that no cache will hold go around it from where they are made, unless they replace what was just read. */
-static bool is_streamed_sum(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
-    size_t bytes)
+/* A sum that goes around the cache does so from where it is made, unless it replaces what was just read. */
+static bool is_streamed_sum(const struct executor *x, const struct step *t, void *const *to, int to_count,
+    const void *const *from, size_t bytes)
 {
     const struct span *spans = step_to(x->launch.program->schedule, t);
     if (!x->launch.reduce_streamed) return false;
-    for (int d = 0; d < t->to_count; d++) {
-        if (!goes_around_cache(x, spans[d], bytes)) return false;
+    for (int d = 0; d < to_count; d++) {
+        bool alone = to_count == 1 && is_streamed(x, t, spans[d], to[d], bytes);
+        if (!alone && !goes_around_cache(x, spans[d], bytes)) return false;
         for (int f = 0; f < t->from_count; f++)
             if (to[d] == from[f]) return false;
     }
@@ -269,9 +282,9 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     const struct launch *l = &x->launch;
     const struct span *spans = step_to(l->program->schedule, t);
     int direct = t->to_count;
-    while (direct > 1 && is_copied(x, t, spans[direct - 1], part->bytes)) direct--;
-    reduce_function *sum = is_streamed_sum(x, t, to, from, part->bytes) ? l->reduce_streamed : l->reduce;
-    sum(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
+    while (direct > 1 && is_streamed(x, t, spans[direct - 1], to[direct - 1], part->bytes)) direct--;
+    bool around = is_streamed_sum(x, t, to, direct, from, part->bytes);
+    (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
     for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
 }
 /* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */

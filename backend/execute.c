@@ -317,6 +317,7 @@ static void end(struct executor *x)
         : ((uint64_t)x->cut->tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
+    bind_leave(x);
     if (x->launch.program->touch_count) let_go(x);
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is

@@ -6,7 +6,8 @@
  * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
  * agree. An operation whose plan depends on where the ranks' tensors lie, or on their counts, has no steps before the
  * roll call. So a disagreement is found by every rank before any output is touched, and whoever has arrived in
- * operation n has finished n - 1: the two halves of lines and slots, used in turns, need no other protection. */
+ * operation n has finished n - 1: two lines, used in turns, and slots that are not those of the last operation need no
+ * other protection. */
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
@@ -16,8 +17,10 @@
 #include "kernels/stream.h"
 
 struct cut {                                            /* how a message is cut; see bind.c */
-    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride, place_bytes;
-    uint32_t places;                                    /* of place_bytes each, which tiles take in turns: see bind.c */
+    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
+    size_t place_bytes, slots_bytes;                    /* of a tile's slots, of all that the operation needs */
+    uint32_t places;                                    /* for tiles in turns */
+    bool goes_round;                                    /* its slots are in the ring: see bind.c */
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
     bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
@@ -25,7 +28,7 @@ struct cut {                                            /* how a message is cut;
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
 struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
-struct buffers { const void *input; void *output; size_t place; };
+struct buffers { const void *input; void *output; size_t slots_at; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
@@ -78,21 +81,22 @@ struct executor {
     int rank, host_first, host_ranks;
     int polls;                                          /* looks at a counter before it returns, with one tile */
     bool crowded;                                       /* not then: others have waited on my core */
-    stream_function *stream;                            /* how large slots are written, or NULL: by memcpy */
-    stream_function *stream_outputs;                    /* the same of outputs that are beyond the cache */
+    stream_function *stream;                            /* a copy around the cache, or NULL */
+    bool paced;                                         /* slots are written so if it is better at present: pace.h */
     size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
-    size_t turn_bytes;                                  /* what tiles take turns over, in each half of the slots */
+    size_t ring_bytes;                                  /* of each rank's slots, those that operations go round in */
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
-    size_t reserved[2];                                 /* bytes of my slots that are real memory, per half */
+    size_t ring_at;                                     /* where the last slots of the ring end */
+    size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
     /* of the operation that runs; whoever begins it fills launch and the descriptor first */
     struct launch launch;
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
-    uint32_t turn;                                      /* the place of its first tile */
+    size_t slots_at;                                    /* where its slots begin, in those of each rank */
     int parity, low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
     bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
@@ -106,7 +110,7 @@ struct executor {
 };
 tutti_status executor_init(struct executor *x, const struct segment *segment, int rank, int host_first, int host_ranks);
 void executor_finish(struct executor *x);
-/* Chooses the half of lines and slots of the next operation, and with it the descriptor to fill. */
+/* Chooses the line of the next operation, and with it the descriptor to fill. */
 void executor_prepare(struct executor *x);
 /* To be called when anything but the sequence has been written into the descriptor. */
 void executor_describe(struct executor *x);

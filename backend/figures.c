@@ -171,6 +171,6 @@ tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms)
     if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
     comm->executor.polls = comm->ladder.pauses / 10 < MOST_POLLS ? comm->ladder.pauses / 10 : MOST_POLLS;
     comm->executor.cache_bytes = (size_t)figures.last;
-    comm->executor.turn_bytes = (size_t)figures.l2 / (size_t)comm->size;
+    comm->executor.ring_bytes = (size_t)(4 * figures.l2) / (size_t)comm->size;
     return TUTTI_OK;
 }

@@ -4,7 +4,6 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
-#include "backend/pace.h"
 #include "backend/mapping.h"
 #include <stdio.h>
 
@@ -64,8 +63,8 @@ static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
     TRY(mapping_acquire(comm->rank, comm->size, comm->members, comm->peers, deadline_ms, &comm->mapping));
     TRY(executor_init(&comm->executor, &comm->mapping->segment, comm->rank, 0, comm->size));
     int64_t streaming = settings_get()->streaming;
-    comm->executor.stream = streaming == 0 ? NULL : streaming > 0 ? stream_find() : pace_copy;
-    comm->executor.stream_outputs = streaming == 0 ? NULL : stream_find();
+    comm->executor.stream = streaming == 0 ? NULL : stream_find();
+    comm->executor.paced = streaming < 0;
     return TUTTI_OK;
 }
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 enum { SLICE_MS = 50 };
-enum { SLOT_BYTES = 16 << 20 };                         /* of one rank, both halves; only what is used becomes memory */
+enum { SLOT_BYTES = 16 << 20 };                         /* of one rank; only what is used becomes memory */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct mapping *mappings;

@@ -4,9 +4,9 @@
    (`copying`), and after a failure no operation is over before no peer is at its tensor. */
 #include "backend/comm.h"
 #include "backend/base/fence.h"
-#include "backend/base/settings.h"
 #include "backend/host/arena.h"
 #include "backend/mapping.h"
+#include "backend/pace.h"
 #include "backend/tensors.h"
 #include "backend/views.h"
 
@@ -64,7 +64,7 @@ static void leave(void *context)
 tutti_status messages_connect(tutti_comm *comm)
 {
     struct shm_ground ground = { .context = comm, .pair = pair_at, .reserve = reserve, .ring = ring_bell,
-        .stream = comm->executor.stream, .stream_far = settings_get()->streaming == 0 ? NULL : stream_find(),
+        .stream = comm->executor.paced ? pace_copy : comm->executor.stream, .stream_far = comm->executor.stream,
         .find = find, .reach = reach, .enter = enter, .leave = leave };
     TRY(shm_connect(&ground, comm->rank, comm->size, &comm->transport));
     comm->executor.transport = comm->transport;

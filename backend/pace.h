@@ -7,10 +7,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Copies a run that is worth it (1 KiB and more) the way that is better at present. */
+/* How a run of 1 KiB and more, to begin at `to`, is better written at present: around the cache? */
+bool pace_streams(void *to);
+/* Copies it that way. */
 void pace_copy(void *to, const void *from, size_t bytes);
-/* A result may as well be written to the slot at once, by ordinary stores; false: copy it there with pace_copy. */
-bool pace_is_ordinary(void);
 
 /* ---- how it decides; of pace.c and its test ---- */
 struct pace {

@@ -70,7 +70,7 @@ struct told {                                          /* by rank 0 to the other
 };
 struct segment {                                       /* this process's view                                     */
     int ranks;
-    size_t bytes, slot_bytes;                          /* slot_bytes: of one rank, both halves; whole pages       */
+    size_t bytes, slot_bytes;                          /* slot_bytes: of one rank; whole pages                    */
     unsigned char *base;
     struct failure *failure;
     struct told *told;

@@ -25,6 +25,15 @@ static void fail(const char *what)
     _exit(1);
 }
 
+static void pin(void)
+{
+    cpu_set_t set;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    CPU_ZERO(&set);
+    CPU_SET((size_t)(rank % cores), &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
 /* ---- the library ---- */
 #if defined(TUTTI)
 #include "c_api/tutti.h"
@@ -59,6 +68,7 @@ static void library_start(int *argc, char ***argv)
     if (flags == MAP_FAILED) fail("no memory for the flags");
     for (rank = 0; rank < ranks; rank++)
         if ((process[rank] = fork()) == 0) {
+            pin();                                      /* a group asks how far apart its ranks are */
             must(tutti_comm_init_rank(&comm, ranks, id, rank));
             return;
         }
@@ -242,14 +252,6 @@ static void measure(const struct collective *c, float *in, float *out, size_t n)
     if (rank == 0) printf("%s\t%zu\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
         times[(int)(0.99 * (samples - 1))], times[0], before, after);
     fflush(stdout);
-}
-static void pin(void)
-{
-    cpu_set_t set;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    CPU_ZERO(&set);
-    CPU_SET((size_t)(rank % cores), &set);
-    sched_setaffinity(0, sizeof set, &set);
 }
 static const struct collective *find(const char *word, const char **sizes)
 {
