@@ -9,8 +9,8 @@ static_assert(offsetof(struct pair, cells) == PAIR_PAGE, "the door and all count
 static_assert(RING_CELLS % 2 == 0 && (1ull << 32) % RING_CELLS == 0, "32-bit counts of cells may wrap");
 
 /* What a message of so many bytes takes from the credit: its payload in the eager part, and a line for whatever keeps
-   it. */
-static uint64_t payload_room(uint64_t bytes) { return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64; }
+   it. Who reads a payload fetches what lies behind it, too; it had better not be what is written next. */
+static uint64_t payload_room(uint64_t bytes) { return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD; }
 static uint64_t credit_of(uint64_t bytes) { return 64 + payload_room(bytes); }
 
 /* The eager part is circular: a payload lies in one run, or in two. */
