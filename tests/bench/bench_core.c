@@ -65,6 +65,9 @@ static void call(const struct bench_case *c, struct pair at, tutti_dtype dtype)
     case ALLGATHER:
         must(tutti_all_gather(c->in_place ? at.out + own : at.in, at.out, part, dtype, comm, NULL));
         return;
+    case REDUCE: must(tutti_reduce(at.in, at.out, n, dtype, TUTTI_SUM, 0, comm, NULL)); return;
+    case GATHER: must(tutti_gather(at.in, at.out, part, dtype, 0, comm, NULL)); return;
+    case SCATTER: must(tutti_scatter(at.in, at.out, part, dtype, 0, comm, NULL)); return;
     case SEND_RECV: call_send_recv(at.in, at.out, n, dtype, c->bytes < TINY); return;
     case VERBS: return;
     }
@@ -78,7 +81,7 @@ static struct pair pair_of(const struct bench_case *c)
 /* The buffer from which this rank sends. */
 static void dirty_input(const struct bench_case *c, struct pair at, int seed)
 {
-    size_t bytes = c->verb == ALLGATHER ? c->bytes / (size_t)c->ranks : c->bytes;
+    size_t bytes = c->verb == ALLGATHER || c->verb == GATHER ? c->bytes / (size_t)c->ranks : c->bytes;
     size_t own = c->verb == ALLGATHER && c->in_place ? (size_t)measure_rank * bytes : 0;
     dirty(at.in + own, bytes, measure_rank + seed);
 }

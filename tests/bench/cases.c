@@ -4,7 +4,7 @@
 
 static const size_t KI = 1 << 10, MI = 1 << 20;
 static const char *const verbs[] = { "allreduce", "reduce_scatter", "allgather", "broadcast", "all_to_all",
-    "send_recv" };
+    "reduce", "gather", "scatter", "send_recv" };
 static const char *const besides[] = { "flag barrier", "ladder barrier", "flag ping-pong", "memcpy", "T_coh",
     "float32" };
 const char *verb_name(enum verb verb) { return verbs[verb]; }
@@ -60,6 +60,8 @@ double case_touched(const struct bench_case *c)
     case ALLGATHER: return c->in_place ? 0.5 : (part + 1) / 2;
     case BROADCAST: return c->in_place ? 0.5 : (part + 1) / 2;
     case ALL_TO_ALL: return 1;
+    case REDUCE: return (1 + part) / 2;                 /* all input, and what the root makes of it */
+    case GATHER: case SCATTER: return part;             /* out of place */
     case SEND_RECV: return 1;
     case VERBS: break;
     }
@@ -80,7 +82,7 @@ static void add(struct list *list, struct bench_case c)
 }
 static void add_size(struct list *list, struct bench_case c)
 {
-    bool only_out = c.verb == ALL_TO_ALL || c.verb == SEND_RECV;
+    bool only_out = c.verb == ALL_TO_ALL || c.verb == GATHER || c.verb == SCATTER || c.verb == SEND_RECV;
     for (int in_place = !only_out; in_place >= 0; in_place--)
         for (int shared = 0; shared <= (c.bytes >= 4 * KI); shared++) {
             c.in_place = in_place;

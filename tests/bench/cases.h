@@ -3,7 +3,7 @@
 #pragma once
 #include "c_api/tutti.h"
 
-enum verb { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, ALL_TO_ALL, SEND_RECV, VERBS };
+enum verb { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, ALL_TO_ALL, REDUCE, GATHER, SCATTER, SEND_RECV, VERBS };
 enum beside {                                           /* measured in turns with ours                            */
     FLAG_BARRIER,                                       /* of the same ranks                                      */
     LADDER_BARRIER,                                     /* waiting as the product does: more ranks than cores     */

@@ -23,7 +23,9 @@ FILES = {"core": "core.json", "peers": "peers.json", "small": "torch_small.json"
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
-         "all_to_all": ("all_to_all", "alltoall", False), "send_recv": ("send and back", "sendrecv", False)}
+         "all_to_all": ("all_to_all", "alltoall", False), "reduce": ("reduce", "reduce", True),
+         "gather": ("gather", "gather", False), "scatter": ("scatter", "scatter", False),
+         "send_recv": ("send and back", "sendrecv", False)}
 NEAR_NS = 130                   # a flag barrier of cores that share a cache takes less
 ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
 KI, MI = 1 << 10, 1 << 20
@@ -286,10 +288,10 @@ def pictures(results, folder):
     draw_one(axes, results, "allreduce", True)
     axes.legend(fontsize=9)
     figure.savefig(folder / "allreduce.png", dpi=110)
-    figure = Figure(figsize=(14, 8.5), layout="constrained")
-    grid = figure.subplots(2, 3)
+    figure = Figure(figsize=(14, 12), layout="constrained")
+    grid = figure.subplots(3, 3)
     for axes, (name, (_, _, in_place)) in zip(grid.flat, NAMES.items()):
-        draw_one(axes, results, name, in_place and name == "broadcast")
+        draw_one(axes, results, name, in_place and name in ("broadcast", "reduce"))
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9)
     figure.savefig(folder / "collectives.png", dpi=110)

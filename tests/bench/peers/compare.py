@@ -24,7 +24,7 @@ LIBRARY = ROOT / "shim/torch_tutti"
 FLAGS = ["-O3", "-march=native", "-D_GNU_SOURCE", "-std=c11", f"-I{ROOT}", str(ROOT / "tests/bench/peers/peers.c")]
 SIZES = "8,512,4096,65536,262144,1048576,4194304,16777216,67108864"
 COLLECTIVES = ("allreduce", "allreduce, out of place", "reduce_scatter", "allgather", "broadcast", "reduce",
-               "all_to_all", "send and back")
+               "all_to_all", "gather", "scatter", "send and back")
 OURS = ("tutti", "tutti, shared")
 ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
 

@@ -111,6 +111,14 @@ static void alltoall(float *in, float *out, size_t n)
 {
     must(tutti_all_to_all(in, out, n / (size_t)ranks, TUTTI_FLOAT32, comm, NULL));
 }
+static void gather(float *in, float *out, size_t n)
+{
+    must(tutti_gather(in, out, n / (size_t)ranks, TUTTI_FLOAT32, 0, comm, NULL));
+}
+static void scatter(float *in, float *out, size_t n)
+{
+    must(tutti_scatter(in, out, n / (size_t)ranks, TUTTI_FLOAT32, 0, comm, NULL));
+}
 static void pingpong(float *in, float *out, size_t n)
 {
     if (rank == 0) must(tutti_send(in, n, TUTTI_FLOAT32, 1, 0, comm, NULL));
@@ -165,6 +173,16 @@ static void alltoall(float *in, float *out, size_t n)
     int part = (int)n / ranks;
     MPI_Alltoall(in, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
 }
+static void gather(float *in, float *out, size_t n)
+{
+    int part = (int)n / ranks;
+    MPI_Gather(in, part, MPI_FLOAT, out, part, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+static void scatter(float *in, float *out, size_t n)
+{
+    int part = (int)n / ranks;
+    MPI_Scatter(in, part, MPI_FLOAT, out, part, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
 static void pingpong(float *in, float *out, size_t n)
 {
     if (rank == 0) MPI_Send(in, (int)n, MPI_FLOAT, 1, 0, MPI_COMM_WORLD);
@@ -184,7 +202,7 @@ struct collective { const char *name; void (*call)(float *in, float *out, size_t
 static const struct collective collectives[] = {
     { "allreduce", allreduce_in_place }, { "allreduce, out of place", allreduce }, { "reduce_scatter", reduce_scatter },
     { "allgather", allgather }, { "broadcast", broadcast }, { "reduce", reduce }, { "all_to_all", alltoall },
-    { "send and back", pingpong },
+    { "gather", gather }, { "scatter", scatter }, { "send and back", pingpong },
 };
 enum { MOST = 1000, BATCH = 50, FLAG_BATCHES = 9, FLAG_BATCH = 100 };
 
