@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10 };
+enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -45,7 +45,8 @@ static void place_slots(struct executor *x, struct cut *c)
     c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
     c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
     c->slots_bytes = c->in_line ? 0 : smaller((size_t)c->tiles, c->places) * c->place_bytes;
-    c->goes_round = c->slots_bytes >= ROUND_AT_LEAST && 3 * c->slots_bytes <= ring_bytes(x);
+    bool few = c->slots_bytes < (x->launch.program->alone ? ALONE_AT_LEAST : ROUND_AT_LEAST);
+    c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
     take_slots(x);
 }
 /* As much as operations have come to: a group that is seldom used takes little. */

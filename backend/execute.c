@@ -464,6 +464,19 @@ static int program_pieces(const struct schedule *s, int *piece_at)
     }
     return total;
 }
+static bool writes_slots(const struct schedule *s)
+{
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
+        for (int d = 0; d < t->to_count; d++)
+            if (step_to(s, t)[d].buffer == SCRATCH) return true;
+    return false;
+}
+static int count_slot_writers(const struct plan *plan)
+{
+    int writers = 0;
+    for (int m = 0; m < plan->count; m++) writers += writes_slots(&plan->ranks[m]);
+    return writers;
+}
 static bool make_parts(struct program *p)
 {
     const struct schedule *s = p->schedule;
@@ -495,6 +508,7 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     }
     p->tells = p->schedule->prelude > 0 && p->schedule->first_message < 0
         && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
+    p->alone = count_slot_writers(plan) == 1;
     p->to = memory_zeroed((size_t)widest, sizeof *p->to);
     p->from = memory_zeroed((size_t)widest, sizeof *p->from);
     p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);

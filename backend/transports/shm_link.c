@@ -304,7 +304,8 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
         l->in.broken = true;
         return;
     }
-    pieces_scatter_with(x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL, x, slot->at, (size_t)slot->bytes);
+    copy_function *copy = x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL;
+    pieces_scatter_with(copy, x, slot->at + slot_offset(l->in.emptied, x->wire), (size_t)slot->bytes);
     if (x->moved < x->wire) return;
     open_remove(shm, x);
     l->expecting--;

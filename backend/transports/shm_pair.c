@@ -117,7 +117,7 @@ void writer_stream(struct writer *w, struct transfer *x, copy_function *copy)
     struct slot *slot = &w->pair->slots[index];
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
-    pieces_gather_with(copy, x, w->pair->pipe[index], bytes);
+    pieces_gather_with(copy, x, w->pair->pipe[index] + slot_offset(w->filled, x->wire), bytes);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, ++w->filled, memory_order_release);

@@ -102,6 +102,11 @@ bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well 
 bool writer_has_slot(struct writer *writer);
 /* Bytes of each slot but the last: both ends are at work, on slots that stay in their caches. */
 static inline size_t slot_bytes(uint64_t wire) { return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES; }
+/* Where in its slot the n-th filling lies: small ones go round in it, so that they come back as late as large ones. */
+static inline size_t slot_offset(uint64_t n, uint64_t wire)
+{
+    return n / PIPE_SLOTS % (SLOT_BYTES / slot_bytes(wire)) * slot_bytes(wire);
+}
 /* Each needs the room asked for above. */
 void writer_tell(struct writer *writer, const struct envelope *envelope);
 void writer_send_small(struct writer *writer, const struct transfer *transfer); /* one piece that fits the cell */
@@ -138,6 +143,7 @@ struct filled {
     uint64_t id, bytes;
     const unsigned char *at;
 };
-/* What a slot that is there says of itself: the caller knows whether that can be. */
+/* What a slot that is there says of itself, and where it begins: the caller knows the message, and so whether that can
+   be and its offset. */
 struct filled reader_look_slot(const struct reader *reader);
 void reader_take_slot(struct reader *reader);
