@@ -7,6 +7,8 @@
 #include "backend/mapping.h"
 #include <stdio.h>
 
+enum { CHECK_EVERY = 64 };
+
 /* ---- watching ---- */
 static void peer_lost(void *context)                                    /* on the watch thread */
 {
@@ -51,6 +53,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     for (int r = 0, n = 0; r < comm->size; n++) {
         if (atomic_load(&segment->controls[r].joined)) { r++; continue; }
         TRY(comm_check(comm));
+        if (n % CHECK_EVERY == 0) TRY(mapping_check(comm->members, comm->size));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s was seen but has not joined in time: it is too slow, stopped or gone", r, comm->name);
@@ -85,7 +88,8 @@ tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
     tutti_status status = join(comm, deadline_ms);
     if (status == TUTTI_OK)
         LOG(INFO, "%s: rank %d of %d has joined", comm->name, comm->rank, comm->size);
-    if (status == TUTTI_OK || !comm->mapping) return status;
+    if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    return comm_fail(comm, status, "%s", detail);       /* the others must not wait for it */
+    peers_give_up(comm->members[0].token);              /* the others must not wait for it */
+    return comm->mapping ? comm_fail(comm, status, "%s", detail) : status_repeat(status, detail);
 }

@@ -48,11 +48,22 @@ static tutti_status make(struct mapping *m, int size, const struct member *table
     close(descriptor);
     return status;
 }
-static tutti_status receive(struct mapping *m, int size, const struct peer *maker, int64_t deadline_ms)
+tutti_status mapping_check(const struct member *table, int size)
+{
+    struct member by;
+    int rank = 0;
+    if (!peers_have_given_up(table[0].token, &by.identity)) return TUTTI_OK;
+    while (rank < size - 1 && !member_shares_process(&table[rank], &by)) rank++;
+    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu on %.40s) could not join the group and has given up; "
+                       "its own error says why", rank, (unsigned long long)by.identity.pid, by.identity.host);
+}
+static tutti_status receive(struct mapping *m, int size, const struct member *table, const struct peer *maker,
+    int64_t deadline_ms)
 {
     int descriptor = -1;
     tutti_status status = TUTTI_TIMEOUT;
     while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
+        TRY(mapping_check(table, size));
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(m->token, slice_ms < deadline_ms ? slice_ms : deadline_ms, &descriptor);
     }
@@ -117,7 +128,7 @@ tutti_status mapping_acquire(int rank, int size, const struct member *table, str
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
     if (is_first_of_process(rank, table)) {
-        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, peers[0], deadline_ms);
+        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, table, peers[0], deadline_ms);
         tell_process(m, status);
     } else status = await_first(m, deadline_ms);
     if (status != TUTTI_OK) { mapping_release(m); return status; }

@@ -32,6 +32,12 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
    for it. The caller closes it. */
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
 
+/* Tells all processes that are connected, and those that come later, that a rank of this one could not join the group
+   of that token. */
+void peers_give_up(const unsigned char token[16]);
+/* A process has, and *out says which; of the last 16 groups. */
+bool peers_have_given_up(const unsigned char token[16], struct identity *out);
+
 /* Calls lost(context) once, on the watch thread, when the process behind `peer` is gone (see peer_is_gone; whether a
    group had been left in good order before is for the group to know), at once if it already is. After peer_unwatch
    returns it is not, and will not be, running; it may itself call peer_unwatch. */

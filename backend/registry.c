@@ -93,6 +93,13 @@ bool registry_take_kept(const unsigned char token[16], int *out)
     }
     return false;
 }
+void registry_note_abandoned(const unsigned char token[16], const struct identity *by)
+{
+    struct abandoned *a = &registry.abandoned[registry.abandoned_count++ % ABANDONED];
+    memcpy(a->token, token, sizeof a->token);
+    a->by = *by;
+    pthread_cond_broadcast(&registry.changed);
+}
 int registry_take_stranger(int index)
 {
     int descriptor = registry.strangers[index].descriptor;

@@ -4,8 +4,8 @@
 #include "backend/peers.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, PROTOCOL = 3 };
-enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK };
+enum { STRANGERS = 32, KEPT = 64, ABANDONED = 16, PROTOCOL = 4 };
+enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP };
 struct packet {                                        /* all that is ever said, always of this size */
     char magic[8];
     uint32_t version, kind;
@@ -25,6 +25,7 @@ struct peer {
 };
 struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
 struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
+struct abandoned { unsigned char token[16]; struct identity by; };     /* a group that a process could not join */
 
 struct registry {
     pthread_mutex_t lock;
@@ -38,6 +39,8 @@ struct registry {
     struct stranger strangers[STRANGERS];               /* oldest first */
     struct kept kept[KEPT];                             /* oldest first */
     int stranger_count, kept_count;
+    struct abandoned abandoned[ABANDONED];              /* the latest of them */
+    unsigned abandoned_count;                           /* ever */
     const struct peer_watch *calling;
     uint64_t turned_away, dropped;
 };
@@ -60,6 +63,7 @@ struct peer *registry_add(const struct identity *identity);            /* CONNEC
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
 int registry_take_stranger(int index);                 /* its socket */
+void registry_note_abandoned(const unsigned char token[16], const struct identity *by);
 
 /* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
 void views_answer(struct peer *peer, const unsigned char token[16]);

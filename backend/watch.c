@@ -23,6 +23,9 @@ static void peer_end(struct peer *peer, enum state state)
 static void peer_open(struct peer *peer)
 {
     peer->state = OPEN;
+    for (int i = 0; i < ABANDONED; i++)                 /* it may be about to join one of them */
+        if (nonce_equal(registry.abandoned[i].by.nonce, registry.self.nonce))
+            registry_tell(peer->descriptor, peer->identity.nonce, GIVEN_UP, registry.abandoned[i].token, -1);
     pthread_cond_broadcast(&registry.changed);
 }
 static void keep(const unsigned char token[16], int descriptor)
@@ -54,6 +57,10 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
     descriptor_close(&gift);
     if (packet->kind == WANTED && !connecting) {
         views_answer(peer, packet->token);
+        return true;
+    }
+    if (packet->kind == GIVEN_UP && !connecting) {
+        registry_note_abandoned(packet->token, &peer->identity);
         return true;
     }
     if (packet->kind == WELCOME && connecting) {

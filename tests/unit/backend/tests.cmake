@@ -8,6 +8,10 @@ foreach(name choice figures collectives messages errors async lifetimes shared_t
     target_compile_definitions(test_${name} PRIVATE NO_PROCESSES)      # the thread sanitizer sees one process only
   endif()
 endforeach()
+if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
+  tutti_unit(backend/test_given_up all)
+  target_link_libraries(test_given_up PRIVATE support)
+endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_unit(backend/test_refused all)
   target_link_libraries(test_refused PRIVATE support)
