@@ -53,10 +53,10 @@ static void place_slots(struct executor *x, struct cut *c)
 tutti_status bind_reserve(struct executor *x)
 {
     const struct cut *c = x->cut;
-    size_t first = c->goes_round ? 0 : x->slots_at, room = c->goes_round ? ring_bytes(x) : half_bytes(x);
+    size_t first = c->goes_round ? 0 : x->slots_at;
     size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
     if (bytes <= *reserved) return TUTTI_OK;
-    if (c->goes_round) bytes = larger(bytes, smaller(larger(2 * *reserved, FIRST_RESERVED), room));
+    if (c->goes_round) bytes = larger(bytes, smaller(larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x)));
     unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
     TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
     *reserved = bytes;
@@ -78,6 +78,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     if (chunk_bytes * chunks > x->launch.tile_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
     size_t most = half_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+    assert(most);                                       /* up to a hundred thousand chunks */
     tile = smaller(smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;
@@ -276,7 +277,14 @@ static bool is_streamed_sum(const struct executor *x, const struct step *t, void
     }
     return true;
 }
-/* Slots that are streamed take the result from where it was left; they come last. */
+/* Whole vectors go to all of them at once. */
+static bool are_aligned_alike(void *const *to, int to_count)
+{
+    for (int d = 1; d < to_count; d++)
+        if (((uintptr_t)to[d] ^ (uintptr_t)to[0]) % CACHE_LINE) return false;
+    return true;
+}
+/* Slots that are streamed, which come last, take the result from where it was left, unless all of it is streamed. */
 static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {
@@ -285,6 +293,7 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     int direct = t->to_count;
     while (direct > 1 && is_streamed(x, t, spans[direct - 1], to[direct - 1], part->bytes)) direct--;
     bool around = is_streamed_sum(x, t, to, direct, from, part->bytes);
+    if (around && are_aligned_alike(to, t->to_count)) direct = t->to_count;
     (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
     for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
 }

@@ -65,7 +65,7 @@ struct launch {                                         /* what is bound to a pr
     size_t tile_bytes;                                  /* of the message that is worked on at a time */
     size_t element_bytes;
     reduce_function *reduce;                            /* NULL where nothing is reduced */
-    reduce_streamed_function *reduce_streamed;          /* of outputs beyond the cache, or NULL */
+    reduce_streamed_function *reduce_streamed;          /* around the cache, or NULL */
     scale_function *scale;                              /* of PREMUL_SUM, else NULL */
     double factor;
     int divisor;                                        /* of AVG, else 1 */

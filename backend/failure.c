@@ -152,11 +152,18 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
             absent);
 }
-/* What it sent before it left counts. */
-static tutti_status fail_abandoned_message(tutti_comm *comm, const struct operation *op)
+static struct operation *find_abandoned(const tutti_comm *comm)
 {
-    transport_poll(comm->transport);
-    if (op->transfer.state != TRANSFER_POSTED) return TUTTI_OK;
+    for (struct operation *op = comm->messages; op; op = op->next)
+        if (op->transfer.state == TRANSFER_POSTED && op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer))
+            return op;
+    return NULL;
+}
+static tutti_status fail_abandoned_message(tutti_comm *comm)
+{
+    transport_poll(comm->transport);                    /* what was sent before its sender left counts */
+    const struct operation *op = find_abandoned(comm);
+    if (!op) return TUTTI_OK;
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
                      comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
@@ -181,28 +188,21 @@ static bool waits_in_vain(const tutti_comm *comm)       /* for one that has left
     int peer = comm->running ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer);
 }
-static struct operation *find_abandoned(const tutti_comm *comm)
-{
-    for (struct operation *op = comm->messages; op; op = op->next)
-        if (op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer)) return op;
-    return NULL;
-}
 /* The one walk over the reasons there are, in the order in which they are told. */
-enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, ABANDONED, LATE, MESSAGE_ABANDONED };
-struct reason { enum cause cause; struct operation *op; };
+enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+struct reason { enum cause cause; struct operation *late; };
 static struct reason find_reason(const tutti_comm *comm)
 {
     const struct failure *f = comm_segment(comm)->failure;
-    struct operation *op;
+    struct operation *late;
     if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
     if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
     if (atomic_load_explicit(&f->state, memory_order_acquire) == FAILURE_READY)
         return (struct reason){ FAILED_BY_ANOTHER, NULL };
     if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
-    if (waits_in_vain(comm)) return (struct reason){ ABANDONED, NULL };
-    if ((op = find_late(comm)) != NULL) return (struct reason){ LATE, op };
-    if ((op = find_abandoned(comm)) != NULL) return (struct reason){ MESSAGE_ABANDONED, op };
-    return (struct reason){ NONE, NULL };
+    if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
+    if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
+    return (struct reason){ find_abandoned(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
 }
 bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause != NONE; }
 tutti_status comm_check(tutti_comm *comm)
@@ -216,9 +216,9 @@ tutti_status comm_check(tutti_comm *comm)
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
     case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->lost) - 1);
-    case ABANDONED: return fail_abandoned(comm, comm->executor.blocked_peer);
-    case LATE: return fail_late(comm, reason.op);
-    case MESSAGE_ABANDONED: return fail_abandoned_message(comm, reason.op);
+    case LEFT_ALONE: return fail_abandoned(comm, comm->executor.blocked_peer);
+    case LATE: return fail_late(comm, reason.late);
+    case MESSAGE_LEFT_ALONE: return fail_abandoned_message(comm);
     }
     return TUTTI_OK;
 }

@@ -17,7 +17,7 @@ enum {
     RING_CELLS = 64,
     INLINE_BYTES = 40,
     EAGER_LIMIT = 8192,
-    EAGER_CREDIT = 131072,
+    EAGER_CREDIT = 65536,
     READ_AHEAD = 256, /* between payloads */
     PIPE_SLOTS = 16, /* as much as a reader's cache: README.md */
     SLOT_BYTES = 65536,

@@ -66,15 +66,17 @@ static void a_few_lines_stay_where_they_are(void **state)
 }
 
 /* ---- what is in them ---- */
+struct shared { size_t ring_bytes; _Atomic size_t slots_at[3 * MIXED]; };      /* + 1; 0: nobody has come there */
 static bool meet(size_t a, size_t a_bytes, size_t b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 static void mix(struct rank *me)
 {
     static const size_t sizes[] = { 8, 1024, 4096, 5000, 64 << 10, 100000, 300000, MOST_FLOATS * sizeof(float) };
     struct executor *x = &me->comm->executor;
+    struct shared *shared = me->context;
     float *data = floats();
     uint32_t together = 1;
     size_t last = 0, last_bytes = 0;
-    x->ring_bytes = *(const size_t *)me->context;
+    x->ring_bytes = shared->ring_bytes;
     for (int call = 0; call < MIXED; call++) {
         together = together * 1664525u + 1013904223u;
         size_t bytes = sizes[(together >> 16) % (sizeof sizes / sizeof *sizes)];
@@ -82,6 +84,9 @@ static void mix(struct rank *me)
             sum(me, data, bytes, call + again);
             const struct cut *c = x->cut;               /* tiles of one place are of one counter */
             REQUIRE(c->single || c->places % (uint32_t)x->launch.program->plan->slots == 0);
+            size_t nobody = 0, *said = &nobody;         /* all ranks say the same */
+            bool first = atomic_compare_exchange_strong(&shared->slots_at[3 * call + again], said, x->slots_at + 1);
+            REQUIRE(first || *said == x->slots_at + 1);
             REQUIRE(!meet(last, last_bytes, x->slots_at, c->slots_bytes));
             REQUIRE(x->slots_at + c->slots_bytes <= x->segment->slot_bytes);
             last = x->slots_at;
@@ -95,7 +100,10 @@ static void no_operation_meets_the_slots_of_the_last(void **state)
     (void)state;
     static const size_t rings[] = { 0, 4096, 100000, 1 << 20, SIZE_MAX };
     for (size_t i = 0; i < sizeof rings / sizeof *rings; i++)
-        for (int size = 2; size <= 3; size++) world_threads(size, NULL, mix, (void *)(uintptr_t)&rings[i]);
+        for (int size = 2; size <= 3; size++) {
+            struct shared shared = { .ring_bytes = rings[i] };
+            world_threads(size, NULL, mix, &shared);
+        }
 }
 
 int main(void)
