@@ -239,6 +239,7 @@ bool driver_try(tutti_comm *comm)
     return !atomic_load_explicit(&comm->driver, memory_order_relaxed) && !atomic_exchange_explicit(&comm->driver, 1,
         memory_order_acquire);
 }
+static void driver_leave(tutti_comm *comm) { atomic_store_explicit(&comm->driver, 0, memory_order_release); }
 void driver_acquire(tutti_comm *comm)
 {
     for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
@@ -279,7 +280,7 @@ void driver_release(tutti_comm *comm)
     if (rests) atomic_store_explicit(&comm->executor.mine->listening, RESTS, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);
     bool asks = open && !(rests && rested) && (enlist(comm) || !rests);      /* what rested has been enlisted before */
-    atomic_store_explicit(&comm->driver, 0, memory_order_release);
+    driver_leave(comm);
     if (asks) ring();                                   /* only now, or the thread finds the role taken and sleeps */
 }
 /* One visit of the progress thread. OPEN: there is something to wait for awake. LINGERS: not, but it stays in the list,
@@ -313,7 +314,7 @@ static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_se
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
     note_rest(comm, open && !went && n >= comm->ladder.pauses && may_rest(comm));
     *moved |= went;
-    atomic_store_explicit(&comm->driver, 0, memory_order_release);
+    driver_leave(comm);
     if (open) return OPEN;
     if (may_linger && lingers(comm, active)) return LINGERS;
     return atomic_compare_exchange_strong(&comm->scheduled, &asked, 0) ? GONE : OPEN;     /* asked again meanwhile */
@@ -483,7 +484,7 @@ static bool start_as_driver(tutti_comm *comm, struct operation *op)
 {
     if (!is_small(comm, op) || !driver_try(comm)) return false;
     if (!is_idle(comm) && !comm->resting) {
-        atomic_store_explicit(&comm->driver, 0, memory_order_release);
+        driver_leave(comm);
         return false;
     }
     take_intake(comm);
