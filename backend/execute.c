@@ -7,6 +7,7 @@
 #include "backend/base/pause.h"
 #include "backend/base/status.h"
 #include "backend/bind.h"
+#include "backend/slots.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,14 +318,14 @@ static void end(struct executor *x)
         : ((uint64_t)x->cut->tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
-    bind_leave(x);
+    slots_leave(x);
     if (x->launch.program->touch_count) let_go(x);
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
    published at all. */
 static tutti_status announce(struct executor *x)
 {
-    TRY(bind_reserve(x));
+    TRY(slots_reserve(x));
     x->started = true;
     if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
     x->mine->line[x->parity].fingerprint = x->fingerprint;
@@ -345,7 +346,7 @@ tutti_status executor_start(struct executor *x)
 {
     bind_operands(x);
     if (x->launch.uneven) bind_cut(x, x->extent);
-    TRY(bind_reserve(x));
+    TRY(slots_reserve(x));
     if (x->launch.program->touch_count && !may_touch(x)) return TUTTI_IN_PROGRESS;
     x->started = true;
     return TUTTI_OK;

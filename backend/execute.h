@@ -20,7 +20,7 @@ struct cut {                                            /* how a message is cut;
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     size_t place_bytes, slots_bytes;                    /* of a tile's slots, of all that the operation needs */
     uint32_t places;                                    /* for tiles in turns */
-    bool goes_round;                                    /* its slots are in the ring: see bind.c */
+    bool goes_round;                                    /* its slots are in the ring: see slots.c */
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
     bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
