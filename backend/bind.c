@@ -11,9 +11,6 @@
 
 enum { CACHE_LINE = 64 };
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 /* ---- cutting ---- */
 void bind_cut(struct executor *x, size_t chunk_bytes)
 {
@@ -26,7 +23,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
     size_t most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
     assert(most);                                       /* up to a hundred thousand chunks */
-    tile = smaller(smaller(tile, most), chunk_bytes);
+    tile = size_smaller(size_smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;
     c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
@@ -41,7 +38,7 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
 {
     const struct cut *c = x->cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
-    size_t length = x->launch.uneven ? c->tile_bytes : smaller(c->tile_bytes, c->chunk_bytes - from);
+    size_t length = x->launch.uneven ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
     int owner = a.rank - x->host_first;
     if (c->in_line)
         return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
@@ -52,7 +49,7 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
 }
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
-    size_t length = from < o->lengths[at] ? smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
+    size_t length = from < o->lengths[at] ? size_smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
     return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
@@ -65,8 +62,8 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
     size_t cut = (size_t)x->launch.program->schedule->cut;
     if (cut == 1) { part = at; at = 0; }
     else if (at >= cut) { part = at / cut; at %= cut; }
-    size_t start = at * c->piece_bytes + from, wire = smaller(c->tile_bytes, c->chunk_bytes - from);
-    size_t length = start < c->part_bytes ? smaller(wire, c->part_bytes - start) : 0;
+    size_t start = at * c->piece_bytes + from, wire = size_smaller(c->tile_bytes, c->chunk_bytes - from);
+    size_t length = start < c->part_bytes ? size_smaller(wire, c->part_bytes - start) : 0;
     return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
 }
 
@@ -112,7 +109,7 @@ static void fix(struct executor *x)
         for (int i = 0; t->kind == WORK && i < step_to(s, t)->count; i++, part++) {
             *part = (struct part){ .bytes = SIZE_MAX, .first = address };
             for (int k = 0; k < t->from_count + t->to_count; k++)
-                part->bytes = smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, &p->addresses[address++]));
+                part->bytes = size_smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, &p->addresses[address++]));
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
@@ -149,7 +146,7 @@ static bool is_beyond_cache(const struct executor *x)
     for (int r = 0; r < plan->size; r++) {
         size_t input = family_has(family, plan->root, r, INPUT) ? inputs : 0;
         size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
-        bytes += plan_in_place(plan, r) ? larger(input, output) : input + output;
+        bytes += plan_in_place(plan, r) ? size_larger(input, output) : input + output;
     }
     return bytes >= x->cache_bytes;
 }
@@ -272,12 +269,12 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
         for (int k = 0; k < t->from_count; k++) {
             struct piece p = bind_locate(x, from[k], i, tile);
             l->program->from[k] = p.at;
-            bytes = smaller(bytes, p.length);
+            bytes = size_smaller(bytes, p.length);
         }
         for (int k = 0; k < t->to_count; k++) {
             struct piece p = bind_locate(x, to[k], i, tile);
             l->program->to[k] = p.at;
-            bytes = smaller(bytes, p.length);
+            bytes = size_smaller(bytes, p.length);
         }
         compute(x, t, l->program->to, l->program->from, &(struct part){ bytes, bytes / l->element_bytes, 0 });
     }

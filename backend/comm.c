@@ -111,12 +111,20 @@ static tutti_status split_join(const tutti_comm *parent, const struct split *all
     }
     return comm_join(comm, clock_deadline(comm->timeout_ms));
 }
+static const unsigned char *split_token(const tutti_comm *parent, const struct split *all)      /* of its first rank */
+{
+    int first = parent->rank;
+    for (int q = 0; q < parent->size; q++)
+        if (all[q].color == all[first].color && split_order(all, q, first) < 0) first = q;
+    return all[first].member.token;
+}
 static tutti_status split(tutti_comm *parent, const struct split *all, int rank, int size, tutti_comm **out)
 {
     struct member mine;
-    TRY(comm_new(rank, size, parent->name, parent->timeout_ms, out));
+    tutti_status status = comm_new(rank, size, parent->name, parent->timeout_ms, out);
+    if (status == TUTTI_OK) status = introduce(*out, &mine);
+    if (status != TUTTI_OK) { peers_give_up(split_token(parent, all)); return status; }
     for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
-    TRY(introduce(*out, &mine));
     return split_join(parent, all, *out);
 }
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)

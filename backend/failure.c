@@ -125,7 +125,7 @@ static tutti_status fail_without(tutti_comm *comm, int dead)
                      "without it", dead, comm->name, (unsigned long long)m->identity.pid, m->identity.host,
                          comm->rank, what);
 }
-static tutti_status fail_abandoned(tutti_comm *comm, int peer)
+static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
     char what[224];
     describe_running(comm, what, sizeof what);
@@ -152,17 +152,17 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
             absent);
 }
-static struct operation *find_abandoned(const tutti_comm *comm)
+static struct operation *find_left_alone(const tutti_comm *comm)
 {
     for (struct operation *op = comm->messages; op; op = op->next)
         if (op->transfer.state == TRANSFER_POSTED && op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer))
             return op;
     return NULL;
 }
-static tutti_status fail_abandoned_message(tutti_comm *comm)
+static tutti_status fail_left_alone_message(tutti_comm *comm)
 {
     transport_poll(comm->transport);                    /* what was sent before its sender left counts */
-    const struct operation *op = find_abandoned(comm);
+    const struct operation *op = find_left_alone(comm);
     if (!op) return TUTTI_OK;
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
@@ -202,7 +202,7 @@ static struct reason find_reason(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
     if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
     if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
-    return (struct reason){ find_abandoned(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
+    return (struct reason){ find_left_alone(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
 }
 bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause != NONE; }
 tutti_status comm_check(tutti_comm *comm)
@@ -216,9 +216,9 @@ tutti_status comm_check(tutti_comm *comm)
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
     case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->lost) - 1);
-    case LEFT_ALONE: return fail_abandoned(comm, comm->executor.blocked_peer);
+    case LEFT_ALONE: return fail_left_alone(comm, comm->executor.blocked_peer);
     case LATE: return fail_late(comm, reason.late);
-    case MESSAGE_LEFT_ALONE: return fail_abandoned_message(comm);
+    case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
     }
     return TUTTI_OK;
 }

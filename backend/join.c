@@ -90,6 +90,7 @@ tutti_status comm_join(tutti_comm *comm, int64_t deadline_ms)
         LOG(INFO, "%s: rank %d of %d has joined", comm->name, comm->rank, comm->size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    peers_give_up(comm->members[0].token);              /* the others must not wait for it */
-    return comm->mapping ? comm_fail(comm, status, "%s", detail) : status_repeat(status, detail);
+    if (comm->mapping) return comm_fail(comm, status, "%s", detail);  /* the others must not wait for it */
+    peers_give_up(comm->members[0].token);
+    return status_repeat(status, detail);
 }

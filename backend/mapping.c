@@ -37,6 +37,19 @@ static bool is_first_of_process(int rank, const struct member *table)
     return true;
 }
 
+/* ---- giving up ---- */
+tutti_status mapping_check(const struct member *table, int size)
+{
+    struct identity by;
+    int rank = size, ranks = 0;
+    if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
+    for (int r = size - 1; r >= 0; r--)
+        if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
+    return status_fail(TUTTI_PEER_LOST, "rank %d%s (process %llu on %.40s) could not join the group and has given up; "
+                       "its own error says why", rank, ranks > 1 ? " or another of its process" : "",
+                       (unsigned long long)by.pid, by.host);
+}
+
 /* ---- making it ---- */
 static tutti_status make(struct mapping *m, int size, const struct member *table, struct peer *const *peers)
 {
@@ -47,15 +60,6 @@ static tutti_status make(struct mapping *m, int size, const struct member *table
         if (peers[r] && is_first_of_process(r, table)) status = peer_send_descriptor(peers[r], m->token, descriptor);
     close(descriptor);
     return status;
-}
-tutti_status mapping_check(const struct member *table, int size)
-{
-    struct member by;
-    int rank = 0;
-    if (!peers_have_given_up(table[0].token, &by.identity)) return TUTTI_OK;
-    while (rank < size - 1 && !member_shares_process(&table[rank], &by)) rank++;
-    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu on %.40s) could not join the group and has given up; "
-                       "its own error says why", rank, (unsigned long long)by.identity.pid, by.identity.host);
 }
 static tutti_status receive(struct mapping *m, int size, const struct member *table, const struct peer *maker,
     int64_t deadline_ms)
@@ -93,18 +97,21 @@ static struct mapping *find_or_add(const unsigned char token[16])      /* lock h
     if (m) m->users++;
     return m;
 }
-static tutti_status await_first(struct mapping *m, int64_t deadline_ms)
+static tutti_status await_first(struct mapping *m, int size, const struct member *table, int64_t deadline_ms)
 {
+    tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&lock);
-    while (!m->over && clock_ms() < deadline_ms) {
+    while (!m->over && status == TUTTI_OK && clock_ms() < deadline_ms) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
+        if (!m->over) status = mapping_check(table, size);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);
+    TRY(status);
     if (!over) return status_fail(TUTTI_TIMEOUT,
         "another rank of this process has not mapped the group's memory in time");
     return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
@@ -130,7 +137,7 @@ tutti_status mapping_acquire(int rank, int size, const struct member *table, str
     if (is_first_of_process(rank, table)) {
         status = rank == 0 ? make(m, size, table, peers) : receive(m, size, table, peers[0], deadline_ms);
         tell_process(m, status);
-    } else status = await_first(m, deadline_ms);
+    } else status = await_first(m, size, table, deadline_ms);
     if (status != TUTTI_OK) { mapping_release(m); return status; }
     *out = m;
     return TUTTI_OK;

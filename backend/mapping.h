@@ -16,6 +16,6 @@ struct mapping {
    of another process receives it, the rest share. peers[r]: connection to rank r's process, NULL: this process. */
 tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,
     int64_t deadline_ms, struct mapping **out);
-/* PEER_LOST when a rank of the table could not join and has given up. */
+/* PEER_LOST when a rank of the table could not join, before the segment was mapped, and has given up. */
 tutti_status mapping_check(const struct member *table, int size);
 void mapping_release(struct mapping *mapping);                         /* NULL is fine */

@@ -251,19 +251,16 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 void peers_give_up(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    registry_note_abandoned(token, &registry.self);     /* other ranks of this process wait for it as well */
+    registry_note_given_up(token, &registry.self);     /* other ranks of this process wait for it as well */
     for (struct peer *p = registry.peers; p; p = p->next)
         if (p->state == OPEN) registry_tell(p->descriptor, p->identity.nonce, GIVEN_UP, token, -1);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peers_have_given_up(const unsigned char token[16], struct identity *out)
 {
-    bool found = false;
     pthread_mutex_lock(&registry.lock);
-    for (int i = 0; i < ABANDONED && !found; i++) {
-        found = nonce_equal(registry.abandoned[i].token, token);
-        if (found) *out = registry.abandoned[i].by;
-    }
+    const struct given_up *found = registry_find_given_up(token);
+    if (found) *out = found->by;
     pthread_mutex_unlock(&registry.lock);
     return found;
 }

@@ -35,7 +35,7 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 /* Tells all processes that are connected, and those that come later, that a rank of this one could not join the group
    of that token. */
 void peers_give_up(const unsigned char token[16]);
-/* A process has, and *out says which; of the last 16 groups. */
+/* A process has, and *out says which was the first; of the last 16 groups. */
 bool peers_have_given_up(const unsigned char token[16], struct identity *out);
 
 /* Calls lost(context) once, on the watch thread, when the process behind `peer` is gone (see peer_is_gone; whether a

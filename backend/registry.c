@@ -93,12 +93,20 @@ bool registry_take_kept(const unsigned char token[16], int *out)
     }
     return false;
 }
-void registry_note_abandoned(const unsigned char token[16], const struct identity *by)
+const struct given_up *registry_find_given_up(const unsigned char token[16])
 {
-    struct abandoned *a = &registry.abandoned[registry.abandoned_count++ % ABANDONED];
-    memcpy(a->token, token, sizeof a->token);
-    a->by = *by;
-    pthread_cond_broadcast(&registry.changed);
+    for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++)
+        if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
+    return NULL;
+}
+void registry_note_given_up(const unsigned char token[16], const struct identity *by)
+{
+    int kept = -1;
+    if (registry_find_given_up(token)) return;          /* who follows gives up because of the first */
+    struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
+    memcpy(g->token, token, sizeof g->token);
+    g->by = *by;
+    if (registry_take_kept(token, &kept)) descriptor_close(&kept);
 }
 int registry_take_stranger(int index)
 {

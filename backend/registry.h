@@ -4,7 +4,7 @@
 #include "backend/peers.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, ABANDONED = 16, PROTOCOL = 4 };
+enum { STRANGERS = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 4 };
 enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP };
 struct packet {                                        /* all that is ever said, always of this size */
     char magic[8];
@@ -25,7 +25,7 @@ struct peer {
 };
 struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
 struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
-struct abandoned { unsigned char token[16]; struct identity by; };     /* a group that a process could not join */
+struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
 
 struct registry {
     pthread_mutex_t lock;
@@ -39,8 +39,8 @@ struct registry {
     struct stranger strangers[STRANGERS];               /* oldest first */
     struct kept kept[KEPT];                             /* oldest first */
     int stranger_count, kept_count;
-    struct abandoned abandoned[ABANDONED];              /* the latest of them */
-    unsigned abandoned_count;                           /* ever */
+    struct given_up given_up[GIVEN_UPS];                /* the latest */
+    unsigned given_up_count;                            /* ever */
     const struct peer_watch *calling;
     uint64_t turned_away, dropped;
 };
@@ -63,7 +63,9 @@ struct peer *registry_add(const struct identity *identity);            /* CONNEC
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
 int registry_take_stranger(int index);                 /* its socket */
-void registry_note_abandoned(const unsigned char token[16], const struct identity *by);
+/* The first to say so is kept; what was sent for that group is not wanted any more. */
+void registry_note_given_up(const unsigned char token[16], const struct identity *by);
+const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
 
 /* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
 void views_answer(struct peer *peer, const unsigned char token[16]);

@@ -9,11 +9,9 @@
 
 enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10 };
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t ring_bytes(const struct executor *x)
 {
-    return smaller(x->ring_bytes, x->segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
+    return size_smaller(x->ring_bytes, x->segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
 }
 size_t slots_most_bytes(const struct executor *x)
 {
@@ -26,18 +24,18 @@ void slots_take(struct executor *x)
     else if (!c->goes_round) x->slots_at = ring_bytes(x) + (size_t)x->parity * slots_most_bytes(x);
     else x->slots_at = x->ring_at + c->slots_bytes <= ring_bytes(x) ? x->ring_at : 0;
 }
-/* The same for tiles, which go round by themselves: as many places as there are slots, or a multiple. */
+/* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
 static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
 {
     size_t times = ring_bytes(x) / 2 / (slots * place_bytes);
-    return (uint32_t)(slots * larger(times, 1));
+    return (uint32_t)(slots * size_larger(times, 1));
 }
 void slots_place(struct executor *x, struct cut *c)
 {
     const struct plan *plan = x->launch.program->plan;
     c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
     c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
-    c->slots_bytes = c->in_line ? 0 : smaller((size_t)c->tiles, c->places) * c->place_bytes;
+    c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->places) * c->place_bytes;
     bool few = c->slots_bytes < (x->launch.program->alone ? ALONE_AT_LEAST : ROUND_AT_LEAST);
     c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
     slots_take(x);
@@ -48,8 +46,9 @@ tutti_status slots_reserve(struct executor *x)
     const struct cut *c = x->cut;
     size_t first = c->goes_round ? 0 : x->slots_at;
     size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
+    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x));
     if (bytes <= *reserved) return TUTTI_OK;
-    if (c->goes_round) bytes = larger(bytes, smaller(larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x)));
+    if (c->goes_round) bytes = size_larger(bytes, more);
     unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
     TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
     *reserved = bytes;

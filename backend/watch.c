@@ -23,13 +23,14 @@ static void peer_end(struct peer *peer, enum state state)
 static void peer_open(struct peer *peer)
 {
     peer->state = OPEN;
-    for (int i = 0; i < ABANDONED; i++)                 /* it may be about to join one of them */
-        if (nonce_equal(registry.abandoned[i].by.nonce, registry.self.nonce))
-            registry_tell(peer->descriptor, peer->identity.nonce, GIVEN_UP, registry.abandoned[i].token, -1);
+    for (int i = 0; i < GIVEN_UPS; i++)                 /* it may be about to join one of them */
+        if (nonce_equal(registry.given_up[i].by.nonce, registry.self.nonce))
+            registry_tell(peer->descriptor, peer->identity.nonce, GIVEN_UP, registry.given_up[i].token, -1);
     pthread_cond_broadcast(&registry.changed);
 }
 static void keep(const unsigned char token[16], int descriptor)
 {
+    if (registry_find_given_up(token)) { descriptor_close(&descriptor); return; }
     if (registry.kept_count == KEPT) {
         int oldest = -1;
         registry_take_kept(registry.kept[0].token, &oldest);
@@ -60,7 +61,7 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
         return true;
     }
     if (packet->kind == GIVEN_UP && !connecting) {
-        registry_note_abandoned(packet->token, &peer->identity);
+        registry_note_given_up(packet->token, &peer->identity);
         return true;
     }
     if (packet->kind == WELCOME && connecting) {
@@ -129,8 +130,9 @@ static void welcome(int descriptor, const struct identity *from)
     }
     registry_hang_up(&peer->descriptor);
     peer->descriptor = descriptor;
+    int error = registry_tell(descriptor, from->nonce, WELCOME, NULL, -1);        /* before anything else is said */
     peer_open(peer);
-    if (registry_tell(descriptor, from->nonce, WELCOME, NULL, -1) != 0) peer_end(peer, LOST);
+    if (error) peer_end(peer, LOST);
 }
 static void stranger_read(int index)
 {

@@ -17,4 +17,6 @@ void memory_fail_after(int allocations);
 /* false when the result does not fit */
 static inline bool size_multiply(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool size_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
+static inline size_t size_smaller(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t size_larger(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t size_round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }

@@ -9,7 +9,7 @@
    - Bytes: by where they lie. A slot is read by a core that did not write it, a peer's tensor likewise, as much of it
      as its core's cache holds: the rest is as far for me as for its owner. What one rank of a core has at hand is near
      for the others.
-   - Slots take turns over so many bytes that no second-level cache has them any more (bind.c). Such lines cost less to
+   - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
 

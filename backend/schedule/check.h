@@ -36,7 +36,7 @@ bool checker_init(struct checker *k);
 void checker_finish(struct checker *k);
 void checker_fail(struct checker *k, const char *what, int rank, int step, int tile);
 struct message **checker_message(struct checker *k, int rank, int step, int tile, int operation);
-/* The cell of a chunk; tensors have one for every tile, SCRATCH one for every slot in each of its two halves. */
+/* The cell of a chunk; tensors have one for every tile, SCRATCH one for every slot, of two operations. */
 struct cell *checker_cell(struct checker *k, struct span a, int index, int tile, int operation);
 /* The thread's access must be ordered after all that conflict with it. */
 void checker_touch(struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step,

@@ -100,7 +100,7 @@ struct writer {
 bool writer_has_room(struct writer *writer);                   /* for one envelope */
 bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
 bool writer_has_slot(struct writer *writer);
-/* Bytes of each slot but the last: both ends are at work, on slots that stay in their caches. */
+/* Bytes of each filling but the last: both ends are at work, and small ones are soon there. */
 static inline size_t slot_bytes(uint64_t wire) { return wire <= 32768 ? 16384 : wire < 4 << 20 ? 32768 : SLOT_BYTES; }
 /* Where in its slot the n-th filling lies: small ones go round in it, so that they come back as late as large ones. */
 static inline size_t slot_offset(uint64_t n, uint64_t wire)

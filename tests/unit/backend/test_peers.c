@@ -266,11 +266,8 @@ static void receive_without_room(void)
         make_token(token, 0, 1, number);
         if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
         if (rank == 0) continue;
-        tutti_status status = peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory);
-        setrlimit(RLIMIT_NOFILE, &before);
-        REQUIRE(status == TUTTI_SYSTEM && memory == -1);
+        REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_SYSTEM && memory == -1);
         REQUIRE(strstr(status_detail(), "without its file descriptor: too many open files? see ulimit -n"));
-        setrlimit(RLIMIT_NOFILE, &none);
     }
     setrlimit(RLIMIT_NOFILE, &before);
     world_barrier(2);
@@ -288,10 +285,37 @@ static void test_a_descriptor_that_finds_no_room_is_no_death(void **state)
     (void)state;
     world_run(2, receive_without_room, 0);
 }
+/* Rank 0 had given a group up, and rank 1 another, before they knew each other: no hindrance, and both learn of it. */
+static void give_up_and_meet(void)
+{
+    struct peer *peer;
+    struct identity by;
+    unsigned char mine[16], theirs[16];
+    make_token(mine, rank, rank, 7);
+    make_token(theirs, 1 - rank, 1 - rank, 7);
+    world_join();
+    peers_give_up(mine);
+    world_barrier(2);
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    for (int64_t until = clock_ms() + JOIN_MS; !peers_have_given_up(theirs, &by); usleep(1000))
+        REQUIRE(clock_ms() < until);
+    REQUIRE(by.pid != (uint64_t)getpid());
+    REQUIRE(peers_have_given_up(mine, &by) && by.pid == (uint64_t)getpid());
+    REQUIRE(!peer_is_gone(peer));
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void test_groups_given_up_before_are_told_of(void **state)
+{
+    (void)state;
+    for (int times = 0; times < 8; times++) world_run(2, give_up_and_meet, 0);     /* nonces fall this way and that */
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_descriptor_that_finds_no_room_is_no_death),
+        cmocka_unit_test(test_groups_given_up_before_are_told_of),
         cmocka_unit_test(test_two_meet_at_once),
         cmocka_unit_test(test_four_meet_at_once),
         cmocka_unit_test(test_one_side_calls),

@@ -84,9 +84,9 @@ static void mix(struct rank *me)
             sum(me, data, bytes, call + again);
             const struct cut *c = x->cut;               /* tiles of one place are of one counter */
             REQUIRE(c->single || c->places % (uint32_t)x->launch.program->plan->slots == 0);
-            size_t nobody = 0, *said = &nobody;         /* all ranks say the same */
-            bool first = atomic_compare_exchange_strong(&shared->slots_at[3 * call + again], said, x->slots_at + 1);
-            REQUIRE(first || *said == x->slots_at + 1);
+            size_t said = 0;                            /* all ranks say the same */
+            bool first = atomic_compare_exchange_strong(&shared->slots_at[3 * call + again], &said, x->slots_at + 1);
+            REQUIRE(first || said == x->slots_at + 1);
             REQUIRE(!meet(last, last_bytes, x->slots_at, c->slots_bytes));
             REQUIRE(x->slots_at + c->slots_bytes <= x->segment->slot_bytes);
             last = x->slots_at;
