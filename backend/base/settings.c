@@ -78,6 +78,7 @@ static void warn_of_unknown(void)
 static void read_TEXT(const char **field, const char *variable, const char *value)
 {
     const char *given = getenv(variable);
+    if (given && *field && strcmp(*field, given) == 0) return;         /* read again */
     *field = given ? strdup(given) : value;
     if (!*field) *field = value;
 }

@@ -88,6 +88,7 @@ static void abort_in_the_middle(struct rank *me)
         struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
         memset(out, 1, MOST);
         exchange(&inner, out, in + GUARD, MOST - 2 * GUARD, round);
+        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);                /* nobody is in it any more */
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
         tutti_status status = TUTTI_OK;
         while (status == TUTTI_OK) {
