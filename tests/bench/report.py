@@ -247,12 +247,14 @@ def curves(results, name, in_place):
         rows = ((count, core_row(core, name, count, shared, in_place)) for count in sizes)
         return {count: row["median_us"] * (one_way if count < 4 * KI else 1) for count, row in rows if row}
     sizes = sorted({row["bytes"] for row in core["rows"]})
-    found += [("tutti, private", "C0-", ours(False)), ("tutti, shared", "C2-", ours(True))]
     wanted = in_peers + ("" if in_place or name != "allreduce" else ", out of place")
-    for library, style in (("Open MPI", "C1-"), ("MPICH", "C3-")):
-        found.append((library, style, {row["bytes"]: row["times"][library] * one_way
-                                       for row in results.get("peers", {}).get("rows", [])
-                                       if row["collective"] == wanted and library in row["times"]}))
+
+    def beside(library):                                # with the cores where they were for the others
+        return {row["bytes"]: row["times"][library] * one_way for row in results.get("peers", {}).get("rows", [])
+                if row["collective"] == wanted and library in row["times"]}
+    found += [("tutti, private", "C0-", beside("tutti") or ours(False)),
+              ("tutti, shared", "C2-", beside("tutti, shared") or ours(True)),
+              ("Open MPI", "C1-", beside("Open MPI")), ("MPICH", "C3-", beside("MPICH"))]
     if name != "send_recv":                             # there both ways at once
         rows = torch_rows(results, "small", "large")
         for backend, style in (("tutti", "C0--"), ("gloo", "C4--")):
