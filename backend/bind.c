@@ -3,7 +3,6 @@
    short or empty, while the scratch chunks they meet are not: the shortest span of a step counts. */
 #include "backend/bind.h"
 #include "backend/base/memory.h"
-#include "backend/base/status.h"
 #include "backend/pace.h"
 #include "backend/slots.h"
 #include <assert.h>
@@ -123,7 +122,6 @@ static void repeat(struct executor *x)
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
     const struct buffers *aimed = &p->aimed[x->parity];
-    slots_take(x);
     if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->slots_at)
         aim(p, x->parity, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
@@ -159,6 +157,7 @@ void bind_operands(struct executor *x)
     bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes;
     assert(!u || cut == 1);
     x->cut = &program->cut;
+    if (again) slots_take(x);
     if (again && program->is_fixed) { repeat(x); return; }
     for (int b = INPUT; b <= OUTPUT; b++) {
         x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
@@ -166,7 +165,6 @@ void bind_operands(struct executor *x)
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
     }
     if (again) {
-        slots_take(x);
         if (program->cut.single && program->parts) fix(x);             /* it may come once more */
         return;
     }
@@ -177,6 +175,7 @@ void bind_operands(struct executor *x)
     program->cut.beyond_cache = is_beyond_cache(x);
     bind_cut(x, program->cut.piece_bytes);
 }
+
 /* ---- arithmetic ---- */
 enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
 

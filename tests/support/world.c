@@ -129,6 +129,14 @@ int world_processes(int size, int seconds, rank_function *body, void *context)
     return bad;
 }
 void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
+struct rlimit world_limit(int resource, rlim_t most)
+{
+    struct rlimit before, now;
+    REQUIRE(getrlimit(resource, &before) == 0);
+    now = (struct rlimit){ most, before.rlim_max };
+    REQUIRE(setrlimit(resource, &now) == 0);
+    return before;
+}
 void *abort_main(void *argument)
 {
     struct aborter *a = argument;

@@ -1,6 +1,7 @@
 /* Ranks for tests: threads of this process, or forked processes, each with its communicator. */
 #pragma once
 #include "c_api/tutti.h"
+#include <sys/resource.h>
 
 struct rank { tutti_comm *comm; int rank, size; void *context; };
 typedef void rank_function(struct rank *me);
@@ -15,6 +16,8 @@ int world_processes(int size, int seconds, rank_function *body, void *context);
 void world_require(bool condition, const char *text, const char *file, int line);
 #define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
 void nap_us(int us);
+/* Lowers the soft limit of a resource of this process; returns what it was, for setrlimit. */
+struct rlimit world_limit(int resource, rlim_t most);
 /* For pthread_create: aborts the communicator after a while. */
 struct aborter { tutti_comm *comm; int after_us; };
 void *abort_main(void *aborter);

@@ -138,6 +138,7 @@ static void library_start(int *argc, char ***argv)
     int unit;
     MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &flags, &window);
     MPI_Win_shared_query(window, 0, &bytes, &unit, &flags);
+    pin();
 }
 static void library_finish(void) { MPI_Finalize(); }
 static void *shared_memory(size_t bytes) { (void)bytes; return NULL; }
@@ -312,7 +313,6 @@ int main(int argc, char **argv)
     float *in = shared ? shared_memory(room) : aligned_alloc(4096, room);
     float *out = shared ? shared_memory(room) : aligned_alloc(4096, room);
     if (!in || !out) fail("no memory for the buffers");
-    pin();
     memset(in, 0, room);
     memset(out, 0, room);
     for (int i = first; i < argc; i++) {

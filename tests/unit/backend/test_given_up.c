@@ -8,18 +8,9 @@
 #include <cmocka.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum { RANKS = 3, SECONDS = 60 };                       /* the group's own timeout is half an hour */
-static struct rlimit refuse_descriptors(void)           /* returns what was the limit before */
-{
-    struct rlimit before, none;
-    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
-    none = (struct rlimit){ 3, before.rlim_max };
-    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    return before;
-}
 static void split(struct rank *me)
 {
     int who = *(const int *)me->context;
@@ -28,7 +19,7 @@ static void split(struct rank *me)
     struct rlimit before = { 0, 0 };
     snprintf(says, sizeof says, "rank %d (process ", who);
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    if (me->rank == who) before = refuse_descriptors();
+    if (me->rank == who) before = world_limit(RLIMIT_NOFILE, 3);
     tutti_status status = tutti_comm_split(me->comm, 0, 0, &part);
     if (me->rank == who) {
         REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);

@@ -151,14 +151,12 @@ static void expect_failure(struct rank *me, float *at, int refused_rank, const c
 {
     tutti_comm *comm;
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
-    struct rlimit before, none;
+    struct rlimit before = { 0, 0 };
     int which = strstr(says, "open files") ? RLIMIT_NOFILE : RLIMIT_AS;
-    getrlimit(which, &before);
-    none = before;
-    none.rlim_cur = which == RLIMIT_NOFILE ? 3 : 1 << 20;
-    if (me->rank == refused_rank) setrlimit(which, &none);
+    bool refused = me->rank == refused_rank;
+    if (refused) before = world_limit(which, which == RLIMIT_NOFILE ? 3 : 1 << 20);
     tutti_status status = sum(comm, at);
-    setrlimit(which, &before);
+    if (refused) REQUIRE(setrlimit(which, &before) == 0);
     bool right = status != TUTTI_OK && strstr(tutti_get_last_error(), says);
     if (!right) fprintf(stderr, "rank %d: status %d, %s\n", me->rank, status, tutti_get_last_error());
     REQUIRE(right);
