@@ -135,11 +135,13 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
     static const struct wait_set none;
     const struct ladder ladder = ladder_of(PAUSES / 10, AWAKE);
     const struct segment *segment = comm_segment(comm);
+    bool doubt = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
+        if (doubt) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
         if (return_ball(&segment->introductions[comm->rank])) n = 1;
         ladder_climb(&ladder, n, &none, 1);
         if (n % POLLS) continue;
-        TRY(comm_check(comm));
+        doubt = comm_is_in_doubt(comm);
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank 0 of %s has joined but did not say in time what the machine is like: it is too slow, stopped or "

@@ -51,8 +51,9 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     const struct segment *segment = comm_segment(comm);
     atomic_store(&segment->controls[comm->rank].joined, 1);
     for (int r = 0, n = 0; r < comm->size; n++) {
+        bool doubt = comm_is_in_doubt(comm);            /* asked first: a rank may join and abort right after */
         if (atomic_load(&segment->controls[r].joined)) { r++; continue; }
-        TRY(comm_check(comm));
+        if (doubt) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(mapping_check(comm->members, comm->size));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,

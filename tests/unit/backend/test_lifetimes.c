@@ -38,6 +38,22 @@ static void test_destroy_after_an_error_on_threads(void **state)
     (void)state;
     world_threads(2, NULL, fails_and_is_destroyed, NULL);
 }
+/* A group that one rank aborts as soon as it has joined was joined by all: only what they do in it then fails. */
+static void joins_and_aborts(struct rank *me)
+{
+    for (int round = 0; round < 1000; round++) {
+        tutti_comm *comm;
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        if (me->rank == round % me->size) REQUIRE(tutti_comm_abort(comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_ABORTED);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    }
+}
+static void test_an_abort_right_after_joining(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(4, 60, joins_and_aborts, NULL), 0);
+}
 static void test_a_request_outlives_its_communicator(void **state)
 {
     (void)state;
@@ -191,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_a_child_cannot_wait_for_its_parents_request),
 #endif
         cmocka_unit_test(test_destroy_after_an_error_on_threads),
+        cmocka_unit_test(test_an_abort_right_after_joining),
         cmocka_unit_test(test_a_request_outlives_its_communicator),
         cmocka_unit_test(test_a_refused_call_leaves_its_request_alone),
         cmocka_unit_test(test_a_split_between_group_calls),
