@@ -60,7 +60,7 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     const struct algorithm *a = collectives_table;
     while (!is_candidate(q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
-    if (a->host_memory) return (struct choice){ a, largest, price_slots(&x->machine, largest), 0 };
+    if (a->host_memory) return (struct choice){ a, largest, price_slots(&x->machine, largest, x->size > x->cores), 0 };
     return (struct choice){ a, largest / SLOTS_WITH_MESSAGES, SLOTS_WITH_MESSAGES, 0 };   /* half the cache in flight */
 }
 

@@ -107,7 +107,7 @@ static void put_machine(struct text *t)
         put_decimal(t, machine_figure(&machine, i));
         put(t, ", ");
     }
-    put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile));
+    put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile, false));
     put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", patience.pauses, patience.yields);
 }
 static void put_transports(struct text *t)

@@ -215,9 +215,10 @@ double price_round(const struct machine *machine, int ranks, int cores)
     if (ranks <= cores) return machine->line;
     return machine->hand_over * ((ranks + cores - 1) / cores);
 }
-int price_slots(const struct machine *machine, size_t tile_bytes)
+int price_slots(const struct machine *machine, size_t tile_bytes, bool crowded)
 {
     int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
+    if (crowded) return MOST_TILES_IN_FLIGHT;
     return slots > 2 ? slots : 2;
 }
 size_t price_largest_tile(const struct machine *machine)
@@ -232,7 +233,7 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
     size_t largest = price_largest_tile(machine);
     bool found = false;
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
-        struct cutting c = { message_bytes, tile, price_slots(machine, tile), cores };
+        struct cutting c = { message_bytes, tile, price_slots(machine, tile, plan->size > cores), cores };
         double price = 0;
         TRY(price_plan(plan, machine, &c, &price));
         if (found && price >= *out) continue;

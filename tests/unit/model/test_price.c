@@ -110,7 +110,7 @@ static size_t tile_for(const struct machine *m, size_t bytes)
     double ns = 0;
     assert_int_equal(price_tile(&plan, m, bytes, 2, &cutting, &ns), TUTTI_OK);
     assert_true(cutting.message_bytes == bytes);
-    assert_int_equal(cutting.slots, price_slots(m, cutting.tile_bytes));
+    assert_int_equal(cutting.slots, price_slots(m, cutting.tile_bytes, false));
     plan_finish(&plan);
     return cutting.tile_bytes;
 }
@@ -133,11 +133,13 @@ static void tiles_in_flight_fit_in_the_cache(void **state)
         struct machine m = near_cores;
         size_t before = 0;
         m.l2 = caches[c];
-        assert_true(price_slots(&m, 32 << 10) == 3);
+        assert_true(price_slots(&m, 32 << 10, false) == 3);
+        assert_true(price_slots(&m, price_largest_tile(&m), false) == 2);
+        assert_true(price_slots(&m, price_largest_tile(&m), true) == 3);
         for (size_t bytes = 4 << 20; bytes <= (size_t)1 << 30; bytes *= 2) {
             size_t tile = tile_for(&m, bytes);
             assert_true(tile >= 32 << 10 && tile >= before);
-            assert_true((double)tile * price_slots(&m, tile) <= m.l2);
+            assert_true((double)tile * price_slots(&m, tile, false) <= m.l2);
             before = tile;
         }
         assert_true(before >= price_largest_tile(&m) / 2);             /* it is used by somebody */
@@ -149,7 +151,7 @@ static void caches_of_no_size_are_survived(void **state)
     struct machine m = near_cores;
     m.l2 = 32 << 10;
     assert_int_equal(price_largest_tile(&m), 32 << 10);
-    assert_int_equal(price_slots(&m, 32 << 10), 2);
+    assert_int_equal(price_slots(&m, 32 << 10, false), 2);
     assert_int_equal(tile_for(&m, 1 << 30), 32 << 10);
 }
 
