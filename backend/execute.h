@@ -89,7 +89,7 @@ struct executor {
     /* between operations; equal on all ranks of the host */
     uint64_t base, operation;
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
-    size_t ring_at;                                     /* where the last slots of the ring end */
+    size_t ring_first, ring_at, ring_taken;             /* where the last slots of the ring begin and end; bytes ever */
     size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
     /* of the operation that runs; whoever begins it fills launch and the descriptor first */

@@ -2,12 +2,16 @@
    who has read them, from where it is dear to take them (probe.c). So operations take what they need from a ring that
    no such cache holds, one behind the other: of the last one somebody may still be reading, of the one before it
    nobody. What needs more than a third of the ring would meet the last one, and uses the halves in turns; so does what
-   needs a few lines only, for they come back faster than others are fetched. All ranks count alike. */
+   needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
+
+   Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
+   been taken so far. Slots that would meet the last ones at the beginning follow them instead; there is room, because
+   each takes at most a third of the ring. */
 #include "backend/slots.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 
-enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10 };
+enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10, LAPS = 4 };
 
 static size_t ring_bytes(const struct executor *x)
 {
@@ -17,12 +21,17 @@ size_t slots_most_bytes(const struct executor *x)
 {
     return (x->segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
 }
+static bool begins_a_lap(const struct executor *x, size_t bytes)
+{
+    size_t lap = size_smaller(size_larger(x->ring_taken / LAPS, 3 * bytes), ring_bytes(x));
+    return x->ring_at + bytes > lap && bytes <= x->ring_first;
+}
 void slots_take(struct executor *x)
 {
     const struct cut *c = x->cut;
     if (c->in_line) x->slots_at = 0;
     else if (!c->goes_round) x->slots_at = ring_bytes(x) + (size_t)x->parity * slots_most_bytes(x);
-    else x->slots_at = x->ring_at + c->slots_bytes <= ring_bytes(x) ? x->ring_at : 0;
+    else x->slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring_at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
 static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
@@ -56,5 +65,8 @@ tutti_status slots_reserve(struct executor *x)
 }
 void slots_leave(struct executor *x)
 {
-    if (x->cut->goes_round) x->ring_at = x->slots_at + x->cut->slots_bytes;
+    if (!x->cut->goes_round) return;
+    x->ring_first = x->slots_at;
+    x->ring_at = x->slots_at + x->cut->slots_bytes;
+    x->ring_taken += x->cut->slots_bytes;
 }

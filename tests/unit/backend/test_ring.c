@@ -32,13 +32,17 @@ static void go_round(struct rank *me)
     struct executor *x = &me->comm->executor;
     float *data = floats();
     x->ring_bytes = 1024 * KIB;
-    for (int call = 0; call < 40; call++) {
-        sum(me, data, 64 * KIB, call);
-        REQUIRE(x->slots_at == (size_t)(call % 16) * 64 * KIB);
-        size_t used = (size_t)(call < 16 ? call + 1 : 16) * 64 * KIB;
-        REQUIRE(x->reserved[2] >= used && (x->reserved[2] < 2 * used || used == 64 * KIB));
+    size_t end = 0, used = 0, slots = 64 * KIB;
+    for (size_t call = 0; call < 100; call++) {
+        size_t lap = call * slots / 4 > 3 * slots ? call * slots / 4 : 3 * slots;
+        sum(me, data, slots, (int)call);
+        REQUIRE(x->slots_at == (end + slots > lap || end == x->ring_bytes ? 0 : end));
+        end = x->slots_at + slots;
+        if (end > used) used = end;
+        REQUIRE(x->reserved[2] >= used && (x->reserved[2] < 2 * used || used == slots));
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* needs none */
     }
+    REQUIRE(used == x->ring_bytes);
     REQUIRE(x->reserved[0] == 0 && x->reserved[1] == 0 && x->reserved[2] == x->ring_bytes);
     free(data);
 }
