@@ -205,8 +205,7 @@ def of_torch(rows, backend, collective, placement):
             if (row["backend"], row["collective"]) == (backend, collective) and "median" in (row[placement] or {})}
 
 
-def through_torch(results):
-    rows = torch_rows(results, "small", "large")
+def beside_gloo(rows):
     sizes = sorted({row["size"] for row in rows})
     lines = []
     for collective in dict.fromkeys(row["collective"] for row in rows):
@@ -216,12 +215,18 @@ def through_torch(results):
                 lines.append([collective + (", in place" if placement == "in_place" else ""),
                               *(ratio(theirs[count] / ours[count]) if count in ours and count in theirs else ""
                                 for count in sizes)])
+    return table(["bytes", *map(size, sizes)], lines)
+
+
+def through_torch(results):
+    rows, shared_rows = torch_rows(results, "small", "large"), torch_rows(results, "shared")
     ours, theirs = (of_torch(rows, name, "all_reduce", "in_place") for name in ("tutti", "gloo"))
-    shared = of_torch(torch_rows(results, "shared"), "tutti", "all_reduce", "in_place")
+    shared = of_torch(shared_rows, "tutti", "all_reduce", "in_place")
     times = [[size(count), time(ours[count]), time(shared[count]) if count in shared else "",
-              time(theirs[count]) if count in theirs else ""] for count in sizes if count in ours]
-    return (f"gloo ÷ tutti, private tensors:\n\n{table(['bytes', *map(size, sizes)], lines)}\n\nall_reduce:\n\n"
-            + table(["bytes", "tutti", "tutti, shared", "gloo"], times))
+              time(theirs[count]) if count in theirs else ""] for count in sorted(ours)]
+    return "\n\n".join([
+        "gloo ÷ tutti, private tensors:", beside_gloo(rows), "gloo ÷ tutti, shared tensors:", beside_gloo(shared_rows),
+        "all_reduce:", table(["bytes", "tutti", "tutti, shared", "gloo"], times)])
 
 
 def call(results):
