@@ -49,10 +49,10 @@ static void joins_and_aborts(struct rank *me)
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     }
 }
-static void test_an_abort_right_after_joining(void **state)
+static void test_an_abort_right_after_joining_on_threads(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(4, 60, joins_and_aborts, NULL), 0);
+    world_threads(3, NULL, joins_and_aborts, NULL);
 }
 static void test_a_request_outlives_its_communicator(void **state)
 {
@@ -149,6 +149,11 @@ static void test_questions_do_not_wait_for_who_drives(void **state)
     world_threads(2, NULL, watchdog, NULL);
 }
 #ifndef NO_PROCESSES
+static void test_an_abort_right_after_joining(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(4, 60, joins_and_aborts, NULL), 0);
+}
 static void forks_with_an_open_request(struct rank *me)
 {
     enum { COUNT = 1 << 18 };
@@ -205,9 +210,10 @@ int main(void)
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_settings_that_differ_are_a_mismatch),    /* first: the settings are read only once */
         cmocka_unit_test(test_a_child_cannot_wait_for_its_parents_request),
+        cmocka_unit_test(test_an_abort_right_after_joining),
 #endif
         cmocka_unit_test(test_destroy_after_an_error_on_threads),
-        cmocka_unit_test(test_an_abort_right_after_joining),
+        cmocka_unit_test(test_an_abort_right_after_joining_on_threads),
         cmocka_unit_test(test_a_request_outlives_its_communicator),
         cmocka_unit_test(test_a_refused_call_leaves_its_request_alone),
         cmocka_unit_test(test_a_split_between_group_calls),
