@@ -60,10 +60,10 @@ static tutti_status fail_unheard(const tutti_store *store, const struct member *
     struct member first;
     if (store_get(store, 0, &first, 1) == TUTTI_OK)
         return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined group %s, but within %lld ms has not said who else "
-                           "has: it joined late and still waits, or it is stopped or gone", mine->size, mine->group,
-                           (long long)mine->timeout_ms);
+            "has: it joined late and still waits, or it is stopped or gone", mine->size, mine->group,
+            (long long)mine->timeout_ms);
     return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined group %s within %lld ms", mine->size, mine->group,
-                       (long long)mine->timeout_ms);
+        (long long)mine->timeout_ms);
 }
 static tutti_status store_follow(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
                                  struct announcement *found)
@@ -74,8 +74,9 @@ static tutti_status store_follow(const tutti_store *store, const struct member *
     if (status == TUTTI_TIMEOUT) return fail_unheard(store, mine);
     size_t expected = found->verdict.status == TUTTI_OK ? whole : sizeof *found;
     if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && bytes != expected))
-        return status_fail(TUTTI_MISMATCH, "rank 0 of group %s runs another version of tutti, or was told of more "
-                           "ranks than %u", mine->group, mine->size);
+        return status_fail(TUTTI_MISMATCH,
+            "rank 0 of group %s runs another version of tutti, or was told of more ranks than %u", mine->group,
+            mine->size);
     if (status == TUTTI_OK) return status;
     return status_fail(status, "the key-value store failed to give the table: %s", status_message(status));
 }

@@ -89,8 +89,8 @@ static tutti_status guest_join(struct reception *r, struct guest *guest, const s
     TRY(member_check(r->mine, said->rank, theirs));
     if (taken)
         return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined group %s as rank %d: %llu and %llu",
-                           r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
-                           (unsigned long long)theirs->identity.pid);
+            r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
+            (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
 }
 static tutti_status fail_left(const struct reception *r, int rank)
@@ -98,7 +98,7 @@ static tutti_status fail_left(const struct reception *r, int rank)
     char ranks[256];
     members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
     return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while group %s waited for %s of %u",
-                       rank, (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
+        rank, (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
 /* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
 static bool is_introduction(const struct reception *r, int bytes, const struct introduction *said)
@@ -202,14 +202,14 @@ static tutti_status explain(const struct member *mine, int error)
     const char *group = mine->group;
     unsigned size = mine->size;
     if (error == 0 || error == -EPIPE || error == -EMSGSIZE)
-        return status_fail(TUTTI_PEER_LOST, "rank 0 of %u hung up while group %s was formed: it has died, or it runs "
-                           "another version of tutti", size, group);
+        return status_fail(TUTTI_PEER_LOST,
+            "rank 0 of %u hung up while group %s was formed: it has died, or it runs another version of tutti", size,
+            group);
     if (error == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined group %s, but within %lld ms has not said who else "
-                           "has: it joined late and still waits, or it is stopped", size, group,
-                           (long long)mine->timeout_ms);
+            "has: it joined late and still waits, or it is stopped", size, group, (long long)mine->timeout_ms);
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of group %s cannot be reached: %s", size, group,
-                       error == -EPERM ? "it runs as another user" : strerror(-error));
+        error == -EPERM ? "it runs as another user" : strerror(-error));
 }
 static tutti_status hear_verdict(int socket, const struct member *mine, int64_t deadline_ms, struct announcement *found)
 {
@@ -230,8 +230,9 @@ static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct 
     memcpy(say.magic, magic, sizeof magic);
     int socket = connect_until(id, deadline_ms);
     if (socket == -ETIMEDOUT)
-        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined group %s within %lld ms; with a unique id all "
-                           "ranks must be on one host", mine->size, mine->group, (long long)mine->timeout_ms);
+        return status_fail(TUTTI_TIMEOUT,
+            "rank 0 of %u has not joined group %s within %lld ms; with a unique id all ranks must be on one host",
+            mine->size, mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return explain(mine, socket);
     int error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);

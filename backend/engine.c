@@ -131,8 +131,8 @@ static bool progress(tutti_comm *comm, struct wait_set *blocked)
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
             blocked->in_the_way |= b->in_the_way;
-            for (int i = 0; i < b->count; i++) wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters,
-                b->item[i].shared);
+            for (int i = 0; i < b->count; i++)
+                wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters, b->item[i].shared);
             break;
         }
         moved = true;

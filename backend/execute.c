@@ -13,24 +13,29 @@
 #include <string.h>
 
 /* ---- counters ---- */
-static struct control *control_of(const struct executor *x,
-    int rank) { return &x->segment->controls[rank - x->host_first]; }
+static struct control *control_of(const struct executor *x, int rank)
+{
+    return &x->segment->controls[rank - x->host_first];
+}
 static uint64_t arrival(const struct executor *x) { return x->base + 1; }
 static uint64_t position(const struct executor *x, int tile, int step)
 {
     unsigned round = x->cut->single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
     return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
 }
-static int slot_of(const struct executor *x, int tile) { return x->cut->single ? 0
-    : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots); }
+static int slot_of(const struct executor *x, int tile)
+{
+    return x->cut->single ? 0 : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots);
+}
 static _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
 {
     struct line *line = &c->line[x->parity];
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
-static int counter_index(const struct executor *x, int tile) { return x->cut->single ? SEEN_COUNTER
-    : SEEN_SLOTS + slot_of(x,
-    tile); }
+static int counter_index(const struct executor *x, int tile)
+{
+    return x->cut->single ? SEEN_COUNTER : SEEN_SLOTS + slot_of(x, tile);
+}
 /* Looks once, and then `polls` times more, unless it has seen enough before. */
 static bool look(struct executor *x, int peer, int index, uint64_t target, int polls)
 {
@@ -97,8 +102,8 @@ static bool roll_call(struct executor *x, tutti_status *status)
 }
 bool executor_has_arrived(const struct executor *x, int rank)
 {
-    return rank == x->rank || atomic_load_explicit(&control_of(x, rank)->line[x->parity].counter,
-        memory_order_acquire) >= arrival(x);
+    const struct line *line = &control_of(x, rank)->line[x->parity];
+    return rank == x->rank || atomic_load_explicit(&line->counter, memory_order_acquire) >= arrival(x);
 }
 int executor_disagreement(const struct executor *x)
 {
@@ -145,8 +150,8 @@ static tutti_status agree_on_counts(struct executor *x)
         const struct descriptor *d = &x->segment->controls[a].descriptor[x->parity];
         if (d->extent > extent) extent = d->extent;
         for (int b = 0; b < x->host_ranks; b++)
-            if (segment_counts(x->segment, a, x->parity, INPUT)[b] != segment_counts(x->segment, b, x->parity,
-                OUTPUT)[a])
+            if (segment_counts(x->segment, a, x->parity, INPUT)[b]
+                != segment_counts(x->segment, b, x->parity, OUTPUT)[a])
                 return TUTTI_MISMATCH;
     }
     x->extent = (size_t)extent;
@@ -199,8 +204,7 @@ static void post(struct executor *x, int step, int tile)
             pieces[n++] = bind_locate(x, s->spans[t->span + span], i, tile);
     struct transfer *transfer = transfer_at(x, tile, step);
     *transfer = (struct transfer){ .name = (x->operation & 0x3fffff) << 40 | (uint64_t)tile << 20 | (uint64_t)t->number,
-        .peer = t->peer,
-                                   .is_send = t->kind == SEND, .pieces = pieces, .piece_count = n };
+        .peer = t->peer, .is_send = t->kind == SEND, .pieces = pieces, .piece_count = n };
     transport_post(x->transport, transfer);
 }
 static void perform(struct executor *x, int step, int tile)
@@ -209,8 +213,8 @@ static void perform(struct executor *x, int step, int tile)
     x->moves++;
     if (t->kind == WORK) bind_compute(x, t, tile);
     else if (t->kind == SEND || t->kind == RECV) post(x, step, tile);
-    if (step_publishes(t, tile, x->cut->tiles, x->launch.program->plan->slots)) publish(x, counter_index(x, tile),
-        position(x, tile, step));
+    if (step_publishes(t, tile, x->cut->tiles, x->launch.program->plan->slots))
+        publish(x, counter_index(x, tile), position(x, tile, step));
 }
 
 /* ---- one tile without messages: nothing to choose from ---- */
@@ -314,8 +318,7 @@ static void let_go(struct executor *x) { atomic_store(&x->mine->touching, 0); }
 static void end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
-    uint64_t rounds = x->cut->single ? 1
-        : ((uint64_t)x->cut->tiles + (uint64_t)plan->slots - 1) / (uint64_t)plan->slots;
+    uint64_t slots = (uint64_t)plan->slots, rounds = x->cut->single ? 1 : ((uint64_t)x->cut->tiles + slots - 1) / slots;
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
     slots_leave(x);
@@ -400,8 +403,7 @@ tutti_status executor_step(struct executor *x)
     status = is_straight(x) ? run_straight(x) : run_tiles(x);
     if (x->broken != TUTTI_OK)
         return status_fail(x->broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->broken,
-            "a message of the schedule failed: %s",
-            status_message(x->broken));
+            "a message of the schedule failed: %s", status_message(x->broken));
     if (status == TUTTI_OK) { end(x); return TUTTI_OK; }
     x->blocked.in_the_way = executor_is_in_the_way(x);
     if (messages) wait_add(&x->blocked, &x->mine->bell, bell, &x->mine->bell_waiters, true);

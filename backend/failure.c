@@ -25,8 +25,9 @@ static void operation_describe(const struct descriptor *d, char *out, size_t byt
     const char *name = family_name(f), *dtype = tutti_dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
     else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", name, dtype);
-    else snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-        algorithm_name(d->algorithm));
+    else
+        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
+            algorithm_name(d->algorithm));
 }
 /* What must agree, too, and is seldom the reason. */
 static void describe_more(const struct descriptor *d, char *out, size_t bytes)
@@ -57,8 +58,8 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
     size_t used = 0;
     out[0] = 0;
     for (int r = 0; r < comm->size && used + 16 < bytes; r++)
-        if (!executor_has_arrived(&comm->executor, r)) used += (size_t)snprintf(out + used, bytes - used, "%s%d", used
-            ? ", " : "", r);
+        if (!executor_has_arrived(&comm->executor, r))
+            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
 /* ---- failing ---- */
@@ -120,25 +121,23 @@ static tutti_status fail_without(tutti_comm *comm, int dead)
     const struct member *m = &comm->members[dead];
     char what[224];
     describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST,
-        "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; destroy this group and make a new one "
-                     "without it", dead, comm->name, (unsigned long long)m->identity.pid, m->identity.host,
-                         comm->rank, what);
+    return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; "
+        "destroy this group and make a new one without it", dead, comm->name, (unsigned long long)m->identity.pid,
+        m->identity.host, comm->rank, what);
 }
 static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
     char what[224];
     describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST,
-        "rank %d of %s has destroyed its communicator, and rank %d waits for it in %s; all ranks must make the "
-                     "same calls before they destroy", peer, comm->name, comm->rank, what);
+    return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
+        "%s; all ranks must make the same calls before they destroy", peer, comm->name, comm->rank, what);
 }
 static tutti_status fail_late_message(tutti_comm *comm, const struct operation *op)
 {
     bool sends = op->transfer.is_send;
     return comm_fail(comm, TUTTI_TIMEOUT,
-        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came",
-        comm->rank, comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
+        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came", comm->rank,
+        comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
         (long long)atomic_load(&op->timeout_ms), sends ? "receive" : "send");
 }
 static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
@@ -150,7 +149,7 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->rank,
         (long long)atomic_load(&op->timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
-            absent);
+        absent);
 }
 static struct operation *find_left_alone(const tutti_comm *comm)
 {
@@ -166,7 +165,7 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
     if (!op) return TUTTI_OK;
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
-                     comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
+        comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
 }
 static bool is_late(struct operation *op)
 {
@@ -229,16 +228,12 @@ static tutti_status mismatch_counts(tutti_comm *comm)
     const struct executor *x = &comm->executor;
     for (int a = 0; a < comm->size; a++)
         for (int b = 0; b < comm->size; b++) {
-            uint64_t sent = segment_counts(x->segment, a, x->parity, INPUT)[b], expected = segment_counts(x->segment, b,
-                x->parity, OUTPUT)[a];
-            size_t bytes = x->launch.element_bytes;
+            uint64_t sent = segment_counts(x->segment, a, x->parity, INPUT)[b] / x->launch.element_bytes;
+            uint64_t expected = segment_counts(x->segment, b, x->parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
-                return comm_fail(comm, TUTTI_MISMATCH,
-                    "all_to_all with uneven counts, operation %llu of %s: rank %d sends %llu elements to rank %d, "
-                        "which "
-                                 "expects %llu", (unsigned long long)x->descriptor->sequence, comm->name, a,
-                                     (unsigned long long)(sent / bytes), b,
-                                 (unsigned long long)(expected / bytes));
+                return comm_fail(comm, TUTTI_MISMATCH, "all_to_all with uneven counts, operation %llu of %s: rank %d "
+                    "sends %llu elements to rank %d, which expects %llu", (unsigned long long)x->descriptor->sequence,
+                    comm->name, a, (unsigned long long)sent, b, (unsigned long long)expected);
         }
     return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
 }
@@ -255,9 +250,8 @@ tutti_status comm_mismatch(tutti_comm *comm)
         describe_more(&mine, here, sizeof here);
         describe_more(&theirs, there, sizeof there);
     }
-    return comm_fail(comm, TUTTI_MISMATCH,
-        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d calls %s%s; "
-        "all ranks must make the same calls in the same order", (unsigned long long)mine.sequence, comm->name,
-            comm->rank, here,
-        other, there, theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
+    return comm_fail(comm, TUTTI_MISMATCH, "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
+        "calls %s%s; all ranks must make the same calls in the same order", (unsigned long long)mine.sequence,
+        comm->name, comm->rank, here, other, there,
+        theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
 }

@@ -74,8 +74,8 @@ static void put_limits(struct text *t)
     put_limit(t, "memlock_bytes", RLIMIT_MEMLOCK, ", ");
     put_limit(t, "open_files", RLIMIT_NOFILE, ", ");
     put_limit(t, "address_space_bytes", RLIMIT_AS, ", ");
-    if (statvfs("/dev/shm", &shm) == 0) put(t, "\"dev_shm_bytes\": %llu}, ",
-        (unsigned long long)shm.f_blocks * shm.f_frsize);
+    if (statvfs("/dev/shm", &shm) == 0)
+        put(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
     else put(t, "\"dev_shm_bytes\": null}, ");
 }
 static void put_kernels(struct text *t)
@@ -169,10 +169,10 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
     size_t *bytes)
 {
-    if (ranks < 1 || ranks > 4096) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "a schedule of %d ranks: 1 to 4096 can be printed", ranks);
-    if (root < 0 || root >= ranks) return status_fail(TUTTI_INVALID_ARGUMENT, "root %d is not one of %d ranks", root,
-        ranks);
+    if (ranks < 1 || ranks > 4096)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a schedule of %d ranks: 1 to 4096 can be printed", ranks);
+    if (root < 0 || root >= ranks)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "root %d is not one of %d ranks", root, ranks);
     int *first = memory_zeroed((size_t)ranks + 1, sizeof *first);
     if (!first) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
     for (int r = 0; r <= ranks; r++) first[r] = r;
@@ -182,8 +182,8 @@ tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int roo
         .slots = 1 };
     tutti_status status = plan_build_staging(&plan);
     size_t length = status == TUTTI_OK ? plan_print(&plan, buffer, capacity) : 0;
-    if (status != TUTTI_OK) status_fail(status, "%s %s: %s", family_name(algorithm->family), algorithm->name,
-        plan.error);
+    if (status != TUTTI_OK)
+        status_fail(status, "%s %s: %s", family_name(algorithm->family), algorithm->name, plan.error);
     plan_finish(&plan);
     free(first);
     if (bytes) *bytes = length;

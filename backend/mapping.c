@@ -45,9 +45,9 @@ tutti_status mapping_check(const struct member *table, int size)
     if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
     for (int r = size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
-    return status_fail(TUTTI_PEER_LOST, "rank %d%s (process %llu on %.40s) could not join the group and has given up; "
-                       "its own error says why", rank, ranks > 1 ? " or another of its process" : "",
-                       (unsigned long long)by.pid, by.host);
+    return status_fail(TUTTI_PEER_LOST,
+        "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
+        ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
 }
 
 /* ---- making it ---- */
@@ -112,8 +112,8 @@ static tutti_status await_first(struct mapping *m, int size, const struct member
     bool over = m->over;
     pthread_mutex_unlock(&lock);
     TRY(status);
-    if (!over) return status_fail(TUTTI_TIMEOUT,
-        "another rank of this process has not mapped the group's memory in time");
+    if (!over)
+        return status_fail(TUTTI_TIMEOUT, "another rank of this process has not mapped the group's memory in time");
     return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
 }
 static void tell_process(struct mapping *m, tutti_status status)

@@ -97,8 +97,8 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
     }
     /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
     const char *reason = comm->transport->reason;
-    comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank,
-        comm->name, t->is_send ? "to" : "from", other, op->tag,
+    comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank, comm->name,
+        t->is_send ? "to" : "from", other, op->tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core

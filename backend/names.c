@@ -5,8 +5,10 @@
 #include <string.h>
 
 struct names { enum family family; };
-static const char *next_algorithm(void *context,
-    int index) { return tutti_algorithm_name(family_name(((struct names *)context)->family), index); }
+static const char *next_algorithm(void *context, int index)
+{
+    return tutti_algorithm_name(family_name(((struct names *)context)->family), index);
+}
 static const char *next_family(void *context, int index)
 {
     (void)context;
@@ -34,14 +36,15 @@ tutti_status algorithm_by_name(const char *family, const char *name, const struc
 tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
 {
     char copy[512], *rest = NULL;
-    if (strlen(text) >= sizeof copy) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "the list of algorithms is longer than %zu bytes", sizeof copy - 1);
+    if (strlen(text) >= sizeof copy)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "the list of algorithms is longer than %zu bytes", sizeof copy - 1);
     strcpy(copy, text);
     for (char *entry = strtok_r(copy, ", ", &rest); entry; entry = strtok_r(NULL, ", ", &rest)) {
         char *equals = strchr(entry, '=');
         const struct algorithm *algorithm;
-        if (!equals) return status_fail(TUTTI_INVALID_ARGUMENT,
-            "\"%s\" should read collective=algorithm, as in allreduce=ring", entry);
+        if (!equals)
+            return status_fail(TUTTI_INVALID_ARGUMENT, "\"%s\" should read collective=algorithm, as in allreduce=ring",
+                entry);
         *equals = 0;
         TRY(algorithm_by_name(entry, equals + 1, &algorithm));
         atomic_store(&chosen[algorithm->family], algorithm);

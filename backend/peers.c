@@ -85,7 +85,7 @@ static tutti_status start_thread(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
-                           strerror(refused));
+            strerror(refused));
     pthread_setname_np(registry.thread, "tutti-watch");
     return TUTTI_OK;
 }
@@ -171,7 +171,7 @@ static tutti_status explain(const struct identity *other, int error)
     if (error == -ECONNRESET) why = "it hung up: it has ended, or runs another version of tutti";
     if (error == -ETIMEDOUT) why = "it does not answer: it is stopped or too busy";
     return status_fail(error == -ETIMEDOUT ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no connection to process %llu on %.40s: %s",
-                       (unsigned long long)other->pid, other->host, why);
+        (unsigned long long)other->pid, other->host, why);
 }
 tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, struct peer **out)
 {
@@ -227,7 +227,7 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
     if (error == -EAGAIN)
         return status_fail(TUTTI_TIMEOUT, "process %llu on %.40s does not read: it is stopped", pid, other.host);
     return status_fail(TUTTI_SYSTEM, "cannot send a file descriptor to process %llu on %.40s: %s", pid, other.host,
-                       strerror(-error));
+        strerror(-error));
 }
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out)
 {
@@ -241,8 +241,8 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
     pthread_mutex_unlock(&registry.lock);
     if (!has_come) return status_fail(TUTTI_TIMEOUT, "shared memory that was promised has not been sent in time");
     if (descriptor < 0)
-        return status_fail(TUTTI_SYSTEM, "shared memory came without its file descriptor: too many open files? see "
-                           "ulimit -n");
+        return status_fail(TUTTI_SYSTEM,
+            "shared memory came without its file descriptor: too many open files? see ulimit -n");
     *out = descriptor;
     return TUTTI_OK;
 }

@@ -5,8 +5,8 @@
    needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
 
    Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
-   been taken so far. Slots that would meet the last ones at the beginning follow them instead; there is room, because
-   each takes at most a third of the ring. */
+   been taken so far, but room for three operations like this one. Slots that would meet the last ones at the beginning
+   follow them instead; there is room, because each takes at most a third of the ring. */
 #include "backend/slots.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

@@ -21,11 +21,12 @@ void member_seat(struct member *out, const struct member *member)
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
     if (theirs->version != mine->version)
-        return status_fail(TUTTI_MISMATCH, "rank %d joins group %s with version %u of the protocol, rank 0 with %u: "
-                           "all ranks must run the same tutti", rank, mine->group, theirs->version, mine->version);
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d joins group %s with version %u of the protocol, rank 0 with %u: all ranks must run the same tutti",
+            rank, mine->group, theirs->version, mine->version);
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d was told that group %s has %u ranks, rank 0 was told %u", rank,
-                           mine->group, theirs->size, mine->size);
+            mine->group, theirs->size, mine->size);
     return TUTTI_OK;
 }
 static uint32_t count_absent(const struct member *table, uint32_t size)
@@ -49,8 +50,7 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
     members_list_absent(table, mine->size, ranks, sizeof ranks);
     const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
     return status_fail(TUTTI_TIMEOUT, "%s of %u %s not joined group %s within %lld ms: see whether it was started and "
-                       "whether it failed, or raise the timeout", ranks, mine->size, have, mine->group,
-                       (long long)mine->timeout_ms);
+        "whether it failed, or raise the timeout", ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
 }
 
 /* ---- and decides ---- */
@@ -79,16 +79,16 @@ tutti_status verdict_obey(struct verdict *verdict, const struct member *mine)
     if (verdict->status != TUTTI_OK) return status_repeat((tutti_status)verdict->status, verdict->detail);
     if (verdict->size == mine->size) return TUTTI_OK;
     return status_fail(TUTTI_MISMATCH, "rank 0 was told that group %s has %u ranks, this one was told %u", mine->group,
-                       verdict->size, mine->size);
+        verdict->size, mine->size);
 }
 tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out)
 {
     TRY(verdict_obey(&found->verdict, mine));
     const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
     if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined group %s as rank %d: this one, %llu, and "
-                           "%llu on %.39s", mine->group, rank, (unsigned long long)me->pid,
-                           (unsigned long long)other->pid, other->host);
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "two processes have joined group %s as rank %d: this one, %llu, and %llu on %.39s", mine->group, rank,
+            (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
     for (uint32_t r = 0; r < mine->size; r++) member_seat(&out[r], &found->table[r]);
     return TUTTI_OK;
 }

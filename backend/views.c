@@ -151,8 +151,9 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
     view->bytes = bytes;
     if (gift >= 0) return arena_attach(gift, view->block, bytes, whose, &view->base);
     if (bytes)
-        return status_fail(TUTTI_SYSTEM, "%s shared tensors came without their file descriptor: too many open files, "
-                           "there or here? see ulimit -n", whose);
+        return status_fail(TUTTI_SYSTEM,
+            "%s shared tensors came without their file descriptor: too many open files, there or here? see ulimit -n",
+            whose);
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
 }
 void views_receive(struct peer *peer, const unsigned char token[16], int gift)

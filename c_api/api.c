@@ -52,7 +52,7 @@ static tutti_status check_comm(tutti_comm *comm)
     if (comm->generation != process_generation())
         return status_fail(TUTTI_FORKED,
             "this communicator (%s, rank %d) was made before a fork; a child process must make its own", comm->name,
-                comm->rank);
+            comm->rank);
     return comm_failure(comm);
 }
 static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
@@ -62,15 +62,15 @@ static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, s
     if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%zu elements of %s for %zu ranks are more bytes than there are addresses", count, tutti_dtype_name(dtype),
-                parts);
+            parts);
     return TUTTI_OK;
 }
 static tutti_status check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
 {
     out->op = op;
     out->reduce = NULL;
-    if ((unsigned)op >= TUTTI_OP_COUNT) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d",
-        (int)op);
+    if ((unsigned)op >= TUTTI_OP_COUNT)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
     out->reduce = reduce_find(dtype, op);
     if (!out->reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
         return status_fail(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
@@ -137,8 +137,8 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     if (request->timeout_ms > 0) op->timeout_ms = request->timeout_ms;
     op->factor = request->factor;
     if (!request->algorithm) return TUTTI_OK;
-    if (op->family == POINT_TO_POINT) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "a send or receive has no algorithms to choose from");
+    if (op->family == POINT_TO_POINT)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
     return algorithm_for((enum family)op->family, request->algorithm, &op->algorithm);
 }
 /* Takes over prepared->uneven. An error leaves the request as it was. */
@@ -189,8 +189,8 @@ tutti_status tutti_hasten(tutti_request *request)
 tutti_status tutti_get_unique_id(tutti_unique_id *out) { return bootstrap_random(out->bytes, sizeof out->bytes); }
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
-    if (!out || !config) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "tutti_comm_init needs a place for the communicator and a config");
+    if (!out || !config)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init needs a place for the communicator and a config");
     if (config->size > 1 && (!config->store.put || !config->store.get))
         return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other",
             config->size);
@@ -229,8 +229,9 @@ int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->rank : -1
 tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
 {
     TRY(check_comm(comm));
-    if (timeout_ms <= 0) return status_fail(TUTTI_INVALID_ARGUMENT, "a timeout of %lld ms: it must be at least 1",
-        (long long)timeout_ms);
+    if (timeout_ms <= 0)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a timeout of %lld ms: it must be at least 1",
+            (long long)timeout_ms);
     comm->timeout_ms = timeout_ms;
     return TUTTI_OK;
 }
@@ -341,8 +342,9 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
 {
     struct operation o;
     TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
-    if (send == recv && o.part_bytes) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "all_to_all cannot work in place: send and receive buffers are the same");
+    if (send == recv && o.part_bytes)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "all_to_all cannot work in place: send and receive buffers are the same");
     return with_buffers(&o, send, (size_t)comm->size, recv, (size_t)comm->size, request);
 }
 
@@ -367,8 +369,8 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
 {
     struct operation o;
     TRY(prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, &o));
-    if (!send_counts || !send_offsets || !recv_counts || !recv_offsets) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "all_to_all_v needs all four arrays of counts and offsets");
+    if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
     size_t size = (size_t)comm->size, bytes = tutti_dtype_bytes(dtype), sent, received;
     struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
     if (!u) return status_fail(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
@@ -376,12 +378,12 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     for (int i = 0; i < 2; i++) { u->lengths[i] = room + i * size; u->offsets[i] = room + (2 + i) * size; }
     tutti_status status = convert_counts(send_counts, send_offsets, comm->size, bytes, u->lengths[0], u->offsets[0],
         &sent);
-    if (status == TUTTI_OK) status = convert_counts(recv_counts, recv_offsets, comm->size, bytes, u->lengths[1],
-        u->offsets[1], &received);
+    if (status == TUTTI_OK)
+        status = convert_counts(recv_counts, recv_offsets, comm->size, bytes, u->lengths[1], u->offsets[1], &received);
     if (status == TUTTI_OK) status = check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = check_buffer(recv, received, "receive");
-    if (status == TUTTI_OK && send == recv && sent) status = status_fail(TUTTI_INVALID_ARGUMENT,
-        "all_to_all_v cannot work in place");
+    if (status == TUTTI_OK && send == recv && sent)
+        status = status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v cannot work in place");
     if (status != TUTTI_OK) { free(u); return status; }
     o.part_bytes = sent / size + 1;                     /* what the choice of an algorithm goes by */
     o.input = send;
@@ -399,9 +401,8 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
     TRY(prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, &o));
     TRY(check_buffer(is_send ? send : recv, o.part_bytes, "message"));
     if (peer == comm->rank && (!request || request->blocking) && !group_depth)
-        return status_fail(TUTTI_INVALID_ARGUMENT,
-            "rank %d sends to or receives from itself in a blocking call, which would wait forever: use a request or "
-                "a group", peer);
+        return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, which "
+            "would wait forever: use a request or a group", peer);
     o.input = send;
     o.output = recv;
     o.tag = tag;
@@ -435,8 +436,10 @@ tutti_status tutti_mem_alloc(void **out, size_t bytes)
 tutti_status tutti_mem_free(void *memory) { return arena_free(memory); }
 
 /* ---- introspection ---- */
-const char *tutti_collective_name(int index) { return index >= 0 && index < FAMILY_COUNT
-    ? family_name((enum family)index) : NULL; }
+const char *tutti_collective_name(int index)
+{
+    return index >= 0 && index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
+}
 const char *tutti_algorithm_name(const char *collective, int index)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -447,8 +450,8 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
     size_t capacity, size_t *bytes)
 {
     const struct algorithm *found;
-    if (!collective || !algorithm) return status_fail(TUTTI_INVALID_ARGUMENT,
-        "a schedule needs the names of a collective and of an algorithm");
+    if (!collective || !algorithm)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a schedule needs the names of a collective and of an algorithm");
     TRY(algorithm_by_name(collective, algorithm, &found));
     return info_schedule(found, ranks, root, buffer, capacity, bytes);
 }

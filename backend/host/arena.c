@@ -124,8 +124,9 @@ static tutti_status check_available(size_t bytes)
 {
     uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
     if (bytes <= available) return TUTTI_OK;
-    return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are asked for, %llu are left on this "
-                       "machine, or to this process", bytes, (unsigned long long)available);
+    return status_fail(TUTTI_NO_MEMORY,
+        "no memory for shared tensors: %zu bytes are asked for, %llu are left on this machine, or to this process",
+        bytes, (unsigned long long)available);
 }
 static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
 {
@@ -144,8 +145,9 @@ static tutti_status block_fill(struct block *b)
     TRY(memfd_allocate(b->descriptor, b->bytes, "shared tensors"));
     void *base = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->descriptor, 0);
     if (base == MAP_FAILED)
-        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes could not be mapped: %s (limit on "
-                           "address space? see ulimit -v)", b->bytes, strerror(errno));
+        return status_fail(TUTTI_NO_MEMORY,
+            "no memory for shared tensors: %zu bytes could not be mapped: %s (limit on address space? see ulimit -v)",
+            b->bytes, strerror(errno));
     b->base = base;
     memcpy(header_of(base)->magic, magic, sizeof magic);
     header_of(base)->block = b->number;
@@ -209,8 +211,9 @@ static tutti_status grow(size_t bytes)
     pthread_mutex_unlock(&lock);
     if (fine) return TUTTI_OK;
     block_unmake(&b);
-    return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes would need one more than the %d "
-                       "blocks there can be", bytes, MOST_BLOCKS);
+    return status_fail(TUTTI_NO_MEMORY,
+        "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
+        MOST_BLOCKS);
 }
 tutti_status arena_allocate(size_t bytes, void **out)
 {
@@ -264,8 +267,8 @@ tutti_status arena_free(void *at)
     pthread_mutex_unlock(&lock);
     block_unmake(&old);
     if (known || foreign) return TUTTI_OK;
-    return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_mem_free of %p: tutti_mem_alloc has not given it, or it has been "
-                       "freed before", at);
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "tutti_mem_free of %p: tutti_mem_alloc has not given it, or it has been freed before", at);
 }
 
 /* ---- fork ---- */
@@ -330,13 +333,14 @@ static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const c
     void *base = bytes < page_bytes() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
         0);
     if (base == MAP_FAILED)
-        return status_fail(TUTTI_NO_MEMORY, "cannot map %zu bytes of %s shared tensors: %s (limit on address space? "
-                           "see ulimit -v)", bytes, whose, strerror(errno));
+        return status_fail(TUTTI_NO_MEMORY,
+            "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,
+            strerror(errno));
     const struct header *header = header_of(base);
     if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
         munmap(base, bytes);
         return status_fail(TUTTI_SYSTEM, "what was received is not the block of %s shared tensors that was asked for",
-                           whose);
+            whose);
     }
     madvise(base, bytes, MADV_DONTFORK);               /* a child has no business there */
     *out = base;

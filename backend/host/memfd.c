@@ -18,8 +18,9 @@ static tutti_status check_file_limit(size_t bytes)     /* to pass it would be a 
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
     if (bytes <= limit.rlim_cur) return TUTTI_OK;
-    return status_fail(TUTTI_SYSTEM, "the limit on file sizes (ulimit -f) is %llu bytes, and %zu bytes of shared "
-                       "memory are needed; raise the limit", (unsigned long long)limit.rlim_cur, bytes);
+    return status_fail(TUTTI_SYSTEM,
+        "the limit on file sizes (ulimit -f) is %llu bytes, and %zu bytes of shared memory are needed; raise the limit",
+        (unsigned long long)limit.rlim_cur, bytes);
 }
 static const char *memfd_advice(int error)
 {
@@ -34,7 +35,7 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
     *out = memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*out < 0)
         return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
-                           memfd_advice(errno));
+            memfd_advice(errno));
     if (ftruncate(*out, (off_t)bytes) != 0)
         return status_fail(TUTTI_SYSTEM, "ftruncate of a memfd to %zu bytes: %s", bytes, strerror(errno));
     if (fcntl(*out, F_ADD_SEALS, SEALS) != 0)
@@ -49,7 +50,7 @@ tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what)
     if (!refused) return TUTTI_OK;
     if (errno == ENOSPC || errno == ENOMEM)
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
-                           bytes, strerror(errno));
+            bytes, strerror(errno));
     return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
 }
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
@@ -58,8 +59,9 @@ tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
     if (fstat(descriptor, &file) != 0)
         return status_fail(TUTTI_SYSTEM, "fstat of %s shared memory: %s", whose, strerror(errno));
     if (file.st_size < 0 || (size_t)file.st_size != bytes)
-        return status_fail(TUTTI_SYSTEM, "%s shared memory is %lld bytes and should be %zu: do all ranks "
-                           "run the same version of tutti?", whose, (long long)file.st_size, bytes);
+        return status_fail(TUTTI_SYSTEM,
+            "%s shared memory is %lld bytes and should be %zu: do all ranks run the same version of tutti?", whose,
+            (long long)file.st_size, bytes);
     int seals = fcntl(descriptor, F_GET_SEALS);
     if (seals < 0 || (seals & SEALS) != SEALS)
         return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against shrinking; it is not used", whose);

@@ -65,15 +65,17 @@ static tutti_status segment_plan(struct segment *out, int ranks, size_t slot_byt
 {
     assert(ranks > 0);
     if (layout_compute(out, ranks, slot_bytes, pair_bytes, layout)) return TUTTI_OK;
-    return status_fail(TUTTI_NO_MEMORY, "the shared memory of %d ranks with %zu bytes of slots each is larger than an "
-                       "address can say", ranks, slot_bytes);
+    return status_fail(TUTTI_NO_MEMORY,
+        "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", ranks,
+        slot_bytes);
 }
 static tutti_status segment_map(struct segment *out, const struct layout *layout, int descriptor)
 {
     void *base = mmap(NULL, layout->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (base == MAP_FAILED)
-        return status_fail(TUTTI_NO_MEMORY, "cannot map %zu bytes of shared memory: %s (limit on address space? see "
-                           "ulimit -v)", layout->bytes, strerror(errno));
+        return status_fail(TUTTI_NO_MEMORY,
+            "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", layout->bytes,
+            strerror(errno));
     out->base = base;
     out->failure = &((struct header *)base)->failure;
     out->told = &((struct header *)base)->told;
@@ -102,9 +104,9 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
     if (!error) return TUTTI_OK;
     if (error == EFAULT || error == ENOMEM || error == ENOSPC)   /* EFAULT: else a SIGBUS */
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
-                           length, strerror(error));
+            length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
-                       strerror(error));
+        strerror(error));
 }
 
 /* ---- create ---- */

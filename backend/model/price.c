@@ -52,7 +52,7 @@ static double read_cost(const struct pricing *x, int rank, struct span a)
 static double write_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
-    if (a.rank != rank) return a.buffer == SCRATCH ? x->peer_write : mixed(x, x->peer_write);
+    if (a.rank != rank) return mixed(x, x->peer_write);
     if (a.buffer == SCRATCH) return m->lost_write;
     return (x->fits ? m->near : m->far) / 2;
 }

@@ -123,8 +123,10 @@ static inline struct schedule *plan_member(const struct plan *p, int rank)
     return rank >= p->first && rank < p->first + p->count ? &p->ranks[rank - p->first] : NULL;
 }
 static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
-static inline struct span *step_to(const struct schedule *s,
-    const struct step *t) { return &s->spans[t->span + t->from_count]; }
+static inline struct span *step_to(const struct schedule *s, const struct step *t)
+{
+    return &s->spans[t->span + t->from_count];
+}
 static inline bool plan_in_place(const struct plan *p, int rank) { return p->in_place >> (rank % 64) & 1; }
 static inline bool plan_shared(const struct plan *p, int rank) { return p->shared >> (rank % 64) & 1; }
 /* The cell a chunk lives in; in place the smaller buffer lies inside the larger. */

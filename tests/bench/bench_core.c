@@ -234,8 +234,9 @@ static void print_row(const struct bench_case *c, const struct outcome *o)
         int length = snprintf(goal, sizeof goal, "%.2f", c->goal);
         char *more = goal + length;
         size_t room = sizeof goal - (size_t)length;
-        if (c->goal_p99 > 0) snprintf(more, room, ", p99 %.1f (%.1f) <= %g",
-            o->p99 / o->beside_single, o->beside_p99 / o->beside_single, c->goal_p99);
+        if (c->goal_p99 > 0)
+            snprintf(more, room, ", p99 %.1f (%.1f) <= %g", o->p99 / o->beside_single,
+                o->beside_p99 / o->beside_single, c->goal_p99);
         if (c->goal_p99_us > 0) snprintf(more, room, ", p99 < %g", c->goal_p99_us);
     }
     snprintf(flag, sizeof flag, "%.0f, %.0f", o->flag, o->flag_after);

@@ -268,8 +268,9 @@ static void measure(const struct collective *c, float *in, float *out, size_t n)
     double after = flag_ns();
     slowest(times, (size_t)samples);
     qsort(times, (size_t)samples, sizeof *times, by_value);
-    if (rank == 0) printf("%s\t%zu\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
-        times[(int)(0.99 * (samples - 1))], times[0], before, after);
+    if (rank == 0)
+        printf("%s\t%zu\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", c->name, n * sizeof *in, times[samples / 2],
+            times[(int)(0.99 * (samples - 1))], times[0], before, after);
     fflush(stdout);
 }
 static const struct collective *find(const char *word, const char **sizes)

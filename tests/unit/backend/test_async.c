@@ -18,8 +18,10 @@ static void many_at_once(struct rank *me)                               /* waite
     float *data = malloc(MANY * n * sizeof *data);
     tutti_request *r = calloc(MANY, sizeof *r);
     for (size_t i = 0; i < MANY * n; i++) data[i] = (float)(i % 13 + (size_t)me->rank);
-    for (size_t k = 0; k < MANY; k++) REQUIRE(tutti_all_reduce(data + k * n, data + k * n, n, TUTTI_FLOAT32, TUTTI_SUM,
-        me->comm, &r[k]) == TUTTI_OK);
+    for (size_t k = 0; k < MANY; k++) {
+        float *at = data + k * n;
+        REQUIRE(tutti_all_reduce(at, at, n, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
+    }
     for (int k = MANY - 1; k >= 0; k--) {
         REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
         REQUIRE(r[k].sequence == (uint64_t)k + 1);
@@ -205,8 +207,8 @@ static void all_threads(void **state)
 static void all_processes(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) assert_int_equal(world_processes(3, 60, bodies[i],
-        NULL), 0);
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++)
+        assert_int_equal(world_processes(3, 60, bodies[i], NULL), 0);
 }
 #endif
 int main(void)

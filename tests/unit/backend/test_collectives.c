@@ -96,18 +96,18 @@ static void call(const struct test *t, struct rank *me, struct buffers *b)
 {
     tutti_request r = { .algorithm = t->algorithm, .factor = 0.5, .blocking = true };
     tutti_status status = TUTTI_INTERNAL;
-    if (!strcmp(t->collective, "allreduce")) status = tutti_all_reduce(b->input, b->output, t->count, t->dtype, t->op,
-        me->comm, &r);
+    if (!strcmp(t->collective, "allreduce"))
+        status = tutti_all_reduce(b->input, b->output, t->count, t->dtype, t->op, me->comm, &r);
     if (!strcmp(t->collective, "reduce")) status = tutti_reduce(b->input, me->rank == t->root ? b->output : NULL,
         t->count, t->dtype, t->op, t->root, me->comm, &r);
     if (!strcmp(t->collective, "broadcast")) status = tutti_broadcast(me->rank == t->root ? b->input : NULL, b->output,
         t->count, t->dtype, t->root, me->comm, &r);
-    if (!strcmp(t->collective, "reduce_scatter")) status = tutti_reduce_scatter(b->input, b->output, t->count, t->dtype,
-        t->op, me->comm, &r);
-    if (!strcmp(t->collective, "allgather")) status = tutti_all_gather(b->input, b->output, t->count, t->dtype,
-        me->comm, &r);
-    if (!strcmp(t->collective, "all_to_all")) status = tutti_all_to_all(b->input, b->output, t->count, t->dtype,
-        me->comm, &r);
+    if (!strcmp(t->collective, "reduce_scatter"))
+        status = tutti_reduce_scatter(b->input, b->output, t->count, t->dtype, t->op, me->comm, &r);
+    if (!strcmp(t->collective, "allgather"))
+        status = tutti_all_gather(b->input, b->output, t->count, t->dtype, me->comm, &r);
+    if (!strcmp(t->collective, "all_to_all"))
+        status = tutti_all_to_all(b->input, b->output, t->count, t->dtype, me->comm, &r);
     if (!strcmp(t->collective, "gather")) status = tutti_gather(b->input, me->rank == t->root ? b->output : NULL,
         t->count, t->dtype, t->root, me->comm, &r);
     if (!strcmp(t->collective, "scatter")) status = tutti_scatter(me->rank == t->root ? b->input : NULL, b->output,
@@ -134,8 +134,8 @@ static void run(const struct test *t, struct rank *me)
         if (got == want) continue;
         fprintf(stderr, "%s %s: %d ranks, rank %d, count %zu, %s, %s, root %d%s: element %zu is %g, should be %g\n",
             t->collective, t->algorithm, me->size,
-                me->rank, t->count, tutti_dtype_name(t->dtype), tutti_op_name(t->op), t->root, t->in_place
-                    ? ", in place" : "", i, got, want);
+                me->rank, t->count, tutti_dtype_name(t->dtype), tutti_op_name(t->op), t->root,
+                t->in_place ? ", in place" : "", i, got, want);
         REQUIRE(got == want);
     }
     for (int i = 0; i < GUARD; i++) REQUIRE(b.all[i] == 0xa5);

@@ -48,8 +48,9 @@ static int child(long first, long second, unsigned error, tutti_status wanted, c
     if (!refuse(first, second, error)) return SKIPPED;
     tutti_status status = tutti_comm_init(&comm, &config);
     bool right = status == wanted && strstr(tutti_get_last_error(), says) && !comm && open_files() == before;
-    if (!right) fprintf(stderr, "status %d, \"%s\", %d files before and %d after\n", status, tutti_get_last_error(),
-        before, open_files());
+    if (!right)
+        fprintf(stderr, "status %d, \"%s\", %d files before and %d after\n", status, tutti_get_last_error(), before,
+            open_files());
     return right ? 0 : 1;
 }
 static void check(long first, long second, unsigned error, tutti_status wanted, const char *says)

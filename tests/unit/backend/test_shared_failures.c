@@ -93,8 +93,8 @@ static void test_an_aborted_tensor_is_let_go_on_threads(void **state)
 static void test_an_aborted_tensor_is_let_go_on_processes(void **state)
 {
     (void)state;
-    for (int size = 2; size <= 3; size++) assert_int_equal(world_processes(size, SECONDS, abort_in_the_middle, NULL),
-        0);
+    for (int size = 2; size <= 3; size++)
+        assert_int_equal(world_processes(size, SECONDS, abort_in_the_middle, NULL), 0);
 }
 
 /* ---- a peer that is killed ---- */

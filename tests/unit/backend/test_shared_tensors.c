@@ -21,13 +21,19 @@ struct test {
     int root;
 };
 static bool is(const struct test *t, const char *name) { return !strcmp(t->collective, name); }
-static bool many_inputs(const struct test *t) { return is(t, "reduce_scatter") || is(t, "scatter")
-    || is(t, "all_to_all"); }
+static bool many_inputs(const struct test *t)
+{
+    return is(t, "reduce_scatter") || is(t, "scatter") || is(t, "all_to_all");
+}
 static bool many_outputs(const struct test *t) { return is(t, "allgather") || is(t, "gather") || is(t, "all_to_all"); }
-static bool has_input(const struct test *t, int rank) { return rank == t->root || !(is(t, "broadcast")
-    || is(t, "scatter")); }
-static bool has_output(const struct test *t, int rank) { return rank == t->root || !(is(t, "reduce")
-    || is(t, "gather")); }
+static bool has_input(const struct test *t, int rank)
+{
+    return rank == t->root || !(is(t, "broadcast") || is(t, "scatter"));
+}
+static bool has_output(const struct test *t, int rank)
+{
+    return rank == t->root || !(is(t, "reduce") || is(t, "gather"));
+}
 static uint64_t random_next(uint64_t *state)            /* splitmix64 */
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
