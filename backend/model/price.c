@@ -217,8 +217,8 @@ double price_round(const struct machine *machine, int ranks, int cores)
 }
 int price_slots(const struct machine *machine, size_t tile_bytes, bool crowded)
 {
-    int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
     if (crowded) return MOST_TILES_IN_FLIGHT;
+    int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
     return slots > 2 ? slots : 2;
 }
 size_t price_largest_tile(const struct machine *machine)
