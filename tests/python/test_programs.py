@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
+# What gloo may say while the interpreter ends, all work done (github.com/pytorch/pytorch/issues/190489). What it has
+# printed is compared all the same.
+ENDS_OF_GLOO = "terminate called without an active exception"
 
 
 @dataclass
@@ -51,7 +54,8 @@ def run(program, backend, folder):
             except BaseException:
                 started.terminate()                     # torchrun ends its ranks, which kill would leave behind
                 raise
-        assert started.returncode == 0, f"{program.script} on {backend}: {out}\n{error[-6000:]}"
+        fine = started.returncode == 0 or (backend == "gloo" and ENDS_OF_GLOO in error)
+        assert fine, f"{program.script} on {backend}: {out}\n{error[-6000:]}"
         printed.append(out)
     return printed
 
