@@ -55,8 +55,8 @@ tutti_status slots_reserve(struct executor *x)
     const struct cut *c = x->cut;
     size_t first = c->goes_round ? 0 : x->slots_at;
     size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
-    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x));
     if (bytes <= *reserved) return TUTTI_OK;
+    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x));
     if (c->goes_round) bytes = size_larger(bytes, more);
     unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
     TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
