@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
-# What gloo may say while the interpreter ends, all work done (github.com/pytorch/pytorch/issues/190489). What it has
-# printed is compared all the same.
+# How a process on gloo, in which nothing of ours but Python is loaded, was seen to end when its work was done and its
+# group destroyed; github.com/pytorch/pytorch/issues/190489 has it of groups not destroyed. What it has printed is
+# compared all the same.
 ENDS_OF_GLOO = "terminate called without an active exception"
 
 
