@@ -1,7 +1,7 @@
 /* How the ranks of a new group learn of each other: every rank brings one member record, every rank gets the table
- * of all. Three ways: a key-value store (one key written per rank, two read; rank 0 collects and publishes the
- * table, so the store sees O(p) requests), a unique id (rank 0 listens on a socket named by it), or an existing
- * communicator (backend/comm.c). */
+ * of all. Three ways: a key-value store (one key written per rank, three read; rank 0 collects and publishes the
+ * table, so the store sees O(p) requests; what earlier groups left there is not believed), a unique id (rank 0 listens
+ * on a socket named by it), or an existing communicator (backend/comm.c). */
 #pragma once
 #include "backend/peers.h"
 #include <string.h>
@@ -18,7 +18,7 @@ static inline bool member_shares_process(const struct member *a, const struct me
 {
     return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
 }
-enum { MEMBER_VERSION = 1 };
+enum { MEMBER_VERSION = 2 };
 /* Both check that sizes and versions agree (MISMATCH shows both sides) and that a rank that does not come is named
    (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
    goes to all. `table` has room for mine->size records, and holds something only when all is well. */

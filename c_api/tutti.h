@@ -120,11 +120,13 @@ TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 
 /* ---- communicators ---- */
 typedef struct tutti_unique_id { unsigned char bytes[16]; } tutti_unique_id;
+/* Where ranks leave word for each other, as torch.distributed has one. The same store and name may serve again after a
+   group has ended, failed or died, and for another number of ranks: what is left of it there is not believed. */
 typedef struct tutti_store {                            /* both may block; both return a status */
     void *context;
     tutti_status (*put)(void *context, const char *key, const void *value, size_t bytes);
-    /* waits up to timeout_ms for the key; TUTTI_TIMEOUT when it does not come; value larger than capacity:
-       TUTTI_NO_MEMORY */
+    /* waits up to timeout_ms for the key (0: does not wait); TUTTI_TIMEOUT when it does not come; value larger than
+       capacity: TUTTI_NO_MEMORY */
     tutti_status (*get)(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
         int64_t timeout_ms);
 } tutti_store;

@@ -39,7 +39,8 @@ static tutti_status store_get(
     void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms)
 {
     return with_store(context, [&](c10d::Store &store) {
-        store.wait({ key }, std::chrono::milliseconds(timeout_ms));
+        if (timeout_ms == 0 && !store.check({ key })) return TUTTI_TIMEOUT;
+        if (timeout_ms > 0) store.wait({ key }, std::chrono::milliseconds(timeout_ms));
         std::vector<uint8_t> found = store.get(key);
         if (found.size() > capacity) return TUTTI_NO_MEMORY;
         std::memcpy(value, found.data(), found.size());

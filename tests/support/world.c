@@ -46,7 +46,7 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
     int64_t timeout_ms)
 {
     struct memory_store *s = context;
-    int64_t deadline = clock_deadline(timeout_ms);
+    int64_t deadline = clock_ms() + timeout_ms;
     struct entry *e;
     pthread_mutex_lock(&s->lock);
     while (!(e = store_find(s, key)) && clock_ms() < deadline) {

@@ -35,10 +35,10 @@ static int count_descriptors(void)
 }
 
 /* ---- a store in memory ---- */
-struct entry { char key[32]; unsigned char value[VALUE_BYTES]; size_t bytes; };
+struct entry { char key[64]; unsigned char value[VALUE_BYTES]; size_t bytes; };
 struct store {
     pthread_mutex_t lock;
-    struct entry entries[2 * MOST];
+    struct entry entries[8 * MOST];
     int count, puts, gets;
     tutti_status refusal;                                              /* of every put, unless OK */
 };
@@ -62,7 +62,7 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
                               int64_t timeout_ms)
 {
     struct store *s = context;
-    int64_t until_ms = clock_deadline(timeout_ms);
+    int64_t until_ms = clock_ms() + timeout_ms;
     tutti_status status = TUTTI_TIMEOUT;
     for (bool first = true; status == TUTTI_TIMEOUT && (first || clock_ms() < until_ms); first = false) {
         if (!first) nap(1);
@@ -85,6 +85,7 @@ struct way {                                                           /* what a
     int odd_rank, odd_size, odd_version;                               /* one rank that was told otherwise */
     int absent;                                                        /* bits: ranks that do not come */
     int64_t timeout_ms;
+    int attempt;                                                       /* each of other processes, with other tokens */
 };
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
 struct rank { const struct way *way; int rank; tutti_store store; tutti_unique_id id; struct outcome *outcome; };
@@ -95,8 +96,8 @@ static struct member member_of(const struct way *way, int rank)
     struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .version = MEMBER_VERSION };
     mine.size = (uint32_t)(odd && way->odd_size ? way->odd_size : way->size);
     if (odd && way->odd_version) mine.version = (uint32_t)way->odd_version;
-    memset(mine.identity.nonce, rank + 1, sizeof mine.identity.nonce);
-    memset(mine.token, rank + 101, sizeof mine.token);
+    memset(mine.identity.nonce, rank + 1 + 10 * way->attempt, sizeof mine.identity.nonce);
+    memset(mine.token, rank + 101 + 10 * way->attempt, sizeof mine.token);
     mine.identity.pid = (uint64_t)getpid();
     snprintf(mine.identity.host, sizeof mine.identity.host, "host of %d", rank);
     return mine;
@@ -178,7 +179,7 @@ static void expect_tables(const struct way *way, const struct outcome outcomes[M
             char host[40];
             snprintf(host, sizeof host, "host of %d", q);
             assert_string_equal(m->identity.host, host);
-            assert_int_equal(m->token[15], q + 101);
+            assert_int_equal(m->token[15], q + 101 + 10 * way->attempt);
             assert_memory_equal(m, &outcomes[0].table[q], sizeof *m);
         }
     }
@@ -276,7 +277,7 @@ static void test_store_sees_few_requests(void **state)
     struct store *s = store_create();
     run_store(&way, s, outcomes);
     assert_int_equal(s->puts, MOST + 1);
-    assert_int_equal(s->gets, 2 * (MOST - 1));
+    assert_in_range(s->gets, 4 * (MOST - 1), 40 * (MOST - 1));         /* looks again, if somebody comes late */
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -288,7 +289,8 @@ static void test_store_that_fails_is_blamed(void **state)
     struct store *s = store_create();
     s->refusal = TUTTI_SYSTEM;
     run_store(&way, s, outcomes);
-    expect_failure(&way, outcomes, TUTTI_SYSTEM, "the key-value store failed to take key r");
+    assert_int_equal(outcomes[0].status, TUTTI_SYSTEM);
+    assert_non_null(strstr(outcomes[0].detail, "the key-value store failed to take key r0"));
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -306,20 +308,141 @@ static void test_late_rank_0_is_not_called_missing(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
+struct late { struct rank rank; int after_ms; pthread_t thread; };
+static void *bring_late(void *context)
+{
+    struct late *late = context;
+    nap(late->after_ms);
+    bring(&late->rank, false);
+    return NULL;
+}
+static void late_start(struct late *late, const struct way *way, int rank, struct store *s, struct outcome *outcome)
+{
+    late->rank = (struct rank){ .way = way, .rank = rank, .store = { s, store_put, store_get }, .outcome = outcome };
+    assert_int_equal(pthread_create(&late->thread, NULL, bring_late, late), 0);
+}
+static void put_record(struct store *s, const struct way *answers, const struct way *way, int rank)
+{
+    char key[64];
+    struct member mine = member_of(way, rank);
+    for (int i = 0; i < 16; i++) snprintf(&key[2 * i], 3, "%02x", member_of(answers, 0).token[i]);
+    snprintf(&key[32], 16, "/r%d", rank);
+    store_put(s, key, &mine, sizeof mine);
+}
+static void test_earlier_groups_are_not_believed(void **state)
+{
+    static const int sizes[] = { 3, 3, 2, 5, 1, 4 };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    for (int attempt = 0; attempt < 6; attempt++) {
+        struct way way = { .size = sizes[attempt], .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = attempt };
+        run_store(&way, s, outcomes);
+        expect_tables(&way, outcomes);
+    }
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_earlier_failures_are_not_believed(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way odd = { .size = 3, .odd_rank = 1, .odd_size = 4, .timeout_ms = SHORT_MS };
+    run_store(&odd, s, outcomes);
+    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 was told that group test group has 4 ranks");
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
+    run_store(&way, s, outcomes);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way dead = { .size = 3, .odd_rank = -1 };
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
+    struct member first = member_of(&dead, 0);
+    store_put(s, "r0", &first, sizeof first);                          /* and no verdict */
+    put_record(s, &dead, &dead, 1);
+    struct late ranks[3] = { { .after_ms = 100 } };
+    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_started_again_while_others_join(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, dead = way;
+    dead.attempt = 1;
+    put_record(s, &way, &dead, 1);                                     /* has answered, and died */
+    struct late ranks[3] = { { .after_ms = 0 }, { .after_ms = 100 }, { .after_ms = 1200 } };
+    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
 static void test_rank_taken_twice_is_noticed(void **state)
 {
-    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
     struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
     struct store *s = store_create();
-    run_store(&way, s, outcomes);
-    struct member other = member_of(&way, 1);
-    other.identity.nonce[0] ^= 255;                                    /* another process */
-    tutti_store store = { s, store_put, store_get };
-    tutti_status status = bootstrap_store(&store, 1, &other, clock_deadline(SHORT_MS), second->table);
-    assert_int_equal(status, TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(status_detail(), "two processes have joined group test group as rank 1"));
+    other.attempt = 1;                                                 /* another process */
+    struct late ranks[4] = { { .after_ms = 0 }, { .after_ms = 0 }, { .after_ms = 200 }, { .after_ms = 100 } };
+    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
+    late_start(&ranks[3], &other, 1, s, second);                       /* and is read: the first had no time to be */
+    for (int r = 0; r < 4; r++) pthread_join(ranks[r].thread, NULL);
+    bool first_seated = outcomes[1].status == TUTTI_OK;
+    const struct outcome *turned_away = first_seated ? second : &outcomes[1];
+    assert_true(first_seated != (second->status == TUTTI_OK));
+    assert_int_equal(turned_away->status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(turned_away->detail, "two processes have joined group test group as rank 1"));
     free(s);
     outcomes_destroy(second);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_that_comes_after_the_end_is_told(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = SHORT_MS }, other = way;
+    struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
+    struct store *s = store_create();
+    other.attempt = 1;
+    run_store(&way, s, outcomes);
+    expect_tables(&way, outcomes);
+    struct late late = { .after_ms = 0 };
+    late_start(&late, &other, 1, s, second);
+    pthread_join(late.thread, NULL);
+    assert_int_equal(second->status, TUTTI_TIMEOUT);
+    assert_non_null(strstr(second->detail, "rank 0 of 3 has not joined group test group within 1000 ms; the store only "
+        "holds the end of an earlier attempt without this process, of 3 ranks, by process"));
+    free(s);
+    outcomes_destroy(second);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_0_taken_twice_is_noticed(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    other.attempt = 1;
+    struct late ranks[3] = { { .after_ms = 0 }, { .after_ms = 200 }, { .after_ms = 1000 } };
+    late_start(&ranks[0], &way, 0, s, &outcomes[0]);
+    late_start(&ranks[1], &other, 0, s, &outcomes[1]);
+    late_start(&ranks[2], &other, 1, s, &outcomes[2]);
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    assert_int_equal(outcomes[0].status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(outcomes[0].detail, "two processes have joined group test group as rank 0"));
+    expect_tables(&other, &outcomes[1]);
+    free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
@@ -327,14 +450,18 @@ static void test_store_with_nonsense_is_another_version(void **state)
 {
     static const size_t lengths[] = { 0, 5, sizeof(struct member) - 1, 500, 528, 700, VALUE_BYTES };
     unsigned char nonsense[VALUE_BYTES];
-    struct way way = { .size = 2, .odd_rank = -1, .absent = 1 << 0, .timeout_ms = SHORT_MS };
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
     memset(nonsense, 'x', sizeof nonsense);
     for (int rank = 0; rank < 2; rank++)
         for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
             struct outcome *outcomes = outcomes_create();
             struct store *s = store_create();
             way.absent = 1 << !rank;
-            store_put(s, rank ? "table" : "r1", nonsense, lengths[i]);
+            put_record(s, &way, &way, 1);
+            struct entry *entry = &s->entries[0];
+            if (rank) snprintf(entry->key, sizeof entry->key, "r0");
+            memcpy(entry->value, nonsense, lengths[i]);
+            entry->bytes = lengths[i];
             run_store(&way, s, outcomes);
             expect_failure(&way, outcomes, TUTTI_MISMATCH, "another version of tutti");
             free(s);
@@ -423,7 +550,13 @@ int main(void)
         cmocka_unit_test(test_store_sees_few_requests),
         cmocka_unit_test(test_store_that_fails_is_blamed),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
+        cmocka_unit_test(test_earlier_groups_are_not_believed),
+        cmocka_unit_test(test_earlier_failures_are_not_believed),
+        cmocka_unit_test(test_rank_0_that_died_while_joining_is_not_waited_for),
+        cmocka_unit_test(test_rank_started_again_while_others_join),
         cmocka_unit_test(test_rank_taken_twice_is_noticed),
+        cmocka_unit_test(test_rank_that_comes_after_the_end_is_told),
+        cmocka_unit_test(test_rank_0_taken_twice_is_noticed),
         cmocka_unit_test(test_store_with_nonsense_is_another_version),
         cmocka_unit_test(test_id_taken_twice_is_noticed),
         cmocka_unit_test(test_rank_that_gives_up_is_named),

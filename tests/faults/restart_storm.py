@@ -1,0 +1,178 @@
+"""Kills a rank of a job at a random moment, starts it again as a supervisor does, and expects the job to come together,
+again and again, through one store that nobody cleans.
+
+    python tests/faults/restart_storm.py --restarts 200       a storm; prints its seed
+    python tests/faults/restart_storm.py --seed 7             the same draws again
+
+What is drawn for each restart: the victim; whether it is killed while the ranks join, or later; whether all ranks are
+started again (torchrun) or the dead one alone, while the others destroy the failed group and make a new one under the
+same name; and, where all are, their number. It counts as recovered when every rank has had a right sum. No judgement by
+time, but a job that has not come together after LIMIT_S counts as hung.
+
+The parent has loaded torch but never used it, so a rank is a fork away.
+"""
+import argparse
+import faulthandler
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+LIMIT_S = 60.0
+JOIN_S = 300            # longer than LIMIT_S: no recovery may rest on a timeout
+
+
+# ---- a rank ----
+def sums(rank, size):
+    import torch
+    import torch.distributed as dist
+    while True:
+        total = torch.full((100,), float(rank + 1))
+        dist.all_reduce(total)
+        if total.tolist() != [size * (size + 1) / 2] * 100:
+            raise SystemExit(f"rank {rank}: a wrong sum, {total[0]}")
+        yield
+
+
+def live(rank, size, make_store, tell):
+    """Joins and sums until a peer is gone; then destroys the group and joins anew."""
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
+    while True:
+        dist.init_process_group("tutti", store=make_store(size), rank=rank, world_size=size,
+                                timeout=timedelta(seconds=JOIN_S))
+        try:
+            for n, _ in enumerate(sums(rank, size)):
+                if n == 0:
+                    os.write(tell, b"%d;" % os.getpid())
+                time.sleep(0.001)
+        except dist.DistBackendError:
+            dist.destroy_process_group()
+
+
+# ---- the supervisor ----
+class Job:
+    def __init__(self, make_store, chance):
+        self.make_store, self.chance, self.processes = make_store, chance, []
+        self.told, self.tell = os.pipe()
+        self.text = ""
+
+    def start(self, rank, size):
+        process = os.fork()
+        if process:
+            return process
+        try:
+            os.close(self.told)
+            live(rank, size, self.make_store, self.tell)
+        except BaseException as error:                  # the supervisor starts it again; what it said may be of use
+            print(f"rank {rank} of {size} ended: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def start_all(self, size):
+        self.processes = [self.start(rank, size) for rank in range(size)]
+
+    def restart_dead(self):
+        for rank, process in enumerate(self.processes):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                self.processes[rank] = self.start(rank, len(self.processes))
+
+    def kill(self, ranks):
+        for rank in ranks:
+            os.kill(self.processes[rank], signal.SIGKILL)
+        for rank in ranks:
+            os.waitpid(self.processes[rank], 0)
+
+    def forget_told(self):
+        while select.select([self.told], [], [], 0)[0]:
+            os.read(self.told, 65536)
+        self.text = ""
+
+    def await_sums(self, alone):
+        """Whether every rank has had a sum since forget_told."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if alone:
+                self.restart_dead()
+            if select.select([self.told], [], [], 0.02)[0]:
+                self.text += os.read(self.told, 65536).decode()
+            if {str(process) for process in self.processes} <= set(self.text.split(";")[:-1]):
+                return True
+        return False
+
+    def restart(self):
+        """One kill and what follows; True: it came together again."""
+        alone, joining = self.chance.random() < 0.5, self.chance.random() < 0.4
+        size = len(self.processes) if alone else self.chance.randint(2, 4)
+        if joining:                                     # start all, and kill one before they have met
+            self.kill(range(len(self.processes)))
+            self.start_all(size)
+        time.sleep(self.chance.uniform(0, 0.03))
+        victim = self.chance.randrange(len(self.processes))
+        self.kill([victim])
+        self.forget_told()
+        if alone:
+            self.processes[victim] = self.start(victim, size)
+        else:
+            self.kill([rank for rank in range(len(self.processes)) if rank != victim])
+            self.start_all(size)
+        self.what = f"victim {victim}, {'alone' if alone else f'all, {size} ranks'}{', while joining' * joining}"
+        return self.await_sums(alone)
+
+
+def serve_store():
+    """The port of a store in a process of its own, so that ranks are forked from a process with one thread."""
+    read, write = os.pipe()
+    if not os.fork():
+        import torch.distributed as dist
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(write, str(server.port).encode())
+        while os.getppid() != 1:
+            time.sleep(0.1)
+        os._exit(0)
+    os.close(write)
+    return int(os.read(read, 16))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Kill ranks, start them again, expect them to meet.")
+    parser.add_argument("--restarts", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--store", choices=["tcp", "file"], default="tcp")
+    options = parser.parse_args()
+    import torch.distributed as dist
+    import torch_tutti._C  # noqa: F401  (loaded, not used)
+    print(f"seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.store == "tcp":
+            port = serve_store()
+
+            def make_store(size):
+                return dist.TCPStore("127.0.0.1", port, is_master=False)
+        else:
+            def make_store(size):
+                return dist.FileStore(os.path.join(folder, "store"), size)
+        job, begin, failed = Job(make_store, random.Random(options.seed)), time.monotonic(), 0
+        job.start_all(2)
+        failed += not job.await_sums(False)
+        for number in range(options.restarts):
+            if not job.restart():
+                failed += 1
+                print(f"restart {number}: not together after {LIMIT_S:.0f} s ({job.what})", flush=True)
+                for process in job.processes:
+                    os.kill(process, signal.SIGUSR1)
+                time.sleep(1)
+                job.kill(range(len(job.processes)))
+                job.start_all(2)
+        job.kill(range(len(job.processes)))
+    print(f"{options.restarts} restarts in {time.monotonic() - begin:.0f} s, {options.restarts - failed} recovered")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
