@@ -84,6 +84,14 @@ static uint64_t fingerprint_of(const struct executor *x)
     uint64_t sum = x->descriptor->sequence * 0x9e3779b97f4a7c15u + x->kind;
     return sum ^ sum >> 29;
 }
+/* An operation that a rank has failed before all had arrived succeeds on none: that rank claims the failure and then
+   looks for arrivals, the others arrive (with an exchange) and then look for a claim. */
+static bool is_refused(const struct executor *x)
+{
+    const struct failure *f = x->segment->failure;
+    uint32_t state = atomic_load(&f->state);
+    return state != FAILURE_NONE && (state != FAILURE_READY || f->operation <= x->operation);
+}
 /* True: all have arrived. *status is MISMATCH when one of them does something else. Who has arrived will not look at my
    other line before I have written it for the next operation: time to fetch it. */
 static bool roll_call(struct executor *x, tutti_status *status)
@@ -97,13 +105,20 @@ static bool roll_call(struct executor *x, tutti_status *status)
             return false;
         }
     }
+    if (is_refused(x)) return false;
     line_own(&x->mine->line[1 - x->parity]);
     return x->arrived = true;
 }
 bool executor_has_arrived(const struct executor *x, int rank)
 {
     const struct line *line = &control_of(x, rank)->line[x->parity];
-    return rank == x->rank || atomic_load_explicit(&line->counter, memory_order_acquire) >= arrival(x);
+    return rank == x->rank || atomic_load(&line->counter) >= arrival(x);
+}
+bool executor_is_complete(const struct executor *x)
+{
+    for (int peer = x->host_first; peer < x->host_first + x->host_ranks; peer++)
+        if (!executor_has_arrived(x, peer)) return false;
+    return true;
 }
 int executor_disagreement(const struct executor *x)
 {
@@ -341,7 +356,7 @@ static tutti_status announce(struct executor *x)
 static bool may_touch(struct executor *x)
 {
     atomic_store(&x->mine->touching, 1);
-    if (atomic_load(&x->segment->failure->state) == FAILURE_NONE) return true;
+    if (atomic_load(&x->segment->failure->state) != FAILURE_READY) return true;
     atomic_store(&x->mine->touching, 0);
     return false;
 }

@@ -132,3 +132,4 @@ void executor_cancel(struct executor *x);
 /* The rank (of this host) whose descriptor differs from mine, or -1. */
 int executor_disagreement(const struct executor *x);
 bool executor_has_arrived(const struct executor *x, int rank);
+bool executor_is_complete(const struct executor *x);   /* all have */

@@ -45,7 +45,7 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
-    if (!comm->running) { snprintf(out, bytes, "a message"); return; }
+    if (!comm->running) { snprintf(out, bytes, comm->messages ? "a message" : "no operation"); return; }
     struct descriptor mine = *comm->executor.descriptor;
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
@@ -63,13 +63,26 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
 }
 
 /* ---- failing ---- */
+static bool claim(const tutti_comm *comm)               /* false: another rank was first */
+{
+    uint32_t found = FAILURE_NONE, mine = FAILURE_CLAIMED + (uint32_t)comm->rank;
+    return atomic_compare_exchange_strong(&comm_segment(comm)->failure->state, &found, mine) || found == mine;
+}
+/* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. */
+static bool have_come_at_last(const tutti_comm *comm)
+{
+    if (!comm->running || comm->executor.arrived || !claim(comm)) return false;
+    if (!executor_is_complete(&comm->executor)) return false;
+    atomic_store(&comm_segment(comm)->failure->state, FAILURE_NONE);
+    return true;
+}
 static void tell_others(const tutti_comm *comm)
 {
     const struct segment *segment = comm_segment(comm);
-    uint32_t none = FAILURE_NONE;
-    if (!segment || !atomic_compare_exchange_strong(&segment->failure->state, &none, FAILURE_WRITING)) return;
+    if (!segment || !claim(comm)) return;
     segment->failure->status = comm->status;
     segment->failure->rank = comm->rank;
+    segment->failure->operation = comm->executor.operation + (comm->running && comm->executor.arrived);
     snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->detail);
     atomic_store_explicit(&segment->failure->state, FAILURE_READY, memory_order_release);
     for (int r = 0; r < comm->size; r++) {
@@ -207,6 +220,7 @@ bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause !
 tutti_status comm_check(tutti_comm *comm)
 {
     struct reason reason = find_reason(comm);
+    if (reason.cause > FAILED_BY_ANOTHER && have_come_at_last(comm)) return TUTTI_OK;
     switch (reason.cause) {
     case NONE: break;
     case STOPPED:

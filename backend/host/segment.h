@@ -51,10 +51,12 @@ static inline void bell_listen(struct control *mine)
     atomic_exchange(&mine->listening, LISTENS);
     fence_between_store_and_load();
 }
-enum { FAILURE_NONE, FAILURE_WRITING, FAILURE_READY };
+/* FAILURE_CLAIMED + rank: that rank is about to fail the group, or finds at the last moment that it need not. */
+enum { FAILURE_NONE, FAILURE_READY, FAILURE_CLAIMED };
 struct failure {                                       /* the first error of the group, for all its ranks         */
     _Atomic uint32_t state;
     int32_t status, rank;
+    uint64_t operation;                                /* the first collective that succeeds on nobody            */
     char detail[500];
 };
 enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include <stdatomic.h>
 
 static _Thread_local float one[64], other[64];
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
@@ -152,6 +153,38 @@ static void test_a_timeout_names_who_is_missing_on_every_rank(void **state)
     (void)state;
     world_threads(2, NULL, one_is_missing, NULL);
 }
+/* The others have failed the operation before this rank begins it. */
+static void comes_late(struct rank *me)
+{
+    enum { COUNT = 1 << 18 };                           /* 8 B, and 1 MiB */
+    static float data[3][COUNT];
+    static _Atomic int failed;
+    for (int round = 1; round <= 4; round++) {
+        tutti_comm *comm;
+        float *mine = data[me->rank];
+        size_t count = round % 2 ? 2 : COUNT;
+        tutti_request r = { .timeout_ms = 50, .blocking = round <= 2 };
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
+        mine[0] = 1;
+        if (me->rank == 2) while (atomic_load(&failed) < 2 * round) usleep(1000);
+        tutti_status status = tutti_all_reduce(mine, mine, count, TUTTI_FLOAT32, TUTTI_SUM, comm, &r);
+        if (!r.blocking && status == TUTTI_OK) status = tutti_wait(&r, 0);
+        REQUIRE(status == TUTTI_TIMEOUT);
+        SAYS("this call has not been made by rank 2");
+        REQUIRE(mine[0] == 1);
+        atomic_fetch_add(&failed, 1);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+        if (me->rank == 2) atomic_store(&failed, 2 * round);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    }
+}
+static void test_who_comes_late_does_not_succeed(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, comes_late, NULL);
+}
 static void wait_with_timeout(struct rank *me)
 {
     tutti_request r = { 0 };
@@ -270,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
         cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
         cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
+        cmocka_unit_test(test_who_comes_late_does_not_succeed),
         cmocka_unit_test(test_a_wait_can_time_out),
         cmocka_unit_test(test_a_rank_that_never_joins_is_named),
         cmocka_unit_test(test_an_abort_reaches_everyone),
