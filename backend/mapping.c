@@ -15,20 +15,32 @@
 enum { SLICE_MS = 50 };
 enum { SLOT_BYTES = 16 << 20 };                         /* of one rank; only what is used becomes memory */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed;                          /* by the clock that nobody sets */
 static struct mapping *mappings;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A child begins without segments: those of its parent are not its own. */
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void init_changed(void)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
 static void after_fork_in_child(void)
 {
     mappings = NULL;
-    pthread_cond_init(&changed, NULL);
+    init_changed();
     pthread_mutex_unlock(&lock);
 }
-static void prepare(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+static void prepare(void)
+{
+    init_changed();
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
 
 static bool is_first_of_process(int rank, const struct member *table)
 {
@@ -103,7 +115,7 @@ static tutti_status await_first(struct mapping *m, int size, const struct member
     pthread_mutex_lock(&lock);
     while (!m->over && status == TUTTI_OK && clock_ms() < deadline_ms) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
