@@ -46,10 +46,14 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     unsigned char *slots = segment_slots(x->segment, owner) + x->slots_at;
     return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
+/* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond what
+   was mapped for what they said when it was mapped. */
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
-    size_t length = from < o->lengths[at] ? size_smaller(x->cut->tile_bytes, o->lengths[at] - from) : 0;
-    return (struct piece){ length ? o->base + o->offsets[at] + from : o->base, length, length };
+    size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
+    size_t length = from < whole ? size_smaller(x->cut->tile_bytes, whole - from) : 0;
+    if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
+    return (struct piece){ length ? o->base + offset + from : o->base, length, length };
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {
@@ -163,6 +167,7 @@ void bind_operands(struct executor *x)
         x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
         x->operand[b].lengths = u ? u->lengths[b] : NULL;
         x->operand[b].offsets = u ? u->offsets[b] : NULL;
+        x->operand[b].bytes = SIZE_MAX;
     }
     if (again) {
         if (program->cut.single && program->parts) fix(x);             /* it may come once more */

@@ -72,7 +72,7 @@ struct launch {                                         /* what is bound to a pr
     const struct uneven *uneven;                        /* or NULL */
 };
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
-struct operand { unsigned char *base; const size_t *lengths, *offsets; };
+struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t bytes; };    /* bytes: that are mapped */
 
 struct executor {
     /* of the group */

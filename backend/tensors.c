@@ -100,7 +100,7 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place plac
 static tutti_status find_one(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *x = &comm->executor;
-    struct operand found = { NULL, NULL, NULL };
+    struct operand found = { NULL, NULL, NULL, 0 };
     if (op->uneven) {
         found.lengths = segment_counts(x->segment, rank, x->parity, (int)buffer);
         found.offsets = segment_counts(x->segment, rank, x->parity, COUNTS_OFFSETS + (int)buffer);
@@ -111,6 +111,7 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
             &found.base);
         if (status != TUTTI_OK) return status;
     }
+    found.bytes = bytes;
     x->theirs[rank - x->host_first][buffer] = found;
     return TUTTI_OK;
 }

@@ -17,3 +17,4 @@ if(NOT TUTTI_SANITIZE)                                                 # the san
   target_link_libraries(test_refused PRIVATE support)
 endif()
 tutti_unit(backend/test_pace all)
+tutti_unit(backend/test_bind all)
