@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { STOPPED_MS = 1000 };
+
 /* ---- words ---- */
 static const char *algorithm_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
 {
@@ -180,14 +182,25 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
         comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
 }
+/* Whoever drives looks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
+   paused virtual machine), its peers perhaps with it: they are given the time that it has lost. */
+static void forgive_stop(struct operation *op, int64_t now_ms)
+{
+    int64_t gap_ms = op->looked_ms ? now_ms - op->looked_ms : 0;
+    op->looked_ms = now_ms;
+    if (gap_ms > STOPPED_MS && atomic_load(&op->deadline_ms) < INT64_MAX - gap_ms)
+        atomic_fetch_add(&op->deadline_ms, gap_ms);
+}
 static bool is_late(struct operation *op)
 {
+    int64_t now_ms = clock_ms();
+    forgive_stop(op, now_ms);
     int64_t deadline_ms = atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
         deadline_ms = clock_deadline(atomic_load(&op->timeout_ms));    /* unless a wait has just set its own */
         atomic_compare_exchange_strong(&op->deadline_ms, &(int64_t){ 0 }, deadline_ms);
     }
-    return clock_ms() >= deadline_ms;
+    return now_ms >= atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
 }
 static struct operation *find_late(const tutti_comm *comm)
 {

@@ -265,6 +265,7 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     out->sequence = 0;
     out->tag = 0;
     atomic_init(&out->deadline_ms, 0);
+    out->looked_ms = 0;
     atomic_init(&out->hastened, false);
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);

@@ -1,7 +1,7 @@
 add_library(support STATIC support/world.c)
 target_link_libraries(support PUBLIC tutti_testing)
 foreach(name choice figures collectives messages errors async lifetimes shared_tensors shared_failures shared_messages
-    bitwise crowd repeats ring late_reasons)
+    bitwise crowd repeats ring late_reasons stopped)
   tutti_unit(backend/test_${name} all)
   target_link_libraries(test_${name} PRIVATE support)
   if(TUTTI_SANITIZE STREQUAL "thread")

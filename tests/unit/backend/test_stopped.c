@@ -1,0 +1,49 @@
+/* A job that was stopped for longer than its timeout (SIGSTOP, a frozen container) goes on when it is continued, whoever
+ * of its ranks runs first. Here the clock jumps, which is what such a process sees. */
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TIMEOUT_MS = 10000, STOP_S = 60 };
+static _Atomic long stopped_s;
+int clock_gettime(clockid_t id, struct timespec *out)   /* in place of libc's */
+{
+    long failed = syscall(SYS_clock_gettime, id, out);
+    if (id == CLOCK_MONOTONIC) out->tv_sec += atomic_load(&stopped_s);
+    return (int)failed;
+}
+static void is_stopped(struct rank *me)
+{
+    int32_t one = 1, sum = 0, got = 0;
+    tutti_request collective = { .timeout_ms = TIMEOUT_MS }, message = { .timeout_ms = TIMEOUT_MS };
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 1) {
+        nap_us(100000);                                 /* the other is waiting, and has looked for the time */
+        atomic_fetch_add(&stopped_s, STOP_S);
+        nap_us(100000);                                 /* and runs first */
+    }
+    REQUIRE(tutti_all_reduce(&one, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, &collective) == TUTTI_OK);
+    if (me->rank == 0) REQUIRE(tutti_recv(&got, 1, TUTTI_INT32, 1, 7, me->comm, &message) == TUTTI_OK);
+    else REQUIRE(tutti_send(&one, 1, TUTTI_INT32, 0, 7, me->comm, &message) == TUTTI_OK);
+    REQUIRE(tutti_wait(&collective, 0) == TUTTI_OK && sum == 2);
+    REQUIRE(tutti_wait(&message, 0) == TUTTI_OK && got == (me->rank == 0));
+}
+static void test_time_in_which_all_were_stopped_does_not_count(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, is_stopped, NULL);
+    assert_int_equal(atomic_load(&stopped_s), STOP_S);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_time_in_which_all_were_stopped_does_not_count) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
