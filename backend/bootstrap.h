@@ -11,15 +11,14 @@ struct member {                                         /* fixed size, no paddin
     unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
     int64_t timeout_ms;
     uint32_t size;                                      /* what this rank thinks the group's size is */
-    uint32_t version;                                   /* of this record */
+    uint32_t build;                                     /* of what sources its tutti was made; never 0 */
     char group[32];                                     /* name, for messages */
 };
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {
     return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
 }
-enum { MEMBER_VERSION = 2 };
-/* Both check that sizes and versions agree (MISMATCH shows both sides) and that a rank that does not come is named
+/* Both check that sizes and builds agree (MISMATCH shows both sides) and that a rank that does not come is named
    (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
    goes to all. `table` has room for mine->size records, and holds something only when all is well. */
 tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,

@@ -61,7 +61,7 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
 }
 static tutti_status introduce(tutti_comm *comm, struct member *mine)   /* what this rank tells the others */
 {
-    *mine = (struct member){ .timeout_ms = comm->timeout_ms, .size = (uint32_t)comm->size, .version = MEMBER_VERSION };
+    *mine = (struct member){ .timeout_ms = comm->timeout_ms, .size = (uint32_t)comm->size, .build = TUTTI_SOURCES | 1 };
     snprintf(mine->group, sizeof mine->group, "%s", comm->name);
     TRY(peers_acquire(&mine->identity));
     comm->acquired = true;

@@ -12,7 +12,7 @@ static const char magic[8] = "tutti-v";
 static_assert(sizeof(struct member) == 128 && sizeof(struct verdict) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
-bool member_has_come(const struct member *member) { return member->version != 0; }
+bool member_has_come(const struct member *member) { return member->build != 0; }
 void member_seat(struct member *out, const struct member *member)
 {
     *out = *member;
@@ -20,10 +20,9 @@ void member_seat(struct member *out, const struct member *member)
 }
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
-    if (theirs->version != mine->version)
-        return status_fail(TUTTI_MISMATCH,
-            "rank %d joins group %s with version %u of the protocol, rank 0 with %u: all ranks must run the same tutti",
-            rank, mine->group, theirs->version, mine->version);
+    if (theirs->build != mine->build)
+        return status_fail(TUTTI_MISMATCH, "rank %d joins group %s with a tutti made of other sources (%08x) than rank 0's "
+            "(%08x): all ranks must run the same", rank, mine->group, theirs->build, mine->build);
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d was told that group %s has %u ranks, rank 0 was told %u", rank,
             mine->group, theirs->size, mine->size);

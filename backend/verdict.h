@@ -14,7 +14,7 @@ struct announcement { struct verdict verdict; struct member table[]; };
 /* ---- rank 0 collects: a table begins zeroed ---- */
 bool member_has_come(const struct member *member);
 void member_seat(struct member *out, const struct member *member);
-/* Whether rank 0, who is `mine`, and another agree on size and version: MISMATCH. */
+/* Whether rank 0, who is `mine`, and another agree on size and build: MISMATCH. */
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs);
 /* "rank 3", "ranks 3, 5": those who are not in the table. */
 void members_list_absent(const struct member *table, uint32_t size, char *out, size_t bytes);

@@ -82,7 +82,7 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
 /* ---- ranks ---- */
 struct way {                                                           /* what a test varies */
     int size;                                                          /* of the group as rank 0 sees it */
-    int odd_rank, odd_size, odd_version;                               /* one rank that was told otherwise */
+    int odd_rank, odd_size, odd_build;                                 /* one rank that was told otherwise */
     int absent;                                                        /* bits: ranks that do not come */
     int64_t timeout_ms;
     int attempt;                                                       /* each of other processes, with other tokens */
@@ -93,9 +93,9 @@ struct rank { const struct way *way; int rank; tutti_store store; tutti_unique_i
 static struct member member_of(const struct way *way, int rank)
 {
     bool odd = rank == way->odd_rank;
-    struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .version = MEMBER_VERSION };
+    struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .build = 1 };
     mine.size = (uint32_t)(odd && way->odd_size ? way->odd_size : way->size);
-    if (odd && way->odd_version) mine.version = (uint32_t)way->odd_version;
+    if (odd && way->odd_build) mine.build = (uint32_t)way->odd_build;
     memset(mine.identity.nonce, rank + 1 + 10 * way->attempt, sizeof mine.identity.nonce);
     memset(mine.token, rank + 101 + 10 * way->attempt, sizeof mine.token);
     mine.identity.pid = (uint64_t)getpid();
@@ -245,10 +245,10 @@ static void test_sizes_that_disagree_are_shown_to_all(void **state)
     run_both(&less, TUTTI_MISMATCH, "rank 3 was told that group test group has 3 ranks, rank 0 was told 4");
     (void)state;
 }
-static void test_versions_that_disagree_are_shown_to_all(void **state)
+static void test_builds_that_disagree_are_shown_to_all(void **state)
 {
-    struct way way = { .size = 3, .odd_rank = 1, .odd_version = 7, .timeout_ms = JOIN_MS };
-    run_both(&way, TUTTI_MISMATCH, "rank 1 joins group test group with version 7");
+    struct way way = { .size = 3, .odd_rank = 1, .odd_build = 7, .timeout_ms = JOIN_MS };
+    run_both(&way, TUTTI_MISMATCH, "rank 1 joins group test group with a tutti made of other sources (00000007)");
     (void)state;
 }
 static void test_no_memory_is_an_error(void **state)
@@ -545,7 +545,7 @@ int main(void)
         cmocka_unit_test(test_missing_ranks_are_named_by_all),
         cmocka_unit_test(test_missing_rank_0_is_named_by_all),
         cmocka_unit_test(test_sizes_that_disagree_are_shown_to_all),
-        cmocka_unit_test(test_versions_that_disagree_are_shown_to_all),
+        cmocka_unit_test(test_builds_that_disagree_are_shown_to_all),
         cmocka_unit_test(test_no_memory_is_an_error),
         cmocka_unit_test(test_store_sees_few_requests),
         cmocka_unit_test(test_store_that_fails_is_blamed),
