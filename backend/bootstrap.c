@@ -1,13 +1,13 @@
 /* Through a key-value store, which may still hold what earlier attempts have left: records of processes that are dead,
  * or of a group that has been destroyed. Rank 0 begins an attempt: it draws a token, puts its record, which has it,
  * under "r0", and everything else of this attempt has a key that begins with the token: "<token>/r3" is what rank 3
- * answered to it, "<token>/table" the verdict, when all have come or one cannot. So the one word that can be out of date
- * is "r0", and the others find that out without asking whether a process lives:
+ * answered to it, "<token>/table" the verdict, when all have come or one cannot. So the one word that can be out of
+ * date is "r0", and the others find that out without asking whether a process lives:
  *   a verdict that was there before they came is of an attempt that ended without them: they wait for another "r0";
  *   no verdict: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
  * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
- * that they have waited. Attempts are not told apart by a count of restarts: each agent of torchrun counts those that it
- * began itself, so ranks of one attempt may have different counts. */
+ * that they have waited. Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
+ * it began itself, so ranks of one attempt may have different counts. */
 #include "backend/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -83,7 +83,7 @@ static tutti_status check_alone(const tutti_store *store, const struct member *m
     tutti_status status = store_get(store, first_key, 0, NOW, &first);
     if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, mine))) return TUTTI_OK;
     TRY(status);
-    return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined group %s as rank 0: this one, %llu, and %llu "
+    return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank 0: this one, %llu, and %llu "
         "on %.39s", mine->group, (unsigned long long)mine->identity.pid, (unsigned long long)first.identity.pid,
         first.identity.host);
 }
@@ -174,7 +174,7 @@ static tutti_status read_verdict(const struct follower *f)
     size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
     if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
     return status_fail(TUTTI_MISMATCH,
-        "rank 0 of group %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
+        "rank 0 of %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
         f->first.size, f->mine->size);
 }
 static tutti_status answer(struct follower *f, const struct member *first)
@@ -202,7 +202,7 @@ static tutti_status fail_unheard(const struct follower *f)
 {
     const struct member *mine = f->mine;
     if (f->answered)
-        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined group %s, but within %lld ms has not said who else "
+        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
             "has: it joined late and still waits, or it is stopped or gone", mine->size, mine->group,
             (long long)mine->timeout_ms);
     char earlier[160] = "";
@@ -210,12 +210,12 @@ static tutti_status fail_unheard(const struct follower *f)
         snprintf(earlier, sizeof earlier, "; the store only holds the end of an earlier attempt without this process, "
             "of %u ranks, by process %llu on %.39s", f->first.size, (unsigned long long)f->first.identity.pid,
             f->first.identity.host);
-    return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined group %s within %lld ms%s", mine->size, mine->group,
+    return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
         (long long)mine->timeout_ms, earlier);
 }
 static void tell_what_for(const struct follower *f)
 {
-    LOG(WARN, "rank %d of %u waits for rank 0 to join group %s: the store holds an earlier attempt of that name (%u ranks, "
+    LOG(WARN, "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
         "process %llu on %.39s), which ended without this process", f->rank, f->mine->size, f->mine->group,
         f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
 }

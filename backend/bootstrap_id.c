@@ -88,7 +88,7 @@ static tutti_status guest_join(struct reception *r, struct guest *guest, const s
     if (r->decided) return TUTTI_OK;
     TRY(member_check(r->mine, said->rank, theirs));
     if (taken)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined group %s as rank %d: %llu and %llu",
+        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: %llu and %llu",
             r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
             (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
@@ -97,7 +97,7 @@ static tutti_status fail_left(const struct reception *r, int rank)
 {
     char ranks[256];
     members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
-    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while group %s waited for %s of %u",
+    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u",
         rank, (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
 /* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
@@ -173,10 +173,10 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
     r.listener = r.guests && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
     tutti_status status;
     if (r.listener == -EADDRINUSE)
-        status = status_fail(TUTTI_INVALID_ARGUMENT, "another process is rank 0 of group %s, or its unique id is used "
+        status = status_fail(TUTTI_INVALID_ARGUMENT, "another process is rank 0 of %s, or its unique id is used "
                              "twice at a time", mine->group);
     else if (r.listener < 0)
-        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for group %s: %s", mine->group, strerror(-r.listener));
+        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
     reception_decide(&r, status, announcement);
     tell_all(&r, announcement);
@@ -203,12 +203,12 @@ static tutti_status explain(const struct member *mine, int error)
     unsigned size = mine->size;
     if (error == 0 || error == -EPIPE || error == -EMSGSIZE)
         return status_fail(TUTTI_PEER_LOST,
-            "rank 0 of %u hung up while group %s was formed: it has died, or it runs another version of tutti", size,
+            "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size,
             group);
     if (error == -ETIMEDOUT)
-        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined group %s, but within %lld ms has not said who else "
+        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
             "has: it joined late and still waits, or it is stopped", size, group, (long long)mine->timeout_ms);
-    return status_fail(TUTTI_SYSTEM, "rank 0 of %u of group %s cannot be reached: %s", size, group,
+    return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));
 }
 static tutti_status hear_verdict(int socket, const struct member *mine, int64_t deadline_ms, struct announcement *found)
@@ -231,7 +231,7 @@ static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct 
     int socket = connect_until(id, deadline_ms);
     if (socket == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
-            "rank 0 of %u has not joined group %s within %lld ms; with a unique id all ranks must be on one host",
+            "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host",
             mine->size, mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return explain(mine, socket);
     int error = send_all(socket, &say, sizeof say, deadline_ms);

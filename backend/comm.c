@@ -39,7 +39,7 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     if (!comm) return status_fail(TUTTI_NO_MEMORY, "no memory for a communicator");
     comm->rank = rank;
     comm->size = size;
-    snprintf(comm->name, sizeof comm->name, "%.31s", name ? name : "group");
+    snprintf(comm->name, sizeof comm->name, "%.31s", name ? name : "the group");
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
     comm->layout = (struct layout){ 1, comm->layout_first };
     comm->layout_first[1] = size;

@@ -21,10 +21,10 @@ void member_seat(struct member *out, const struct member *member)
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
     if (theirs->build != mine->build)
-        return status_fail(TUTTI_MISMATCH, "rank %d joins group %s with a tutti made of other sources (%08x) than rank 0's "
+        return status_fail(TUTTI_MISMATCH, "rank %d joins %s with a tutti made of other sources (%08x) than rank 0's "
             "(%08x): all ranks must run the same", rank, mine->group, theirs->build, mine->build);
     if (theirs->size != mine->size)
-        return status_fail(TUTTI_MISMATCH, "rank %d was told that group %s has %u ranks, rank 0 was told %u", rank,
+        return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
             mine->group, theirs->size, mine->size);
     return TUTTI_OK;
 }
@@ -48,7 +48,7 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
     char ranks[256];
     members_list_absent(table, mine->size, ranks, sizeof ranks);
     const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
-    return status_fail(TUTTI_TIMEOUT, "%s of %u %s not joined group %s within %lld ms: see whether it was started and "
+    return status_fail(TUTTI_TIMEOUT, "%s of %u %s not joined %s within %lld ms: see whether it was started and "
         "whether it failed, or raise the timeout", ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
 }
 
@@ -56,7 +56,7 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 struct announcement *announcement_create(const struct member *mine)
 {
     struct announcement *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
-    if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of group %s", mine->size, mine->group);
+    if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
     return made;
 }
 void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size)
@@ -74,10 +74,10 @@ tutti_status verdict_obey(struct verdict *verdict, const struct member *mine)
     verdict->detail[sizeof verdict->detail - 1] = 0;
     bool known = verdict->status == TUTTI_OK || (verdict->status < 0 && verdict->status >= TUTTI_INTERNAL);
     if (memcmp(verdict->magic, magic, sizeof magic) != 0 || !known)
-        return status_fail(TUTTI_MISMATCH, "rank 0 of group %s runs another version of tutti", mine->group);
+        return status_fail(TUTTI_MISMATCH, "rank 0 of %s runs another version of tutti", mine->group);
     if (verdict->status != TUTTI_OK) return status_repeat((tutti_status)verdict->status, verdict->detail);
     if (verdict->size == mine->size) return TUTTI_OK;
-    return status_fail(TUTTI_MISMATCH, "rank 0 was told that group %s has %u ranks, this one was told %u", mine->group,
+    return status_fail(TUTTI_MISMATCH, "rank 0 was told that %s has %u ranks, this one was told %u", mine->group,
         verdict->size, mine->size);
 }
 tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out)
@@ -86,7 +86,7 @@ tutti_status announcement_accept(struct announcement *found, int rank, const str
     const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
     if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "two processes have joined group %s as rank %d: this one, %llu, and %llu on %.39s", mine->group, rank,
+            "two processes have joined %s as rank %d: this one, %llu, and %llu on %.39s", mine->group, rank,
             (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
     for (uint32_t r = 0; r < mine->size; r++) member_seat(&out[r], &found->table[r]);
     return TUTTI_OK;

@@ -133,7 +133,7 @@ typedef struct tutti_store {                            /* both may block; both 
 typedef struct tutti_config {                           /* zero-initialise; then set what you need */
     int rank, size;
     tutti_store store;                                  /* used only while the communicator is made */
-    const char *name;                                   /* for messages; copied; NULL: "group" */
+    const char *name;                                   /* for messages, as "group 0"; copied; NULL: "the group" */
     const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
 } tutti_config;

@@ -18,7 +18,7 @@ import traces  # noqa: E402
 
 CYCLES = int(os.environ.get("STORM_CYCLES", "25"))
 PLAN = kill_storm.Plan(number=0, phase="collective", victim=1, both=False, delay_s=0, verb="broadcast", count=1)
-WELL = kill_storm.Outcome(status=rank.PEER_LOST, text="rank 1 of group died, seen by rank 0")
+WELL = kill_storm.Outcome(status=rank.PEER_LOST, text="rank 1 of the group died, seen by rank 0")
 
 
 def test_a_good_end_is_well():
@@ -38,7 +38,7 @@ def test_a_bad_end_is_noticed(change):
 
 def test_who_could_not_be_reached_is_blamed():
     joining = replace(PLAN, phase="init")
-    told = kill_storm.Outcome(status=rank.SYSTEM, text="rank 0 of group cannot reach rank 1: it hung up")
+    told = kill_storm.Outcome(status=rank.SYSTEM, text="rank 0 of the group cannot reach rank 1: it hung up")
     assert kill_storm.judge(joining, told) == ""
     assert kill_storm.judge(replace(joining, victim=0), told)
 

@@ -222,33 +222,33 @@ static void test_all_get_the_table(void **state)
 static void test_missing_rank_is_named_by_all(void **state)
 {
     struct way way = { .size = 5, .odd_rank = -1, .absent = 1 << 3, .timeout_ms = SHORT_MS };
-    run_both(&way, TUTTI_TIMEOUT, "rank 3 of 5 has not joined group test group within 1000 ms");
+    run_both(&way, TUTTI_TIMEOUT, "rank 3 of 5 has not joined test group within 1000 ms");
     (void)state;
 }
 static void test_missing_ranks_are_named_by_all(void **state)
 {
     struct way way = { .size = 5, .odd_rank = -1, .absent = 1 << 1 | 1 << 4, .timeout_ms = SHORT_MS };
-    run_both(&way, TUTTI_TIMEOUT, "ranks 1, 4 of 5 have not joined group test group");
+    run_both(&way, TUTTI_TIMEOUT, "ranks 1, 4 of 5 have not joined test group");
     (void)state;
 }
 static void test_missing_rank_0_is_named_by_all(void **state)
 {
     struct way way = { .size = 3, .odd_rank = -1, .absent = 1 << 0, .timeout_ms = SHORT_MS };
-    run_both(&way, TUTTI_TIMEOUT, "rank 0 of 3 has not joined group test group");
+    run_both(&way, TUTTI_TIMEOUT, "rank 0 of 3 has not joined test group");
     (void)state;
 }
 static void test_sizes_that_disagree_are_shown_to_all(void **state)
 {
     struct way more = { .size = 4, .odd_rank = 2, .odd_size = 6, .timeout_ms = JOIN_MS };
-    run_both(&more, TUTTI_MISMATCH, "rank 2 was told that group test group has 6 ranks, rank 0 was told 4");
+    run_both(&more, TUTTI_MISMATCH, "rank 2 was told that test group has 6 ranks, rank 0 was told 4");
     struct way less = { .size = 4, .odd_rank = 3, .odd_size = 3, .timeout_ms = JOIN_MS };
-    run_both(&less, TUTTI_MISMATCH, "rank 3 was told that group test group has 3 ranks, rank 0 was told 4");
+    run_both(&less, TUTTI_MISMATCH, "rank 3 was told that test group has 3 ranks, rank 0 was told 4");
     (void)state;
 }
 static void test_builds_that_disagree_are_shown_to_all(void **state)
 {
     struct way way = { .size = 3, .odd_rank = 1, .odd_build = 7, .timeout_ms = JOIN_MS };
-    run_both(&way, TUTTI_MISMATCH, "rank 1 joins group test group with a tutti made of other sources (00000007)");
+    run_both(&way, TUTTI_MISMATCH, "rank 1 joins test group with a tutti made of other sources (00000007)");
     (void)state;
 }
 static void test_no_memory_is_an_error(void **state)
@@ -303,7 +303,7 @@ static void test_late_rank_0_is_not_called_missing(void **state)
     struct member first = member_of(&way, 0);
     store_put(s, "r0", &first, sizeof first);
     run_store(&way, s, outcomes);
-    expect_failure(&way, outcomes, TUTTI_TIMEOUT, "rank 0 of 2 has joined group test group, but");
+    expect_failure(&way, outcomes, TUTTI_TIMEOUT, "rank 0 of 2 has joined test group, but");
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -349,7 +349,7 @@ static void test_earlier_failures_are_not_believed(void **state)
     struct store *s = store_create();
     struct way odd = { .size = 3, .odd_rank = 1, .odd_size = 4, .timeout_ms = SHORT_MS };
     run_store(&odd, s, outcomes);
-    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 was told that group test group has 4 ranks");
+    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 was told that test group has 4 ranks");
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
     run_store(&way, s, outcomes);
     expect_tables(&way, outcomes);
@@ -403,7 +403,7 @@ static void test_rank_taken_twice_is_noticed(void **state)
     const struct outcome *turned_away = first_seated ? second : &outcomes[1];
     assert_true(first_seated != (second->status == TUTTI_OK));
     assert_int_equal(turned_away->status, TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(turned_away->detail, "two processes have joined group test group as rank 1"));
+    assert_non_null(strstr(turned_away->detail, "two processes have joined test group as rank 1"));
     free(s);
     outcomes_destroy(second);
     outcomes_destroy(outcomes);
@@ -421,7 +421,7 @@ static void test_rank_that_comes_after_the_end_is_told(void **state)
     late_start(&late, &other, 1, s, second);
     pthread_join(late.thread, NULL);
     assert_int_equal(second->status, TUTTI_TIMEOUT);
-    assert_non_null(strstr(second->detail, "rank 0 of 3 has not joined group test group within 1000 ms; the store only "
+    assert_non_null(strstr(second->detail, "rank 0 of 3 has not joined test group within 1000 ms; the store only "
         "holds the end of an earlier attempt without this process, of 3 ranks, by process"));
     free(s);
     outcomes_destroy(second);
@@ -440,7 +440,7 @@ static void test_rank_0_taken_twice_is_noticed(void **state)
     late_start(&ranks[2], &other, 1, s, &outcomes[2]);
     for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
     assert_int_equal(outcomes[0].status, TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(outcomes[0].detail, "two processes have joined group test group as rank 0"));
+    assert_non_null(strstr(outcomes[0].detail, "two processes have joined test group as rank 0"));
     expect_tables(&other, &outcomes[1]);
     free(s);
     outcomes_destroy(outcomes);

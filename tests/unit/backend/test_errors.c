@@ -206,10 +206,12 @@ static void test_a_rank_that_never_joins_is_named(void **state)
     (void)state;
     tutti_comm *comm;
     tutti_store store = world_store_create();
-    tutti_config config = { .size = 2, .store = store, .timeout_ms = 100, .name = "lonely" };
+    tutti_config config = { .size = 2, .store = store, .timeout_ms = 100, .name = "group 0" };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
-    assert_non_null(strstr(tutti_get_last_error(), "rank 1"));
-    assert_non_null(strstr(tutti_get_last_error(), "lonely"));
+    assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined group 0 within 100 ms"));
+    config.name = NULL;
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
+    assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined the group within 100 ms"));
     world_store_destroy(store);
 }
 
@@ -231,7 +233,7 @@ static void leaves_early(struct rank *me)
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) return;
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_PEER_LOST);
-    SAYS("rank 1 of group has destroyed its communicator");
+    SAYS("rank 1 of the group has destroyed its communicator");
 }
 static void test_a_rank_that_has_left_is_named(void **state)
 {
@@ -259,7 +261,7 @@ static void dies(struct rank *me)
     tutti_status status = TUTTI_OK;
     while (status == TUTTI_OK) status = tutti_all_reduce(big, big, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
     REQUIRE(status == TUTTI_PEER_LOST);
-    SAYS("rank 1 of group (process ");
+    SAYS("rank 1 of the group (process ");
     SAYS("died");
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_PEER_LOST);
 }
