@@ -57,7 +57,7 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->cache = cache_create();
     if (!comm->members || !comm->peers || !comm->watches || !comm->held || !comm->cache)
         return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
-    return algorithms_parse(settings_get()->algorithm, comm->chosen);
+    return algorithms_of_settings(comm->chosen);
 }
 static tutti_status introduce(tutti_comm *comm, struct member *mine)   /* what this rank tells the others */
 {

@@ -147,6 +147,7 @@ tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms);     /* when a
 /* ---- names.c ---- */
 /* "allreduce=ring,broadcast=chain": checks every name and stores the choices. */
 tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT]);
+tutti_status algorithms_of_settings(_Atomic(const struct algorithm *) chosen[FAMILY_COUNT]);
 tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out);
 /* `text`: a name, or a list as above, in which those of other families are only checked; *out NULL: none is chosen */
 tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out);

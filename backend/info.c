@@ -127,6 +127,7 @@ static void put_settings(struct text *t)
         put(t, "%s{", i ? ", " : "");
         put_pair(t, "name", rows[i].variable, ", ");
         put_pair(t, "default", rows[i].value, ", ");
+        put_pair(t, "range", rows[i].range, ", ");
         put_pair(t, "help", rows[i].help, ", \"value\": ");
         put_string(t, given ? given : rows[i].value);
         put(t, "}");

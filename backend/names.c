@@ -51,6 +51,15 @@ tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *
     }
     return TUTTI_OK;
 }
+tutti_status algorithms_of_settings(_Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
+{
+    const char *given = settings_get()->algorithm;
+    tutti_status status = algorithms_parse(given, chosen);
+    if (status == TUTTI_OK) return status;
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "TUTTI_ALGORITHM=%.200s: %s; tutti algorithms lists what there is", given, why);
+}
 tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out)
 {
     if (!strchr(text, '=')) return algorithm_by_name(family_name(family), text, out);

@@ -8,7 +8,7 @@
 
 extern char **environ;
 static const struct settings_row rows[] = {
-#define X(field, variable, kind, value, help) { variable, value, help },
+#define X(field, variable, kind, value, range, help) { variable, value, range, help },
     SETTINGS_MAP(X)
 #undef X
 };
@@ -75,32 +75,41 @@ static void warn_of_unknown(void)
         LOG(WARN, "unknown setting %s%s%s%s", name, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
     }
 }
-static void read_TEXT(const char **field, const char *variable, const char *value)
+static void read_TEXT(const char **field, const char *variable, const char *value, const char *range)
 {
+    (void)range;
     const char *given = getenv(variable);
     if (*field && strcmp(*field, value) != 0) free((void *)(uintptr_t)*field);      /* read before: in tests */
     *field = given ? strdup(given) : value;
     if (!*field) *field = value;
 }
-static void read_NUMBER(int64_t *field, const char *variable, const char *value)
+static bool is_within(int64_t number, const char *range)
+{
+    char *end;
+    int64_t least = strtoll(range, &end, 10), most = INT64_MAX;
+    if (strncmp(end, " to ", 4) == 0) most = strtoll(end + 4, NULL, 10);
+    return number >= least && number <= most;
+}
+static void read_NUMBER(int64_t *field, const char *variable, const char *value, const char *range)
 {
     const char *given = getenv(variable);
     char *end = NULL;
     errno = 0;
     *field = strtoll(given ? given : value, &end, 10);
-    if (given && (end == given || *end || errno)) {
-        LOG(WARN, "%s=%s is not a whole number; using %s", variable, given, value);
-        *field = strtoll(value, NULL, 10);
-    }
+    const char *problem = !given ? NULL : end == given || *end ? "is not a whole number"
+        : errno || !is_within(*field, range) ? "is out of range" : NULL;
+    if (!problem) return;
+    LOG(WARN, "%s=%s %s; it may be %s, using %s", variable, given, problem, range, value);
+    *field = strtoll(value, NULL, 10);
 }
 static void load(void)
 {
-#define X(field, variable, kind, value, help) read_##kind(&current.field, variable, value);
+#define X(field, variable, kind, value, range, help) read_##kind(&current.field, variable, value, range);
     SETTINGS_MAP(X)
 #undef X
     int level = log_level_parse(current.log);
     if (level >= 0) log_limit = level;
-    else LOG(WARN, "TUTTI_LOG=%s is no level; it may be error, warn, info or debug", current.log);
+    else LOG(WARN, "TUTTI_LOG=%s is no level; it may be error, warn, info or debug, using warn", current.log);
     warn_of_unknown();
 }
 void settings_reload(void) { load(); }

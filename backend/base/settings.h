@@ -3,40 +3,43 @@
 #pragma once
 #include "c_api/tutti.h"
 
-/*  field, environment variable, kind, default, help */
+/*  field, environment variable, kind, default, range of a number ("0 to 8", "1 or more"), help */
 #define SETTINGS_MAP(X) \
-    X(log, "TUTTI_LOG", TEXT, "warn", "what is logged on stderr: error, warn, info, debug") \
-    X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", \
+    X(log, "TUTTI_LOG", TEXT, "warn", "", "what is logged on stderr: error, warn, info, debug") \
+    X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", "1 or more", \
       "how long an operation or a join may take, in milliseconds") \
-    X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "algorithms by collective, as in allreduce=ring,broadcast=chain") \
-    X(take_over, "TUTTI_TAKE_OVER", TEXT, "", \
+    X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "", "algorithms by collective, as in allreduce=ring,broadcast=chain") \
+    X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "", \
       "backends of torch whose groups tutti makes instead, as in nccl,gloo (read when torch is imported)") \
-    X(isa, "TUTTI_ISA", TEXT, "", \
+    X(isa, "TUTTI_ISA", TEXT, "", "", \
       "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)") \
-    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", \
-      "bytes of a message that are worked on at a time (0: what has the least price on this machine)") \
-    X(slots, "TUTTI_SLOTS", NUMBER, "0", \
-      "tiles in flight, 1 to 8 (0: 2 or 3 on one host, as they fit in the cache; 4 with messages)") \
-    X(pauses, "TUTTI_PAUSES", NUMBER, "-1", \
+    X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", "0 to 1073741824", \
+      "bytes of a message that are worked on at a time (0: what has the least price on this machine;" \
+      " less than 4096 counts as 4096)") \
+    X(slots, "TUTTI_SLOTS", NUMBER, "0", "0 to 8", \
+      "tiles in flight (0: 2 or 3 on one host, as they fit in the cache; 4 with messages)") \
+    X(pauses, "TUTTI_PAUSES", NUMBER, "-1", "-1 or more", \
       "polls with a pause before a waiting thread yields (-1: by what a sleep costs)") \
-    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
-    X(cache, "TUTTI_CACHE", TEXT, "", "folder in which what was measured of this machine is kept" \
+    X(yields, "TUTTI_YIELDS", NUMBER, "-1", "-1 or more", \
+      "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
+    X(cache, "TUTTI_CACHE", TEXT, "", "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
-    X(streaming, "TUTTI_STREAMING", NUMBER, "-1", \
+    X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "-1 to 1", \
       "slots are written around the cache: 0 no, 1 yes, -1 as it proves better")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;
 struct settings {
-#define X(field, variable, kind, value, help) SETTINGS_FIELD_##kind(field)
+#define X(field, variable, kind, value, range, help) SETTINGS_FIELD_##kind(field)
     SETTINGS_MAP(X)
 #undef X
 };
-/* The settings of this process; read on the first call. A wrong value is warned about and the default used. */
+/* The settings of this process; read on the first call. A value that is no number, or out of its range, is warned about
+   and the default used. */
 const struct settings *settings_get(void);
 void settings_reload(void);                                            /* for tests */
-struct settings_row { const char *variable, *value, *help; };
-int settings_table(const struct settings_row **out);    /* variable, default, help; returns the number of rows */
+struct settings_row { const char *variable, *value, *range, *help; };
+int settings_table(const struct settings_row **out);    /* returns the number of rows */
 const char *settings_given(const char *variable);       /* what the environment says, or NULL */
 /* The candidate nearest to `name` by edit distance, or NULL if none is near. `next` returns NULL after the last. */
 const char *settings_nearest(const char *name, const char *(*next)(void *context, int index), void *context);

@@ -3,6 +3,7 @@
    machine and version, and every figure within its bounds; anything else is as good as nothing. It is written beside
    and moved into place, so a reader sees an old file or a new one. */
 #include "backend/model/machine.h"
+#include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -98,17 +99,30 @@ static bool make_folder(const char *folder)                            /* and th
     *slash = 0;
     return (mkdir(above, 0700) == 0 || errno == EEXIST) && mkdir(folder, 0700) == 0;
 }
-bool kept_write(const char *folder, const char *identity, const struct machine *machine)
+static bool write_beside(const char *path, const char *text, size_t length)
 {
-    char path[PATH_BYTES], beside[PATH_BYTES + 16], text[TEXT_BYTES];
-    size_t length = print(identity, machine, text);
-    if (!length || !path_of(folder, identity, path) || !make_folder(folder)) return false;
+    char beside[PATH_BYTES + 16];
     snprintf(beside, sizeof beside, "%s.XXXXXX", path);
     int file = mkostemp(beside, O_CLOEXEC);
     if (file < 0) return false;
     bool whole = write(file, text, length) == (ssize_t)length;
     whole &= close(file) == 0;
     if (whole && rename(beside, path) == 0) return true;
+    int problem = errno;
     unlink(beside);
+    errno = problem;
+    return false;
+}
+bool kept_write(const char *folder, const char *identity, const struct machine *machine)
+{
+    char path[PATH_BYTES], text[TEXT_BYTES];
+    size_t length = print(identity, machine, text);
+    if (!length || !path_of(folder, identity, path)) return false;
+    if (make_folder(folder) && write_beside(path, text, length)) return true;
+    const char *reason = strerror(errno), *asked = settings_get()->cache;
+    if (asked[0])
+        LOG(WARN, "TUTTI_CACHE=%s: what was measured of this machine cannot be kept there (%s), so every job measures "
+            "anew; give a folder that can be written, or none", asked, reason);
+    else LOG(INFO, "what was measured of this machine cannot be kept in %s: %s", folder, reason);
     return false;
 }

@@ -69,5 +69,5 @@ bool cores_are_siblings(int a, int b);                  /* two threads of one co
 bool kept_folder(char *out, size_t bytes);
 /* False: nothing is kept there for this machine, or it makes no sense. */
 bool kept_read(const char *folder, const char *identity, struct machine *out);
-/* Replaces it as a whole. False: could not; there is nothing to be done about it. */
+/* Replaces it as a whole. False: could not, and has said so. */
 bool kept_write(const char *folder, const char *identity, const struct machine *machine);

@@ -12,13 +12,13 @@ def rows():
     """The rows of SETTINGS_MAP as lines of a table; texts may be several literals, as C joins them."""
     header = (ROOT / "backend/base/settings.h").read_text(encoding="utf-8")
     text = r'((?:"(?:\\.|[^"\\])*"\s*)+)'
-    found = re.findall(rf"X\(\w+,\s*{text},\s*\w+,\s*{text},\s*{text}\)", header.replace("\\\n", ""))
-    for variable, value, help_ in ([ast.literal_eval(f"({cell})") for cell in row] for row in found):
-        yield f"| `{variable}` | {f'`{value}`' if value else ''} | {help_} |"
+    found = re.findall(rf"X\(\w+,\s*{text},\s*\w+,\s*{text},\s*{text},\s*{text}\)", header.replace("\\\n", ""))
+    for variable, value, range_, help_ in ([ast.literal_eval(f"({cell})") for cell in row] for row in found):
+        yield f"| `{variable}` | {f'`{value}`' if value else ''} | {range_} | {help_} |"
 
 
 def table():
-    return "\n".join(["| Variable | Default | Meaning |", "|---|---|---|", *rows()])
+    return "\n".join(["| Variable | Default | Allowed | Meaning |", "|---|---|---|---|", *rows()])
 
 
 def test_settings_are_those_of_the_code():

@@ -1,5 +1,6 @@
 /* What goes wrong, and what is said about it: every text that a user can cause is read here. */
 #include "tests/support/world.h"
+#include "backend/base/settings.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -215,6 +216,19 @@ static void test_a_rank_that_never_joins_is_named(void **state)
     world_store_destroy(store);
 }
 
+static void test_a_setting_that_is_refused_is_named(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_config config = { .size = 1 };
+    setenv("TUTTI_ALGORITHM", "foo=bar", 1);
+    settings_reload();
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(), "TUTTI_ALGORITHM=foo=bar: unknown collective \"foo\""));
+    unsetenv("TUTTI_ALGORITHM");
+    settings_reload();
+}
+
 /* ---- leaving ---- */
 static void aborts(struct rank *me)
 {
@@ -308,6 +322,7 @@ int main(void)
         cmocka_unit_test(test_who_comes_late_does_not_succeed),
         cmocka_unit_test(test_a_wait_can_time_out),
         cmocka_unit_test(test_a_rank_that_never_joins_is_named),
+        cmocka_unit_test(test_a_setting_that_is_refused_is_named),
         cmocka_unit_test(test_an_abort_reaches_everyone),
         cmocka_unit_test(test_a_rank_that_has_left_is_named),
         cmocka_unit_test(test_destroy_does_not_wait_for_what_runs),

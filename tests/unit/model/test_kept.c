@@ -1,4 +1,5 @@
 /* Figures on disk: what was written is read, and nothing else is. */
+#include "tests/support/said.h"
 #include "tests/unit/model/machines.h"
 #include "backend/base/settings.h"
 #include <setjmp.h>
@@ -156,6 +157,18 @@ static void a_folder_that_cannot_be_had_is_no_error(void **state)
     assert_false(kept_write("", identity, &near_cores));
     assert_false(kept_write("kept-a/b/c/d", identity, &near_cores));   /* at most the last two are made */
 }
+static void write_nowhere(void) { kept_write("/dev/null/tutti", identity, &near_cores); }
+static void a_folder_that_was_asked_for_is_missed(void **state)
+{
+    (void)state;
+    setenv("TUTTI_CACHE", "/dev/null/tutti", 1);        /* in a file, so that not even root may */
+    settings_reload();
+    assert_non_null(strstr(said_by(write_nowhere), "warn: TUTTI_CACHE=/dev/null/tutti: what was measured of this "
+        "machine cannot be kept there (Not a directory)"));
+    unsetenv("TUTTI_CACHE");
+    settings_reload();
+    assert_string_equal(said_by(write_nowhere), "");    /* in a container no home may be written, and nobody cares */
+}
 static void the_setting_says_where(void **state)
 {
     (void)state;
@@ -193,6 +206,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(figures_out_of_bounds_are_not_believed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_no_file_is_not_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_folder_that_cannot_be_had_is_no_error, set_up, tear_down),
+        cmocka_unit_test(a_folder_that_was_asked_for_is_missed),
         cmocka_unit_test(the_setting_says_where),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

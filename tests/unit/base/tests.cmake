@@ -1,0 +1,1 @@
+tutti_unit(base/test_settings base)
