@@ -156,13 +156,13 @@ static void bind_calls(py::module_ &module)
 }
 
 /* ---- the flight recorder ---- */
-/* Called by a thread that is about to raise: writes what was recorded. */
-static void report_failure()
+/* Called by a thread that is about to raise: says why, and writes what was recorded. */
+static void report_failure(const std::string &text)
 {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
     try {
-        py::module_::import("torch_tutti._recorder").attr("dump_after_failure")();
+        py::module_::import("torch_tutti._recorder").attr("dump_after_failure")(text);
     } catch (const std::exception &) { /* what failed matters more, and is raised next */
     }
 }
@@ -172,20 +172,50 @@ static py::list names_of(const std::vector<at::ScalarType> &types)
     for (at::ScalarType type : types) names.append(c10::toString(type));
     return names;
 }
-static py::list frames_of(const tutti::Record &record)
-{
-    py::list frames;
-    if (!record.stack) return frames;
-    auto symbolized = torch::symbolize({ record.stack.get() });
-    for (uint64_t frame : symbolized.tracebacks.at(0)) {
-        const auto &of = symbolized.all_frames.at(frame);
-        frames.append(py::dict("name"_a = of.funcname, "filename"_a = of.filename, "line"_a = of.lineno));
+/* torch, asked to name frames, looks into torch._inductor for code that was compiled. Where nobody has imported that,
+ * the look does, which takes seconds, in a rank that has failed and may be killed any moment. So while one of these
+ * exists, for as long as the GIL is held, something else is in its place. */
+class WithoutInductor {
+  public:
+    WithoutInductor() : torch_(py::module_::import("torch").attr("__dict__")), absent_(!torch_.contains("_inductor"))
+    {
+        if (absent_) torch_["_inductor"] = py::none();
     }
-    return frames;
+    ~WithoutInductor()
+    {
+        if (absent_ && PyDict_DelItemString(torch_.ptr(), "_inductor") != 0) PyErr_Clear();
+    }
+    WithoutInductor(const WithoutInductor &) = delete;
+    WithoutInductor &operator=(const WithoutInductor &) = delete;
+  private:
+    py::dict torch_;
+    bool absent_;
+};
+/* Of each record; all at once, because most of them share most frames. */
+static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records)
+{
+    std::vector<py::list> all(records.size());
+    std::vector<torch::CapturedTraceback *> stacks;
+    std::vector<py::list *> lists;
+    for (size_t i = 0; i < records.size(); i++) {
+        if (!records[i].stack) continue;
+        stacks.push_back(records[i].stack.get());
+        lists.push_back(&all[i]);
+    }
+    if (stacks.empty()) return all;
+    WithoutInductor quickly;
+    auto symbolized = torch::symbolize(stacks);
+    std::vector<py::dict> frames;
+    for (const auto &of : symbolized.all_frames)
+        frames.emplace_back("name"_a = of.funcname, "filename"_a = of.filename, "line"_a = of.lineno);
+    for (size_t i = 0; i < lists.size(); i++)
+        for (uint64_t frame : symbolized.tracebacks.at(i)) lists[i]->append(frames.at(frame));
+    return all;
 }
 /* In the words of torch's format, and `failure` for what it has no word for. The core does not tell when an operation
  * that it was given begins to run, so all that are not over are "started". */
-static py::dict entry_of(const tutti::Record &record, const std::string &group, const std::string &description)
+static py::dict entry_of(
+    const tutti::Record &record, const py::list &frames, const std::string &group, const std::string &description)
 {
     bool over = record.outcome == TUTTI_OK;
     py::dict entry("record_id"_a = record.id - 1, "pg_id"_a = record.group,
@@ -195,7 +225,8 @@ static py::dict entry_of(const tutti::Record &record, const std::string &group, 
         "input_sizes"_a = record.inputs.sizes, "input_dtypes"_a = names_of(record.inputs.types),
         "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = names_of(record.outputs.types),
         "state"_a = over ? "completed" : "started", "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
-        "retired"_a = record.ended_ns != 0, "failure"_a = record.text, "frames"_a = frames_of(record));
+        "retired"_a = record.ended_ns != 0, "failure"_a = record.text,
+        "failure_class"_a = tutti_get_error_class(record.outcome), "frames"_a = frames);
     entry["time_discovered_completed_ns"] = over ? py::cast(record.ended_ns) : py::none();
     if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
     return entry;
@@ -211,12 +242,12 @@ static std::vector<std::string> names_of(const std::vector<tutti::RecordedGroup>
     }
     return names;
 }
-static py::dict recorded()
+static py::dict recorded(size_t most)
 {
     tutti::Recording recording;
     {
         py::gil_scoped_release released;
-        recording = tutti::recorder::copy();
+        recording = tutti::recorder::copy(most);
     }
     std::vector<std::string> names = names_of(recording.groups);
     py::dict config, status;
@@ -228,8 +259,11 @@ static py::dict recorded()
             "last_started_collective"_a = group.collectives, "last_completed_collective"_a = group.completed);
     }
     py::list entries;
-    for (const tutti::Record &record : recording.records)
-        entries.append(entry_of(record, names[record.group], recording.groups[record.group].description));
+    std::vector<py::list> frames = frames_of(recording.records);
+    for (size_t i = 0; i < frames.size(); i++) {
+        const tutti::Record &record = recording.records[i];
+        entries.append(entry_of(record, frames[i], names[record.group], recording.groups[record.group].description));
+    }
     return py::dict("version"_a = "2.10", "comm_lib_version"_a = c10::str("tutti ", tutti_get_version()),
         "pg_config"_a = config, "pg_status"_a = status, "entries"_a = entries);
 }
@@ -240,7 +274,8 @@ static void bind_recorder(py::module_ &module)
         [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on, for groups that are made later. A second time it does nothing.");
-    module.def("_recorded", &recorded, "What it has recorded, as torch's reader of such files wants it.");
+    module.def("_recorded", &recorded, py::arg("most"),
+        "What it has recorded, at most so many operations, as torch's reader of such files wants it.");
 }
 
 static void bind_memory(py::module_ &module)

@@ -2,6 +2,7 @@
  * after it is given back. */
 #include "shim/recorder.hpp"
 #include "shim/communicator.hpp"
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <pthread.h>
@@ -25,7 +26,7 @@ struct Ring {
     size_t capacity = 0;
     uint64_t last = 0;           /* id */
     bool stacks = false;
-    void (*report)() = nullptr;
+    Report report = nullptr;
     /* With the lock; null: pushed out. */
     Record *find(uint64_t id)
     {
@@ -43,7 +44,7 @@ static int64_t now_ns()
 {
     return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-void start(size_t capacity, bool stacks, void (*report)())
+void start(size_t capacity, bool stacks, Report report)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
     if (ring().capacity) return;
@@ -130,21 +131,23 @@ static bool breaks_the_group(tutti_status outcome)
 }
 void tell(uint64_t id)
 {
+    std::string text;
     {
         std::lock_guard<std::mutex> lock(ring().mutex);
         Record *record = ring().find(id);
         if (!record || !breaks_the_group(record->outcome)) return;
         if (std::exchange(ring().groups[record->group].failed, true)) return;
+        text = record->text;
     }
-    ring().report();
+    ring().report(text);
 }
-Recording copy()
+Recording copy(size_t most)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
     Recording all{ ring().groups, {} };
     for (RecordedGroup &group : all.groups)
         if (group.live) group.description = group.live->getGroupDesc();
-    for (uint64_t id = ring().last - ring().records.size() + 1; id <= ring().last; id++)
+    for (uint64_t id = ring().last - std::min(most, ring().records.size()) + 1; id <= ring().last; id++)
         if (const Record &record = *ring().find(id); !record.refused) all.records.push_back(record);
     return all;
 }

@@ -60,9 +60,11 @@ struct Recording {
 
 namespace recorder {
 
+/* Called with the error's text. */
+using Report = void (*)(const std::string &text);
 /* From now on the last `capacity` operations are kept. `report` is called once for each group that fails, by a thread
  * that is about to tell the program. */
-void start(size_t capacity, bool stacks, void (*report)());
+void start(size_t capacity, bool stacks, Report report);
 bool on();
 
 /* A group; what is returned stands for it from then on. */
@@ -79,7 +81,8 @@ uint64_t begin_end(RecordedNumbers &numbers);
 void end(uint64_t id, tutti_status outcome, const std::string &text, int source);
 /* The program is about to learn that this one (0: it is not recorded) failed, or that it has aborted it itself. */
 void tell(uint64_t id);
-Recording copy();
+/* The last so many records, of those that are kept. */
+Recording copy(size_t most);
 
 } // namespace recorder
 } // namespace tutti

@@ -19,6 +19,8 @@ SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 STACKS = ("TORCH_INCLUDE_STACK_TRACE",)
 ON_FAILURE = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+_NEWEST, _ALL = 200, sys.maxsize     # operations; the newest are written in some milliseconds
+_LATER_S = 0.1                       # torchrun looks ten times a second whether a rank has died
 _started = False                    # as far as this process's environment was read
 _on = False
 _writing = threading.Lock()          # groups may fail in several threads
@@ -50,24 +52,42 @@ def dump_trace(path: str | None = None) -> str:
     if not _on:
         raise RuntimeError("dump_trace: the flight recorder is off; set TORCH_FR_BUFFER_SIZE to the number of "
                            "operations it is to keep (2000, say) before the first group is made, on all ranks")
-    from torch_tutti._extension import load
     path = _default_path() if path is None else os.fspath(path)
-    with _writing:
-        _write({"rank": rank(), **load()._recorded()}, path)
+    _write(path, _ALL)
     return path
 
 
-def dump_after_failure() -> None:
-    """Called by the extension when a group has failed, in the thread that is about to raise."""
+def dump_after_failure(text: str) -> None:
+    """Called by the extension when a group has failed, in the thread that is about to raise this. Whoever started the
+    ranks, and has seen one die, is about to kill the others: so the text comes first, then what is quickly written,
+    and all the rest when the exception has had its time."""
     if not _flag(ON_FAILURE, True):
         return
+    _log("error", f"rank {rank()}: {text}")
     try:
-        path = dump_trace()
+        path = _default_path()
+        written = _write(path, _NEWEST)
     except Exception as error:
-        _log(f"the flight recorder could not write its trace: {error}")
+        _log("warn", f"the flight recorder could not write its trace: {error}")
         return
-    _log(f"rank {rank()}: an operation has failed; the last operations are in {path}. When all ranks have written "
-         f"theirs, see who waits for whom with: tutti trace {os.path.dirname(path) or '.'}")
+    _log("warn", f"rank {rank()}: the last operations are in {path}. When all ranks have written theirs, see who waits "
+         f"for whom with: tutti trace {os.path.dirname(path) or '.'}")
+    if written == _NEWEST:
+        _complete_later(path)
+
+
+def _complete_later(path: str) -> None:
+    """A program that ends waits for it."""
+    try:
+        threading.Timer(_LATER_S, _write, [path, _ALL]).start()
+    except RuntimeError:                                # the interpreter is ending already
+        _write(path, _ALL)
+
+
+def recording() -> tuple[str, str] | None:
+    """The variable that switches the recorder on in this environment, and the folder that traces go to; None: none."""
+    name, _ = _variable(SIZE)
+    return (name, os.path.dirname(_default_path()) or ".") if name else None
 
 
 def rank() -> int:
@@ -77,7 +97,16 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _write(trace: dict[str, Any], path: str) -> None:
+def _write(path: str, most: int) -> int:
+    """The last operations, at most so many; how many there were."""
+    from torch_tutti._extension import load
+    with _writing:
+        trace = {"rank": rank(), **load()._recorded(most)}
+        _replace(trace, path)
+    return len(trace["entries"])
+
+
+def _replace(trace: dict[str, Any], path: str) -> None:
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
     incoming = os.path.join(folder, f".{name}.{os.getpid()}.incoming")
@@ -118,7 +147,7 @@ def _flag(names: tuple[str, ...], default: bool) -> bool:
     return default if not text else text not in ("0", "n", "no", "false")
 
 
-def _log(text: str) -> None:
+def _log(level: str, text: str) -> None:
     """As the library writes its log, in one write, because ranks share their standard error."""
-    sys.stderr.write(f"tutti[{os.getpid()}] warn: {text}\n")
+    sys.stderr.write(f"tutti[{os.getpid()}] {level}: {text}\n")
     sys.stderr.flush()

@@ -14,9 +14,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch_tutti import _recorder
+
 Entry = dict[str, Any]
+_PACKAGES = {"site-packages", "dist-packages"}
 # Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
 SAME_SIZES = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
+_TOLD = re.compile(r"(?:rank \d+ failed the group: )+")     # what a rank says of an error that another has had
 
 
 class Traces(NamedTuple):
@@ -50,7 +54,7 @@ def read(folder: str, prefix: str | None = None) -> Traces:
     """All traces of a folder. Raises ValueError that says what is wrong with it."""
     place = Path(folder)
     if not place.is_dir():
-        raise ValueError(f"{folder} is not a folder; traces lie in one, a file for each rank")
+        raise ValueError(f"{folder} is not a folder; traces lie in one, a file for each rank. {_where(folder)}")
     named: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in sorted(place.iterdir()):
         found = re.fullmatch(r"(.*?)(\d+)", path.name)
@@ -62,9 +66,20 @@ def read(folder: str, prefix: str | None = None) -> Traces:
     chosen = next(iter(named), "") if prefix is None else prefix
     if chosen not in named:
         given = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
-        raise ValueError(f"there are no traces{given} in {folder}: set TORCH_FR_BUFFER_SIZE and "
-                         f"TORCH_FR_DUMP_TEMP_FILE={os.path.join(folder, 'trace_')} for the program, on all ranks")
+        raise ValueError(f"there are no traces{given} in {folder}. {_where(folder)}")
     return Traces(chosen, {rank: _load(path) for rank, path in sorted(named[chosen].items())})
+
+
+def _where(folder: str) -> str:
+    """Why there may be no traces, by what is set here, where the program may have run too."""
+    if _recorder.recording() is None:
+        return (f"They are written when a group fails, if TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE="
+                f"{os.path.join(folder, 'trace_')} were set for the program, on all ranks")
+    name, written = _recorder.recording()
+    if os.path.realpath(written) != os.path.realpath(folder):
+        return f"As the environment is here, they are written into {written}: look there"
+    return (f"{name} is set here; if it was for the program, no rank has seen a group fail, or each was killed before "
+            "it had written. A rank that writes says so on standard error, and the error before that")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -133,13 +148,15 @@ def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
     who = "all have" if len(progress) == len(group.members) else "those with a trace have all"
     lines = [f"{title}, {_ranks(group.members)}: {who} completed {_count(common)}"]
     stuck = next((n for n in range(common + 1, called + 1) if any(of.called >= n for of in progress.values())), None)
-    waits = any(of.messages for of in progress.values())
-    if stuck is None and not waits:
+    messages = {rank: entry for rank, of in progress.items() for entry in of.messages[:1]}
+    if stuck is None and not messages:
         return lines
     for rank, of in progress.items():
         lines += [f"  rank {rank} {line}" for line in _doing(of, common, group)]
     if stuck is not None:
-        lines += [f"  => {line}" for line in _verdict(stuck, progress)]
+        lines += [f"  => {line}" for line in _verdict(stuck, progress, set(group.members) - set(progress))]
+    elif error := _error(messages):
+        lines.append(f"  => a message failed: {error[1]}")
     return lines
 
 
@@ -150,31 +167,65 @@ def _doing(of: Progress, common: int, group: Group) -> list[str]:
     if open_ones:
         number, entry = open_ones[0]
         lines.append(f"{'failed' if entry['retired'] else 'is'} in operation {number}: {_call(entry)}")
-        if entry.get("failure"):
-            lines[-1] += f"\n      {entry['failure']}"
+        lines[-1] += _failure(entry)
     elif not of.messages:
         last = of.collectives.get(of.completed)
         lines.append(f"has called nothing after operation {of.called}" + (f": {_call(last)}" if last else ""))
     for entry in of.messages:
-        lines.append(f"{'failed' if entry['retired'] else 'is'} in a message: {_message(entry, group)}")
+        lines.append(f"{'failed' if entry['retired'] else 'is'} in a message: {_message(entry, group)}"
+                     + _failure(entry))
     return lines
 
 
-def _verdict(number: int, progress: dict[int, Progress]) -> list[str]:
-    """On the first operation that not all have completed."""
+def _failure(entry: Entry) -> str:
+    return f"\n      {entry['failure']}" if entry.get("failure") else ""
+
+
+def _verdict(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
+    """On the first operation that not all have completed. What the core has said of it goes before what the traces look
+    like: it knows who died, and compares more than sizes."""
     missing = [rank for rank, of in progress.items() if of.called < number]
     calls = {rank: of.collectives[number] for rank, of in progress.items() if number in of.collectives}
+    kind, text = _error(calls) or ("", "")
+    lines = [f"operation {number} was not called by {_ranks(missing)}"] if missing else []
+    if kind in ("", "MismatchError"):
+        lines += _differences(number, calls)
+    elif kind == "TimeoutError":
+        lines += _late(number, calls)
+    if text and (not lines or kind not in ("TimeoutError", "MismatchError")):
+        lines.insert(0, f"operation {number} failed: {text}")
+    if not calls and not lines:
+        lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
+    others = f", or waits for {_ranks(absent)}, of which there is no trace" if absent else ""
+    return lines or [f"operation {number} was called alike by {_ranks(calls)} and is not over: it is slow{others}"]
+
+
+def _error(calls: dict[int, Entry]) -> tuple[str, str] | None:
+    """Class and text of the error that one rank had and told the others."""
+    failed = [entry for entry in calls.values() if entry.get("failure")]
+    if not failed:
+        return None
+    own = [entry for entry in failed if not _TOLD.match(entry["failure"])]
+    first = min(own or failed, key=lambda entry: entry.get("time_created_ns", 0))
+    return first.get("failure_class", ""), _TOLD.sub("", first["failure"])
+
+
+def _differences(number: int, calls: dict[int, Entry]) -> list[str]:
     versions: dict[Any, list[int]] = defaultdict(list)
     for rank, entry in calls.items():
         versions[_signature(entry)].append(rank)
-    lines = [f"operation {number} was not called by {_ranks(missing)}"] if missing else []
-    if len(versions) > 1:
-        lines.append(f"operation {number} differs: " + "; ".join(
-            f"{_call(calls[ranks[0]])} on {_ranks(ranks)}" for ranks in versions.values()))
-    if not calls and not lines:
-        lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
-    return lines or [f"operation {number} was called alike by {_ranks(calls)}; it is slow, or a rank without a trace "
-                     "is missing in it"]
+    if len(versions) < 2:
+        return []
+    return [f"operation {number} differs: " + "; ".join(f"{_call(calls[ranks[0]])} on {_ranks(ranks)}"
+                                                       for ranks in versions.values())]
+
+
+def _late(number: int, calls: dict[int, Entry]) -> list[str]:
+    """Who called when the timeout of the first was over."""
+    first = min(calls.values(), key=lambda entry: entry["time_created_ns"])
+    came_ms = {rank: (entry["time_created_ns"] - first["time_created_ns"]) / 1e6 for rank, entry in calls.items()}
+    return [f"operation {number} was called too late by rank {rank}: {ms / 1e3:.1f} s after the first, whose timeout "
+            f"is {first['timeout_ms'] / 1e3:g} s" for rank, ms in came_ms.items() if ms > first["timeout_ms"]]
 
 
 def _signature(entry: Entry) -> tuple[Any, ...]:
@@ -205,11 +256,19 @@ def _message(entry: Entry, group: Group) -> str:
 
 
 def _site(entry: Entry) -> str:
-    """Where the program called it: the innermost frame that is neither torch's nor ours."""
-    for frame in entry.get("frames", []):
-        if not {"torch", "torch_tutti"} & set(Path(frame["filename"]).parts):
-            return f"({frame['name']}, {frame['filename']}:{frame['line']})"
+    """Where the program called it: the innermost frame that is no package's, else the innermost that is none of those
+    which only pass a call on."""
+    frames = [frame for frame in entry.get("frames", []) if not _passes_on(Path(frame["filename"]))]
+    for frame in [frame for frame in frames if not _PACKAGES & set(Path(frame["filename"]).parts)] or frames:
+        return f"({frame['name']}, {frame['filename']}:{frame['line']})"
     return ""
+
+
+def _passes_on(path: Path) -> bool:
+    """torch, tutti, the decorators of deprecated calls, Python's own library."""
+    library = re.search(r"/python3\.\d+/(?!(?:site|dist)-packages/)", str(path))
+    return bool(library or {"torch", "torch_tutti", "typing_extensions.py"} & set(path.parts)
+                or str(path).startswith("<"))
 
 
 def _ranks(ranks: Any) -> str:

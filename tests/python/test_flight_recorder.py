@@ -2,8 +2,12 @@
 reader make of it. Ranks write into a folder of the test."""
 import gc
 import io
+import os
 import pickle
+import re
+import signal
 import sys
+import threading
 from datetime import timedelta
 
 import pytest
@@ -223,6 +227,62 @@ def test_message_that_does_not_come(recorded):
         judged_by_torch(recorded.folder, "gloo")
 
 
+def dies(world):
+    dist.all_reduce(torch.ones(2))
+    if world.rank == 1:
+        os._exit(0)
+    dist.all_reduce(torch.ones(2))
+
+
+def test_verdict_on_a_dead_rank_is_the_error(recorded):
+    outcomes = recorded(3).outcomes(dies)
+    assert [outcome.error for outcome in outcomes] == ["PeerError", "", "PeerError"]
+    verdict = _trace.describe(traces_in(recorded.folder)).splitlines()[-1]
+    assert verdict.startswith("  => operation 2 failed: rank 1 of group 0 (process ") and " died, seen by " in verdict
+
+
+def uneven(world):
+    counts = [1, 2] if world.rank == 0 else [3, 4]
+    dist.all_to_all_single(torch.ones(sum(counts)), torch.ones(sum(counts)), counts, counts)
+
+
+def test_verdict_on_splits_that_do_not_match_is_the_error(recorded):
+    outcomes = recorded(2).outcomes(uneven)
+    assert [outcome.error for outcome in outcomes] == ["MismatchError"] * 2
+    verdict = _trace.describe(traces_in(recorded.folder)).splitlines()[-1]
+    assert verdict.startswith("  => operation 1 failed: all_to_all with uneven counts, operation 1 of group 0: rank ")
+
+
+def comes_late(world):
+    if world.rank == 1:
+        world.store.wait(["failed"])
+    try:
+        dist.all_reduce(torch.ones(2))
+    finally:
+        world.store.set("failed", "")
+        if world.rank == 1:
+            tutti.dump_trace()
+
+
+def test_verdict_on_a_late_rank(recorded):
+    assert recorded(2, timeout_s=1).outcomes(comes_late)[0].error == "TimeoutError"
+    verdict = _trace.describe(traces_in(recorded.folder)).splitlines()[-1]
+    assert re.fullmatch(r"  => operation 1 was called too late by rank 1: \S+ s after the first, whose timeout is 1 s",
+                        verdict)
+
+
+def message_is_late(world):
+    if world.rank == 0:
+        dist.recv(torch.ones(3), 1)
+
+
+def test_verdict_on_a_message_is_the_error(recorded):
+    assert recorded(2, timeout_s=1).outcomes(message_is_late)[0].error == "TimeoutError"
+    report = _trace.describe(traces_in(recorded.folder)).splitlines()
+    said = "rank 0 of group 0: receive from rank 1 with tag 0 reached the timeout of 1000 ms"
+    assert report[-2].startswith(f"      {said}") and report[-1].startswith(f"  => a message failed: {said}")
+
+
 def fails(world):
     sys.stderr = io.StringIO()
     with pytest.raises(tutti.MismatchError):
@@ -234,10 +294,54 @@ def fails(world):
 
 def test_program_is_told_where_the_trace_is(recorded):
     for rank, said in enumerate(recorded(2).run(fails)):
-        assert said.count("\n") == 1
-        assert f"rank {rank}: an operation has failed; " in said
-        assert f"the last operations are in {recorded.folder}/trace_{rank}. " in said
-        assert f"tutti trace {recorded.folder}\n" in said
+        why, where = said.splitlines()
+        assert f"] error: rank {rank}: " in why and f" operation 1 of group 0: rank {rank} calls allreduce(" in why
+        assert f"] warn: rank {rank}: the last operations are in {recorded.folder}/trace_{rank}. " in where
+        assert where.endswith(f"tutti trace {recorded.folder}")
+
+
+def fails_late(world, folder, when):
+    """Is killed before or after it has begun to write, as by torchrun, which ends the others when it sees one die, or
+    not."""
+    sys.stderr = open(folder / f"said_{world.rank}", "w")
+    write = _recorder._write
+    for _ in range(300):
+        dist.all_reduce(torch.ones(2))
+
+    def killed(*arguments):
+        if when == "after":
+            write(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if when != "never":
+        _recorder._write = killed
+    with pytest.raises(tutti.MismatchError):
+        dist.all_reduce(torch.ones(world.rank + 1))
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+
+
+@pytest.mark.parametrize("when, first", [("before", None), ("after", 102), ("never", 1)])
+def test_failure_is_said_first_then_the_newest_operations_are_written_then_all(recorded, tmp_path, when, first):
+    outcomes = recorded(2).outcomes(fails_late, tmp_path, when)
+    assert [outcome.died for outcome in outcomes] == [None if when == "never" else -signal.SIGKILL] * 2
+    for rank in range(2):
+        assert f"] error: rank {rank}: ranks disagree about operation 301" in (tmp_path / f"said_{rank}").read_text()
+    for trace in traces_in(recorded.folder).of_rank.values() if first else []:
+        assert [entry["collective_seq_id"] for entry in trace["entries"]] == list(range(first, 302))
+        assert trace["entries"][-1]["failure"]
+
+
+def writes_quickly(world):
+    dist.all_reduce(torch.ones(1))
+    tutti.dump_trace()
+    return "torch._inductor" in sys.modules, "_inductor" in vars(torch)
+
+
+def test_trace_is_written_without_what_takes_seconds_to_import(recorded):
+    assert recorded(2).run(writes_quickly) == [(False, False)] * 2
+    (entry,) = traces_in(recorded.folder).of_rank[0]["entries"]
+    assert "writes_quickly" in [frame["name"] for frame in entry["frames"]]
 
 
 def is_aborted(world):
@@ -268,7 +372,7 @@ def test_trace_that_cannot_be_written_hides_no_error(recorded):
 def is_off(world):
     with pytest.raises(RuntimeError, match="the flight recorder is off; set TORCH_FR_BUFFER_SIZE"):
         tutti.dump_trace()
-    assert tutti._extension.load()._recorded()["entries"] == []
+    assert tutti._extension.load()._recorded(9)["entries"] == []
 
 
 def test_it_is_off_unless_asked_for(shared):
@@ -293,10 +397,11 @@ def test_file_without_a_variable_is_where_torch_puts_it(monkeypatch):
 
 
 # ---- the command ----
-def entry(number, name="tutti:all_reduce", state="completed", sizes=((4,),)):
+def entry(number, name="tutti:all_reduce", state="completed", sizes=((4,),), files=()):
     sizes = [list(size) for size in sizes]
     return {"process_group": ("0", "all"), "profiling_name": name, "collective_seq_id": number, "is_p2p": False,
-            "state": state, "retired": state == "completed", "failure": "", "frames": [], "input_sizes": sizes,
+            "state": state, "retired": state == "completed", "failure": "", "input_sizes": sizes,
+            "frames": [{"name": "f", "filename": name, "line": 1} for name in files],
             "output_sizes": sizes, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}
 
 
@@ -317,13 +422,31 @@ def test_verdicts():
     assert verdict(trace(entry(1)), trace(entry(1))).endswith("all have completed 1 operation")
     assert verdict(trace(entry(1), open_one), trace(entry(1))) == "=> operation 2 was not called by rank 1"
     assert verdict(trace(entry(1), open_one), trace(entry(1), open_one)).startswith(
-        "=> operation 2 was called alike by ranks 0-1; it is slow")
+        "=> operation 2 was called alike by ranks 0-1 and is not over: it is slow")
+    assert verdict(trace(entry(1), open_one, ranks="[0, 1]")) == (
+        "=> operation 2 was called alike by rank 0 and is not over: it is slow, or waits for rank 1, of which there is "
+        "no trace")
     assert verdict(trace(open_one), trace(entry(2, state="started", sizes=((5,),)))) == (
         "=> operation 1 is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
     assert verdict(trace(entry(1), open_one), trace(entry(1), entry(2, state="started", sizes=((5,),)))) == (
         "=> operation 2 differs: all_reduce [4] float on rank 0; all_reduce [5] float on rank 1")
     alike = [trace(entry(1, "tutti:all_to_all", "started", ((size,),))) for size in (4, 5)]
     assert "called alike" in verdict(*alike)            # which may differ in size
+
+
+PACKAGES = "/v/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize("files, site", [
+    ([f"{PACKAGES}/torch/distributed/c10d_logger.py", f"{PACKAGES}/typing_extensions.py", "/a/train.py", "/x.py"],
+     "(f, /a/train.py:1)"),
+    (["/usr/lib/python3.11/contextlib.py", f"{PACKAGES}/deepspeed/comm.py", "train.py"], "(f, train.py:1)"),
+    ([f"{PACKAGES}/torch/x.py", f"{PACKAGES}/typing_extensions.py", f"{PACKAGES}/trainer/run.py", "<frozen runpy>"],
+     f"(f, {PACKAGES}/trainer/run.py:1)"),
+    ([f"{PACKAGES}/torch/x.py"], ""),
+])
+def test_site_is_where_the_program_called(files, site):
+    assert _trace._site(entry(1, files=files)) == site
 
 
 def write(folder, name, content):
@@ -337,8 +460,9 @@ class Trap:
 
 
 @pytest.mark.parametrize("files, arguments, problem", [
-    (None, [], "is not a folder; traces lie in one, a file for each rank"),
-    ({}, [], "there are no traces in {folder}: set TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE={folder}/trace_"),
+    (None, [], "is not a folder; traces lie in one, a file for each rank. They are written when a group fails, if TOR"),
+    ({}, [], "there are no traces in {folder}. They are written when a group fails, if TORCH_FR_BUFFER_SIZE=2000 and "
+             "TORCH_FR_DUMP_TEMP_FILE={folder}/trace_ were set for the program, on all ranks"),
     ({"notes.txt": b"x"}, [], "there are no traces in {folder}"),
     ({"a0": trace(), "b0": trace()}, [], "has files of several kinds: a, b. Say with --prefix which are the traces"),
     ({"a0": trace()}, ["--prefix", "b"], "there are no traces that begin with 'b' and end in a rank in {folder}"),
@@ -351,7 +475,9 @@ class Trap:
     ({"a0": trace()}, ["--as", "gloo"], "--as and --out are given together or not at all"),
     ({"a0": trace()}, ["--as", "gloo", "--out", "{folder}/.."], "has other files, such as "),
 ])
-def test_command_says_what_is_wrong(tmp_path, capsys, files, arguments, problem):
+def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, files, arguments, problem):
+    for name in _recorder.SIZE:
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "traces"
     for name, content in (files or {}).items():
         write(folder, name, content)
@@ -361,6 +487,15 @@ def test_command_says_what_is_wrong(tmp_path, capsys, files, arguments, problem)
     said = capsys.readouterr()
     assert status == 1 and said.out == ""
     assert problem.format(folder=folder) in said.err and said.err.count("\n") == 1
+
+
+def test_command_does_not_tell_to_set_what_is_set(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "traces" / "trace_"))
+    assert cli.main(["trace", str(tmp_path / "traces")]) == 1
+    assert "TORCH_FR_BUFFER_SIZE is set here; if it was for the program, no rank" in capsys.readouterr().err
+    assert cli.main(["trace", str(tmp_path)]) == 1
+    assert f"As the environment is here, they are written into {tmp_path}/traces: look" in capsys.readouterr().err
 
 
 def test_command(tmp_path, capsys):
