@@ -2,10 +2,10 @@
 the package.
 
     pip install --no-build-isolation -e .       from a checkout
-    pip wheel --no-build-isolation --no-deps .  for others with the same minor version of torch
+    pip wheel --no-build-isolation --no-deps .  for others with the same minor versions of torch and Python
 
-torch's C++ interface changes with every minor version, so the package remembers which one it was built for
-(torch_tutti/_build.py).
+torch's C++ interface changes with every minor version, so the package requires the one that it was built for, and
+remembers it (torch_tutti/_build.py).
 """
 import os
 import re
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+import setuptools
 
 try:
     import torch
@@ -30,6 +30,11 @@ PACKAGE = Path("shim") / "torch_tutti"
 def version() -> str:
     """The one in the public header."""
     return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "c_api/tutti.h").read_text())[1]
+
+
+def torch_built_for() -> str:
+    """What pip is to require."""
+    return "torch==" + ".".join(torch.__version__.split(".")[:2]) + ".*"
 
 
 def use_ccache() -> None:
@@ -58,14 +63,15 @@ def build_core() -> Path:
 
 
 class Build(BuildExtension):
-    """The extension, and beside it the library it is linked with and a note of the torch it is for."""
+    """The extension, and beside it the library it is linked with, its header, and a note of the torch it is for."""
 
     def run(self) -> None:
         use_ccache()
         library = build_core()
         super().run()
         place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
-        place.mkdir(parents=True, exist_ok=True)
+        (place / "include").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / "c_api/tutti.h", place / "include")
         note = f'"""Written by setup.py."""\nTORCH_VERSION = "{torch.__version__}"\n'
         (place / "_build.py").write_text(note)
         incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
@@ -86,15 +92,36 @@ extension = CppExtension(
     extra_link_args=["-Wl,-rpath,$ORIGIN"],
 )
 
-setup(
+# since setuptools 77 an expression has a field of its own, and is refused beside a classifier
+licence = "license_expression" if int(setuptools.__version__.split(".")[0]) >= 77 else "license"
+
+setuptools.setup(
     name="torch-tutti",
     version=version(),
-    description="A communication backend for torch.distributed: shared memory first, one C library, no dependencies",
+    description="A communication backend for torch.distributed: shared memory first, one C library",
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
+    author="The tutti authors",
+    **{licence: "BSD-3-Clause"},
     license_files=["LICENSE"],
+    keywords="torch distributed collectives communication shared-memory allreduce",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C",
+        "Programming Language :: C++",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: Implementation :: CPython",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
-    install_requires=["torch>=2.11"],
+    install_requires=[torch_built_for()],
+    extras_require={"plot": ["matplotlib"]},
     package_dir={"": "shim"},
     packages=["torch_tutti", "torch_tutti._bench"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},

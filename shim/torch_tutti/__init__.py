@@ -4,9 +4,9 @@
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
 `monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, tensors that peers
-can reach (`empty()`, `shared_tensors()`, `share_buckets()`), `info()`, `schedule()`, `dump_trace()`, `Options` and the
-exceptions. Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry
-point in `_autoload`, so everything here loads when used.
+can reach (`empty()`, `shared_tensors()`, `share_buckets()`), `info()`, `schedule()`, `dump_trace()`, `get_include()`,
+`Options` and the exceptions. Importing it imports neither torch nor the library: torch itself imports it at start-up,
+through the entry point in `_autoload`, so everything here loads when used.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch_tutti._C import Options, ProcessGroupTutti, options
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
-    from torch_tutti._library import algorithms, info, schedule
+    from torch_tutti._library import algorithms, get_include, info, schedule
     from torch_tutti._memory import empty, share_buckets, shared_tensors
     from torch_tutti._recorder import dump_trace
     from torch_tutti._takeover import TakeOver, take_over
@@ -28,7 +28,7 @@ _HOMES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
     "torch_tutti._compatibility": ("monitored_barrier",),
     "torch_tutti._recorder": ("dump_trace",),
-    "torch_tutti._library": ("info", "schedule", "algorithms"),
+    "torch_tutti._library": ("info", "schedule", "algorithms", "get_include"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
                                "SystemError", "InternalError"),
     "torch_tutti._calls": ("all_reduce",),

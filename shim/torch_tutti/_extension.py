@@ -20,8 +20,8 @@ def check_torch(built_for: str, installed: str) -> None:
         return
     raise ImportError(
         f"torch_tutti was built for torch {_minor(built_for)}, but torch {installed} is installed. Build it again with "
-        "this torch: run script/setup in a checkout of tutti, or: pip install --no-build-isolation --no-deps "
-        "--force-reinstall --no-cache-dir torch-tutti")
+        "this torch: in a checkout of tutti run script/setup, or pip install --no-build-isolation --no-deps "
+        f"--force-reinstall . there; or install torch {_minor(built_for)} again")
 
 
 def follow_torch_logs() -> None:

@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import functools
 import json
+import shlex
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Callable
@@ -44,7 +45,20 @@ def _text(call: Callable[..., int], *arguments: Any) -> str:
     return buffer.value.decode()
 
 
-def _version(distribution: str) -> str | None:
+def get_include() -> str:
+    """The folder of tutti.h, for a C compiler's -I. The command `tutti config` prints all that it needs."""
+    return str(_PATH.parent / "include")
+
+
+def flags(compiling: bool, linking: bool) -> str:
+    """What a C compiler needs besides the program. Programs find the library where it lies now."""
+    folder = str(_PATH.parent)
+    words = [f"-I{get_include()}"] if compiling else []
+    words += [f"-L{folder}", "-ltutti", f"-Wl,-rpath,{folder}"] if linking else []
+    return shlex.join(words)
+
+
+def version_of(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -59,7 +73,7 @@ def info() -> dict[str, Any]:
         from torch_tutti._build import TORCH_VERSION as built_for
     except ImportError:
         built_for = None
-    packages = {"torch-tutti": _version("torch-tutti"), "torch": _version("torch"), "built for torch": built_for}
+    packages = {"torch-tutti": version_of("torch-tutti"), "torch": version_of("torch"), "built for torch": built_for}
     return {"packages": packages, "registration problem": _autoload.problem, **json.loads(_text(_library().tutti_info))}
 
 

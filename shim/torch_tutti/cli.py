@@ -1,5 +1,5 @@
 """The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
-another backend, measuring, and the traces of programs that failed."""
+another backend, measuring, the traces of programs that failed, and what a C compiler needs."""
 from __future__ import annotations
 
 import argparse
@@ -11,23 +11,41 @@ from torch_tutti import _library, _run
 from torch_tutti._bench.options import add_parser as add_bench
 
 
-def _lines(value: Any, indent: str = "") -> list[str]:
-    """Nested dictionaries and lists as indented lines."""
-    if not isinstance(value, (dict, list)):
-        return [f"{indent}{value}"]
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_shown, value)) or "none"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return {"": "(empty)", "None": "none"}.get(str(value), str(value))
+
+
+def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
+    """Dictionaries inside one another as indented lines."""
     lines: list[str] = []
-    pairs = value.items() if isinstance(value, dict) else [("-", item) for item in value]
-    for key, item in pairs:
-        if isinstance(item, (dict, list)) and item:
+    for key, item in value.items():
+        if isinstance(item, dict):
             lines += [f"{indent}{key}", *_lines(item, indent + "  ")]
         else:
-            lines.append(f"{indent}{key}: {'none' if item is None or item in ([], {}) else item}")
+            lines.append(f"{indent}{key}: {_shown(item)}")
     return lines
+
+
+def _setting(row: dict[str, Any]) -> str:
+    return row["value"] + ("" if row["value"] == row["default"] else f" (default: {_shown(row['default'])})")
 
 
 def _info(arguments: argparse.Namespace) -> int:
     known = _library.info()
-    print(json.dumps(known, indent=2) if arguments.json else "\n".join(_lines(known)))
+    if arguments.json:
+        print(json.dumps(known, indent=2))
+    else:
+        print("\n".join(_lines({**known, "settings": {row["name"]: _setting(row) for row in known["settings"]}})))
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    both = arguments.cflags == arguments.libs
+    print(_library.flags(both or arguments.cflags, both or arguments.libs))
     return 0
 
 
@@ -73,39 +91,56 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _add_trace(commands: Any) -> None:
-    trace = commands.add_parser("trace", help="who waits for whom, from the traces of the flight recorder",
-                                description="Reads a folder of traces, one of each rank, as TORCH_FR_BUFFER_SIZE=2000 "
-                                            "TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ leaves them when a group fails.")
-    trace.add_argument("folder", help="where the traces are")
+    trace = commands.add_parser(
+        "trace", help="tell which rank the others waited for, from the files of the flight recorder",
+        description="When a group fails, each rank of a program that runs with TORCH_FR_BUFFER_SIZE=2000 and "
+                    "TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ writes its last operations into a file in FOLDER. This "
+                    "command reads them and tells, for each group, how far every rank has come and what it was doing; "
+                    "after => stands what went wrong.")
+    trace.add_argument("folder", help="where the files are, one of each rank")
     trace.add_argument("--prefix", help="what their names begin with (default: what all files' names begin with)")
     trace.add_argument("--as", dest="backend", metavar="BACKEND",
-                       help="write them for torchfrtrace instead, as operations of a backend that it knows, such as "
-                            "gloo")
+                       help="write them for torch's own reader, torchfrtrace, instead, as operations of a backend that "
+                            "it knows, such as gloo")
     trace.add_argument("--out", metavar="FOLDER", help="into this folder")
     trace.set_defaults(run=_trace)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tutti", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    info = commands.add_parser("info", help="versions, transports, limits and settings: what a bug report needs")
-    info.add_argument("--json", action="store_true", help="as one JSON object")
-    info.set_defaults(run=_info)
-    commands.add_parser("algorithms", help="the algorithms of every collective").set_defaults(run=_algorithms)
-    schedule = commands.add_parser("schedule", help="the steps of every rank of an algorithm")
+def _add_schedule(commands: Any) -> None:
+    schedule = commands.add_parser("schedule", help="print or draw the steps of an algorithm")
     schedule.add_argument("collective", help="such as allreduce")
     schedule.add_argument("algorithm", help="such as ring; see tutti algorithms")
     schedule.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
     schedule.add_argument("--root", type=int, default=0, help="of collectives that have one (default: 0)")
     schedule.add_argument("--picture", metavar="FILE", help="draw it into this file instead (.png, .svg or .pdf)")
     schedule.set_defaults(run=_schedule)
-    run = commands.add_parser("run", usage=_run.USAGE, help="a program that asks for another backend, on tutti",
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tutti", description="tutti is a communication backend for torch.distributed; a program uses it by "
+                                  "init_process_group(\"tutti\"), without this command.",
+        epilog="tutti COMMAND --help tells more of each.")
+    parser.add_argument("--version", action="version", version=f"tutti {_library.version_of('torch-tutti')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    info = commands.add_parser("info", help="show versions, machine, limits and settings: what a bug report needs")
+    info.add_argument("--json", action="store_true", help="as one JSON object")
+    info.set_defaults(run=_info)
+    commands.add_parser("algorithms", help="list the algorithms of every collective").set_defaults(run=_algorithms)
+    _add_schedule(commands)
+    run = commands.add_parser("run", usage=_run.USAGE, help="run a program that asks for nccl or gloo, on tutti",
                               description="Runs a program; groups that it asks other backends for are tutti's.")
     run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
                      help="names that are taken over (default: %(default)s)")
     run.set_defaults(run=_run_program)
     add_bench(commands).set_defaults(run=_bench)
     _add_trace(commands)
+    config = commands.add_parser("config", help="print what a C compiler needs: cc program.c $(tutti config)",
+                                 description="Prints what a C compiler needs for a program that includes tutti.h; both "
+                                             "kinds of flags unless one is asked for.")
+    config.add_argument("--cflags", action="store_true", help="where tutti.h is")
+    config.add_argument("--libs", action="store_true", help="where the library is, now and when the program runs")
+    config.set_defaults(run=_config)
     return parser
 
 

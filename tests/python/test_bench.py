@@ -454,8 +454,8 @@ def environment():
             "CUDA_VISIBLE_DEVICES": ""}
 
 
-def completed(*words):
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
+def completed(*words, **variables):
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env={**environment(), **variables})
 
 
 def test_ranks_of_its_own(tmp_path):
@@ -483,10 +483,12 @@ def importable(name):
     return True
 
 
-def test_under_torchrun(tmp_path):
+def test_under_torchrun_and_without_numpy(tmp_path):
     saved = tmp_path / "out.json"
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
     done = completed(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
-                   "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", str(saved))
+                   "bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", str(saved),
+                   PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert [row["root"] for row in report.load(str(saved))["results"]] == [0, 1]
     assert done.stdout.count("Collective test starting") == 1

@@ -2,9 +2,12 @@
 another torch, and the command."""
 import ast
 import json
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,19 @@ import pytest
 
 def python(code, *arguments, environment=None, check=True):
     """Runs code in a new interpreter; what it prints."""
-    import os
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})})
     assert not check or done.returncode == 0, done.stderr
     return done.stdout if check else done
+
+
+COMMANDS = {"module": [sys.executable, "-m", "torch_tutti"],
+            "script": [str(Path(sysconfig.get_path("scripts")) / "tutti")]}
+
+
+def tutti(*arguments, way="module", environment=None):
+    return subprocess.run([*COMMANDS[way], *arguments], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **(environment or {})})
 
 
 # ---- the entry point ----
@@ -81,6 +92,7 @@ except ImportError as error:
     import torch
     for piece in ("built for torch 2.7,", torch.__version__, "pip install", "script/setup"):
         assert piece in text
+    assert "torch-tutti" not in text                    # which no index has
 
 
 def test_patch_levels_do_not_matter():
@@ -94,6 +106,34 @@ def test_extension_is_for_this_torch():
     import torch
     from torch_tutti._extension import load
     assert torch.__version__.startswith(load().torch_version)
+
+
+# ---- what an installer and a C compiler are told ----
+def test_metadata_names_the_torch_it_was_built_for():
+    import torch
+    found = metadata("torch-tutti")
+    assert {line.replace(" ", "").replace("'", '"') for line in found.get_all("Requires-Dist")} == {
+        "torch=={}.{}.*".format(*torch.__version__.split(".")), 'matplotlib;extra=="plot"'}
+    assert "BSD-3-Clause" in (found["License"], found["License-Expression"]) and found["Author"] == "The tutti authors"
+    assert "Operating System :: POSIX :: Linux" in found.get_all("Classifier")
+
+
+PROGRAM = """
+#include <tutti.h>
+#include <stdio.h>
+int main(void) { return puts(tutti_get_version()) < 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_c_program_starts_that_was_built_as_config_says(tmp_path):
+    import torch_tutti
+    (tmp_path / "program.c").write_text(PROGRAM)
+    flags = [word for option in ("--cflags", "--libs") for word in tutti("config", option).stdout.split()]
+    assert flags == tutti("config").stdout.split() and f"-I{torch_tutti.get_include()}" in flags
+    subprocess.run(["cc", "program.c", *flags, "-o", "program"], cwd=tmp_path, check=True, timeout=60)
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == torch_tutti.__version__, done.stderr
 
 
 # ---- introspection ----
@@ -127,15 +167,13 @@ def test_unknown_attribute():
     assert "Options" in dir(torch_tutti)
 
 
-COMMANDS = {"module": [sys.executable, "-m", "torch_tutti"],
-            "script": [str(Path(sysconfig.get_path("scripts")) / "tutti")]}
-
-
 @pytest.mark.parametrize("way", COMMANDS)
 def test_command(way):
     def run(*arguments):
-        return subprocess.run([*COMMANDS[way], *arguments], capture_output=True, text=True, timeout=60)
+        return tutti(*arguments, way=way)
 
+    import torch_tutti
+    assert run("--version").stdout == f"tutti {torch_tutti.__version__}\n"
     assert json.loads(run("info", "--json").stdout)["packages"]["torch-tutti"]
     assert "torch-tutti" in run("info").stdout
     assert "ring" in run("algorithms").stdout
@@ -143,6 +181,14 @@ def test_command(way):
     wrong = run("schedule", "allreduce", "rign")
     assert wrong.returncode == 1 and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
     assert run().returncode == 2
+
+
+def test_info_reads_well():
+    done = tutti("info", environment={"TUTTI_SLOTS": "3", "TUTTI_TILE_BYTES": "-4"})
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert "TUTTI_SLOTS: 3 (default: 0)" in lines and "TUTTI_LOG: warn" in lines and "TUTTI_CACHE: (empty)" in lines
+    assert "TUTTI_TILE_BYTES=-4 is out of range" in done.stderr
+    assert any(line.startswith("allreduce: naive tree ") for line in lines)
 
 
 def test_picture_of_a_schedule(tmp_path):

@@ -4,6 +4,7 @@ leads through the measuring.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -12,6 +13,8 @@ from typing import Any
 
 from torch_tutti._bench import compare, launch, picture, report
 from torch_tutti._bench.options import sizes
+
+DESCRIPTION_BYTES = 1024                                # of one rank
 
 
 def main(options: argparse.Namespace, words: list[str]) -> int:
@@ -154,11 +157,12 @@ def run(options: argparse.Namespace, words: list[str], ranks: Any, core: int | N
 
 
 def _devices(ranks: Any, core: int | None) -> list[dict[str, Any]]:
-    """Who takes part, told to everybody."""
+    """Who takes part, told to everybody: as JSON, because torch's own exchange of objects needs numpy."""
     import torch
     import torch.distributed as dist
     device = torch.cuda.get_device_name() if ranks.device == "cuda" else "cpu"
-    own = {"rank": ranks.rank, "pid": os.getpid(), "hostname": os.uname().nodename, "device": device, "core": core}
-    found: list[dict[str, Any]] = [{} for _ in range(ranks.size)]
-    dist.all_gather_object(found, own, group=ranks.control)
-    return found
+    text = json.dumps({"rank": ranks.rank, "pid": os.getpid(), "hostname": os.uname().nodename, "device": device,
+                       "core": core}).ljust(DESCRIPTION_BYTES).encode()
+    found = [torch.zeros(DESCRIPTION_BYTES, dtype=torch.uint8) for _ in range(ranks.size)]
+    dist.all_gather(found, torch.tensor(list(text), dtype=torch.uint8), group=ranks.control)
+    return [json.loads(bytes(one.tolist())) for one in found]

@@ -124,7 +124,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     """Adds `bench` to the commands of `tutti`; `what` of the result is a collective, all or compare."""
-    bench = commands.add_parser("bench", help="measure collectives through torch, on any backend; compare saved files",
+    bench = commands.add_parser("bench", help="measure collectives of any backend, or compare saved files",
                                 description="Measures collectives of torch.distributed; flags and columns are those of "
                                             "nccl-tests. Starts the ranks itself unless torchrun has done so.")
     names = bench.add_subparsers(dest="what", required=True, metavar="COLLECTIVE | all | compare",
