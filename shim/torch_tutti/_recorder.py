@@ -136,10 +136,9 @@ def _variable(names: tuple[str, ...]) -> tuple[str, str]:
 
 def _number(names: tuple[str, ...], default: int) -> int:
     name, text = _variable(names)
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise ValueError(f"{name} must be a number of operations, not {text!r}") from None
+    if text and not text.isdecimal():
+        raise ValueError(f"{name} must be a number of operations, 0 or more, not {text!r}")
+    return int(text) if text else default
 
 
 def _flag(names: tuple[str, ...], default: bool) -> bool:
