@@ -1,12 +1,15 @@
 /* Through a unique id, which names a socket: rank 0 listens there, every other rank connects and says who it is, and
- * rank 0 answers all of them with one verdict when all have come or one cannot. Strangers get a place to stand for two
- * seconds, never a rank's. */
+ * rank 0 answers all of them with one verdict when all have come or one cannot. Who has said nothing for two seconds
+ * loses his place, and so does somebody silent when all places are taken; but nobody before what he may have said
+ * meanwhile has been read: rank 0 may have been stopped. So before the verdict there is a place for each rank and a few
+ * more, and after it nobody who has heard it keeps one. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/bootstrap.h"
 #include "backend/host/socket.h"
 #include "backend/verdict.h"
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -56,8 +59,8 @@ struct reception {
     const struct member *mine;
     struct member *table;
     int listener, count, room;
-    uint32_t joined;
-    bool decided;                                      /* there is a verdict already; who still comes only hears it */
+    uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
+    const struct announcement *decided;                /* not NULL: who still comes only hears it */
     struct guest *guests;
     struct pollfd *polls;                              /* of the guests; then the listener */
 };
@@ -66,16 +69,22 @@ static void guest_dismiss(struct reception *r, int index)
     close(r->guests[index].socket);
     r->guests[index] = r->guests[--r->count];
 }
-static void guest_accept(struct reception *r)
+static void tell(int socket, const struct announcement *announcement, int64_t until_ms)
 {
-    int socket = socket_accept(r->listener);
-    if (socket < 0) {
-        if (socket != -EAGAIN && socket != -EPERM) nap(1);             /* out of descriptors: do not run in circles */
-        return;
+    const struct verdict *verdict = &announcement->verdict;
+    int error = send_all(socket, verdict, sizeof *verdict, until_ms);
+    for (uint32_t q = 0; verdict->status == TUTTI_OK && !error && q < verdict->size; q += RECORDS_PER_MESSAGE)
+        error = send_all(socket, &announcement->table[q], records_in_message(verdict->size, q), until_ms);
+}
+/* Whoever is a rank hears the verdict and goes. */
+static void tell_all(struct reception *r, const struct announcement *announcement)
+{
+    int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
+    for (int i = r->count - 1; i >= 0; i--) {
+        if (!r->guests[i].rank) continue;
+        tell(r->guests[i].socket, announcement, until_ms);
+        guest_dismiss(r, i);
     }
-    for (int i = 0; r->count == r->room && i < r->count; i++)
-        if (!r->guests[i].rank) guest_dismiss(r, i);                   /* there are more places than ranks */
-    r->guests[r->count++] = (struct guest){ socket, 0, clock_ms() + HELLO_MS };
 }
 static tutti_status guest_join(struct reception *r, struct guest *guest, const struct introduction *said)
 {
@@ -83,7 +92,8 @@ static tutti_status guest_join(struct reception *r, struct guest *guest, const s
     struct member *seat = (uint32_t)said->rank < r->mine->size ? &r->table[said->rank] : NULL;
     bool taken = seat && member_has_come(seat);
     guest->rank = said->rank;
-    r->joined += seat && !taken;
+    r->joined += !taken;
+    if (theirs->size > r->awaited) r->awaited = theirs->size;
     if (seat && !taken) member_seat(seat, theirs);
     if (r->decided) return TUTTI_OK;
     TRY(member_check(r->mine, said->rank, theirs));
@@ -107,15 +117,36 @@ static bool is_introduction(const struct reception *r, int bytes, const struct i
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
     return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
 }
-static tutti_status guest_hear(struct reception *r, int index)
+/* last: if it still says nothing, it goes. */
+static tutti_status guest_hear(struct reception *r, int index, bool last)
 {
     struct introduction said;
     struct guest *guest = &r->guests[index];
     int got = socket_receive(guest->socket, &said, sizeof said, NULL);
-    if (got == -EAGAIN) return TUTTI_OK;
-    if (guest->rank && !r->decided) return fail_left(r, guest->rank);  /* there is nothing more to say */
-    if (!guest->rank && is_introduction(r, got, &said)) return guest_join(r, guest, &said);
+    if (got == -EAGAIN && !last) return TUTTI_OK;
+    if (guest->rank) return fail_left(r, guest->rank);                 /* there is nothing more to say */
+    if (is_introduction(r, got, &said)) {
+        TRY(guest_join(r, guest, &said));
+        if (!r->decided) return TUTTI_OK;
+        tell(guest->socket, r->decided, clock_ms() + GRACE_MS);
+    }
     guest_dismiss(r, index);
+    return TUTTI_OK;
+}
+/* There are more places than ranks, so somebody can go who is none. */
+static tutti_status make_room(struct reception *r)
+{
+    for (int i = r->count - 1; i >= 0 && r->count == r->room; i--)
+        if (!r->guests[i].rank) TRY(guest_hear(r, i, true));
+    return TUTTI_OK;
+}
+static tutti_status guest_accept(struct reception *r)
+{
+    TRY(make_room(r));
+    assert(r->count < r->room);
+    int socket = socket_accept(r->listener);
+    if (socket >= 0) r->guests[r->count++] = (struct guest){ socket, 0, clock_ms() + HELLO_MS };
+    else if (socket != -EAGAIN && socket != -EPERM) nap(1);            /* out of descriptors: do not run in circles */
     return TUTTI_OK;
 }
 static void reception_poll(struct reception *r, int64_t deadline_ms)
@@ -131,15 +162,15 @@ static void reception_poll(struct reception *r, int64_t deadline_ms)
 }
 static tutti_status receive_all(struct reception *r, int64_t deadline_ms)
 {
-    while (r->joined < r->mine->size) {
+    while (r->joined < r->awaited) {
         reception_poll(r, deadline_ms);
         bool more = r->polls[r->count].revents != 0;
         for (int i = r->count - 1; i >= 0; i--) {      /* backwards: the last takes the place of a dismissed one */
-            if (r->polls[i].revents) TRY(guest_hear(r, i));
-            else if (!r->guests[i].rank && r->guests[i].until_ms <= clock_ms()) guest_dismiss(r, i);
+            bool last = !r->guests[i].rank && r->guests[i].until_ms <= clock_ms();
+            if (r->polls[i].revents || last) TRY(guest_hear(r, i, last));
         }
-        if (more) guest_accept(r);
-        if (r->joined < r->mine->size && clock_ms() >= deadline_ms)
+        if (more) TRY(guest_accept(r));
+        if (r->joined < r->awaited && clock_ms() >= deadline_ms)
             return r->decided ? TUTTI_OK : members_fail_absent(r->mine, r->table);
     }
     return TUTTI_OK;
@@ -148,24 +179,14 @@ static tutti_status receive_all(struct reception *r, int64_t deadline_ms)
 static void reception_decide(struct reception *r, tutti_status status, struct announcement *announcement)
 {
     announcement_decide(announcement, status, r->mine->size);
-    r->decided = true;
+    tell_all(r, announcement);
+    r->decided = announcement;
     if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
-}
-static void tell_all(const struct reception *r, const struct announcement *announcement)
-{
-    int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
-    const struct verdict *verdict = &announcement->verdict;
-    for (int i = 0; i < r->count; i++) {
-        int socket = r->guests[i].socket, error = r->guests[i].rank ? 0 : -ENOENT;
-        if (!error) error = send_all(socket, verdict, sizeof *verdict, until_ms);
-        for (uint32_t q = 0; verdict->status == TUTTI_OK && !error && q < verdict->size; q += RECORDS_PER_MESSAGE)
-            error = send_all(socket, &announcement->table[q], records_in_message(verdict->size, q), until_ms);
-    }
 }
 static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine, int64_t deadline_ms,
                             struct announcement *announcement)
 {
-    struct reception r = { .mine = mine, .table = announcement->table, .joined = 1 };
+    struct reception r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
     r.room = (int)mine->size + STRANGERS;
     announcement->table[0] = *mine;
     r.guests = memory_zeroed((size_t)r.room, sizeof *r.guests);
@@ -179,7 +200,6 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
         status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
     reception_decide(&r, status, announcement);
-    tell_all(&r, announcement);
     while (r.count) guest_dismiss(&r, 0);
     if (r.listener >= 0) close(r.listener);
     free(r.guests);

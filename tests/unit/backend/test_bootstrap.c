@@ -5,6 +5,7 @@
 #include "backend/base/status.h"
 #include "backend/bootstrap.h"
 #include "backend/host/socket.h"
+#include "backend/verdict.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,12 +13,15 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -537,6 +541,120 @@ static void test_strangers_do_not_take_a_place(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
+
+/* ---- rank 0 is stopped, or asked by many ---- */
+/* Its calls of poll and of the clock are ours: a test can stop it between the two, and time passes as it says. */
+static _Atomic int polled_count, stopped;               /* descriptors of a poll; 1: to stop after it, 2: it has */
+static _Atomic int64_t seconds;                         /* not 0: what the clock shows, which stands still */
+int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
+{
+    struct timespec most = { timeout_ms / 1000, timeout_ms % 1000 * 1000000 };
+    atomic_store(&polled_count, (int)count);
+    int ready = (int)syscall(SYS_ppoll, polls, count, timeout_ms < 0 ? NULL : &most, NULL, 0);
+    int running = 1;
+    if (count > 1) atomic_compare_exchange_strong(&stopped, &running, 2);
+    while (count > 1 && atomic_load(&stopped) == 2) nap(1);
+    return ready;
+}
+int clock_gettime(clockid_t clock, struct timespec *out)
+{
+    int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    if (atomic_load(&seconds)) *out = (struct timespec){ atomic_load(&seconds), 0 };
+    return failed;
+}
+static void *bring_by_id(void *context)
+{
+    bring(context, true);
+    return NULL;
+}
+static int connect_to(const tutti_unique_id *id)
+{
+    int socket = -1;
+    for (int tries = 0; (socket = socket_connect("id", id->bytes)) < 0 && tries < JOIN_MS; tries++) nap(1);
+    assert_true(socket >= 0);
+    return socket;
+}
+static void introduce(int socket, const struct way *way, int rank)
+{
+    struct { char magic[8]; int32_t rank; uint32_t unused; struct member member; } say = { "tutti-i", rank, 0,
+        member_of(way, rank) };
+    assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
+}
+static tutti_status hear(int socket, struct verdict *out)
+{
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    assert_int_equal(poll(&one, 1, JOIN_MS), 1);
+    assert_int_equal(socket_receive(socket, out, sizeof *out, NULL), sizeof *out);
+    return (tutti_status)out->status;
+}
+static void await_polled(int guests)
+{
+    for (int tries = 0; atomic_load(&polled_count) != guests + 1 && tries < JOIN_MS; tries++) nap(1);
+    assert_int_equal(atomic_load(&polled_count), guests + 1);
+}
+/* Rank 0 has seen so many connections, the first of them rank 1's, when it is stopped, and one more comes. Rank 1 says
+   who it is only then, and rank 0 goes on so much later. */
+static void join_when_stopped(int guests, int later)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    static struct outcome outcome;
+    struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
+    struct verdict verdict;
+    pthread_t thread;
+    int sockets[32];
+    atomic_store(&seconds, 1000);
+    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
+    for (int i = 0; i < guests; i++) sockets[i] = connect_to(&first.id);
+    await_polled(guests);
+    atomic_store(&stopped, 1);
+    sockets[guests] = connect_to(&first.id);
+    for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) nap(1);
+    introduce(sockets[0], &way, 1);
+    atomic_store(&seconds, 1000 + later);
+    atomic_store(&stopped, 0);
+    assert_int_equal(hear(sockets[0], &verdict), TUTTI_OK);
+    pthread_join(thread, NULL);
+    atomic_store(&seconds, 0);
+    assert_int_equal(outcome.status, TUTTI_OK);
+    for (int i = 0; i <= guests; i++) close(sockets[i]);
+}
+static void test_who_spoke_while_rank_0_was_stopped_is_heard(void **state)
+{
+    join_when_stopped(1, 5);
+    (void)state;
+}
+static void test_who_spoke_before_the_places_ran_out_is_heard(void **state)
+{
+    join_when_stopped(2 + 16, 0);
+    (void)state;
+}
+/* Rank 0 believes in fewer ranks than there are: more than it has places for, and all of them learn it. */
+static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
+{
+    enum { TOLD = 4, ARE = 40 };
+    struct way way = { .size = TOLD, .odd_rank = -1, .timeout_ms = JOIN_MS }, theirs = way;
+    static struct outcome outcome;
+    struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
+    struct verdict verdict;
+    pthread_t thread;
+    int sockets[ARE];
+    theirs.size = ARE;
+    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
+    for (int r = ARE - 1; r > 0; r--) {                                /* those that it knows come last */
+        sockets[r] = connect_to(&first.id);
+        introduce(sockets[r], &theirs, r);
+    }
+    for (int r = 1; r < ARE; r++) {
+        assert_int_equal(hear(sockets[r], &verdict), TUTTI_MISMATCH);
+        assert_non_null(strstr(verdict.detail, "was told that group test group has 40 ranks, rank 0 was told 4"));
+        close(sockets[r]);
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(outcome.status, TUTTI_MISMATCH);
+    (void)state;
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -561,6 +679,9 @@ int main(void)
         cmocka_unit_test(test_id_taken_twice_is_noticed),
         cmocka_unit_test(test_rank_that_gives_up_is_named),
         cmocka_unit_test(test_strangers_do_not_take_a_place),
+        cmocka_unit_test(test_who_spoke_while_rank_0_was_stopped_is_heard),
+        cmocka_unit_test(test_who_spoke_before_the_places_ran_out_is_heard),
+        cmocka_unit_test(test_more_ranks_than_rank_0_knows_all_hear_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
