@@ -98,21 +98,6 @@ static void turn_away(int descriptor, const char *why)
     if (registry.turned_away++ == 0)
         LOG(WARN, "a connection that %s was dropped; from now on such are dropped without a word", why);
 }
-static void stranger_accept(void)
-{
-    int descriptor = socket_accept(registry.listener);
-    if (descriptor == -EPERM) { turn_away(-1, "belongs to another user"); return; }
-    if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
-    if (registry.stranger_count == STRANGERS) turn_away(registry_take_stranger(0), "said nothing while many came");
-    if (registry_poll(descriptor) != 0) { close(descriptor); return; }
-    registry.strangers[registry.stranger_count++] = (struct stranger){ descriptor, clock_ms() + HELLO_MS };
-}
-static int strangers_dismiss(void)                      /* the slow ones; ms until the next, -1: nobody */
-{
-    while (registry.stranger_count && registry.strangers[0].until_ms <= clock_ms())
-        turn_away(registry_take_stranger(0), "said nothing");
-    return registry.stranger_count ? (int)(registry.strangers[0].until_ms - clock_ms()) + 1 : -1;
-}
 static void welcome(int descriptor, const struct identity *from)
 {
     struct peer *peer = registry_find(from->nonce);
@@ -134,16 +119,35 @@ static void welcome(int descriptor, const struct identity *from)
     peer_open(peer);
     if (error) peer_end(peer, LOST);
 }
-static void stranger_read(int index)
+static bool stranger_read(int index)                    /* false: it still says nothing */
 {
     struct packet packet;
     int descriptor = registry.strangers[index].descriptor;
     int got = socket_receive(descriptor, &packet, sizeof packet, NULL);
-    if (got == -EAGAIN) return;
+    if (got == -EAGAIN) return false;
     registry_take_stranger(index);
     bool hello = packet_is_for_us(got, &packet) && packet.kind == HELLO;
     if (hello && !nonce_equal(packet.from.nonce, registry.self.nonce)) welcome(descriptor, &packet.from);
     else turn_away(descriptor, "did not speak as a rank of this version does");
+    return true;
+}
+/* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
+static void stranger_dismiss(const char *why)
+{
+    if (!stranger_read(0)) turn_away(registry_take_stranger(0), why);
+}
+static void stranger_accept(void)
+{
+    int descriptor = socket_accept(registry.listener);
+    if (descriptor == -EPERM) { turn_away(-1, "belongs to another user"); return; }
+    if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
+    if (registry.stranger_count == STRANGERS) stranger_dismiss("said nothing while many came");
+    if (registry_poll(descriptor) != 0) { close(descriptor); return; }
+    registry.strangers[registry.stranger_count++] = (struct stranger){ descriptor, clock_ms() + HELLO_MS };
+}
+static void strangers_dismiss(void)                     /* the slow ones */
+{
+    while (registry.stranger_count && registry.strangers[0].until_ms <= clock_ms()) stranger_dismiss("said nothing");
 }
 
 /* ---- the watch thread ---- */
@@ -178,9 +182,15 @@ static void call_watches(void)                                         /* the li
         pthread_cond_broadcast(&registry.changed);
     }
 }
+static int patience_ms(void)                            /* until a stranger has to go; -1: nobody */
+{
+    if (!registry.stranger_count) return -1;
+    int64_t left = registry.strangers[0].until_ms - clock_ms();
+    return left < 0 ? 0 : (int)left + 1;
+}
 static int await_events(struct epoll_event *events, int count)
 {
-    int poller = registry.poller, most_ms = strangers_dismiss();
+    int poller = registry.poller, most_ms = patience_ms();
     bool starved = registry.starved;
     registry.starved = false;
     pthread_mutex_unlock(&registry.lock);
@@ -197,6 +207,7 @@ void *registry_watch(void *unused)
     while (!registry.stop) {
         int ready = await_events(events, 16);
         for (int i = 0; i < ready; i++) handle(events[i].data.fd);
+        strangers_dismiss();
         call_watches();
     }
     pthread_mutex_unlock(&registry.lock);

@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
+#include "backend/registry.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +12,9 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -103,6 +106,84 @@ static void test_another_user_is_turned_away(void **state)
     (void)state;
     world_run(1, connect_as_another_user, 0);
 }
+
+/* ---- this process is stopped ---- */
+/* The watch thread stands at the registry's lock, and has asked already which sockets are ready. */
+static _Atomic int asked;
+int epoll_wait(int poller, struct epoll_event *events, int most, int timeout_ms)
+{
+    int ready = (int)syscall(SYS_epoll_pwait, poller, events, most, timeout_ms, NULL, 0);
+    atomic_fetch_add(&asked, 1);
+    return ready;
+}
+static void stop_watching(void)
+{
+    pthread_mutex_lock(&registry.lock);
+    int before = atomic_load(&asked);
+    registry_wake();
+    for (int64_t until = clock_ms() + GENEROUS_MS; atomic_load(&asked) == before; nap(1)) REQUIRE(clock_ms() < until);
+}
+static void await_strangers(int count)
+{
+    int64_t until = clock_ms() + GENEROUS_MS;
+    for (int have = -1; have != count; nap(1)) {
+        pthread_mutex_lock(&registry.lock);
+        for (int i = 0; i < registry.stranger_count; i++) registry.strangers[i].until_ms = INT64_MAX / 2;
+        have = registry.stranger_count;
+        pthread_mutex_unlock(&registry.lock);
+        REQUIRE(clock_ms() < until);
+    }
+}
+static void say_hello(int socket, const struct identity *to)
+{
+    struct packet hello = { "tutti-p", PROTOCOL, HELLO, { 0 }, { 0 }, { { 1 }, 1, "elsewhere" } };
+    memcpy(hello.to, to->nonce, sizeof hello.to);
+    REQUIRE(socket_send(socket, &hello, sizeof hello, -1) == 0);
+}
+static void expect_welcome(int socket)
+{
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    struct packet packet;
+    REQUIRE(poll(&one, 1, JOIN_MS) == 1);
+    REQUIRE(socket_receive(socket, &packet, sizeof packet, NULL) == (int)sizeof packet && packet.kind == WELCOME);
+    close(socket);
+}
+static void speak_when_time_is_over(void)
+{
+    struct identity mine;
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    int socket = socket_connect("peer", mine.nonce);
+    await_strangers(1);
+    stop_watching();
+    say_hello(socket, &mine);
+    registry.strangers[0].until_ms = 0;
+    pthread_mutex_unlock(&registry.lock);
+    expect_welcome(socket);
+    peers_release();
+}
+static void speak_when_one_too_many_has_come(void)
+{
+    struct identity mine;
+    int sockets[STRANGERS + 1];
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    for (int i = 0; i < STRANGERS; i++) {
+        sockets[i] = socket_connect("peer", mine.nonce);
+        await_strangers(i + 1);
+    }
+    stop_watching();
+    sockets[STRANGERS] = socket_connect("peer", mine.nonce);           /* is ready first */
+    say_hello(sockets[0], &mine);
+    pthread_mutex_unlock(&registry.lock);
+    expect_welcome(sockets[0]);
+    for (int i = 1; i <= STRANGERS; i++) close(sockets[i]);
+    peers_release();
+}
+static void test_who_spoke_while_we_were_stopped_is_heard(void **state)
+{
+    (void)state;
+    world_run(1, speak_when_time_is_over, 0);
+    world_run(1, speak_when_one_too_many_has_come, 0);
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -110,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_silent_stranger_is_dismissed),
         cmocka_unit_test(test_another_user_is_refused),
         cmocka_unit_test(test_another_user_is_turned_away),
+        cmocka_unit_test(test_who_spoke_while_we_were_stopped_is_heard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
