@@ -131,9 +131,8 @@ static tutti_status check_available(size_t bytes)
 static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
 {
     if (b->base) {
-        off_t header = (off_t)page_bytes();
         atomic_store(&header_of(b->base)->retired, 1);
-        fallocate(b->descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, header, (off_t)b->bytes - header);
+        memfd_discard(b->descriptor, page_bytes(), b->bytes - page_bytes());
         munmap(b->base, b->bytes);
     }
     if (b->descriptor >= 0) close(b->descriptor);
@@ -285,7 +284,8 @@ static void in_parent(void)
 static void adopt_privately(struct block *b)
 {
     void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
-    if (same == MAP_FAILED) mprotect(b->base, b->bytes, PROT_READ);    /* at least the parent's data is safe */
+    if (same == MAP_FAILED && mprotect(b->base, b->bytes, PROT_READ) != 0)
+        munmap(b->base, b->bytes);                      /* at least the parent's data is safe */
     close(b->descriptor);
     b->descriptor = -1;
 }

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, SLICE_BYTES = 4 << 20 };
 
 size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
@@ -42,16 +42,33 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
         return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
     return TUTTI_OK;
 }
-tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what)
+static tutti_status fail_allocation(size_t bytes, const char *what)
 {
-    int refused;
-    do refused = fallocate(descriptor, 0, 0, (off_t)bytes) != 0;
-    while (refused && errno == EINTR);
-    if (!refused) return TUTTI_OK;
     if (errno == ENOSPC || errno == ENOMEM)
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
             bytes, strerror(errno));
     return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
+}
+/* Kernels before mid-2024 begin anew after each signal. So with one every few milliseconds, as a profiler sends them, a
+   whole block would never be done; a slice soon is, and after a signal a smaller one is tried. */
+tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what)
+{
+    size_t slice = SLICE_BYTES;
+    for (size_t done = 0; done < bytes;) {
+        size_t next = bytes - done < slice ? bytes - done : slice;
+        if (fallocate(descriptor, 0, (off_t)done, (off_t)next) == 0) {
+            done += next;
+            if (slice < SLICE_BYTES) slice *= 2;
+        } else if (errno != EINTR) return fail_allocation(bytes, what);
+        else if (slice > page_bytes()) slice /= 2;
+    }
+    return TUTTI_OK;
+}
+void memfd_discard(int descriptor, size_t offset, size_t bytes)
+{
+    int refused;
+    do refused = fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    while (refused && errno == EINTR);
 }
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
 {

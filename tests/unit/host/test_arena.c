@@ -195,6 +195,25 @@ static void test_refusals_are_errors(void **state)
     memfd_error = 0;
     arena_free(allocate(MIB));                          /* and it goes on */
 }
+static void test_signals_do_not_keep_a_block_from_being_made(void **state)
+{
+    static const int most[] = { 3 * MIB, 8192 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fallocate_most = most[i];
+        unsigned char *at = allocate(150 * MIB);
+        fallocate_most = 0;
+        struct place place;
+        struct stat file;
+        size_t bytes;
+        assert_true(arena_find(at, 150 * MIB, &place));
+        int descriptor = arena_descriptor(place.block, &bytes);
+        assert_int_equal(fstat(descriptor, &file), 0);
+        assert_true((size_t)file.st_blocks * 512 >= bytes);            /* all of it is there */
+        close(descriptor);
+        arena_free(at);
+    }
+}
 static void test_what_is_no_block_is_not_mapped(void **state)
 {
     void *theirs = NULL;
@@ -297,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_memory_returns_although_it_is_mapped),
         cmocka_unit_test(test_no_memory_names_the_bytes),
         cmocka_unit_test(test_refusals_are_errors),
+        cmocka_unit_test(test_signals_do_not_keep_a_block_from_being_made),
         cmocka_unit_test(test_what_is_no_block_is_not_mapped),
         cmocka_unit_test(test_a_child_has_a_private_view),
         cmocka_unit_test(test_threads_find_what_does_not_change),
