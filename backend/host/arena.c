@@ -342,7 +342,7 @@ static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const c
         return status_fail(TUTTI_SYSTEM, "what was received is not the block of %s shared tensors that was asked for",
             whose);
     }
-    madvise(base, bytes, MADV_DONTFORK);               /* a child has no business there */
+    memfd_keep_out(base, bytes);
     *out = base;
     return TUTTI_OK;
 }

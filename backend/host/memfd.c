@@ -84,3 +84,8 @@ tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
         return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against shrinking; it is not used", whose);
     return TUTTI_OK;
 }
+void memfd_keep_out(void *mapped, size_t bytes)         /* refused: they get it, and nothing else is lost */
+{
+    madvise(mapped, bytes, MADV_DONTFORK);
+    madvise(mapped, bytes, MADV_DONTDUMP);
+}

@@ -12,4 +12,6 @@ tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what);
 void memfd_discard(int descriptor, size_t offset, size_t bytes);
 /* SYSTEM when what a peer has sent has not this size, or is not sealed; `whose`: "the group's", say. */
 tutti_status memfd_check(int descriptor, size_t bytes, const char *whose);
+/* What other ranks write, too, is no part of this process alone: neither its children nor its core file get it. */
+void memfd_keep_out(void *mapped, size_t bytes);
 size_t page_bytes(void);

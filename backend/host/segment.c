@@ -76,6 +76,7 @@ static tutti_status segment_map(struct segment *out, const struct layout *layout
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", layout->bytes,
             strerror(errno));
+    memfd_keep_out(base, layout->bytes);
     out->base = base;
     out->failure = &((struct header *)base)->failure;
     out->told = &((struct header *)base)->told;

@@ -9,8 +9,10 @@ foreach(name choice figures collectives messages errors async lifetimes shared_t
   endif()
 endforeach()
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
-  tutti_unit(backend/test_given_up all)
-  target_link_libraries(test_given_up PRIVATE support)
+  foreach(name given_up forked)
+    tutti_unit(backend/test_${name} all)
+    target_link_libraries(test_${name} PRIVATE support)
+  endforeach()
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_unit(backend/test_refused all)

@@ -234,6 +234,34 @@ static void test_sizes_that_do_not_fit_are_refused(void **state)
     }
     (void)state;
 }
+/* The kernel's short words for what is kept out of children and of core files. */
+static bool has_flag(const void *at, const char *flag)
+{
+    char line[512];
+    bool inside = false, found = false;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long first, end;
+        if (sscanf(line, "%lx-%lx ", &first, &end) == 2) inside = (uintptr_t)at >= first && (uintptr_t)at < end;
+        if (inside && strncmp(line, "VmFlags:", 8) == 0) found = strstr(line, flag) != NULL;
+    }
+    fclose(maps);
+    return found;
+}
+static void test_neither_children_nor_core_files_get_it(void **state)
+{
+    struct segment mine, theirs;
+    int descriptor = create(&mine);
+    assert_int_equal(segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, descriptor), TUTTI_OK);
+    const struct segment *both[] = { &mine, &theirs };
+    for (int i = 0; i < 2; i++) {
+        assert_true(has_flag(both[i]->base, " dc") && has_flag(both[i]->base, " dd"));
+        assert_true(has_flag(both[i]->base + both[i]->bytes - 1, " dc"));
+    }
+    segment_detach(&theirs);
+    segment_detach(&mine);
+    (void)state;
+}
 static void test_leaves_no_name_and_no_descriptor(void **state)
 {
     int names = count_entries("/dev/shm"), open = count_entries("/proc/self/fd");
@@ -266,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_refused_memfd_is_named),
         cmocka_unit_test(test_file_limit_is_an_error_not_a_signal),
         cmocka_unit_test(test_sizes_that_do_not_fit_are_refused),
+        cmocka_unit_test(test_neither_children_nor_core_files_get_it),
         cmocka_unit_test(test_leaves_no_name_and_no_descriptor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
