@@ -17,7 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_BLOCKS = 512, BLOCK_BYTES = 16 << 20, LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
+enum { MOST_BLOCKS = 512, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
+enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
 struct header {                                        /* the first page of a block */
     char magic[8];
     uint64_t block;
@@ -120,6 +121,7 @@ struct arena_extent arena_extent(void)
 /* ---- blocks ---- */
 static struct header *header_of(void *base) { return base; }
 static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
+static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
 static tutti_status check_available(size_t bytes)
 {
     uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
@@ -132,7 +134,7 @@ static void block_unmake(struct block *b)              /* its memory is free at 
 {
     if (b->base) {
         atomic_store(&header_of(b->base)->retired, 1);
-        memfd_discard(b->descriptor, page_bytes(), b->bytes - page_bytes());
+        memfd_discard(b->descriptor, page_bytes(), region_bytes(b));
         munmap(b->base, b->bytes);
     }
     if (b->descriptor >= 0) close(b->descriptor);
@@ -163,7 +165,7 @@ static tutti_status block_make(size_t bytes, struct block *out)
 static bool block_insert(const struct block *b)
 {
     int at = block_count;
-    if (block_count == MOST_BLOCKS || !heap_add(&heap, region_of(b), b->bytes - page_bytes())) return false;
+    if (block_count == MOST_BLOCKS || !heap_add(&heap, region_of(b), region_bytes(b))) return false;
     for (; at > 0 && blocks[at - 1].base > b->base; at--) blocks[at] = blocks[at - 1];
     blocks[at] = *b;
     block_count++;
@@ -185,6 +187,25 @@ static struct block block_remove(int at)
     return removed;
 }
 
+bool arena_give_up_spare(void)
+{
+    struct block old = { .descriptor = -1 };
+    pthread_mutex_lock(&lock);
+    bool found = spare.number != 0;
+    if (found) old = block_remove(block_index(region_of(&spare)));
+    spare = (struct block){ 0 };
+    pthread_mutex_unlock(&lock);
+    block_unmake(&old);
+    return found;
+}
+void *arena_map(int descriptor, size_t bytes)
+{
+    void *at;
+    do at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    while (at == MAP_FAILED && arena_give_up_spare());
+    return at;
+}
+
 /* ---- allocating ---- */
 static void *take(size_t bytes, size_t alignment)
 {
@@ -194,17 +215,10 @@ static void *take(size_t bytes, size_t alignment)
     pthread_mutex_unlock(&lock);
     return at;
 }
-/* A quarter of what there is, so that the blocks are few; or only what is needed, if there is no more. */
-static tutti_status grow(size_t bytes)
+static tutti_status block_add(size_t bytes)
 {
-    size_t least, wanted = arena_extent().bytes / 4;
     struct block b;
-    if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
-        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are beyond all addresses", bytes);
-    least = least / page_bytes() * page_bytes();
-    wanted = size_round_up(wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES, page_bytes());
-    tutti_status status = wanted > least ? block_make(wanted, &b) : TUTTI_NO_MEMORY;
-    if (status != TUTTI_OK) TRY(block_make(least, &b));
+    TRY(block_make(bytes, &b));
     pthread_mutex_lock(&lock);
     bool fine = block_insert(&b);
     pthread_mutex_unlock(&lock);
@@ -213,6 +227,20 @@ static tutti_status grow(size_t bytes)
     return status_fail(TUTTI_NO_MEMORY,
         "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
         MOST_BLOCKS);
+}
+/* A quarter of what there is, so that the blocks are few; or only what is needed, if there is no more; and that with
+   the help of the spare block, before it is refused. */
+static tutti_status grow(size_t bytes)
+{
+    size_t least, wanted = arena_extent().bytes / 4;
+    if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are beyond all addresses", bytes);
+    least = least / page_bytes() * page_bytes();
+    wanted = size_round_up(wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES, page_bytes());
+    tutti_status status = wanted > least ? block_add(wanted) : TUTTI_NO_MEMORY;
+    if (status != TUTTI_OK) status = block_add(least);
+    while (status != TUTTI_OK && arena_give_up_spare()) status = block_add(least);
+    return status;
 }
 tutti_status arena_allocate(size_t bytes, void **out)
 {
@@ -242,10 +270,12 @@ static bool is_inherited(const void *at)
         if (address >= inherited[i].base && address < inherited[i].base + inherited[i].bytes) return true;
     return false;
 }
-/* One wholly free block is kept, the larger: to make it anew takes longest. */
+/* One wholly free block is kept, the larger: to make it anew takes longest. But never one of more than 64 MiB, which is
+   what malloc of glibc keeps at most: beyond that a program that is done with its memory sees it as a leak. */
 static struct block retire(const void *region)
 {
     int freed = block_index(region);
+    if (region_bytes(&blocks[freed]) > SPARE_BYTES) return block_remove(freed);
     if (!spare.number) {
         spare = blocks[freed];
         return (struct block){ .descriptor = -1 };
@@ -330,8 +360,7 @@ int arena_descriptor(uint64_t block, size_t *bytes)
 static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));
-    void *base = bytes < page_bytes() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
-        0);
+    void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,

@@ -20,6 +20,11 @@ bool arena_find(const void *at, size_t bytes, struct place *out);
 void *arena_at(struct place place, uint64_t bytes);
 struct arena_extent { int blocks; size_t bytes; };
 struct arena_extent arena_extent(void);                 /* what the arena holds, used or not */
+/* A wholly free block is kept, of 64 MiB at most, for a program that frees and allocates the same tensor over and over.
+   Gives it back; false: there is none. For whoever has been refused memory: try again if true. */
+bool arena_give_up_spare(void);
+/* mmap of memory that other processes map, too; gives the spare block up before it returns MAP_FAILED. */
+void *arena_map(int descriptor, size_t bytes);
 /* Registers what is done at fork, once. Whoever calls this module with a lock of its own held calls it before it
    registers its own handlers: then that lock is taken first at fork, too. */
 void arena_prepare(void);

@@ -71,7 +71,7 @@ static tutti_status segment_plan(struct segment *out, int ranks, size_t slot_byt
 }
 static tutti_status segment_map(struct segment *out, const struct layout *layout, int descriptor)
 {
-    void *base = mmap(NULL, layout->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    void *base = arena_map(descriptor, layout->bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", layout->bytes,
@@ -95,15 +95,18 @@ static int populate(void *at, size_t bytes)                            /* 0 or e
         if (errno != EINTR && errno != EAGAIN) return errno;
     return 0;
 }
+static bool is_shortage(int error) { return error == EFAULT || error == ENOMEM || error == ENOSPC; }
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what)
 {
     size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base), first = offset / page * page;
     assert((unsigned char *)at >= segment->base && bytes <= segment->bytes && offset <= segment->bytes - bytes);
     if (!bytes || ((const struct header *)(const void *)segment->base)->filled) return TUTTI_OK;
     size_t length = size_round_up(offset + bytes - first, page);
-    int error = populate(segment->base + first, length);
+    int error;
+    do error = populate(segment->base + first, length);
+    while (is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
-    if (error == EFAULT || error == ENOMEM || error == ENOSPC)   /* EFAULT: else a SIGBUS */
+    if (is_shortage(error))                             /* EFAULT: else a SIGBUS */
         return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
             length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
@@ -111,15 +114,22 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 }
 
 /* ---- create ---- */
+static tutti_status allocate(int descriptor, size_t bytes, const char *what)
+{
+    tutti_status status;
+    do status = memfd_allocate(descriptor, bytes, what);
+    while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
+    return status;
+}
 static tutti_status build(struct segment *out, const struct layout *layout, const unsigned char nonce[16], int *fd)
 {
     TRY(memfd_create_sealed(layout->bytes, fd));
-    TRY(memfd_allocate(*fd, layout->slots, "control blocks"));
+    TRY(allocate(*fd, layout->slots, "control blocks"));
     TRY(segment_map(out, layout, *fd));
     struct header *header = (struct header *)(void *)out->base;
     header->filled = populate(out->base, page_bytes()) == EINVAL;
     if (header->filled)
-        TRY(memfd_allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
+        TRY(allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;

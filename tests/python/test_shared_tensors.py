@@ -118,6 +118,32 @@ def allocate_and_free(world):
     return middle, held()
 
 
+def resident():
+    """Bytes in memory of what held() counts as mapped."""
+    total, counts = 0, False
+    with open("/proc/self/smaps", encoding="ascii") as file:
+        for line in file:
+            if "-" in line.split()[0]:
+                counts = "memfd:" in line
+            elif counts and line.startswith("Rss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+def free_a_large_tensor(world):
+    x = tutti.empty(1 << 25).fill_(1.0)
+    dist.all_reduce(x)
+    before = resident()
+    del x
+    dist.barrier()
+    return before - resident()
+
+
+def test_a_large_tensor_is_given_back_by_its_owner_and_by_its_peers(shared):
+    for given_back in shared(2).run(free_a_large_tensor):
+        assert given_back > 1 << 27                         # this rank's, and what it has read of the other's
+
+
 def test_thousands_of_tensors_leave_nothing(shared):
     for (files, mapped), (files_at_end, mapped_at_end) in shared(2).run(allocate_and_free):
         assert files_at_end <= files and mapped_at_end <= mapped + (32 << 20)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 static int fallocate_error, memfd_error;
+static bool machine_is_full;                            /* until memory is given back */
 /* A kernel before mid-2024, and a signal whenever so many bytes are done: what is longer begins anew, in vain. After
    many vain calls the test has seen enough. */
 static off_t fallocate_most;
@@ -23,6 +24,8 @@ int fallocate(int descriptor, int mode, off_t offset, off_t bytes)
 {
     if (fallocate_error) { errno = fallocate_error; return -1; }
     if (fallocate_is_vain(mode, bytes)) return -1;
+    if (machine_is_full && !mode) { errno = ENOSPC; return -1; }
+    machine_is_full = false;                            /* something is given back */
     return (int)syscall(SYS_fallocate, descriptor, mode, offset, bytes);
 }
 int memfd_create(const char *name, unsigned flags)

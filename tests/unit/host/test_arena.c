@@ -24,6 +24,17 @@
 
 enum { MIB = 1 << 20 };
 
+static bool no_addresses;                               /* until some are given back */
+void *mmap(void *at, size_t bytes, int protection, int flags, int descriptor, off_t offset)
+{
+    if (no_addresses && descriptor >= 0 && flags == MAP_SHARED) { errno = ENOMEM; return MAP_FAILED; }
+    return (void *)syscall(SYS_mmap, at, bytes, protection, flags, descriptor, offset);
+}
+int munmap(void *at, size_t bytes)
+{
+    no_addresses = false;
+    return (int)syscall(SYS_munmap, at, bytes);
+}
 static int open_files(void)
 {
     int count = 0;
@@ -135,13 +146,25 @@ static void test_free_blocks_are_given_back(void **state)
     assert_int_equal(open_files(), files);
     arena_free(again);
 }
+static void test_what_is_kept_is_bounded(void **state)
+{
+    (void)state;
+    arena_give_up_spare();
+    arena_free(allocate(64 * MIB));
+    assert_int_equal(arena_extent().blocks, 1);
+    arena_free(allocate(65 * MIB));
+    assert_true(arena_extent().bytes <= 64 * MIB + page_bytes());
+    assert_true(arena_give_up_spare() && !arena_give_up_spare());
+    arena_free(allocate(65 * MIB));
+    assert_int_equal(arena_extent().blocks, 0);
+}
 /* A peer that still has the block mapped does not keep the memory. */
 static void test_memory_returns_although_it_is_mapped(void **state)
 {
     struct place place;
     struct stat file;
     size_t bytes;
-    void *theirs, *mine = allocate(100 * MIB), *kept = allocate(200 * MIB);
+    void *theirs, *mine = allocate(100 * MIB);
     (void)state;
     assert_true(arena_find(mine, 100 * MIB, &place));
     int descriptor = arena_descriptor(place.block, &bytes), second = arena_descriptor(place.block, &bytes);
@@ -150,7 +173,6 @@ static void test_memory_returns_although_it_is_mapped(void **state)
     memcpy(mine, "hello", 6);
     assert_string_equal((char *)theirs + place.offset, "hello");
     assert_false(arena_is_retired(theirs));
-    arena_free(kept);
     arena_free(mine);
     assert_true(arena_is_retired(theirs));
     assert_int_equal(fstat(second, &file), 0);
@@ -194,6 +216,38 @@ static void test_refusals_are_errors(void **state)
     expect_refusal(TUTTI_SYSTEM, "too many open files? see ulimit -n");
     memfd_error = 0;
     arena_free(allocate(MIB));                          /* and it goes on */
+}
+static void keep_a_spare(void)
+{
+    arena_give_up_spare();
+    arena_free(allocate(60 * MIB));
+    assert_int_equal(arena_extent().blocks, 1);
+}
+static void test_what_is_kept_is_given_up_before_memory_is_refused(void **state)
+{
+    (void)state;
+    keep_a_spare();
+    machine_is_full = true;
+    arena_free(allocate(100 * MIB));
+    assert_int_equal(arena_extent().blocks, 0);
+    machine_is_full = true;                             /* and with nothing to give up it is an error */
+    expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory could not be had");
+    machine_is_full = false;
+}
+static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void **state)
+{
+    struct place place;
+    size_t bytes;
+    void *theirs, *mine = allocate(20 * MIB), *other = allocate(40 * MIB);
+    (void)state;
+    assert_true(arena_find(mine, 20 * MIB, &place));
+    arena_free(other);
+    int before = arena_extent().blocks, descriptor = arena_descriptor(place.block, &bytes);
+    no_addresses = true;
+    assert_int_equal(arena_attach(descriptor, place.block, bytes, "process 7's", &theirs), TUTTI_OK);
+    assert_int_equal(arena_extent().blocks, before - 1);
+    arena_detach(theirs, bytes);
+    arena_free(mine);
 }
 static void test_signals_do_not_keep_a_block_from_being_made(void **state)
 {
@@ -313,9 +367,12 @@ int main(void)
         cmocka_unit_test(test_a_stranger_is_not_freed),
         cmocka_unit_test(test_a_hundred_thousand_cycles_do_not_grow),
         cmocka_unit_test(test_free_blocks_are_given_back),
+        cmocka_unit_test(test_what_is_kept_is_bounded),
         cmocka_unit_test(test_memory_returns_although_it_is_mapped),
         cmocka_unit_test(test_no_memory_names_the_bytes),
         cmocka_unit_test(test_refusals_are_errors),
+        cmocka_unit_test(test_what_is_kept_is_given_up_before_memory_is_refused),
+        cmocka_unit_test(test_what_is_kept_is_given_up_before_a_peers_block_is_refused),
         cmocka_unit_test(test_signals_do_not_keep_a_block_from_being_made),
         cmocka_unit_test(test_what_is_no_block_is_not_mapped),
         cmocka_unit_test(test_a_child_has_a_private_view),

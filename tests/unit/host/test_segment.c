@@ -29,6 +29,7 @@ static int madvise_error;
 int madvise(void *at, size_t bytes, int advice)
 {
     if (madvise_error) { errno = madvise_error; return -1; }
+    if (machine_is_full && advice == 23) { errno = EFAULT; return -1; }        /* MADV_POPULATE_WRITE */
     return (int)syscall(SYS_madvise, at, bytes, advice);
 }
 
@@ -187,6 +188,27 @@ static void test_full_machine_is_an_error_with_bytes(void **state)
     segment_detach(&mine);
     (void)state;
 }
+static void keep_a_spare_block(void)                    /* of the arena */
+{
+    void *at;
+    assert_int_equal(arena_allocate(1 << 20, &at), TUTTI_OK);
+    assert_int_equal(arena_free(at), TUTTI_OK);
+    assert_int_equal(arena_extent().blocks, 1);
+}
+static void test_the_arenas_spare_is_given_up_first(void **state)
+{
+    struct segment mine;
+    keep_a_spare_block();
+    machine_is_full = true;
+    close(create(&mine));
+    assert_int_equal(arena_extent().blocks, 0);
+    keep_a_spare_block();
+    machine_is_full = true;
+    assert_int_equal(segment_reserve(&mine, mine.slots, SLOT_BYTES, "staging slots"), TUTTI_OK);
+    assert_int_equal(arena_extent().blocks, 0);
+    segment_detach(&mine);
+    (void)state;
+}
 static void test_old_kernel_allocates_at_once(void **state)
 {
     struct segment mine;
@@ -290,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_cannot_be_shrunk_nor_grown),
         cmocka_unit_test(test_slots_take_memory_only_when_reserved),
         cmocka_unit_test(test_full_machine_is_an_error_with_bytes),
+        cmocka_unit_test(test_the_arenas_spare_is_given_up_first),
         cmocka_unit_test(test_old_kernel_allocates_at_once),
         cmocka_unit_test(test_refused_memfd_is_named),
         cmocka_unit_test(test_file_limit_is_an_error_not_a_signal),
