@@ -50,7 +50,12 @@ struct OpenBatch {
         work->open();
     }
     OpenBatch(OpenBatch &&) = default;
-    OpenBatch &operator=(OpenBatch &&) = default;
+    OpenBatch &operator=(OpenBatch &&other) noexcept /* swaps, so that what is overwritten is still closed */
+    {
+        std::swap(group, other.group);
+        std::swap(work, other.work);
+        return *this;
+    }
     ~OpenBatch() /* when it is taken, or its thread ends */
     {
         if (work) close();

@@ -189,6 +189,26 @@ def test_coalesced_work(shared):
     shared(2).run(check_coalesced_work)
 
 
+def end_the_first_first(world):
+    """Two tasks of one thread coalesce on groups of their own, and end in the order in which they began."""
+    groups = [dist.new_group() for _ in range(3)]
+    device = torch.device("cpu")
+    for group in groups:
+        group._start_coalescing(device)
+    tensors = [torch.ones(3) for _ in groups]
+    for group, x in zip(groups, tensors):
+        group.allreduce([x])
+    for group, x in zip(groups, tensors):
+        work = group._end_coalescing(device)
+        work.wait()
+        until(work.is_completed)
+        assert x[0] == world.size
+
+
+def test_coalescing_ended_in_any_order(fresh):
+    fresh(2).run(end_the_first_first)
+
+
 # ---- messages ----
 def check_messages(world):
     me, p = world.rank, world.size
