@@ -157,6 +157,7 @@ static tutti_status run(struct operation *prepared, tutti_request *request)
         memcpy(op, prepared, prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
             : offsetof(struct operation, piece));
         op->request = request;
+        request->refused = false;
     }
     return operation_run(op, !request || (request->blocking && !grouped));
 }
@@ -247,9 +248,11 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 /* ---- collectives ---- */
 /* All that collectives and messages share; field by field, because zeroing the whole costs as much as the rest. */
 static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
-    struct operation *out)
+    tutti_request *request, struct operation *out)
 {
-    TRY(check_comm(comm));
+    tutti_status status = check_comm(comm);
+    if (request) request->refused = !comm || status == TUTTI_OK;       /* until it has started */
+    TRY(status);
     out->comm = comm;
     out->family = family;
     out->count = count;
@@ -283,7 +286,7 @@ tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALLREDUCE, count, 1, dtype, 0, &o));
+    TRY(prepare(comm, ALLREDUCE, count, 1, dtype, 0, request, &o));
     TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, 1, recv, 1, request);
 }
@@ -291,7 +294,7 @@ tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtyp
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, REDUCE, count, 1, dtype, root, &o));
+    TRY(prepare(comm, REDUCE, count, 1, dtype, root, request, &o));
     TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, 1, recv, comm->rank == root, request);
 }
@@ -299,21 +302,21 @@ tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_d
     tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, BROADCAST, count, 1, dtype, root, &o));
+    TRY(prepare(comm, BROADCAST, count, 1, dtype, root, request, &o));
     return with_buffers(&o, send, comm->rank == root, recv, 1, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    TRY(prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
     return with_buffers(&o, send, 1, recv, (size_t)comm->size, request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
     TRY(check_op(dtype, op, &o));
     return with_buffers(&o, send, (size_t)comm->size, recv, 1, request);
 }
@@ -321,20 +324,20 @@ tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, GATHER, send_count, comm ? (size_t)comm->size : 1, dtype, root, &o));
+    TRY(prepare(comm, GATHER, send_count, comm ? (size_t)comm->size : 1, dtype, root, request, &o));
     return with_buffers(&o, send, 1, recv, comm->rank == root ? (size_t)comm->size : 0, request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, root, &o));
+    TRY(prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, root, request, &o));
     return with_buffers(&o, send, comm->rank == root ? (size_t)comm->size : 0, recv, 1, request);
 }
 tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, BARRIER, 0, 1, TUTTI_UINT8, 0, &o));
+    TRY(prepare(comm, BARRIER, 0, 1, TUTTI_UINT8, 0, request, &o));
     TRY(check_op(TUTTI_UINT8, TUTTI_BOR, &o));          /* some algorithms add up nothing */
     return with_buffers(&o, NULL, 0, NULL, 0, request);
 }
@@ -342,7 +345,7 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
     tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, &o));
+    TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
     if (send == recv && o.part_bytes)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "all_to_all cannot work in place: send and receive buffers are the same");
@@ -369,7 +372,7 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, &o));
+    TRY(prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
         return status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
     size_t size = (size_t)comm->size, bytes = tutti_dtype_bytes(dtype), sent, received;
@@ -399,7 +402,8 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, &o));
+    TRY(prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, request, &o));
+    if (is_send || peer != TUTTI_ANY_SOURCE) TRY(check_rank(comm, peer, "peer"));
     TRY(check_buffer(is_send ? send : recv, o.part_bytes, "message"));
     if (peer == comm->rank && (!request || request->blocking) && !group_depth)
         return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, which "
@@ -416,15 +420,11 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
 tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
     tutti_request *request)
 {
-    TRY(check_comm(comm));
-    TRY(check_rank(comm, peer, "peer"));
     return message(true, send, NULL, count, dtype, peer, tag, comm, request);
 }
 tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
     tutti_request *request)
 {
-    TRY(check_comm(comm));
-    if (peer != TUTTI_ANY_SOURCE) TRY(check_rank(comm, peer, "peer"));
     return message(false, NULL, recv, count, dtype, peer, tag, comm, request);
 }
 

@@ -18,7 +18,7 @@
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
  * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before
- * anything is sent and leave the communicator as it was. Everything else (a peer that died, a timeout, ranks that
+ * anything is sent and leave the communicator as it was; request.refused tells. Everything else (a peer that died, a timeout, ranks that
  * disagree) fails the communicator: every later call on it returns the same error, and tutti_comm_destroy is all that
  * is left to do.
  *
@@ -107,6 +107,8 @@ struct tutti_request {                                  /* zero-initialise; then
     void *context;
     bool on_demand;                                     /* `done` may come when somebody asks (wait, test, hasten), or
                                                            20 ms later: a small call is then not handed to a thread */
+    bool refused;                                       /* out: the error concerns this call alone; nothing was sent, and
+                                                           the communicator is as it was */
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
     uint64_t reserved[112];

@@ -20,11 +20,6 @@ struct Error : torch::PyTorchError {
 void error_class_set(tutti_status status, PyObject *type);
 [[noreturn]] void fail(tutti_status status, const std::string &text);
 [[noreturn]] void fail_last(tutti_status status); /* with this thread's last error of the core */
-/* The call was wrong on this rank, and refused before anybody heard of it: it was no operation. */
-inline bool is_refusal(tutti_status status)
-{
-    return status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED || status == TUTTI_NO_MEMORY;
-}
 
 /* ---- the communicator ---- */
 class Communicator final : public c10::intrusive_ptr_target {

@@ -155,9 +155,10 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     return work;
 }
 /* What the core refuses does not count, and leaves a coalesced Work as it was. */
-void ProcessGroupTutti::uncount(const Call &call, tutti_status status)
+void ProcessGroupTutti::uncount(const Call &call, Work &work, const Operation &operation)
 {
-    if (is_refusal(status) && !c10d::isP2POp(call.type)) --sequence_;
+    if (operation.record) recorder::refuse(operation.record, work.numbers);
+    if (!c10d::isP2POp(call.type) && open_batch(this) != &work) --sequence_;
 }
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -179,9 +180,9 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         operation.request.blocking = true;
         tutti_status status = begin(visit.get(), &operation.request);
         if (status != TUTTI_OK) {
+            if (operation.request.refused) uncount(call, *work, operation);
             operation.conclude(status, tutti_get_last_error());
             recorder::tell(operation.record);
-            uncount(call, status);
             fail(status, operation.text);
         }
         work->finish_blocking(operation);
@@ -192,10 +193,10 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     tutti_status status = begin(visit.get(), &operation.request);
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
-    if (batch && is_refusal(status)) work->withdraw(operation);
+    if (operation.request.refused) uncount(call, *work, operation);
+    if (batch && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
     recorder::tell(operation.record);
-    if (!batch) uncount(call, status);
     fail(status, text);
 }
 static int64_t elements(const Tensors &tensors)

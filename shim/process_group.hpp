@@ -129,7 +129,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
-    void uncount(const Call &call, tutti_status status);
+    void uncount(const Call &call, Work &work, const Operation &operation); /* that was refused */
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     std::vector<uint64_t> members() const; /* ranks of the program */

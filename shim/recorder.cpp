@@ -109,7 +109,18 @@ uint64_t begin_end(RecordedNumbers &numbers)
     record.message = numbers.message_first;
     return begin(std::move(record), numbers);
 }
-void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
+void refuse(uint64_t id, RecordedNumbers &numbers)
+{
+    std::lock_guard<std::mutex> lock(ring().mutex);
+    Record *record = ring().find(id);
+    if (!record) return;
+    record->refused = true;
+    if (!record->counted) return;
+    RecordedGroup &group = ring().groups[record->group];
+    --(record->message ? group.messages : group.collectives);
+    numbers.taken = false;
+}
+void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
     Record *record = ring().find(id);
@@ -118,16 +129,11 @@ void end(uint64_t id, tutti_status outcome, const std::string &text, int source)
     record->outcome = outcome;
     record->text = text;
     record->ended_ns = now_ns();
-    record->refused = is_refusal(outcome);
-    if (record->refused && record->counted) --(record->message ? group.messages : group.collectives);
+    record->fatal = outcome < TUTTI_OK && !alone && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
     if (outcome != TUTTI_OK) return;
     if (!record->message && !record->part) group.completed = std::max(group.completed, record->numbers.collective);
     if (size_t any = record->name.rfind("<-any"); any != std::string::npos)
         record->name.replace(any, std::string::npos, "<-" + std::to_string(source));
-}
-static bool breaks_the_group(tutti_status outcome)
-{
-    return outcome < TUTTI_OK && !is_refusal(outcome) && outcome != TUTTI_ABORTED && outcome != TUTTI_FORKED;
 }
 void tell(uint64_t id)
 {
@@ -135,7 +141,7 @@ void tell(uint64_t id)
     {
         std::lock_guard<std::mutex> lock(ring().mutex);
         Record *record = ring().find(id);
-        if (!record || !breaks_the_group(record->outcome)) return;
+        if (!record || !record->fatal) return;
         if (std::exchange(ring().groups[record->group].failed, true)) return;
         text = record->text;
     }

@@ -39,6 +39,7 @@ struct Record {
     bool counted = false;   /* the numbers are those of this one, not of an earlier one of its call */
     bool part = false;      /* of a coalesced call, whose end has a record too */
     bool refused = false;   /* the call raised and nothing was sent: the other ranks know of no such operation */
+    bool fatal = false;     /* it has failed, and its group with it */
     RecordedTensors inputs, outputs;
     int64_t timeout_ms = 0;
     int64_t began_ns = 0, ended_ns = 0; /* since 1970; ended: 0 while it runs */
@@ -77,8 +78,10 @@ std::shared_ptr<torch::CapturedTraceback> stack();
 uint64_t begin(Record record, RecordedNumbers &numbers);
 /* The same for the end of a coalesced call, which torch's reader looks for. */
 uint64_t begin_end(RecordedNumbers &numbers);
-/* source: a receive's sender. */
-void end(uint64_t id, tutti_status outcome, const std::string &text, int source);
+/* What has just begun was refused: it was no operation, and has no number. */
+void refuse(uint64_t id, RecordedNumbers &numbers);
+/* alone: if it failed, its group did not. source: a receive's sender. */
+void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source);
 /* The program is about to learn that this one (0: it is not recorded) failed, or that it has aborted it itself. */
 void tell(uint64_t id);
 /* The last so many records, of those that are kept. */

@@ -143,7 +143,7 @@ void Operation::conclude(tutti_status how, std::string why)
     if (how == TUTTI_OK) footprint.unpack();
     text = std::move(why);
     outcome = how;
-    if (record) recorder::end(record, how, text, request.source);
+    if (record) recorder::end(record, how, request.refused, text, request.source);
 }
 void Operation::tell()
 {
@@ -187,7 +187,7 @@ void Work::settle()
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
     if (end_record) {
         const Operation *failed = failed_;
-        recorder::end(end_record, failed ? failed->outcome : TUTTI_OK, failed ? failed->text : "", 0);
+        recorder::end(end_record, failed ? failed->outcome : TUTTI_OK, true, failed ? failed->text : "", 0);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     settled_ = true;

@@ -5,10 +5,12 @@ import io
 import os
 import pickle
 import re
+import resource
 import signal
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -342,6 +344,49 @@ def test_trace_is_written_without_what_takes_seconds_to_import(recorded):
     assert recorded(2).run(writes_quickly) == [(False, False)] * 2
     (entry,) = traces_in(recorded.folder).of_rank[0]["entries"]
     assert "writes_quickly" in [frame["name"] for frame in entry["frames"]]
+
+
+def runs_out_of_addresses(world):
+    """Rank 0 cannot map what its peer shares. The error is one of those that a refused call raises, too."""
+    sys.stderr = io.StringIO()
+    x = tutti.empty(1 << 24)
+    dist.barrier()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if world.rank == 0:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (16 << 20), limits[1]))
+    with pytest.raises(MemoryError):
+        dist.all_reduce(x)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    entries = tutti._extension.load()._recorded()["entries"]
+    return [(e["profiling_name"], e["collective_seq_id"]) for e in entries], entries[-1]["failure"]
+
+
+def test_group_that_fails_for_want_of_memory_is_recorded(recorded):
+    for rank, (entries, failure) in enumerate(recorded(2).run(runs_out_of_addresses)):
+        assert entries == [("tutti:barrier", 1), ("tutti:all_reduce", 2)] and "memory" in failure
+        assert (recorded.folder / f"trace_{rank}").exists()
+
+
+def refuses_the_first(world):
+    """Of a coalesced call, on one rank, and of another the only operation."""
+    x, wrong, cpu = torch.ones(1), dist.AllreduceOptions(), torch.device("cpu")
+    wrong.reduceOp = dist.ReduceOp.BAND
+    backend = dist.group.WORLD._get_backend(cpu)
+    for rest in (backend.allreduce, lambda tensors: None):
+        dist.group.WORLD._start_coalescing(cpu)
+        if world.rank == 0:
+            with pytest.raises(ValueError, match="float32"):
+                backend.allreduce([x], wrong)
+        rest([x])
+        dist.group.WORLD._end_coalescing(cpu).wait()
+    dist.all_reduce(x)
+    return [(e["profiling_name"], e["collective_seq_id"]) for e in tutti._extension.load()._recorded()["entries"]]
+
+
+def test_what_was_refused_has_no_number(recorded):
+    assert recorded(2).run(refuses_the_first) == [[("tutti:all_reduce", 1), ("tutti:coalesced", 1),
+                                                   ("tutti:all_reduce", 2)]] * 2
 
 
 def is_aborted(world):

@@ -46,11 +46,14 @@ static void wrong_arguments(struct rank *me)
     tutti_request r = { .algorithm = "rign", .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
         &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+    REQUIRE(r.refused);
     r.algorithm = "broadcast=chain,allreduce=rign";
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
         &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK);
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
+    r = (tutti_request){ .blocking = true };
+    REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
     REQUIRE(tutti_comm_set_algorithm(c, "allreduse",
         "ring") == TUTTI_INVALID_ARGUMENT); SAYS("unknown collective \"allreduse\", did you mean \"allreduce\"?");
     REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); SAYS("it must be at least 1");
