@@ -273,11 +273,39 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }
+static bool overlap(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
+{
+    uintptr_t a = (uintptr_t)one, b = (uintptr_t)other;
+    return one_bytes && other_bytes && a < b + other_bytes && b < a + one_bytes;
+}
+static tutti_status refuse_overlap(const struct operation *op, const char *unless)
+{
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
+        "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->rank,
+        op->comm->name, unless);
+}
+/* Overlapping buffers must be in place, or ranks would read what is partly overwritten. all_to_all is never. */
+static tutti_status check_overlap(const struct operation *op, const void *send, size_t sent, const void *recv,
+    size_t received)
+{
+    if (!overlap(send, sent, recv, received)) return TUTTI_OK;
+    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, mine = (uintptr_t)op->comm->rank * op->part_bytes;
+    if (op->family == ALL_TO_ALL) return refuse_overlap(op, ", and it cannot work in place");
+    if (sent == received)
+        return from == to ? TUTTI_OK : refuse_overlap(op, ", but not in place, which is send == recv");
+    if (sent < received)
+        return from == to + mine ? TUTTI_OK
+            : refuse_overlap(op, ", but not in place, which is send == recv + rank * count");
+    return to == from + mine ? TUTTI_OK
+        : refuse_overlap(op, ", but not in place, which is recv == send + rank * count");
+}
 static tutti_status with_buffers(struct operation *op, const void *send, size_t send_parts, void *recv,
     size_t recv_parts, tutti_request *request)
 {
-    TRY(check_buffer(send, op->part_bytes * send_parts, "send"));
-    TRY(check_buffer(recv, op->part_bytes * recv_parts, "receive"));
+    size_t sent = op->part_bytes * send_parts, received = op->part_bytes * recv_parts;
+    TRY(check_buffer(send, sent, "send"));
+    TRY(check_buffer(recv, received, "receive"));
+    TRY(check_overlap(op, send, sent, recv, received));
     op->input = send;
     op->output = recv;
     return run(op, request);
@@ -346,9 +374,6 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
 {
     struct operation o;
     TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
-    if (send == recv && o.part_bytes)
-        return status_fail(TUTTI_INVALID_ARGUMENT,
-            "all_to_all cannot work in place: send and receive buffers are the same");
     return with_buffers(&o, send, (size_t)comm->size, recv, (size_t)comm->size, request);
 }
 
@@ -365,6 +390,17 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
                 counts[q], offsets[q], q);
         if (end > *total && counts[q]) *total = end;
     }
+    return TUTTI_OK;
+}
+/* Parts may lie in one piece of memory as long as no two of them meet. */
+static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send,
+    size_t sent, const char *recv, size_t received)
+{
+    int size = overlap(send, sent, recv, received) ? op->comm->size : 0;
+    for (int a = 0; a < size; a++)
+        for (int b = 0; b < size; b++)
+            if (overlap(send + u->offsets[0][a], u->lengths[0][a], recv + u->offsets[1][b], u->lengths[1][b]))
+                return refuse_overlap(op, ", and it cannot work in place");
     return TUTTI_OK;
 }
 tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
@@ -386,8 +422,7 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
         status = convert_counts(recv_counts, recv_offsets, comm->size, bytes, u->lengths[1], u->offsets[1], &received);
     if (status == TUTTI_OK) status = check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = check_buffer(recv, received, "receive");
-    if (status == TUTTI_OK && send == recv && sent)
-        status = status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v cannot work in place");
+    if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
     if (status != TUTTI_OK) { free(u); return status; }
     o.part_bytes = sent / size + 1;                     /* what the choice of an algorithm goes by */
     o.input = send;

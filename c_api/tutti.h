@@ -13,7 +13,7 @@
  *
  * Buffers are plain host memory; large ones are faster in memory of tutti_mem_alloc. Counts are in elements. In place
  * means: all_reduce, reduce, broadcast with send == recv; all_gather, gather with send == recv + rank * count;
- * reduce_scatter, scatter with recv == send + rank * count. Other overlap is an error of the caller. After a successful
+ * reduce_scatter, scatter with recv == send + rank * count. Other overlap is refused. After a successful
  * call the buffers belong to the caller again at once.
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells

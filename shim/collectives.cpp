@@ -83,15 +83,20 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 }
 
 /* ---- one tensor to one tensor ---- */
-/* `whole` is the tensor of all ranks' parts. */
-static void check_parts(
-    const char *call, const Buffer &whole, const char *role, const Buffer &part, const char *part_role, size_t ranks)
+/* `whole` is the tensor of all ranks' parts, of which `part` may be this rank's, or none. */
+static void check_parts(const char *call, const Buffer &whole, const char *role, const Buffer &part,
+    const char *part_role, int rank, size_t ranks)
 {
     check_same_type(call, part, { part_role }, whole, { role });
     if (whole.count != part.count * ranks)
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str(call, ": the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
                 ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")"));
+    if (part.data && overlap(whole.data, whole.bytes(), part.data, part.bytes()) &&
+        part.data != whole.data + static_cast<size_t>(rank) * part.bytes())
+        fail(TUTTI_INVALID_ARGUMENT,
+            c10::str(call, ": the ", part_role, " overlaps the ", role, " in memory, but is not its part ", rank,
+                ", this rank's place in it; use exactly that part, or a tensor of its own"));
 }
 WorkPointer ProcessGroupTutti::_allgather_base(
     at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options)
@@ -99,7 +104,7 @@ WorkPointer ProcessGroupTutti::_allgather_base(
     Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
-    check_parts(call.name(), out, "output", in, "input", size());
+    check_parts(call.name(), out, "output", in, "input", getRank(), size());
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
     });
@@ -110,7 +115,7 @@ WorkPointer ProcessGroupTutti::_reduce_scatter_base(
     Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(input), out = footprint.output(output);
-    check_parts(call.name(), in, "input", out, "output", size());
+    check_parts(call.name(), in, "input", out, "output", getRank(), size());
     Reduction r = reduction_of(call.name(), options.reduceOp, in);
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
@@ -138,7 +143,7 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
-        check_parts(call.name(), out, "output", in, "input", size());
+        check_parts(call.name(), out, "output", in, "input", getRank(), size());
     });
     Batch batch(*this, call, inputs);
     for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
@@ -149,7 +154,7 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
-        check_parts(call.name(), in, "input", out, "output", size());
+        check_parts(call.name(), in, "input", out, "output", getRank(), size());
         reduction_of(call.name(), options.reduceOp, in);
     });
     Batch batch(*this, call, inputs);

@@ -121,6 +121,63 @@ def test_ranks_and_tags(shared):
     shared(2).run(check_ranks_and_tags)
 
 
+def check_overlap(world):
+    """Of one piece of memory: exactly in place, or refused; nothing starts of a coalesced call. Lists always work."""
+    me, p, n = world.rank, world.size, 1000
+    memory = torch.arange(p * n + 1.0)
+    whole, mine, beside = memory[:p * n], memory[me * n:][:n], memory[me * n + 1:][:n]
+    text = ["overlaps", "in memory", f"part {me}"]
+    group, device = dist.group.WORLD, torch.device("cpu")
+    refused(ValueError, text, lambda: dist.reduce_scatter_single(beside, whole))
+    refused(ValueError, text, lambda: dist.all_gather_single(whole, beside))
+    apart = [torch.empty(n), torch.empty(p * n)]
+    refused(ValueError, text, lambda: group.reduce_scatter_tensor_coalesced([apart[0], beside], [apart[1], whole]))
+    refused(ValueError, text, lambda: group.allgather_into_tensor_coalesced([apart[1], whole], [apart[0], beside]))
+    refused(ValueError, ["overlap in memory", "cannot work in place"],
+            lambda: dist.all_to_all_single(whole, memory[1:]))
+    assert torch.equal(memory, torch.arange(p * n + 1.0))
+    dist.reduce_scatter_single(mine, whole)
+    assert torch.equal(mine, p * torch.arange(me * n, (me + 1) * n))
+    dist.all_gather_single(whole, mine)
+    assert torch.equal(whole, p * torch.arange(p * n))
+
+
+def test_overlap_that_is_not_in_place(shared):
+    shared(2).run(check_overlap)
+
+
+def overlapping_lists(world):
+    me, p, n = world.rank, world.size, 1000
+
+    def parts():
+        """A list that follows one another in memory, and a tensor that lies across two of them."""
+        memory = torch.arange(p * n + 0.0)
+        return list(memory.split(n)), memory[n // 2:][:n], memory
+
+    want = torch.arange(p * n + 0.0)
+    across = want[n // 2:][:n].clone()
+    outs, x, _ = parts()
+    dist.all_gather(outs, x)
+    assert all(torch.equal(out, across) for out in outs)
+    ins, x, _ = parts()
+    dist.reduce_scatter(x, ins)
+    assert torch.equal(x, p * want[me * n:][:n])
+    outs, x, _ = parts()
+    dist.gather(x, outs if me == 0 else None, dst=0)
+    assert me or all(torch.equal(out, across) for out in outs)
+    ins, x, _ = parts()
+    dist.scatter(x, ins if me == 0 else None, src=0)
+    assert torch.equal(x, want[me * n:][:n])
+    ins, _, memory = parts()
+    longer = torch.cat([memory, memory[:1]])
+    dist.all_to_all(list(longer[1:].split(n)), list(longer[:-1].split(n)))
+    assert torch.equal(longer[1:], want[me * n:][:n].repeat(p))
+
+
+def test_lists_that_overlap_work(shared):
+    shared(2).run(overlapping_lists)
+
+
 def check_algorithms(world):
     import torch_tutti
     for text, pieces in (("allreduce=rign", ["rign", "ring"]), ("allreduec=ring", ["allreduec", "allreduce"])):

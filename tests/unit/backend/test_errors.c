@@ -62,6 +62,41 @@ static void wrong_arguments(struct rank *me)
     REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); SAYS("without tutti_group_start");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
 }
+/* Buffers that overlap are in place, exactly, or refused: none of these moves a byte. */
+static void overlapping(struct rank *me)
+{
+    tutti_comm *c = me->comm;
+    char *a = (char *)one, *mine = a + 8 * me->rank;
+    struct { tutti_status status; const char *says; } got[16];
+    int n = 0;
+#define CALL(call, text) got[n].says = text, got[n++].status = call; REQUIRE(strstr(tutti_get_last_error(), text))
+    CALL(tutti_all_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "send == recv;");
+    CALL(tutti_all_reduce(a + 4, a, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "allreduce on rank");
+    if (me->rank == 0) {
+        CALL(tutti_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, 0, c, NULL), "reduce on rank 0");
+        CALL(tutti_broadcast(a, a + 4, 2, TUTTI_FLOAT32, 0, c, NULL), "broadcast on rank 0");
+        CALL(tutti_gather(a + 4, a, 2, TUTTI_FLOAT32, 0, c, NULL), "send == recv + rank * count");
+        CALL(tutti_scatter(a, a + 4, 2, TUTTI_FLOAT32, 0, c, NULL), "recv == send + rank * count");
+    }
+    CALL(tutti_all_gather(mine + 4, a, 2, TUTTI_FLOAT32, c, NULL), "allgather on rank");
+    CALL(tutti_reduce_scatter(a, mine + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "reduce_scatter on rank");
+    CALL(tutti_all_to_all(a, a + 4, 2, TUTTI_FLOAT32, c, NULL), "cannot work in place");
+#undef CALL
+    for (int i = 0; i < n; i++) REQUIRE(got[i].status == TUTTI_INVALID_ARGUMENT);
+    size_t counts[2] = { 1, 1 }, even[2] = { 0, 2 }, odd[2] = { 1, 3 };
+    REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, even, TUTTI_FLOAT32, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    SAYS("overlap in memory, and it cannot work in place");
+    for (int i = 0; i < 4; i++) one[i] = (float)(10 * me->rank + i);
+    REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, odd, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
+    REQUIRE(one[1] == 2.f * (float)me->rank && one[3] == 10 + 2.f * (float)me->rank);   /* no two parts meet */
+    REQUIRE(tutti_all_gather(mine, a, 2, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
+    REQUIRE(tutti_reduce_scatter(a, mine, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);
+}
+static void test_overlap_that_is_not_in_place_is_refused(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, overlapping, NULL);
+}
 static void test_wrong_arguments_are_refused_and_harm_nothing(void **state)
 {
     (void)state;
@@ -319,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_a_forked_child_is_refused_and_may_start_anew),
 #endif
         cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
+        cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),
         cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
         cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
         cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
