@@ -161,6 +161,8 @@ void operation_hasten(struct operation *op);            /* the progress thread s
 tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
+/* The same, for one that ends alone: this thread's last error tells why, and the communicator is as it was. */
+void operation_refuse(struct operation *op, tutti_status status);
 /* Looks for a reason not to go on; driver only. true: there is one and all have failed, or they got on. */
 bool operations_check(tutti_comm *comm);
 void operations_go_on(tutti_comm *comm);                /* as far as they get within a second; driver only */
@@ -186,6 +188,10 @@ tutti_status launch_decide(tutti_comm *comm, const struct operation *op);
 tutti_status messages_connect(tutti_comm *comm);        /* makes the transport, when the segment is mapped */
 void message_post(tutti_comm *comm, struct operation *op);
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
+/* Of a rank to itself, and its other end is not there: who waits for it waits for himself. Driver only, after
+   progress. */
+bool message_is_alone(const tutti_comm *comm, const struct operation *op);
+bool message_take_back(tutti_comm *comm, struct operation *op);        /* and refuses it; false: not yet */
 /* Ends them; those that peers may be copying stay until they are not: call again while there are messages. */
 void messages_fail(tutti_comm *comm, tutti_status status);
 

@@ -25,14 +25,14 @@ enum { VAIN_LOOKS = 8 };                                /* of callers that only 
 /* ---- completion ---- */
 static _Atomic uint32_t completions, completion_sleepers;  /* of the process: an operation's own memory may be gone */
 
-void operation_complete(struct operation *op, tutti_status status)
+static void complete(struct operation *op, tutti_status status, const char *detail)
 {
     tutti_request *request = op->request;
     bool is_driven = op->comm->driven == op;
     if (op->uneven) free(op->uneven);
     op->uneven = NULL;
     op->status = status;
-    if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", op->comm->detail);
+    if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", detail);
     if (!request) {
         atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
     } else {
@@ -45,6 +45,12 @@ void operation_complete(struct operation *op, tutti_status status)
     }
     if (is_driven) return;
     word_ring(&completions, &completion_sleepers, false);
+}
+void operation_complete(struct operation *op, tutti_status status) { complete(op, status, op->comm->detail); }
+void operation_refuse(struct operation *op, tutti_status status)
+{
+    if (op->request) op->request->refused = true;
+    complete(op, status, status_detail());
 }
 
 /* ---- the queue; driver only ---- */
@@ -420,6 +426,8 @@ static void drive(tutti_comm *comm, struct operation *op)              /* until 
         blocked.in_the_way = false;
         uint32_t knock = atomic_load_explicit(&comm->knock, memory_order_acquire);
         if (progress(comm, &blocked) || check(comm, n)) { n = -1; continue; }
+        bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
+        if (alone && message_take_back(comm, op)) return;
         wait_add(&blocked, &comm->knock, knock, &comm->knock_waiters, false);
         if (ladder_climb(&comm->ladder, n, &blocked, MOST_MS)) n = soon(n);
     }

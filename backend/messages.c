@@ -145,6 +145,33 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     else wait_add(blocked, &mine->bell, bell, &mine->bell_waiters, true);
     return moved;
 }
+/* ---- of a rank to itself ---- */
+bool message_is_alone(const tutti_comm *comm, const struct operation *op)
+{
+    const struct transfer *t = &op->transfer;
+    if (t->state != TRANSFER_POSTED || atomic_load(&comm->intake)) return false;
+    if (t->peer != comm->rank && (t->peer >= 0 || comm->size > 1)) return false;
+    for (const struct operation *other = comm->messages; other; other = other->next) {
+        bool reaches_it = other->transfer.peer == comm->rank || other->transfer.peer < 0;
+        if (reaches_it && other->tag == op->tag && other->transfer.is_send != t->is_send) return false;
+    }
+    return true;
+}
+bool message_take_back(tutti_comm *comm, struct operation *op)
+{
+    bool sends = op->transfer.is_send;
+    if (!transport_cancel(comm->transport, &op->transfer)) return false;
+    transport_poll(comm->transport);                    /* a later receive must not meet what is taken back */
+    struct operation **at = &comm->messages;
+    while (*at != op) at = &(*at)->next;
+    *at = op->next;
+    operation_refuse(op, status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s waits to %s itself with tag %u, but has "
+        "not started the %s that this would meet: start both before waiting for one of them", comm->rank, comm->name,
+        sends ? "send to" : "receive from", op->tag, sends ? "receive" : "send"));
+    return true;
+}
+
+/* ---- the end ---- */
 static bool is_exposed(const struct operation *op)
 {
     struct place place;

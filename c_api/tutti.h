@@ -192,8 +192,9 @@ TUTTI_API tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request);
 
 /* ---- point to point ---- */
 enum { TUTTI_ANY_SOURCE = -1 };
-/* Messages from one rank with one tag arrive in the order in which they were sent. A rank may send to itself (with
-   requests). The counts of both ends must be equal: TUTTI_MISMATCH on both. */
+/* Messages from one rank with one tag arrive in the order in which they were sent. The counts of both ends must be
+   equal: TUTTI_MISMATCH on both. A rank may send to itself, with requests, and starts both ends before it waits for one:
+   a wait for one whose other end is not there is refused, and takes the message back. */
 TUTTI_API tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag,
     tutti_comm *comm, tutti_request *request);
 TUTTI_API tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,

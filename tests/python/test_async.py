@@ -3,6 +3,8 @@ holds what."""
 import gc
 import threading
 import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,6 +263,31 @@ def check_blocking_messages(world):
 
 def test_blocking_messages(shared):
     shared(2).run(check_blocking_messages)
+
+
+def check_messages_to_myself(world):
+    me, backend = world.rank, dist.group.WORLD._get_backend(torch.device("cpu"))
+    x, big = torch.empty(1), torch.ones(500_000)
+    waits = {"receive": [lambda: dist.recv(x, me), lambda: dist.irecv(x, me).wait(timedelta(seconds=20)),
+                         lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, me)])[0].wait()],
+             "send": [lambda: backend.send([big], me, 0).wait()]}
+    for verb, calls in waits.items():
+        for call in calls:                                # nothing that could meet it has been started
+            with pytest.raises(ValueError, match=f"rank {me} of .* waits to {verb} .*itself.*start both"):
+                call()
+    for value in (1., 2.):
+        backend.send([torch.tensor([value])], me, 0)
+        dist.recv(x, me)
+        assert x == value
+    work = dist.irecv(big, me)
+    backend.send([2 * torch.ones(500_000)], me, 0)
+    work.wait()
+    assert big.eq(2).all()
+    dist.barrier()
+
+
+def test_who_waits_for_himself_is_refused(fresh):
+    fresh(2, timeout_s=10).run(check_messages_to_myself)
 
 
 # ---- threads ----

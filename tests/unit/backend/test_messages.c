@@ -80,6 +80,36 @@ static void to_myself(struct rank *me)
     REQUIRE(tutti_send(&out, 1, TUTTI_INT64, me->rank, 3, me->comm, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(strstr(tutti_get_last_error(), "to or receives from itself") != NULL);
 }
+/* Who waits for a message to himself whose other end he has not started would wait for ever. */
+static void to_myself_alone(struct rank *me)
+{
+    enum { MUCH = 300000 };
+    int32_t *data = calloc(2 * MUCH, sizeof *data);
+    tutti_request recv = { 0 }, send = { 0 };
+    REQUIRE(tutti_recv(data, 1, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK && !recv.refused);
+    REQUIRE(tutti_wait(&recv, 0) == TUTTI_INVALID_ARGUMENT && recv.refused);
+    REQUIRE(strstr(tutti_get_last_error(), "waits to receive from itself with tag 5") != NULL);
+    REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
+    REQUIRE(tutti_wait(&send, 0) == TUTTI_INVALID_ARGUMENT && send.refused);
+    REQUIRE(strstr(tutti_get_last_error(), "waits to send to itself with tag 5") != NULL);
+    data[MUCH - 1] = 7;                                 /* what was taken back is not what comes now */
+    send = recv = (tutti_request){ 0 };
+    REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
+    REQUIRE(tutti_recv(data + MUCH, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK);
+    REQUIRE(tutti_wait(&recv, 0) == TUTTI_OK && tutti_wait(&send, 0) == TUTTI_OK && !recv.refused);
+    REQUIRE(data[2 * MUCH - 1] == 7);
+    tutti_group_start();
+    REQUIRE(tutti_recv(data, 1, TUTTI_INT32, me->rank, 5, me->comm, NULL) == TUTTI_OK);
+    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    free(data);
+}
+static void test_who_waits_for_himself_is_refused(void **state)
+{
+    (void)state;
+    tutti_config soon = { .timeout_ms = 5000 };
+    for (int size = 1; size <= 2; size++) world_threads(size, &soon, to_myself_alone, NULL);
+}
 /* A receive is open while collectives run; its send comes last. */
 static void beside_collectives(struct rank *me)
 {
@@ -161,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_on_processes),
 #endif
         cmocka_unit_test(test_on_threads),
+        cmocka_unit_test(test_who_waits_for_himself_is_refused),
         cmocka_unit_test(test_lengths_that_differ_show_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
