@@ -110,13 +110,16 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 BackendPointer ProcessGroupTutti::derived(
     const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer(int)> make)
 {
-    std::lock_guard<std::mutex> lock(derived_mutex_);
-    auto known = derived_.find(name);
-    if (known != derived_.end() && known->second.store == store)
-        if (auto again = known->second.group.lock()) return again;
-    int count = known == derived_.end() ? 1 : known->second.count + 1;
-    BackendPointer group = make(count);
-    derived_.insert_or_assign(name, Derived{ store, c10::weak_intrusive_ptr<c10d::Backend>(group), count });
+    std::unique_lock<std::mutex> lock(derived_mutex_);
+    Derived &known = derived_[name]; /* stays where it is */
+    lock.unlock();
+    std::lock_guard<std::mutex> making(known.making);
+    if (known.store == store)
+        if (auto again = known.group.lock()) return again;
+    BackendPointer group = make(known.count + 1);
+    known.store = store;
+    known.group = c10::weak_intrusive_ptr<c10d::Backend>(group);
+    known.count++;
     return group;
 }
 BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

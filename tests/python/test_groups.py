@@ -3,6 +3,7 @@ sequence numbers."""
 import copy
 import datetime
 import threading
+import time
 
 import pytest
 import torch
@@ -212,6 +213,29 @@ def splitting_again(world):
 
 def test_the_same_group_split_off_again(fresh):
     fresh(3).run(splitting_again)
+
+
+def splitting_in_two_threads(world):
+    """Each rank begins with another part, so none is made before both ranks have begun with both."""
+    parent, made = dist.group.WORLD, {}
+
+    def split(name):
+        made[name] = parent.split_group([0, 1], datetime.timedelta(seconds=15), None, name, name)
+
+    threads = [threading.Thread(target=split, args=(name,)) for name in ("one", "two")]
+    for thread in threads[::1 if world.rank == 0 else -1]:
+        thread.start()
+        time.sleep(0.3)                                   # it waits for the other rank by then, most likely
+    for thread in threads:
+        thread.join()
+    for name in ("one", "two"):
+        x = torch.ones(1)
+        made[name].allreduce([x]).wait()
+        assert x == 2
+
+
+def test_splitting_in_two_threads(fresh):
+    fresh(2).run(splitting_in_two_threads)
 
 
 def sequence(world):
