@@ -83,6 +83,7 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
       communicator_(c10::make_intrusive<Communicator>(join(store, rank, size, group, *options_)))
 {
     options_->group_name = group;
+    futures_begin(c10::str("rank ", rank, " of group ", group)); /* the others have joined: they see this one leave */
     init();
     if (recorder::on()) recorded_as_ = recorder::join(this, group, members());
 }

@@ -16,48 +16,71 @@
 namespace tutti {
 
 /* ---- completing futures ---- */
-/* A callback may block on another future, so while futures wait there is always a thread that is not inside a
- * callback. */
+/* A callback may block on another future, so while futures wait there is always a thread that is not inside a callback:
+ * one more is made when there is none, and those that are too many leave after a while. Where no more can be had, a
+ * future is handed out when it is complete, and what was handed out before completes in the next call of any thread. */
 class Futures {
   public:
+    static void begin(const std::string &who);
     static void push(Work *work); /* takes over a reference */
+    static bool has_thread();     /* for a future that is asked for now; it may have just been made */
+    static void help();           /* this thread completes what no other can be had for */
     static void quiesce();
+    static void begin_anew() { queue() = new Queue; } /* in a child: its threads are not there */
   private:
     struct Queue {
         std::mutex mutex;
         std::condition_variable arrived, left;
         std::deque<Work *> works;
         int idle = 0, busy = 0;
+        std::atomic<bool> starved{ false }; /* works wait, and no thread could be made for them */
         bool stopped = false;
     };
-    static Queue *&queue();
-    static void ensure_idle(Queue *q);
+    static Queue *&queue()
+    {
+        static Queue *q = new Queue;
+        return q;
+    }
+    /* With the lock. */
+    static int add_thread(Queue *q);
+    static bool ensure_idle(Queue *q);
+    static bool await_work(Queue *q, std::unique_lock<std::mutex> &lock);
+    static c10::intrusive_ptr<Work> take(Queue *q);
     static void *serve(void *queue);
 };
-Futures::Queue *&Futures::queue()
+int Futures::add_thread(Queue *q)
 {
-    static Queue *q = [] {
-        pthread_atfork(
-            nullptr, nullptr, [] { queue() = new Queue; }); /* no thread survives in a child, nor does what they held */
-        return new Queue;
-    }();
-    return q;
-}
-void Futures::ensure_idle(Queue *q)
-{
-    constexpr int most = 64;
-    if (q->works.empty() || q->idle > 0 || q->busy >= most) return;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's */
     pthread_t thread;
-    if (pthread_create(&thread, nullptr, serve, q) == 0) {
-        pthread_setname_np(thread, "tutti-futures");
-        pthread_detach(thread);
-        q->idle++;
-    }
+    int refused = pthread_create(&thread, nullptr, serve, q);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (refused) return refused;
+    pthread_setname_np(thread, "tutti-futures");
+    pthread_detach(thread);
+    q->idle++;
+    return 0;
 }
+bool Futures::ensure_idle(Queue *q)
+{
+    int refused = q->idle ? 0 : add_thread(q);
+    if (refused)
+        TORCH_WARN_ONCE("tutti: no further thread for callbacks of futures can be had: pthread_create gave error ",
+            refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
+    q->starved = refused && !q->works.empty();
+    return !refused;
+}
+void Futures::begin(const std::string &who)
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    if (q->idle + q->busy) return;
+    if (int refused = add_thread(q))
+        fail(TUTTI_SYSTEM, c10::str(who, ": cannot start the thread that completes futures: pthread_create gave error ",
+            refused, " (limit on threads? see ulimit -u)"));
+}
+void futures_begin(const std::string &who) { Futures::begin(who); }
 void Futures::push(Work *work)
 {
     Queue *q = queue();
@@ -67,25 +90,58 @@ void Futures::push(Work *work)
     ensure_idle(q);
     q->arrived.notify_one();
 }
+bool Futures::has_thread()
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    return q->stopped || ensure_idle(q);
+}
+c10::intrusive_ptr<Work> Futures::take(Queue *q)
+{
+    auto work = c10::intrusive_ptr<Work>::reclaim(q->works.front());
+    q->works.pop_front();
+    return work;
+}
+void Futures::help()
+{
+    Queue *q = queue();
+    while (q->starved.load(std::memory_order_relaxed)) {
+        std::unique_lock<std::mutex> lock(q->mutex);
+        if (q->stopped || q->works.empty() || ensure_idle(q)) return;
+        auto work = take(q);
+        lock.unlock();
+        work->complete_futures();
+    }
+}
+/* The last idle thread waits for ever, another one for a while. False: it is one too many. */
+bool Futures::await_work(Queue *q, std::unique_lock<std::mutex> &lock)
+{
+    constexpr auto a_while = std::chrono::seconds(1);
+    auto has_work = [q] { return !q->works.empty() && !q->stopped; };
+    if (q->idle > 1 && !q->arrived.wait_for(lock, a_while, has_work) && q->idle > 1) return false;
+    q->arrived.wait(lock, has_work);
+    return true;
+}
 void *Futures::serve(void *queue)
 {
     auto *q = static_cast<Queue *>(queue);
     std::unique_lock<std::mutex> lock(q->mutex);
-    for (;;) {
-        q->arrived.wait(lock, [q] { return !q->works.empty() && !q->stopped; });
-        auto work = c10::intrusive_ptr<Work>::reclaim(q->works.front());
-        q->works.pop_front();
+    while (await_work(q, lock)) {
+        auto work = take(q);
         q->idle--;
         q->busy++;
-        ensure_idle(q);
+        if (!q->works.empty()) ensure_idle(q);
         lock.unlock();
         work->complete_futures();
         work.reset();
         lock.lock();
         q->busy--;
         q->idle++;
+        q->starved = false;
         q->left.notify_all();
     }
+    q->idle--;
+    return nullptr;
 }
 void Futures::quiesce()
 {
@@ -95,6 +151,7 @@ void Futures::quiesce()
     q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
 }
 void futures_quiesce() { Futures::quiesce(); }
+[[maybe_unused]] static const int beginning_anew = pthread_atfork(nullptr, nullptr, Futures::begin_anew);
 
 /* ---- the life of a work ---- */
 static std::atomic<Work *> finished{ nullptr };
@@ -205,6 +262,7 @@ void Work::let_go()
 }
 void Work::reap()
 {
+    Futures::help();
     if (!finished.load(std::memory_order_relaxed)) return;
     for (Work *work = finished.exchange(nullptr); work;) {
         Work *next = work->next_;
@@ -352,6 +410,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
     reap();
     return true;
 }
+
 void Work::abort()
 {
     if (Communicator::Visit visit(*communicator_); visit) tutti_comm_abort(visit.get());
@@ -373,9 +432,15 @@ void Work::wait_without_gil()
     hasten();
     each([](const Operation &operation) { operation.over.wait(false); });
 }
+/* What is over by now need not go through a thread. */
+void Work::prepare_future()
+{
+    if (settled_) return;
+    blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : hasten();
+}
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
-    blocking_futures_ ? wait_without_gil() : hasten(); /* what is over by now need not go through a thread */
+    prepare_future();
     std::unique_lock<std::mutex> lock(mutex_);
     if (future_) return future_;
     std::vector<c10::Device> devices;
@@ -393,7 +458,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
-    blocking_futures_ ? wait_without_gil() : hasten(); /* what is over by now need not go through a thread */
+    prepare_future();
     std::unique_lock<std::mutex> lock(mutex_);
     if (outcome_) return outcome_;
     outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());

@@ -76,6 +76,7 @@ class Work final : public c10d::Work {
     void let_go();
     bool asked() const { return future_ || outcome_; }
     void complete_futures();
+    void prepare_future();
     void wait_without_gil();
     void deliver();
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
@@ -123,6 +124,8 @@ class Arrival {
     std::vector<c10::Event> events_; /* of the copies */
 };
 
+/* Makes the first of the threads that complete futures, or fails, if there is none. `who`: for the message. */
+void futures_begin(const std::string &who);
 /* Stops completing futures: a callback must not run while the interpreter is being taken apart. */
 void futures_quiesce();
 

@@ -1,6 +1,9 @@
 """What is only started: Works, futures, callbacks, coalescing, messages in any order, and that nothing depends on who
 holds what."""
+import ctypes
 import gc
+import os
+import resource
 import threading
 import time
 from datetime import timedelta
@@ -9,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
+from ranks import threads_called
 
 
 def until(condition, limit_s=20):
@@ -122,6 +127,81 @@ def check_callbacks_that_communicate(world):
 
 def test_callbacks_that_communicate(shared):
     shared(2).run(check_callbacks_that_communicate)
+
+
+def check_a_crowd_of_callbacks(world):
+    """More callbacks wait for one future than anybody would think of; those that served them leave again."""
+    backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
+    def receive(tag):
+        return backend.recv([torch.empty(1)], me, tag).get_future()
+    def send(tag):
+        backend.send([torch.ones(1)], me, tag)
+    awaited = receive(99)
+    entered = []
+    def wait(_):
+        entered.append(True)
+        return awaited.wait()[0]
+    crowd = [receive(tag).then(wait) for tag in range(70)]
+    for tag in range(70):
+        send(tag)
+    until(lambda: len(entered) == 70)
+    send(99)
+    assert [future.wait().item() for future in crowd] == [1] * 70
+    until(lambda: threads_called("tutti-futures") == 1)
+
+
+def test_any_number_of_blocked_callbacks(fresh):
+    fresh(1).run(check_a_crowd_of_callbacks)
+
+
+def no_more_threads():
+    """As a limit of the system on this user's threads has it."""
+    if os.geteuid() == 0:                                 # root is above that limit
+        os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def check_callbacks_without_threads(world):
+    """Callbacks that wait for a future that is made then, and for one that was made before."""
+    backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
+    until(lambda: threads_called("tutti-futures") == 1)
+    no_more_threads()
+    with pytest.raises(RuntimeError):
+        threading.Thread(target=int).start()
+    for when in ("then", "before"):
+        receive = lambda tag: backend.recv([torch.empty(1)], me, tag).get_future()
+        inner = receive(1) if when == "before" else None
+        entered = threading.Event()
+        def wait(_):
+            entered.set()
+            return (inner or receive(1)).wait()[0]
+        outer = receive(0).then(wait)
+        backend.send([torch.ones(1)], me, 0)
+        until(entered.is_set)
+        backend.send([torch.ones(1)], me, 1)
+        until(lambda: dist.barrier() or outer.done())     # calls of the program serve what no thread can
+        assert outer.value() == 1
+
+
+def test_callbacks_where_no_thread_can_be_had(fresh):
+    fresh(1).run(check_callbacks_without_threads)
+
+
+def join_without_threads(world):
+    """The core's threads are there: another communicator of this process has made them."""
+    import torch_tutti
+    from torch_tutti.exceptions import SystemError
+    library = ctypes.CDLL(str(Path(torch_tutti.__file__).with_name("libtutti.so")))
+    config, comm = (ctypes.c_int * 100)(0, 1), ctypes.c_void_p()     # rank 0 of 1
+    assert library.tutti_comm_init(ctypes.byref(comm), ctypes.byref(config)) == 0
+    no_more_threads()
+    with pytest.raises(SystemError, match="rank 0 of group all: cannot start the thread that completes futures: "
+                                          "pthread_create gave error 11 .limit on threads"):
+        torch_tutti.ProcessGroupTutti(dist.HashStore(), 0, 1, group="all")
+
+
+def test_group_without_a_thread_for_futures(fresh):
+    fresh(1, join=False).run(join_without_threads)
 
 
 def check_many_blocked_callbacks(world):
