@@ -2,6 +2,7 @@
 #include "shim/communicator.hpp"
 #include <chrono>
 #include <map>
+#include <pthread.h>
 #include <thread>
 
 namespace tutti {
@@ -20,13 +21,30 @@ PyObject *Error::python_type()
 void fail(tutti_status status, const std::string &text) { throw Error(status, text); }
 void fail_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
 
+/* ---- processes ---- */
+static unsigned forks;
+[[maybe_unused]] static const int counting_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
+unsigned process_number() { return forks; }
+void Communicator::check_process() const
+{
+    if (inherited())
+        fail(TUTTI_FORKED, "this group, and what was started on it, is of the parent process, from before a fork; a "
+                           "child process must make its own, and cannot wait for what the parent has started");
+}
+
+/* ---- the end ---- */
+void Communicator::abort()
+{
+    Visit visit(*this);
+    if (visit && tutti_comm_abort(comm_) != TUTTI_OK) fail_last(TUTTI_FORKED);
+}
 void Communicator::close()
 {
     constexpr int patience = 100, give_up = 20'000; /* times 0.1 ms */
-    if (closed_.exchange(true)) return;
+    if (closed_.exchange(true) || inherited()) return; /* a child's copy: nothing in it is the child's */
     for (int n = 0; visitors_ > 0; n++) {
         if (n == patience) tutti_comm_abort(comm_);
-        if (n == give_up) return; /* a forked child's copy of a busy one: nobody will ever leave */
+        if (n == give_up) return;
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     tutti_comm_destroy(comm_);

@@ -1,5 +1,5 @@
 /* The errors that reach Python with a class of ours, and the communicator that nobody may destroy while a thread is
- * inside it. */
+ * inside it. In a forked child the communicators of the parent are of no use: whatever would wait there raises. */
 #pragma once
 #include "c_api/tutti.h"
 #include <atomic>
@@ -22,6 +22,8 @@ void error_class_set(tutti_status status, PyObject *type);
 [[noreturn]] void fail_last(tutti_status status); /* with this thread's last error of the core */
 
 /* ---- the communicator ---- */
+unsigned process_number(); /* another one in a forked child */
+
 class Communicator final : public c10::intrusive_ptr_target {
   public:
     explicit Communicator(tutti_comm *comm) : comm_(comm) {}
@@ -29,6 +31,10 @@ class Communicator final : public c10::intrusive_ptr_target {
     /* Destroys the communicator; what runs ends with AbortedError. A thread that still waits inside after a moment is
      * made to return. */
     void close();
+    void abort();
+    /* By a forked child, from the process that made it. */
+    bool inherited() const { return process_ != process_number(); }
+    void check_process() const; /* raises ForkedError if it is */
 
     /* While one exists and is true, the communicator exists. */
     class Visit {
@@ -45,6 +51,7 @@ class Communicator final : public c10::intrusive_ptr_target {
 
   private:
     tutti_comm *const comm_;
+    const unsigned process_ = process_number();
     std::atomic<int> visitors_{ 0 };
     std::atomic<bool> closed_{ false };
 };

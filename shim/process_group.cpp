@@ -111,6 +111,7 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 BackendPointer ProcessGroupTutti::derived(
     const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer(int)> make)
 {
+    communicator_->check_process();
     std::unique_lock<std::mutex> lock(derived_mutex_);
     Derived &known = derived_[name]; /* stays where it is */
     lock.unlock();
@@ -163,9 +164,6 @@ c10d::ErrorType ProcessGroupTutti::getError()
     default: return c10d::ErrorType::COMM_ERROR;
     }
 }
-void ProcessGroupTutti::abort()
-{
-    if (Communicator::Visit visit(*communicator_); visit) tutti_comm_abort(visit.get());
-}
+void ProcessGroupTutti::abort() { communicator_->abort(); }
 
 } // namespace tutti

@@ -151,10 +151,10 @@ void Futures::quiesce()
     q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
 }
 void futures_quiesce() { Futures::quiesce(); }
-[[maybe_unused]] static const int beginning_anew = pthread_atfork(nullptr, nullptr, Futures::begin_anew);
 
 /* ---- the life of a work ---- */
 static std::atomic<Work *> finished{ nullptr };
+static std::mutex *in_children = nullptr; /* in a child: for Works of the parent, whose own may be held by no thread */
 
 Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
     const Tensors &inputs, uint64_t sequence)
@@ -282,11 +282,12 @@ struct Arrivals {
     std::mutex mutex;
     std::vector<std::shared_ptr<Arrival>> expected;
 };
-static Arrivals &arrivals()
+static Arrivals *&the_arrivals()
 {
     static auto *all = new Arrivals;
-    return *all;
+    return all;
 }
+static Arrivals &arrivals() { return *the_arrivals(); }
 Arrival::Arrival(Operation &of)
     : work_(c10::intrusive_ptr<Work>::reclaim_copy(of.work)), operation_(&of),
       written_(of.footprint.written_on_devices())
@@ -346,10 +347,23 @@ void Work::deliver()
     });
 }
 
+/* ---- in a forked child ---- */
+/* No thread of the parent is there: what they held is never given back, and what they were to do is never done. */
+static void begin_anew()
+{
+    Futures::begin_anew();
+    the_arrivals() = new Arrivals;
+    finished = nullptr; /* the tensors are the parent's */
+    in_children = new std::mutex;
+}
+[[maybe_unused]] static const int beginning_anew = pthread_atfork(nullptr, nullptr, begin_anew);
+std::mutex &Work::guard() { return communicator_->inherited() ? *in_children : mutex_; }
+
 /* ---- what a holder asks ---- */
 /* With what it brings to devices, so that whoever polls may do without the wait. */
 bool Work::isCompleted()
 {
+    if (!settled_) communicator_->check_process();
     if (Communicator::Visit visit(*communicator_); visit && !settled_)
         each([](const Operation &operation) {
             if (!operation.over) tutti_test(&operation.request);
@@ -391,6 +405,7 @@ float Work::getDuration() const
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
     if (!operation.over.load(std::memory_order_acquire)) {
+        communicator_->check_process();
         if (Communicator::Visit visit(*communicator_); visit) tutti_wait(&operation.request, timeout.count());
         operation.over.wait(false, std::memory_order_acquire); /* what is over for the core is not yet so for us */
     }
@@ -409,11 +424,6 @@ bool Work::wait(std::chrono::milliseconds timeout)
     if (staged_) deliver();
     reap();
     return true;
-}
-
-void Work::abort()
-{
-    if (Communicator::Visit visit(*communicator_); visit) tutti_comm_abort(visit.get());
 }
 
 /* ---- futures ---- */
@@ -436,12 +446,13 @@ void Work::wait_without_gil()
 void Work::prepare_future()
 {
     if (settled_) return;
+    communicator_->check_process();
     blocking_futures_ || !Futures::has_thread() ? wait_without_gil() : hasten();
 }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 {
     prepare_future();
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(guard());
     if (future_) return future_;
     std::vector<c10::Device> devices;
     each([&](const Operation &operation) {
@@ -459,7 +470,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture()
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult()
 {
     prepare_future();
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(guard());
     if (outcome_) return outcome_;
     outcome_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
     if (settled_) {
@@ -480,7 +491,7 @@ void Work::complete_futures()
     c10::intrusive_ptr<c10::ivalue::Future> future, outcome;
     c10::OptionalDeviceGuard device; /* callbacks run where the future is completed */
     {
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::lock_guard<std::mutex> lock(guard());
         if (device_) device.reset_device(*device_);
         if (future_ && !std::exchange(future_taken_, true)) future = future_;
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;

@@ -56,7 +56,7 @@ class Work final : public c10d::Work {
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
     /* The thread waits until the operation is over, the stream only for what brings the result to its device. */
     void blockCurrentStream() override { wait(kNoTimeout); }
-    void abort() override;
+    void abort() override { communicator_->abort(); }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
     c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
     float getDuration() const override;
@@ -78,6 +78,7 @@ class Work final : public c10d::Work {
     void complete_futures();
     void prepare_future();
     void wait_without_gil();
+    std::mutex &guard();
     void deliver();
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
     template <typename Use> void each(Use use) const;

@@ -215,13 +215,14 @@ def test_shutdown_lets_a_waiting_thread_go(fresh):
     assert fresh(2).run(shut_down_under_a_waiter)[0] == ["AbortedError"]
 
 
-def use_in_a_child(world):
+def in_a_child(call):
+    """What a call raises in a forked child."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(10)
         try:
-            dist.all_reduce(torch.ones(1))
+            call()
             text = b"no error"
         except BaseException as error:
             text = f"{type(error).__name__}: {error}".encode()
@@ -231,6 +232,11 @@ def use_in_a_child(world):
     with os.fdopen(read) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
+    return text
+
+
+def use_in_a_child(world):
+    text = in_a_child(lambda: dist.all_reduce(torch.ones(1)))
     dist.barrier()                                         # the parent's group does not mind
     return text
 
@@ -238,6 +244,36 @@ def use_in_a_child(world):
 def test_child_process_is_told(fresh):
     for text in fresh(2).run(use_in_a_child):
         assert text.startswith("ForkedError") and "child" in text
+
+
+def wait_in_a_child(world):
+    """Rank 1 makes its call when the children of rank 0 have said what they got."""
+    if world.rank == 1:
+        world.store.wait(["asked"])
+        dist.all_reduce(torch.ones(1))
+        return None
+    group = dist.group.WORLD
+    x, over = torch.ones(1), dist.group.WORLD.send([torch.ones(1)], 1, 0)
+    over.wait()
+    work = dist.all_reduce(x, async_op=True)
+    asked = {"wait": work.wait, "timeout": lambda: work.wait(timedelta(seconds=1)),
+             "future": lambda: work.get_future().wait(), "result": lambda: work.get_future_result().wait(),
+             "poll": work.is_completed, "block": work.block_current_stream if hasattr(work, "block_current_stream")
+             else work.synchronize, "abort": group.abort,
+             "split": lambda: group.split_group([0, 1], timedelta(seconds=5), None, "part", "part")}
+    answers = {what: in_a_child(ask) for what, ask in asked.items()}
+    fine = [in_a_child(call) for call in (over.wait, lambda: over.get_future().wait(), dist.destroy_process_group)]
+    world.store.set("asked", "yes")
+    work.wait()
+    assert x == 2
+    return answers, fine
+
+
+def test_child_that_waits_for_what_its_parent_started_is_told(fresh):
+    answers, fine = fresh(2).run(wait_in_a_child)[0]
+    assert fine == ["no error"] * 3
+    for what, text in answers.items():
+        assert text.startswith("ForkedError") and "child" in text, f"{what}: {text}"
 
 
 EXIT = """
