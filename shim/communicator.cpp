@@ -1,5 +1,6 @@
 /* Errors and the end of a communicator. */
 #include "shim/communicator.hpp"
+#include <c10/util/Exception.h>
 #include <chrono>
 #include <map>
 #include <pthread.h>
@@ -42,12 +43,20 @@ void Communicator::close()
 {
     constexpr int patience = 100, give_up = 20'000; /* times 0.1 ms */
     if (closed_.exchange(true) || inherited()) return; /* a child's copy: nothing in it is the child's */
-    for (int n = 0; visitors_ > 0; n++) {
+    for (int n = 0; visitors_ > 0 && n < give_up; n++) {
         if (n == patience) tutti_comm_abort(comm_);
-        if (n == give_up) return;
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    tutti_comm_destroy(comm_);
+    int rank = tutti_comm_user_rank(comm_);
+    ends_unvisited_ = true; /* now it may be gone at any time */
+    if (visitors_ == 0) end();
+    else
+        TORCH_WARN("tutti: rank ", rank, " has left a group, but 2 s later a thread is still in "
+            "an operation of it; what the group holds is given back when that thread returns");
+}
+void Communicator::end()
+{
+    if (!ended_.exchange(true)) tutti_comm_destroy(comm_);
 }
 
 } // namespace tutti

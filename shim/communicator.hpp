@@ -29,7 +29,7 @@ class Communicator final : public c10::intrusive_ptr_target {
     explicit Communicator(tutti_comm *comm) : comm_(comm) {}
     ~Communicator() override { close(); }
     /* Destroys the communicator; what runs ends with AbortedError. A thread that still waits inside after a moment is
-     * made to return. */
+     * made to return; if it does not, it is told of, and the communicator ends when the last one has left. */
     void close();
     void abort();
     /* By a forked child, from the process that made it. */
@@ -40,7 +40,10 @@ class Communicator final : public c10::intrusive_ptr_target {
     class Visit {
       public:
         explicit Visit(Communicator &of) : of_(of) { of.visitors_++; }
-        ~Visit() { of_.visitors_--; }
+        ~Visit()
+        {
+            if (--of_.visitors_ == 0 && of_.ends_unvisited_) of_.end();
+        }
         Visit(const Visit &) = delete;
         Visit &operator=(const Visit &) = delete;
         explicit operator bool() const { return !of_.closed_; }
@@ -50,10 +53,11 @@ class Communicator final : public c10::intrusive_ptr_target {
     };
 
   private:
+    void end(); /* once */
     tutti_comm *const comm_;
     const unsigned process_ = process_number();
     std::atomic<int> visitors_{ 0 };
-    std::atomic<bool> closed_{ false };
+    std::atomic<bool> closed_{ false }, ends_unvisited_{ false }, ended_{ false };
 };
 
 } // namespace tutti

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import threads_called
+
 
 def failures(outcomes, kind, *pieces):
     """All of them failed with this class, and all texts have all pieces."""
@@ -213,6 +215,43 @@ def shut_down_under_a_waiter(world):
 
 def test_shutdown_lets_a_waiting_thread_go(fresh):
     assert fresh(2).run(shut_down_under_a_waiter)[0] == ["AbortedError"]
+
+
+def shut_down_under_one_that_stays(world, path):
+    """A thread that is inside for long: it tells of a failure, and the recorder takes its time."""
+    import torch_tutti
+    from torch_tutti import _recorder
+    inside, go_on, seen = threading.Event(), threading.Event(), []
+    _recorder.dump_after_failure = lambda: (inside.set(), go_on.wait(60))
+
+    def disagree():
+        try:
+            dist.all_reduce(torch.ones(1 + world.rank))
+        except torch_tutti.MismatchError:
+            seen.append("told")
+
+    thread = threading.Thread(target=disagree)
+    thread.start()
+    assert inside.wait(20)
+    with open(path + str(world.rank), "w+") as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        dist.group.WORLD.shutdown()
+        os.dup2(kept, 2)
+        file.seek(0)
+        text = file.read()
+    there = threads_called("tutti-progress")
+    go_on.set()
+    thread.join(20)
+    return there, text, seen, threads_called("tutti-progress")
+
+
+def test_group_under_a_thread_that_stays_ends_when_it_leaves(fresh, tmp_path):
+    ranks = fresh(2, environment={"TORCH_FR_BUFFER_SIZE": "10"})
+    outcomes = ranks.run(shut_down_under_one_that_stays, str(tmp_path / "rank"))
+    for rank, (before, text, seen, after) in enumerate(outcomes):
+        assert f"rank {rank} has left a group" in text and "when that thread returns" in text
+        assert (before, seen, after) == (1, ["told"], 0)
 
 
 def in_a_child(call):
