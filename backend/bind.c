@@ -46,8 +46,8 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     unsigned char *slots = segment_slots(x->segment, owner) + x->slots_at;
     return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
-/* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond what
-   was mapped for what they said when it was mapped. */
+/* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
+   what was mapped for what they said when it was mapped. */
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
     size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];

@@ -1,5 +1,5 @@
-/* A job that was stopped for longer than its timeout (SIGSTOP, a frozen container) goes on when it is continued, whoever
- * of its ranks runs first. Here the clock jumps, which is what such a process sees. */
+/* A job that was stopped for longer than its timeout (SIGSTOP, a frozen container) goes on when it is continued,
+ * whoever of its ranks runs first. Here the clock jumps, which is what such a process sees. */
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -10,9 +10,11 @@ foreach(name peers peer_deaths peer_strangers views)
     ${CMAKE_SOURCE_DIR}/backend/registry.c ${CMAKE_SOURCE_DIR}/backend/views.c
     ${CMAKE_SOURCE_DIR}/backend/watch.c)
 endforeach()
-tutti_unit(backend/test_bootstrap base host)
-target_sources(test_bootstrap PRIVATE ${CMAKE_SOURCE_DIR}/backend/bootstrap.c ${CMAKE_SOURCE_DIR}/backend/bootstrap_id.c
-  ${CMAKE_SOURCE_DIR}/backend/verdict.c)
+foreach(name bootstrap bootstrap_store)
+  tutti_unit(backend/test_${name} base host)
+  target_sources(test_${name} PRIVATE unit/backend/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/bootstrap.c
+    ${CMAKE_SOURCE_DIR}/backend/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/verdict.c)
+endforeach()
 tutti_unit(host/test_heap base host)
 tutti_unit(host/test_arena base host)
 tutti_unit(host/test_available base host)
