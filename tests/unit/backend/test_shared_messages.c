@@ -140,12 +140,11 @@ static bool turn(tutti_comm *comm)
 }
 /* Rank 0 drives alone, and its receive into a shared tensor has failed: rank 1 has freed what it sends. Rank 1 looks as
    if it were copying. */
-struct stage { _Atomic int step; size_t block; };       /* no block that an earlier test has left is as large */
+enum { LARGE = 70 << 20 };                              /* a block too large to be kept when it is free */
 static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request *request)
 {
     enum { BYTES = 16384 };                             /* so few that the sender need not help */
-    struct stage *stage = me->context;
-    _Atomic int *step = &stage->step;
+    _Atomic int *step = me->context;
     atomic_uint *copying = &comm_segment(me->comm)->controls[1].copying;
     if (me->rank == 0) {
         REQUIRE(start(me, false, in, BYTES, 1, request) == TUTTI_OK);
@@ -158,11 +157,10 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
         }
     } else {
         reach_step(step, 1);
-        unsigned char *at = shared(stage->block), *keep = shared(stage->block + (4 << 20));
+        unsigned char *at = shared(LARGE);
         REQUIRE(start(me, true, at, BYTES, 0, request) == TUTTI_OK);
         drive_alone(me->comm);
         driver_release(me->comm);
-        REQUIRE(tutti_mem_free(keep) == TUTTI_OK);      /* the larger stays as the spare block, the other goes */
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);
         atomic_store(copying, 1);
         atomic_store(step, 2);
@@ -191,9 +189,9 @@ static void failed_while_a_peer_copies(struct rank *me)
 }
 static void test_a_failed_message_waits_for_who_copies(void **state)
 {
-    struct stage stage = { 0, 20 << 20 };
+    _Atomic int step = 0;
     (void)state;
-    world_threads(2, NULL, failed_while_a_peer_copies, &stage);
+    world_threads(2, NULL, failed_while_a_peer_copies, &step);
 }
 /* Who polled when it failed is not who tells: the words are there nevertheless. */
 static void told_by_another(struct rank *me)
@@ -213,9 +211,9 @@ static void told_by_another(struct rank *me)
 }
 static void test_another_thread_tells_why_a_message_failed(void **state)
 {
-    struct stage stage = { 0, 28 << 20 };
+    _Atomic int step = 0;
     (void)state;
-    world_threads(2, NULL, told_by_another, &stage);
+    world_threads(2, NULL, told_by_another, &step);
 }
 /* However long the ladder: the bell is listened for after some polls, and the fruitless are not counted for ever. */
 static void listen_soon(struct rank *me)
@@ -312,20 +310,18 @@ static void test_killed_peers(void **state)
 /* Rank 0 frees the tensor, and with it its block, while its send is open; rank 1 is told so. */
 static void freed_too_early(struct rank *me)
 {
-    size_t bytes = (size_t)40 << 20;
     if (me->rank == 0) {
-        unsigned char *at = shared(bytes), *keep = shared(2 * bytes);
+        unsigned char *at = shared(LARGE);
         tutti_request request = { 0 };
-        REQUIRE(start(me, true, at, bytes, 1, &request) == TUTTI_OK);
+        REQUIRE(start(me, true, at, LARGE, 1, &request) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);             /* the send has been announced */
-        REQUIRE(tutti_mem_free(keep) == TUTTI_OK);      /* the larger stays as the spare block, the other goes */
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
     } else {
-        unsigned char *in = malloc(bytes);
+        unsigned char *in = malloc(LARGE);
         for (int i = 0; i < 2; i++) REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-        REQUIRE(start(me, false, in, bytes, 0, NULL) == TUTTI_INVALID_ARGUMENT);
+        REQUIRE(start(me, false, in, LARGE, 0, NULL) == TUTTI_INVALID_ARGUMENT);
         free(in);
     }
     REQUIRE(strstr(tutti_get_last_error(), "freed while") != NULL);
