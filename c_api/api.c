@@ -285,10 +285,9 @@ static tutti_status refuse_overlap(const struct operation *op, const char *unles
         op->comm->name, unless);
 }
 /* Overlapping buffers must be in place, or ranks would read what is partly overwritten. all_to_all is never. */
-static tutti_status check_overlap(const struct operation *op, const void *send, size_t sent, const void *recv,
+static tutti_status check_in_place(const struct operation *op, const void *send, size_t sent, const void *recv,
     size_t received)
 {
-    if (!overlap(send, sent, recv, received)) return TUTTI_OK;
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, mine = (uintptr_t)op->comm->rank * op->part_bytes;
     if (op->family == ALL_TO_ALL) return refuse_overlap(op, ", and it cannot work in place");
     if (sent == received)
@@ -305,7 +304,7 @@ static tutti_status with_buffers(struct operation *op, const void *send, size_t 
     size_t sent = op->part_bytes * send_parts, received = op->part_bytes * recv_parts;
     TRY(check_buffer(send, sent, "send"));
     TRY(check_buffer(recv, received, "receive"));
-    TRY(check_overlap(op, send, sent, recv, received));
+    if (overlap(send, sent, recv, received)) TRY(check_in_place(op, send, sent, recv, received));
     op->input = send;
     op->output = recv;
     return run(op, request);
