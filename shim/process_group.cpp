@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <c10/util/Exception.h>
 #include <cstring>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <numeric>
 
 namespace tutti {
@@ -109,7 +108,7 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 }
 /* Torch asks once for each device type, with the same store: all get the same group. */
 BackendPointer ProcessGroupTutti::derived(
-    const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer(int)> make)
+    const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer()> make)
 {
     communicator_->check_process();
     std::unique_lock<std::mutex> lock(derived_mutex_);
@@ -118,10 +117,9 @@ BackendPointer ProcessGroupTutti::derived(
     std::lock_guard<std::mutex> making(known.making);
     if (known.store == store)
         if (auto again = known.group.lock()) return again;
-    BackendPointer group = make(known.count + 1);
+    BackendPointer group = make();
     known.store = store;
     known.group = c10::weak_intrusive_ptr<c10d::Backend>(group);
-    known.count++;
     return group;
 }
 BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
@@ -133,10 +131,8 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
     its->global_ranks_in_group.clear();
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
-    return derived(options->group_name, store, [&](int count) -> BackendPointer {
-        /* the keys of an earlier part of this name are still in the store */
-        auto fresh = c10::make_intrusive<c10d::PrefixStore>(std::to_string(count), store);
-        return c10::make_intrusive<ProcessGroupTutti>(fresh, static_cast<int>(mine - ranks.begin()),
+    return derived(options->group_name, store, [&]() -> BackendPointer {
+        return c10::make_intrusive<ProcessGroupTutti>(store, static_cast<int>(mine - ranks.begin()),
             static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
     });
 }
@@ -145,7 +141,7 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
 {
     auto its = c10::make_intrusive<Options>(*options_);
     its->global_ranks_in_group.clear();
-    return derived(options->group_name, store, [&](int) -> BackendPointer {
+    return derived(options->group_name, store, [&]() -> BackendPointer {
         return c10::make_intrusive<ProcessGroupTutti>(store, rank, size, options->timeout, options->group_name, its);
     });
 }

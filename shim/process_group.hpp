@@ -150,10 +150,9 @@ class ProcessGroupTutti final : public c10d::Backend {
         std::mutex making; /* held while one joins: for this name only, others may join meanwhile */
         c10::intrusive_ptr<c10d::Store> store;
         c10::weak_intrusive_ptr<c10d::Backend> group{ BackendPointer() };
-        int count = 0; /* of groups of this name */
     };
     BackendPointer derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
-        c10::function_ref<BackendPointer(int)> make);
+        c10::function_ref<BackendPointer()> make);
     std::mutex derived_mutex_; /* of the table, not of what is in it */
     std::unordered_map<std::string, Derived> derived_;
 };
