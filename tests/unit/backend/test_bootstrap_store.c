@@ -61,6 +61,16 @@ static void late_start(struct late *late, const struct way *way, int rank, struc
     late->rank = (struct rank){ .way = way, .rank = rank, .store = { s, store_put, store_get }, .outcome = outcome };
     assert_int_equal(pthread_create(&late->thread, NULL, bring_late, late), 0);
 }
+/* Ranks 0 to 2, each after a while. */
+static void bring_three(const int after_ms[3], const struct way *way, struct store *s, struct outcome *outcomes)
+{
+    struct late ranks[3];
+    for (int r = 0; r < 3; r++) {
+        ranks[r].after_ms = after_ms[r];
+        late_start(&ranks[r], way, r, s, &outcomes[r]);
+    }
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+}
 static void put_record(struct store *s, const struct way *answers, const struct way *way, int rank)
 {
     char key[64];
@@ -106,9 +116,7 @@ static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
     struct member first = member_of(&dead, 0);
     store_put(s, "r0", &first, sizeof first);                          /* and no verdict */
     put_record(s, &dead, &dead, 1);
-    struct late ranks[3] = { { .after_ms = 100 } };
-    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
-    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
     free(s);
     outcomes_destroy(outcomes);
@@ -121,9 +129,7 @@ static void test_rank_started_again_while_others_join(void **state)
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, dead = way;
     dead.attempt = 1;
     put_record(s, &way, &dead, 1);                                     /* has answered, and died */
-    struct late ranks[3] = { { .after_ms = 0 }, { .after_ms = 100 }, { .after_ms = 1200 } };
-    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
-    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    bring_three((int[]){ 0, 100, 1200 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
     free(s);
     outcomes_destroy(outcomes);
@@ -135,10 +141,10 @@ static void test_rank_taken_twice_is_noticed(void **state)
     struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
     struct store *s = store_create();
     other.attempt = 1;                                                 /* another process */
-    struct late ranks[4] = { { .after_ms = 0 }, { .after_ms = 0 }, { .after_ms = 200 }, { .after_ms = 100 } };
-    for (int r = 0; r < 3; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
-    late_start(&ranks[3], &other, 1, s, second);                       /* and is read: the first had no time to be */
-    for (int r = 0; r < 4; r++) pthread_join(ranks[r].thread, NULL);
+    struct late twin = { .after_ms = 100 };
+    late_start(&twin, &other, 1, s, second);
+    bring_three((int[]){ 0, 0, 200 }, &way, s, outcomes);
+    pthread_join(twin.thread, NULL);
     bool first_seated = outcomes[1].status == TUTTI_OK;
     const struct outcome *turned_away = first_seated ? second : &outcomes[1];
     assert_true(first_seated != (second->status == TUTTI_OK));
