@@ -21,11 +21,12 @@
 enum {
     KEY_BYTES = 64,
     NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
-    MOST_NAP_MS = 200,                                 /* between two looks */
+    LEAST_NAP_NS = 50000, MOST_NAP_MS = 200,           /* between two looks */
+    LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
     AGAIN_MS = 1000,                                   /* who waited longer reads all records again */
-    HINT_MS = 5000,                                    /* who waited so long is told what for */
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
 };
+static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
 static const char first_key[] = "r0";
 
 tutti_status bootstrap_random(void *bytes, size_t count) { return random_fill(bytes, count); }
@@ -67,14 +68,16 @@ static bool is_same_attempt(const struct member *a, const struct member *b)
 {
     return memcmp(a->token, b->token, sizeof a->token) == 0;
 }
-/* Between two looks at a key: an eighth of what the wait has taken. */
-static void nap(int64_t began_ms, int64_t deadline_ms)
+/* Between two looks at a key: an eighth of what the wait has taken, so that who comes at once is not kept waiting and
+   the store is not kept busy. */
+static void nap(int64_t began_ns, int64_t deadline_ms)
 {
-    int64_t nap_ms = (clock_ms() - began_ms) / 8, left_ms = deadline_remaining_ms(deadline_ms);
-    if (nap_ms > MOST_NAP_MS) nap_ms = MOST_NAP_MS;
-    if (nap_ms > left_ms) nap_ms = left_ms;
-    nanosleep(&(struct timespec){ 0, (nap_ms < 1 ? 1 : nap_ms) * 1000000 }, NULL);
+    int64_t nap_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
+    int64_t most_ns = (left_ms < MOST_NAP_MS ? left_ms : MOST_NAP_MS) * 1000000;
+    nap_ns = nap_ns < LEAST_NAP_NS ? LEAST_NAP_NS : nap_ns < most_ns ? nap_ns : most_ns;
+    nanosleep(&(struct timespec){ 0, nap_ns }, NULL);
 }
+static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
 /* ---- rank 0 ---- */
 static tutti_status check_alone(const tutti_store *store, const struct member *mine)
@@ -91,14 +94,14 @@ static tutti_status await_record(const tutti_store *store, const struct member *
     struct member *out)
 {
     char key[KEY_BYTES];
-    int64_t began_ms = clock_ms();
+    int64_t began_ns = clock_ns();
     name_record(mine, rank, key);
     for (;;) {
         bool last = clock_ms() >= deadline_ms;
         tutti_status status = store_get(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
-        TRY(check_alone(store, mine));
-        nap(began_ms, deadline_ms);
+        if (is_late(began_ns)) TRY(check_alone(store, mine));
+        nap(began_ns, deadline_ms);
     }
 }
 /* A rank may have died after it had answered, and have been started again. */
@@ -222,16 +225,16 @@ static void tell_what_for(const struct follower *f)
 static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
 {
     bool told = false;
-    int64_t began_ms = clock_ms();
+    int64_t began_ns = clock_ns();
     TRY(look_at_first(f, deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
         tutti_status status = f->answered ? read_verdict(f) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
         if (clock_ms() >= until_ms) return fail_unheard(f);
-        nap(began_ms, until_ms);
-        TRY(look_at_first(f, NOW));
-        if (!f->over || told || clock_ms() - began_ms < HINT_MS) continue;
+        nap(began_ns, until_ms);
+        if (!f->answered || is_late(began_ns)) TRY(look_at_first(f, NOW));
+        if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
         told = true;
         tell_what_for(f);
     }
