@@ -90,7 +90,7 @@ static bool is_refused(const struct executor *x)
 {
     const struct failure *f = x->segment->failure;
     uint32_t state = atomic_load(&f->state);
-    return state != FAILURE_NONE && (state != FAILURE_READY || f->operation <= x->operation);
+    return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);
 }
 /* True: all have arrived. *status is MISMATCH when one of them does something else. Who has arrived will not look at my
    other line before I have written it for the next operation: time to fetch it. */
@@ -356,7 +356,7 @@ static tutti_status announce(struct executor *x)
 static bool may_touch(struct executor *x)
 {
     atomic_store(&x->mine->touching, 1);
-    if (atomic_load(&x->segment->failure->state) != FAILURE_READY) return true;
+    if (!(atomic_load(&x->segment->failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&x->mine->touching, 0);
     return false;
 }

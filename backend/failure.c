@@ -65,28 +65,32 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
 }
 
 /* ---- failing ---- */
-static bool claim(const tutti_comm *comm)               /* false: another rank was first */
-{
-    uint32_t found = FAILURE_NONE, mine = FAILURE_CLAIMED + (uint32_t)comm->rank;
-    return atomic_compare_exchange_strong(&comm_segment(comm)->failure->state, &found, mine) || found == mine;
-}
-/* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. */
+/* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
+   not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
 {
-    if (!comm->running || comm->executor.arrived || !claim(comm)) return false;
-    if (!executor_is_complete(&comm->executor)) return false;
-    atomic_store(&comm_segment(comm)->failure->state, FAILURE_NONE);
-    return true;
+    _Atomic uint32_t *state = &comm_segment(comm)->failure->state;
+    if (!comm->running || comm->executor.arrived) return false;
+    uint32_t alone = FAILURE_CLAIM;
+    atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
+    return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
+}
+static bool may_tell(struct failure *failure)           /* false: another rank was first */
+{
+    uint32_t found = atomic_load(&failure->state);
+    while (!(found & FAILURE_CERTAIN))
+        if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
+    return false;
 }
 static void tell_others(const tutti_comm *comm)
 {
     const struct segment *segment = comm_segment(comm);
-    if (!segment || !claim(comm)) return;
+    if (!segment || !may_tell(segment->failure)) return;
     segment->failure->status = comm->status;
     segment->failure->rank = comm->rank;
     segment->failure->operation = comm->executor.operation + (comm->running && comm->executor.arrived);
     snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->detail);
-    atomic_store_explicit(&segment->failure->state, FAILURE_READY, memory_order_release);
+    atomic_fetch_or(&segment->failure->state, FAILURE_READY);
     for (int r = 0; r < comm->size; r++) {
         atomic_fetch_add(&segment->controls[r].bell, 1);
         word_wake(&segment->controls[r].bell, true);
@@ -173,11 +177,14 @@ static struct operation *find_left_alone(const tutti_comm *comm)
             return op;
     return NULL;
 }
-static tutti_status fail_left_alone_message(tutti_comm *comm)
+static bool is_left_alone_after_all(const tutti_comm *comm)
 {
     transport_poll(comm->transport);                    /* what was sent before its sender left counts */
+    return find_left_alone(comm);
+}
+static tutti_status fail_left_alone_message(tutti_comm *comm)
+{
     const struct operation *op = find_left_alone(comm);
-    if (!op) return TUTTI_OK;
     return comm_fail(comm, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
         comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
@@ -222,7 +229,7 @@ static struct reason find_reason(const tutti_comm *comm)
     struct operation *late;
     if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
     if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
-    if (atomic_load_explicit(&f->state, memory_order_acquire) == FAILURE_READY)
+    if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
         return (struct reason){ FAILED_BY_ANOTHER, NULL };
     if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
     if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
@@ -233,7 +240,8 @@ bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause !
 tutti_status comm_check(tutti_comm *comm)
 {
     struct reason reason = find_reason(comm);
-    if (reason.cause > FAILED_BY_ANOTHER && have_come_at_last(comm)) return TUTTI_OK;
+    if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
+    if (reason.cause > FAILED_BY_ANOTHER && have_come_at_last(comm)) return TUTTI_OK;      /* or fails now, certainly */
     switch (reason.cause) {
     case NONE: break;
     case STOPPED:

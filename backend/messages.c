@@ -52,7 +52,7 @@ static bool enter(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.mine->copying, 1);
-    if (atomic_load(&comm_segment(comm)->failure->state) != FAILURE_READY) return true;
+    if (!(atomic_load(&comm_segment(comm)->failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&comm->executor.mine->copying, 0);
     return false;
 }

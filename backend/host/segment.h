@@ -51,8 +51,9 @@ static inline void bell_listen(struct control *mine)
     atomic_exchange(&mine->listening, LISTENS);
     fence_between_store_and_load();
 }
-/* FAILURE_CLAIMED + rank: that rank is about to fail the group, or finds at the last moment that it need not. */
-enum { FAILURE_NONE, FAILURE_READY, FAILURE_CLAIMED };
+/* Bits, and above them the number of claims. TELLING: a rank writes down why the group fails; READY: it can be read. A
+   claim is that of a rank which is about to fail the group, or finds at the last moment that it need not. */
+enum { FAILURE_NONE, FAILURE_READY = 1, FAILURE_TELLING = 2, FAILURE_CERTAIN = 3, FAILURE_CLAIM = 4 };
 struct failure {                                       /* the first error of the group, for all its ranks         */
     _Atomic uint32_t state;
     int32_t status, rank;

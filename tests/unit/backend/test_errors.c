@@ -1,5 +1,6 @@
 /* What goes wrong, and what is said about it: every text that a user can cause is read here. */
 #include "tests/support/world.h"
+#include "backend/comm.h"
 #include "backend/base/settings.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -224,6 +225,30 @@ static void test_who_comes_late_does_not_succeed(void **state)
     (void)state;
     world_threads(3, NULL, comes_late, NULL);
 }
+/* Ranks 0 and 1 reach their timeout at once, and rank 2 comes. Rank 0, for which the test acts, has claimed the failure,
+   finds that all have come, and need not fail; but rank 1 has failed meanwhile, and nobody may miss that. */
+static void two_reach_their_timeout(struct rank *me)
+{
+    static _Atomic int ready;
+    static _Atomic bool rank_1_has_failed;
+    int32_t summand = 1, sum = 0;
+    tutti_request r = { .timeout_ms = me->rank == 1 ? 50 : 20000, .blocking = true };
+    _Atomic uint32_t *state = &comm_segment(me->comm)->failure->state;
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    atomic_fetch_add(&ready, 1);
+    while (me->rank == 0 && atomic_load(&ready) < 3) usleep(1000);
+    if (me->rank == 0) atomic_fetch_add(state, FAILURE_CLAIM);
+    if (me->rank != 1) while (!atomic_load(&rank_1_has_failed)) usleep(1000);
+    if (me->rank == 0) atomic_fetch_sub(state, FAILURE_CLAIM);
+    REQUIRE(tutti_all_reduce(&summand, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
+    if (me->rank != 1) SAYS("rank 1 failed the group");
+    atomic_store(&rank_1_has_failed, true);
+}
+static void test_a_failure_is_told_although_another_rank_was_about_to_fail(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, two_reach_their_timeout, NULL);
+}
 static void wait_with_timeout(struct rank *me)
 {
     tutti_request r = { 0 };
@@ -359,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
         cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
         cmocka_unit_test(test_who_comes_late_does_not_succeed),
+        cmocka_unit_test(test_a_failure_is_told_although_another_rank_was_about_to_fail),
         cmocka_unit_test(test_a_wait_can_time_out),
         cmocka_unit_test(test_a_rank_that_never_joins_is_named),
         cmocka_unit_test(test_a_setting_that_is_refused_is_named),
