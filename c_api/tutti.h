@@ -13,14 +13,14 @@
  *
  * Buffers are plain host memory; large ones are faster in memory of tutti_mem_alloc. Counts are in elements. In place
  * means: all_reduce, reduce, broadcast with send == recv; all_gather, gather with send == recv + rank * count;
- * reduce_scatter, scatter with recv == send + rank * count. Other overlap is refused. After a successful
- * call the buffers belong to the caller again at once.
+ * reduce_scatter, scatter with recv == send + rank * count. Other overlap is refused. After a successful call the
+ * buffers belong to the caller again at once.
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
  * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before
- * anything is sent and leave the communicator as it was; request.refused tells. Everything else (a peer that died, a timeout, ranks that
- * disagree) fails the communicator: every later call on it returns the same error, and tutti_comm_destroy is all that
- * is left to do.
+ * anything is sent and leave the communicator as it was; request.refused tells. Everything else (a peer that died, a
+ * timeout, ranks that disagree) fails the communicator: every later call on it returns the same error, and
+ * tutti_comm_destroy is all that is left to do.
  *
  * Threads: any thread may call any function at any time; calls on one communicator are queued in the order in which
  * they arrive. fork: a child must not use its parent's communicators (it gets TUTTI_FORKED); it may make its own. No
