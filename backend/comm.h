@@ -32,6 +32,7 @@ struct operation {                                      /* lives in tutti_reques
     _Atomic int64_t timeout_ms;
     _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
     int64_t looked_ms;                                  /* when a driver last looked whether it is late */
+    bool forgiven;                                      /* the time between the last two looks does not count */
     _Atomic bool hastened;                              /* it must not rest any more */
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;

@@ -190,13 +190,15 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
         comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
 }
 /* Whoever drives looks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
-   paused virtual machine), its peers perhaps with it: they are given the time that it has lost. */
+   paused virtual machine), its peers perhaps with it: they are given the time that it has lost. Gaps in a row are those
+   of a driver that has much else to do, for which operations must end in time nevertheless. */
 static void forgive_stop(struct operation *op, int64_t now_ms)
 {
     int64_t gap_ms = op->looked_ms ? now_ms - op->looked_ms : 0;
+    bool stopped = gap_ms > STOPPED_MS && !op->forgiven;
     op->looked_ms = now_ms;
-    if (gap_ms > STOPPED_MS && atomic_load(&op->deadline_ms) < INT64_MAX - gap_ms)
-        atomic_fetch_add(&op->deadline_ms, gap_ms);
+    op->forgiven = stopped;
+    if (stopped && atomic_load(&op->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&op->deadline_ms, gap_ms);
 }
 static bool is_late(struct operation *op)
 {

@@ -269,6 +269,7 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     out->tag = 0;
     atomic_init(&out->deadline_ms, 0);
     out->looked_ms = 0;
+    out->forgiven = false;
     atomic_init(&out->hastened, false);
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);

@@ -12,11 +12,11 @@
 #include <unistd.h>
 
 enum { TIMEOUT_MS = 10000, STOP_S = 60 };
-static _Atomic long stopped_s;
+static _Atomic long stopped_s, hurry_s;                 /* hurry: so much passes between two looks at the clock */
 int clock_gettime(clockid_t id, struct timespec *out)   /* in place of libc's */
 {
     long failed = syscall(SYS_clock_gettime, id, out);
-    if (id == CLOCK_MONOTONIC) out->tv_sec += atomic_load(&stopped_s);
+    if (id == CLOCK_MONOTONIC) out->tv_sec += atomic_fetch_add(&stopped_s, atomic_load(&hurry_s));
     return (int)failed;
 }
 static void is_stopped(struct rank *me)
@@ -41,9 +41,29 @@ static void test_time_in_which_all_were_stopped_does_not_count(void **state)
     world_threads(2, NULL, is_stopped, NULL);
     assert_int_equal(atomic_load(&stopped_s), STOP_S);
 }
+/* Its driver has large operations of another communicator to do, and looks every few seconds only. */
+static void is_seldom_looked_at(struct rank *me)
+{
+    static _Atomic bool over;
+    tutti_request request = { .timeout_ms = TIMEOUT_MS, .blocking = true };
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    while (me->rank == 1 && !atomic_load(&over)) nap_us(1000);
+    if (me->rank == 0) atomic_store(&hurry_s, 2);
+    REQUIRE(tutti_barrier(me->comm, &request) == TUTTI_TIMEOUT);
+    atomic_store(&hurry_s, 0);
+    atomic_store(&over, true);
+}
+static void test_a_timeout_comes_although_nobody_looks_often(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, is_seldom_looked_at, NULL);
+}
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_time_in_which_all_were_stopped_does_not_count) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_time_in_which_all_were_stopped_does_not_count),
+        cmocka_unit_test(test_a_timeout_comes_although_nobody_looks_often),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
