@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_BLOCKS = 512, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
+enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
 enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
 struct header {                                        /* the first page of a block */
     char magic[8];
@@ -228,15 +228,23 @@ static tutti_status block_add(size_t bytes)
         "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
         MOST_BLOCKS);
 }
-/* A quarter of what there is, so that the blocks are few; or only what is needed, if there is no more; and that with
-   the help of the spare block, before it is refused. */
+/* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one, or
+   a small tensor that is freed and allocated over and over could make a large block each time. */
+static size_t block_bytes_wanted(void)
+{
+    struct arena_extent extent = arena_extent();
+    size_t most = extent.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = extent.bytes / 4;
+    size_t wanted = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
+    return size_round_up(wanted, page_bytes());
+}
+/* What is wanted; or only what is needed, if there is no more; and that with the help of the spare block, before it is
+   refused. */
 static tutti_status grow(size_t bytes)
 {
-    size_t least, wanted = arena_extent().bytes / 4;
+    size_t least, wanted = block_bytes_wanted();
     if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
         return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are beyond all addresses", bytes);
     least = least / page_bytes() * page_bytes();
-    wanted = size_round_up(wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES, page_bytes());
     tutti_status status = wanted > least ? block_add(wanted) : TUTTI_NO_MEMORY;
     if (status != TUTTI_OK) status = block_add(least);
     while (status != TUTTI_OK && arena_give_up_spare()) status = block_add(least);

@@ -158,6 +158,21 @@ static void test_what_is_kept_is_bounded(void **state)
     arena_free(allocate(65 * MIB));
     assert_int_equal(arena_extent().blocks, 0);
 }
+/* However much there is besides, a small tensor that is freed and allocated over and over makes no block each time. */
+static void test_a_small_tensor_costs_no_block_each_time(void **state)
+{
+    struct place places[2];
+    void *much = allocate(300 * MIB);
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        void *small = allocate(MIB);
+        assert_true(arena_find(small, MIB, &places[i]));
+        arena_free(small);
+    }
+    assert_int_equal(places[0].block, places[1].block);
+    arena_free(much);
+    arena_give_up_spare();
+}
 /* A peer that still has the block mapped does not keep the memory. */
 static void test_memory_returns_although_it_is_mapped(void **state)
 {
@@ -368,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_a_hundred_thousand_cycles_do_not_grow),
         cmocka_unit_test(test_free_blocks_are_given_back),
         cmocka_unit_test(test_what_is_kept_is_bounded),
+        cmocka_unit_test(test_a_small_tensor_costs_no_block_each_time),
         cmocka_unit_test(test_memory_returns_although_it_is_mapped),
         cmocka_unit_test(test_no_memory_names_the_bytes),
         cmocka_unit_test(test_refusals_are_errors),
