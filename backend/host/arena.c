@@ -228,8 +228,8 @@ static tutti_status block_add(size_t bytes)
         "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
         MOST_BLOCKS);
 }
-/* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one, or
-   a small tensor that is freed and allocated over and over could make a large block each time. */
+/* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one,
+   or a small tensor that is freed and allocated over and over could make a large block each time. */
 static size_t block_bytes_wanted(void)
 {
     struct arena_extent extent = arena_extent();

@@ -225,8 +225,8 @@ static void test_who_comes_late_does_not_succeed(void **state)
     (void)state;
     world_threads(3, NULL, comes_late, NULL);
 }
-/* Ranks 0 and 1 reach their timeout at once, and rank 2 comes. Rank 0, for which the test acts, has claimed the failure,
-   finds that all have come, and need not fail; but rank 1 has failed meanwhile, and nobody may miss that. */
+/* Ranks 0 and 1 reach their timeout at once, and rank 2 comes. Rank 0, for which the test acts, has claimed the
+   failure, finds that all have come, and need not fail; but rank 1 has failed meanwhile, and nobody may miss that. */
 static void two_reach_their_timeout(struct rank *me)
 {
     static _Atomic int ready;
