@@ -222,7 +222,7 @@ def shut_down_under_one_that_stays(world, path):
     import torch_tutti
     from torch_tutti import _recorder
     inside, go_on, seen = threading.Event(), threading.Event(), []
-    _recorder.dump_after_failure = lambda: (inside.set(), go_on.wait(60))
+    _recorder.dump_after_failure = lambda _: (inside.set(), go_on.wait(60))
 
     def disagree():
         try:
