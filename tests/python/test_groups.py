@@ -215,6 +215,22 @@ def test_the_same_group_split_off_again(fresh):
     fresh(3).run(splitting_again)
 
 
+def splitting_off_others(world):
+    """Rank 2 has not been in the first part of that name."""
+    for ranks in ([0, 1], [0, 2]):
+        dist.barrier()                                    # or it would answer to the first part
+        part = dist.group.WORLD.split_group(ranks, datetime.timedelta(seconds=15), None, "pair", "two of three")
+        if world.rank in ranks:
+            x = torch.ones(1)
+            part.allreduce([x]).wait()
+            assert x == 2
+        del part
+
+
+def test_a_part_of_the_same_name_with_other_ranks(fresh):
+    fresh(3).run(splitting_off_others)
+
+
 def splitting_in_two_threads(world):
     """Each rank begins with another part, so none is made before both ranks have begun with both."""
     parent, made = dist.group.WORLD, {}
