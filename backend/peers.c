@@ -5,6 +5,7 @@
  * stay until the process lets go of all groups and says goodbye; an end without a goodbye is a death. */
 #include "backend/peers.h"
 #include "backend/base/clock.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/status.h"
 #include "backend/host/arena.h"
 #include "backend/host/socket.h"
@@ -95,8 +96,8 @@ static tutti_status begin(void)
     registry.listener = socket_listen("peer", registry.self.nonce);
     if (registry.listener < 0)
         return status_fail(TUTTI_SYSTEM, "cannot listen for ranks of this host: %s", strerror(-registry.listener));
-    registry.poller = epoll_create1(EPOLL_CLOEXEC);
-    registry.waker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    registry.poller = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
+    registry.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (registry.poller < 0 || registry.waker < 0 || registry_poll(registry.listener) || registry_poll(registry.waker))
         return status_fail(TUTTI_SYSTEM, "cannot watch the ranks of this host: %s", strerror(errno));
     return start_thread();

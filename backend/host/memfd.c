@@ -1,5 +1,6 @@
 /* The calls that make, fill and check a sealed memfd, and the words for what each may refuse. */
 #include "backend/host/memfd.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/status.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +33,7 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
 {
     *out = -1;
     TRY(check_file_limit(bytes));
-    *out = memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    *out = descriptor_raised(memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*out < 0)
         return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
             memfd_advice(errno));

@@ -1,6 +1,7 @@
 /* SOCK_SEQPACKET keeps messages whole and in order and shows the end of the other process, which a datagram socket does
    not. Every descriptor is closed on exec and never blocks. */
 #include "backend/host/socket.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/status.h"
 #include <errno.h>
 #include <stdio.h>
@@ -52,7 +53,7 @@ static int checked(int descriptor)                                     /* the de
 /* ---- connections ---- */
 static int open_socket(void)
 {
-    int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int descriptor = descriptor_raised(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return descriptor < 0 ? -errno : descriptor;
 }
 int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
@@ -77,7 +78,7 @@ int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 int socket_accept(int listener)
 {
     int descriptor;
-    do descriptor = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     return descriptor < 0 ? -errno : checked(descriptor);
 }
@@ -115,7 +116,7 @@ static void take_descriptors(struct msghdr *header, int *out)
         for (size_t i = 0; i < count; i++) {
             int one;
             memcpy(&one, CMSG_DATA(control) + i * sizeof one, sizeof one);
-            if (*out < 0) *out = one;
+            if (*out < 0) *out = descriptor_raised(one);
             else close(one);
         }
     }

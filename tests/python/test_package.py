@@ -43,6 +43,34 @@ print([m for m in sys.modules if m.startswith("torch_tutti")], "libtutti" in map
     assert ast.literal_eval(names + "]") == ["torch_tutti", "torch_tutti._autoload"] and loaded.strip() == "False"
 
 
+def test_standard_descriptors_are_nobody_s():
+    """Where they are closed, what is written to standard error must not get into a tensor or to a peer."""
+    code = """
+import os, sys, threading, torch, torch.distributed as dist, torch_tutti
+from datetime import timedelta
+def closed():
+    for number in range(3):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            pass
+def join(rank):
+    group = torch_tutti.ProcessGroupTutti(store, rank, 2, timedelta(seconds=20), "")
+    group.allreduce([shared]).wait()
+    ends.wait()
+found, store, ends = [], dist.HashStore(), threading.Barrier(2, closed)
+said, answer = os.fdopen(os.dup(1), "w"), os.closerange(0, 3)
+shared = torch_tutti.empty(8).zero_()
+closed()
+ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+[rank.start() for rank in ranks]
+[rank.join() for rank in ranks]
+print(found, file=said, flush=True)
+os._exit(0)
+"""
+    assert python(code) == "[]\n"
+
+
 def test_package_can_be_imported_before_torch():
     python("import torch_tutti, sys; assert 'torch' not in sys.modules; import torch; torch_tutti.Options()")
 

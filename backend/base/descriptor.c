@@ -1,0 +1,13 @@
+#include "backend/base/descriptor.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+int descriptor_raised(int descriptor)
+{
+    if (descriptor < 0 || descriptor > STDERR_FILENO) return descriptor;
+    int raised = fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
+    close(descriptor);
+    errno = error;
+    return raised;
+}
