@@ -65,6 +65,15 @@ static void check_kind(const char *call, Role role, const at::Tensor &tensor)
         refuse(call, "the ", role, " tensor is not contiguous (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
             "); use tensor.contiguous() and, for an output, copy the result back");
 }
+/* A tensor whose storage was resized still tells its shape, and so does a fake one. */
+static char *memory_of(const char *call, Role role, const at::Tensor &tensor)
+{
+    auto *data = static_cast<char *>(tensor.data_ptr());
+    size_t needed = static_cast<size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+    if (data && tensor.storage().nbytes() >= needed) return data;
+    refuse(call, "the ", role, " tensor has no memory: it needs ", needed, " bytes of a storage that has ",
+        data ? tensor.storage().nbytes() : 0, "; was it freed by resize_, or is it a fake tensor?");
+}
 Buffer Footprint::check(const at::Tensor &tensor, Role role)
 {
     check_kind(call_, role, tensor);
@@ -75,7 +84,7 @@ Buffer Footprint::check(const at::Tensor &tensor, Role role)
     Element element = element_of(tensor.scalar_type());
     auto count = static_cast<size_t>(tensor.numel());
     bool here = count && tensor.device().is_cpu();
-    return { here ? static_cast<char *>(tensor.data_ptr()) : nullptr, count * element.factor, element.dtype,
+    return { here ? memory_of(call_, role, tensor) : nullptr, count * element.factor, element.dtype,
         tensor.scalar_type() };
 }
 Buffer Footprint::input(const at::Tensor &tensor, Role role)

@@ -3,6 +3,7 @@ and what to do; the group goes on working."""
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
 from torch.distributed import ReduceOp
 
 
@@ -20,8 +21,21 @@ def backend():
     return dist.group.WORLD._get_backend(torch.device("cpu"))
 
 
+def freed():
+    tensor = torch.ones(8)[4:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
 def tensors(call):
     return {
+        "freed": (ValueError, ["has no memory", "32 bytes", "resize_"], lambda: call(freed())),
+        "fake": (ValueError, ["has no memory", "fake"], lambda: call(fake())),
         "non-contiguous": (ValueError, ["not contiguous", "strides [1, 4]", ".contiguous()"],
                            lambda: call(torch.ones(3, 4).t())),
         "sparse": (ValueError, ["layout SparseCsr", "to_dense"], lambda: call(torch.ones(3, 3).to_sparse_csr())),
