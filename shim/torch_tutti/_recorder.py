@@ -14,6 +14,8 @@ import threading
 from types import ModuleType
 from typing import Any
 
+from torch_tutti import _log
+
 # Each by its newer and its older name; the newer goes first.
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -63,15 +65,15 @@ def dump_after_failure(text: str) -> None:
     and all the rest when the exception has had its time."""
     if not _flag(ON_FAILURE, True):
         return
-    _log("error", f"rank {rank()}: {text}")
+    _log.write("error", f"rank {rank()}: {text}")
     try:
         path = _default_path()
         written = _write(path, _NEWEST)
     except Exception as error:
-        _log("warn", f"the flight recorder could not write its trace: {error}")
+        _log.write("warn", f"the flight recorder could not write its trace: {error}")
         return
-    _log("warn", f"rank {rank()}: the last operations are in {path}. When all ranks have written theirs, see who waits "
-         f"for whom with: tutti trace {os.path.dirname(path) or '.'}")
+    _log.write("warn", f"rank {rank()}: the last operations are in {path}. When all ranks have written theirs, see who "
+               f"waits for whom with: tutti trace {os.path.dirname(path) or '.'}")
     if written == _NEWEST:
         _complete_later(path)
 
@@ -144,9 +146,3 @@ def _number(names: tuple[str, ...], default: int) -> int:
 def _flag(names: tuple[str, ...], default: bool) -> bool:
     text = _variable(names)[1].lower()
     return default if not text else text not in ("0", "n", "no", "false")
-
-
-def _log(level: str, text: str) -> None:
-    """As the library writes its log, in one write, because ranks share their standard error."""
-    sys.stderr.write(f"tutti[{os.getpid()}] {level}: {text}\n")
-    sys.stderr.flush()

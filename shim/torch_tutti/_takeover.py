@@ -20,6 +20,8 @@ import threading
 from types import ModuleType
 from typing import Any, Callable
 
+from torch_tutti import _log
+
 VARIABLE = "TUTTI_TAKE_OVER"
 HELPER = "_new_process_group_helper"
 # Names that cannot be taken over, and why.
@@ -85,7 +87,7 @@ def from_environment() -> None:
     try:
         _begin(names)
     except ImportError as error:
-        _log(f"{VARIABLE} has no effect: {error}", "error")
+        _say(f"{VARIABLE} has no effect: {error}", "error")
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ def accepts_foreign_options(options: Any) -> bool:
     if it is made instead of another's, because a program that asks for "nccl" gives NCCL's."""
     if not getattr(_making, "instead", False):
         return False
-    _log(f"pg_options of {type(options).__qualname__} mean nothing to tutti and are ignored")
+    _say(f"pg_options of {type(options).__qualname__} mean nothing to tutti and are ignored")
     return True
 
 
@@ -259,12 +261,10 @@ def _announce(names: frozenset[str], asked: str, given: str, group: Any) -> None
         return
     _announced = (os.getpid(), names)
     over = "is taken over" if len(names) == 1 else "are taken over"
-    _log(f'rank {group.rank()} asked for backend "{asked}" and gets "{given}", because {", ".join(sorted(names))} '
+    _say(f'rank {group.rank()} asked for backend "{asked}" and gets "{given}", because {", ".join(sorted(names))} '
          f"{over} (torch_tutti.take_over, tutti run or {VARIABLE})")
 
 
-def _log(text: str, level: str = "warn") -> None:
-    """As the library writes its log, in one write, because ranks share their standard error."""
+def _say(text: str, level: str = "warn") -> None:
     if level == "error" or os.environ.get("TUTTI_LOG", "").lower() != "error":
-        sys.stderr.write(f"tutti[{os.getpid()}] {level}: {text}\n")
-        sys.stderr.flush()
+        _log.write(level, text)

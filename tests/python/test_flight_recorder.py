@@ -408,6 +408,20 @@ def test_no_trace_after_a_failure_if_told_so(recorded):
     assert not recorded.folder.exists()
 
 
+def fails_unheard(world, broken):
+    sys.stderr = None if broken == "absent" else open(os.devnull, "w")
+    if broken == "closed":
+        sys.stderr.close()
+    with pytest.raises(tutti.MismatchError):
+        dist.all_reduce(torch.ones(world.rank + 1))
+
+
+@pytest.mark.parametrize("broken", ["absent", "closed"])
+def test_trace_is_written_without_standard_error(recorded, broken):
+    recorded(2).run(fails_unheard, broken)
+    assert len(traces_in(recorded.folder).of_rank) == 2
+
+
 def test_trace_that_cannot_be_written_hides_no_error(recorded):
     said = recorded(2, environment={"TORCH_FR_DUMP_TEMP_FILE": "/dev/null/trace_"}).run(fails)
     assert all("the flight recorder could not write its trace: " in text and "/dev/null" in text for text in said)

@@ -380,6 +380,16 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert 'ValueError: TUTTI_TAKE_OVER=gloo,ncll: tutti cannot take over "ncll": torch knows no backend' in done.stderr
 
 
+def test_program_without_standard_error():
+    code = """
+import sys, torch.distributed as dist
+sys.stderr = None
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend_config())
+"""
+    assert "tutti" in start(sys.executable, "-c", code, names="gloo").stdout
+
+
 def test_torch_that_makes_groups_in_another_way():
     code = """
 import torch, torch.distributed as dist
