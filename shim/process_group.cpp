@@ -90,6 +90,7 @@ ProcessGroupTutti::~ProcessGroupTutti()
 {
     if (recorded_as_) recorder::leave(*recorded_as_);
     communicator_->close();
+    Work::reap_unless_ending(); /* no other call may follow */
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {

@@ -25,6 +25,7 @@ class Futures {
     static void push(Work *work); /* takes over a reference */
     static bool has_thread();     /* for a future that is asked for now; it may have just been made */
     static void help();           /* this thread completes what no other can be had for */
+    static bool stopped();
     static void quiesce();
     static void begin_anew() { queue() = new Queue; } /* in a child: its threads are not there */
   private:
@@ -150,6 +151,12 @@ void Futures::quiesce()
     q->stopped = true;
     q->left.wait_for(lock, std::chrono::seconds(2), [q] { return q->busy == 0; });
 }
+bool Futures::stopped()
+{
+    Queue *q = queue();
+    std::lock_guard<std::mutex> lock(q->mutex);
+    return q->stopped;
+}
 void futures_quiesce() { Futures::quiesce(); }
 
 /* ---- the life of a work ---- */
@@ -274,6 +281,10 @@ void Work::reap()
         }
         work = next;
     }
+}
+void Work::reap_unless_ending()
+{
+    if (!Futures::stopped()) reap();
 }
 
 /* ---- results on other devices ---- */

@@ -68,6 +68,7 @@ class Work final : public c10d::Work {
 
     /* Drops the Works that are over. Call it where dropping a tensor is harmless: from a thread of the user. */
     static void reap();
+    static void reap_unless_ending(); /* nothing may be dropped any more when the interpreter ends */
 
   private:
     friend class Futures;

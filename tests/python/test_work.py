@@ -1,4 +1,8 @@
 """What torch keeps about a Work, and what it asks of one, besides waiting."""
+import gc
+import weakref
+
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -28,3 +32,20 @@ def ask_for_result(world):
 def test_result_as_a_future(shared):
     """0 stands for success (torch's WorkResult)."""
     assert shared(2).run(ask_for_result) == [0, 0]
+
+
+def leave_work_behind(world):
+    """Whether the memory of a tensor is given back that an operation held, of a group that is gone."""
+    group, memory = dist.new_group(), numpy.ones(1000, dtype=numpy.float32)
+    held = weakref.ref(memory)
+    if world.rank == 0:
+        dist.all_reduce(torch.from_numpy(memory), group=group, async_op=True)
+    del memory
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    return held() is None
+
+
+def test_group_that_is_gone_holds_no_tensors(shared):
+    assert shared(2).run(leave_work_behind) == [True] * 2
