@@ -43,6 +43,7 @@ struct Message { /* of one byte */
     tutti_status status = TUTTI_IN_PROGRESS;
 };
 constexpr auto margin = std::chrono::seconds(1); /* so that rank 0 is the first to give up */
+constexpr auto for_ever = std::chrono::hours(24 * 36500); /* 64 bits hold the nanoseconds of 292 years */
 
 /* Rank 0 waits for a message of each other rank; the ranks whose message did not come in time. If there are any, the
  * group is aborted, which ends the receives. If it fails before that, `cause` and `text` tell how. */
@@ -96,6 +97,9 @@ static std::string list_of_ranks(const std::vector<int> &ranks)
 void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bool wait_all_ranks)
 {
     auto timeout = options.timeout == c10d::kUnsetTimeout ? options_->timeout : options.timeout;
+    if (timeout.count() < 0)
+        fail(TUTTI_INVALID_ARGUMENT, c10::str("monitoredBarrier: a timeout of ", timeout.count(), " ms is negative"));
+    timeout = std::min<std::chrono::milliseconds>(timeout, for_ever);
     Communicator::Visit visit(*communicator_);
     if (!visit) fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     if (getRank() != 0) {

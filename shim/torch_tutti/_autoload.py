@@ -25,6 +25,7 @@ def create(options: Any, group_options: Any) -> Any:
     from torch_tutti import _compatibility, _recorder, _takeover
     from torch_tutti._extension import load
     extension = load()
+    timeout = _compatibility.limit(options.timeout, f"group {options.group_id}")
     if group_options is not None and not isinstance(group_options, extension.Options):
         if not _takeover.accepts_foreign_options(group_options):
             kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
@@ -36,8 +37,7 @@ def create(options: Any, group_options: Any) -> Any:
     _compatibility.install()
     _recorder.start(extension, options)
     return extension.ProcessGroupTutti(store=options.store, rank=options.group_rank, size=options.group_size,
-                                       timeout=options.timeout,
-                                       group=options.group_id, options=group_options)
+                                       timeout=timeout, group=options.group_id, options=group_options)
 
 
 def register() -> None:

@@ -13,6 +13,7 @@ import sys
 from datetime import timedelta
 from typing import Any, Callable, Iterator
 
+FOR_EVER = timedelta(days=36500)     # 64 bits hold the nanoseconds of 292 years
 _installed = False
 
 
@@ -28,6 +29,14 @@ def install() -> None:
     if hasattr(c10d, "_set_pg_timeout"):                # private, but what torchtitan and others call
         c10d._set_pg_timeout = _before_set_timeout(c10d._set_pg_timeout)
     c10d._coalescing_manager = distributed._coalescing_manager = _around_coalescing(c10d._coalescing_manager)
+
+
+def limit(timeout: timedelta, of: str) -> timedelta:
+    """A timeout that is as long as it says, also in torch's arithmetic. Raises ValueError for one that is none."""
+    if timeout < timedelta(milliseconds=1):
+        raise ValueError(f"{of}: a timeout of {timeout.total_seconds():g} s; it must be at least a millisecond, and no "
+                         "more than torch can count (timedelta.max is; timedelta(days=36500) is for ever, too)")
+    return min(timeout, FOR_EVER)
 
 
 def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -46,8 +55,8 @@ def monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_
     if not backends:
         raise ValueError("torch_tutti.monitored_barrier is for tutti groups, and this one runs on "
                          f"{distributed.get_backend_config(group)}: call torch.distributed.monitored_barrier")
-    limit = {} if timeout is None else {"timeout": timeout}
-    backends[0].monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
+    given = {} if timeout is None else {"timeout": min(timeout, FOR_EVER)}
+    backends[0].monitored_barrier(wait_all_ranks=wait_all_ranks, **given)
 
 
 def backends_of(group: Any) -> list[Any]:
@@ -89,7 +98,7 @@ def _before_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
             return original(timeout, group)
         ours = backends_of(group)
         for backend in ours:
-            backend._set_default_timeout(timeout)
+            backend._set_default_timeout(limit(timeout, "_set_pg_timeout"))
         if len(ours) < len(_all_backends(group)):       # torch would warn that it found nothing to do
             original(timeout, group)
     return set_timeout

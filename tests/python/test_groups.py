@@ -294,3 +294,19 @@ def in_debug_mode(world):
 
 def test_detail_debug_level(fresh):
     fresh(2, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(in_debug_mode)
+
+
+def make_with_timeouts(world):
+    for wrong in (datetime.timedelta(0), datetime.timedelta(seconds=-1), datetime.timedelta(microseconds=500),
+                  datetime.timedelta.max):
+        with pytest.raises(ValueError, match="it must be at least a millisecond"):
+            dist.new_group(timeout=wrong)
+    group = dist.new_group(timeout=datetime.timedelta(days=200_000))
+    dist.barrier(group=group)
+    limit = group._get_backend(torch.device("cpu")).options.timeout
+    dist.destroy_process_group(group)
+    return limit > datetime.timedelta(days=36000)
+
+
+def test_timeout_that_is_none_or_more_than_fits(shared):
+    assert shared(2).run(make_with_timeouts) == [True] * 2

@@ -26,6 +26,22 @@ def test_all_come(shared, size):
     shared(size).run(passes)
 
 
+def with_timeout(world, timeout):
+    group = dist.group.WORLD
+    for barrier in (group.monitored_barrier, lambda t: dist.monitored_barrier(timeout=t)):
+        if timeout >= timedelta(days=1):
+            barrier(timeout)
+            continue
+        with pytest.raises(ValueError, match="a timeout of -1000 ms is negative"):
+            barrier(timeout)
+    dist.barrier()                                          # the group goes on
+
+
+@pytest.mark.parametrize("timeout", [timedelta(seconds=-1), timedelta(days=120_000)], ids=str)
+def test_timeout_that_is_negative_or_more_than_fits(shared, timeout):
+    shared(2).run(with_timeout, timeout)
+
+
 def some_are_missing(world, missing, wait_all):
     group = dist.new_group()
     if world.rank not in missing:
