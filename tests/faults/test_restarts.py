@@ -22,7 +22,7 @@ total = torch.ones(1)
 dist.all_reduce(total)
 if attempt == 0 and rank == int(os.environ["VICTIM"]):
     os.kill(os.getpid(), 9)
-print(f"rank {rank} in attempt {attempt}: {total.item():.0f}", flush=True)
+os.write(1, f"rank {rank} in attempt {attempt}: {total.item():.0f}\\n".encode())      # in one piece
 dist.destroy_process_group()
 """
 

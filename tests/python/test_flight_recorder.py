@@ -358,7 +358,7 @@ def runs_out_of_addresses(world):
     with pytest.raises(MemoryError):
         dist.all_reduce(x)
     resource.setrlimit(resource.RLIMIT_AS, limits)
-    entries = tutti._extension.load()._recorded()["entries"]
+    entries = tutti._extension.load()._recorded(100)["entries"]
     return [(e["profiling_name"], e["collective_seq_id"]) for e in entries], entries[-1]["failure"]
 
 
@@ -381,7 +381,7 @@ def refuses_the_first(world):
         rest([x])
         dist.group.WORLD._end_coalescing(cpu).wait()
     dist.all_reduce(x)
-    return [(e["profiling_name"], e["collective_seq_id"]) for e in tutti._extension.load()._recorded()["entries"]]
+    return [(e["profiling_name"], e["collective_seq_id"]) for e in tutti._extension.load()._recorded(100)["entries"]]
 
 
 def test_what_was_refused_has_no_number(recorded):
