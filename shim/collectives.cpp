@@ -49,15 +49,22 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     }
     return batch.finish();
 }
+int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
+{
+    if (root >= 0 && root < getSize()) return static_cast<int>(root);
+    fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": root ", root, " is not a rank of this group, which has ranks "
+        "0 to ", getSize() - 1));
+}
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
 {
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
+    int root = root_of(call, options.rootRank);
     Footprint footprint(call.name());
     const at::Tensor &tensor = only_tensor(call.name(), tensors);
-    Buffer b = options.rootRank == getRank() ? footprint.input(tensor) : footprint.output(tensor, { "input" });
+    Buffer b = root == getRank() ? footprint.input(tensor) : footprint.output(tensor, { "input" });
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
-        return tutti_broadcast(b.data, b.data, b.count, b.dtype, static_cast<int>(options.rootRank), comm, request);
+        return tutti_broadcast(b.data, b.data, b.count, b.dtype, root, comm, request);
     });
 }
 WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOptions &options)
@@ -65,14 +72,15 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
     Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     const at::Tensor &tensor = only_tensor(call.name(), tensors);
-    bool root = options.rootRank == getRank();
-    Buffer b = root ? footprint.update(tensor) : footprint.input(tensor);
+    int root = root_of(call, options.rootRank);
+    bool receives = root == getRank();
+    Buffer b = receives ? footprint.update(tensor) : footprint.input(tensor);
     Reduction r = reduction_of(call.name(), options.reduceOp, b);
-    char *out = root ? b.data : nullptr; /* elsewhere the tensor stays as it is */
+    char *out = receives ? b.data : nullptr; /* elsewhere the tensor stays as it is */
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
-        return tutti_reduce(b.data, out, b.count, b.dtype, r.op, static_cast<int>(options.rootRank), comm, request);
+        return tutti_reduce(b.data, out, b.count, b.dtype, r.op, root, comm, request);
     });
 }
 WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)

@@ -71,7 +71,7 @@ WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, con
     Call call{ "tutti:gather", c10d::OpType::GATHER, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(only_tensor(call.name(), inputs));
-    int root = static_cast<int>(options.rootRank);
+    int root = root_of(call, options.rootRank);
     char *received = nullptr;
     if (root != getRank()) check_no_list(call.name(), "output", outputs);
     else {
@@ -92,7 +92,7 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
     Call call{ "tutti:scatter", c10d::OpType::SCATTER, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer out = footprint.output(only_tensor(call.name(), outputs));
-    int root = static_cast<int>(options.rootRank);
+    int root = root_of(call, options.rootRank);
     char *sent = nullptr;
     if (root != getRank()) check_no_list(call.name(), "input", inputs);
     else {

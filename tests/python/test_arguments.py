@@ -122,8 +122,12 @@ def test_types_that_differ(shared):
 def check_ranks_and_tags(world):
     b, one = backend(), torch.ones(4)
     options = dist.BroadcastOptions()
-    options.rootRank = 7
-    refused(ValueError, ["root 7", "0 to 1"], lambda: b.broadcast([one], options))
+    for root in (7, -1, 1 << 32, (1 << 32) + 1):         # the core's roots have 32 bits
+        options.rootRank = root
+        refused(ValueError, [f"root {root} ", "0 to 1"], lambda: b.broadcast([one], options))
+        refused(ValueError, [f"root {root} "], lambda: dist.reduce(one, root))
+        refused(ValueError, [f"root {root} "], lambda: dist.gather(one, None, root))
+        refused(ValueError, [f"root {root} "], lambda: dist.scatter(one, None, root))
     refused(ValueError, ["peer 9", "0 to 1"], lambda: b.send([one], 9, 0))
     refused(ValueError, ["tag -3"], lambda: b.send([one], 1 - world.rank, -3))
     refused(ValueError, ["without start_coalescing"], lambda: b._end_coalescing() if hasattr(b, "_end_coalescing")
