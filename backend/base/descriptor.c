@@ -1,3 +1,4 @@
+/* Moving a descriptor is a copy and a close; nobody else knows the old number yet. */
 #include "backend/base/descriptor.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -34,8 +34,8 @@ def install() -> None:
 def limit(timeout: timedelta, of: str) -> timedelta:
     """A timeout that is as long as it says, also in torch's arithmetic. Raises ValueError for one that is none."""
     if timeout < timedelta(milliseconds=1):
-        raise ValueError(f"{of}: a timeout of {timeout.total_seconds():g} s; it must be at least a millisecond, and no "
-                         "more than torch can count (timedelta.max is; timedelta(days=36500) is for ever, too)")
+        raise ValueError(f"{of}: a timeout of {timeout.total_seconds():g} s; it must be at least a millisecond. For "
+                         "ever is timedelta(days=36500): timedelta.max is more than torch can count")
     return min(timeout, FOR_EVER)
 
 
