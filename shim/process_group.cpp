@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <cstring>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace tutti {
 
@@ -133,7 +134,9 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     its->global_ranks_in_group.clear();
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
     return derived(options->group_name, store, [&]() -> BackendPointer {
-        return c10::make_intrusive<ProcessGroupTutti>(store, static_cast<int>(mine - ranks.begin()),
+        /* other ranks may be making another part of that name just now */
+        auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]), store);
+        return c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
             static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
     });
 }

@@ -231,6 +231,18 @@ def test_a_part_of_the_same_name_with_other_ranks(fresh):
     fresh(3).run(splitting_off_others)
 
 
+def splitting_into_halves(world):
+    ranks = [0, 1] if world.rank < 2 else [2, 3]
+    half = dist.group.WORLD.split_group(ranks, datetime.timedelta(seconds=15), None, "half", "half of four")
+    x = torch.tensor([float(world.rank)])
+    half.allreduce([x]).wait()
+    return x.item()
+
+
+def test_parts_of_one_name_made_at_once(fresh):
+    assert fresh(4).run(splitting_into_halves) == [1, 1, 5, 5]
+
+
 def splitting_in_two_threads(world):
     """Each rank begins with another part, so none is made before both ranks have begun with both."""
     parent, made = dist.group.WORLD, {}
