@@ -88,6 +88,7 @@ static uint64_t fingerprint_of(const struct executor *x)
    looks for arrivals, the others arrive (with an exchange) and then look for a claim. */
 static bool is_refused(const struct executor *x)
 {
+    if (!atomic_load(&x->mine->doubt)) return false;
     const struct failure *f = x->segment->failure;
     uint32_t state = atomic_load(&f->state);
     return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);

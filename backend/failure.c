@@ -65,6 +65,11 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
 }
 
 /* ---- failing ---- */
+/* So that who arrives need not read one word of the group more, as long as nothing has failed. */
+static void raise_doubt(const tutti_comm *comm)
+{
+    for (int r = 0; r < comm->size; r++) atomic_store(&comm_segment(comm)->controls[r].doubt, 1);
+}
 /* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
    not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
@@ -73,6 +78,7 @@ static bool have_come_at_last(const tutti_comm *comm)
     if (!comm->running || comm->executor.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
+    raise_doubt(comm);
     return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
 }
 static bool may_tell(struct failure *failure)           /* false: another rank was first */
@@ -86,6 +92,7 @@ static void tell_others(const tutti_comm *comm)
 {
     const struct segment *segment = comm_segment(comm);
     if (!segment || !may_tell(segment->failure)) return;
+    raise_doubt(comm);
     segment->failure->status = comm->status;
     segment->failure->rank = comm->rank;
     segment->failure->operation = comm->executor.operation + (comm->running && comm->executor.arrived);

@@ -30,6 +30,7 @@ struct descriptor {                                    /* what I think we are do
 struct control {
     struct line line[2];                               /* alternate from operation to operation                   */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
+    _Atomic uint32_t doubt;                            /* 1: look at the failure. Beside what every arrival reads */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
     _Atomic uint32_t touching, copying;                /* 1: it may be at shared tensors of other ranks, for a    */
                                                        /* collective, for a message                               */
