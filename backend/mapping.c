@@ -22,23 +22,15 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* A child begins without segments: those of its parent are not its own. */
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
-static void init_changed(void)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
 static void after_fork_in_child(void)
 {
     mappings = NULL;
-    init_changed();
+    clock_condition_init(&changed);
     pthread_mutex_unlock(&lock);
 }
 static void prepare(void)
 {
-    init_changed();
+    clock_condition_init(&changed);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 

@@ -24,14 +24,6 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* ---- fork ---- */
 static void before_fork(void) { pthread_mutex_lock(&registry.lock); }
 static void in_parent(void) { pthread_mutex_unlock(&registry.lock); }
-static void init_changed(void)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&registry.changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
 /* The child closes its copies, or it would keep the connections open and hide its parent's death. It leaves the
    poller's list alone, which is shared with the parent, and frees nothing: what it inherited still points there. */
 static void in_child(void)
@@ -46,11 +38,11 @@ static void in_child(void)
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
     registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
-    init_changed();
+    clock_condition_init(&registry.changed);
 }
 static void prepare(void)
 {
-    init_changed();
+    clock_condition_init(&registry.changed);
     arena_prepare();                                    /* the watch thread asks the arena, with our lock held */
     pthread_atfork(before_fork, in_parent, in_child);
 }

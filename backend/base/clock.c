@@ -14,3 +14,11 @@ int64_t clock_deadline(int64_t timeout_ms)
     int64_t now = clock_ms();
     return timeout_ms <= 0 || timeout_ms > INT64_MAX - now ? INT64_MAX : now + timeout_ms;
 }
+void clock_condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
