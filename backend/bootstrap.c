@@ -50,17 +50,23 @@ static tutti_status store_put(const tutti_store *store, const char *key, const v
     if (status == TUTTI_OK) return status;
     return status_fail(status, "the key-value store failed to take key %s: %s", key, status_message(status));
 }
-static tutti_status store_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
+/* TIMEOUT: it is not there; NO_MEMORY: it is larger. What else goes wrong is said. */
+static tutti_status store_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity,
+    void *out, size_t *bytes)
+{
+    tutti_status status = store->get(store->context, key, out, capacity, bytes, timeout_ms);
+    if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
+    return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
+}
+static tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
     struct member *out)
 {
     struct member found;
     size_t bytes = 0;
-    tutti_status status = store->get(store->context, key, &found, sizeof found, &bytes, timeout_ms);
-    if (status == TUTTI_TIMEOUT) return status;
+    tutti_status status = store_get(store, key, timeout_ms, sizeof found, &found, &bytes);
     if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && bytes != sizeof found))
         return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
-    if (status != TUTTI_OK)
-        return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
+    if (status != TUTTI_OK) return status;
     member_seat(out, &found);
     return TUTTI_OK;
 }
@@ -83,7 +89,7 @@ static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; 
 static tutti_status check_alone(const tutti_store *store, const struct member *mine)
 {
     struct member first;
-    tutti_status status = store_get(store, first_key, 0, NOW, &first);
+    tutti_status status = record_get(store, first_key, 0, NOW, &first);
     if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, mine))) return TUTTI_OK;
     TRY(status);
     return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank 0: this one, %llu, and %llu "
@@ -98,7 +104,7 @@ static tutti_status await_record(const tutti_store *store, const struct member *
     name_record(mine, rank, key);
     for (;;) {
         bool last = clock_ms() >= deadline_ms;
-        tutti_status status = store_get(store, key, rank, NOW, out);
+        tutti_status status = record_get(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
         if (is_late(began_ns)) TRY(check_alone(store, mine));
         nap(began_ns, deadline_ms);
@@ -110,7 +116,7 @@ static tutti_status read_again(const tutti_store *store, const struct member *mi
     char key[KEY_BYTES];
     for (int r = 1; r < (int)mine->size; r++) {
         name_record(mine, r, key);
-        tutti_status status = store_get(store, key, r, NOW, &table[r]);
+        tutti_status status = record_get(store, key, r, NOW, &table[r]);
         if (status != TUTTI_TIMEOUT) TRY(status);
         TRY(member_check(mine, r, &table[r]));
     }
@@ -158,17 +164,15 @@ struct follower {
     const struct member *mine;
     int rank;
     struct announcement *found;
-    struct member first;                               /* rank 0, as last seen */
-    bool seen, over, answered;                         /* it; its verdict, before this rank came; else this rank did */
+    struct member first;                               /* rank 0, as last seen; zeroed: not yet */
+    bool over, answered;                               /* its verdict was there before us; this rank has answered */
 };
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
 static tutti_status get_verdict(const struct follower *f, size_t *out)
 {
     char key[KEY_BYTES];
     name_key(&f->first, "table", key);
-    tutti_status status = f->store->get(f->store->context, key, f->found, table_bytes(f), out, NOW);
-    if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
-    return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
+    return store_get(f->store, key, NOW, table_bytes(f), f->found, out);
 }
 static tutti_status read_verdict(const struct follower *f)
 {
@@ -185,7 +189,6 @@ static tutti_status answer(struct follower *f, const struct member *first)
     char key[KEY_BYTES];
     size_t ignored;
     f->first = *first;
-    f->seen = true;
     tutti_status status = get_verdict(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
@@ -196,10 +199,10 @@ static tutti_status answer(struct follower *f, const struct member *first)
 static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
 {
     struct member first;
-    tutti_status status = store_get(f->store, first_key, 0, timeout_ms, &first);
+    tutti_status status = record_get(f->store, first_key, 0, timeout_ms, &first);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    return f->seen && is_same_attempt(&first, &f->first) ? TUTTI_OK : answer(f, &first);
+    return is_same_attempt(&first, &f->first) ? TUTTI_OK : answer(f, &first);
 }
 static tutti_status fail_unheard(const struct follower *f)
 {
