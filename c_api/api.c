@@ -1,8 +1,8 @@
 /* The public functions: check arguments, fill an operation, hand it to the backend. No logic. */
-#include "backend/comm.h"
+#include "backend/comm/comm.h"
 #include "backend/base/memory.h"
-#include "backend/host/arena.h"
-#include "backend/info.h"
+#include "backend/memory/arena.h"
+#include "backend/info/info.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

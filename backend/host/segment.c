@@ -5,7 +5,7 @@
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/host/memfd.h"
+#include "backend/memory/memfd.h"
 #include <assert.h>
 #include <errno.h>
 #include <string.h>

@@ -4,7 +4,7 @@
    little. Every process computes where things lie by itself; no size and no offset is read from the shared memory. */
 #pragma once
 #include "backend/base/fence.h"
-#include "backend/host/arena.h"
+#include "backend/memory/arena.h"
 #include <stdatomic.h>
 
 enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8 };
@@ -23,7 +23,7 @@ struct descriptor {                                    /* what I think we are do
     uint64_t algorithm;                                /* row of collectives_table                                */
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
     struct place tensor[2];                            /* of operations that look where tensors lie: of INPUT and */
-    uint64_t flags;                                    /* OUTPUT, in the arena; see backend/tensors.h             */
+    uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h          */
 };
 /* Of one rank. Peers that read the lines in turns prefetch what follows at the same distance: nothing that the rank
    writes during an operation lies there. */
@@ -62,7 +62,7 @@ struct failure {                                       /* the first error of the
     char detail[500];
 };
 enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
-struct introduction {                                  /* of one rank; backend/figures.c                          */
+struct introduction {                                  /* of one rank; join/figures.c                             */
     uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
     _Alignas(128) _Atomic uint32_t ball;               /* goes to and fro between rank 0 and this one             */
     _Atomic uint32_t core;                             /* wait_core() when it last returned it                    */

@@ -4,7 +4,7 @@
    hypervisor or another program may take a core away at any moment: everything is repeated, and the slower repetitions
    do not count.
 
-   What is left out on purpose: nothing here says how slots are best written (backend/pace.c goes on finding that out,
+   What is left out on purpose: nothing here says how slots are best written (execute/pace.c goes on finding that out,
    because cores are moved without notice), and nothing depends on figures being better than to a factor of two. */
 #include "backend/model/machine.h"
 #include "backend/base/clock.h"

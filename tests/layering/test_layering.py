@@ -11,19 +11,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 600, 120, 60
 
+# backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
+FLOORS = ["base", "schedule", "check", "collectives", "model", "memory", "host", "processes", "transports", "execute",
+          "engine", "join", "comm", "info"]
+
+
+def below(floor):
+    """What files of that floor may include of ours."""
+    only = {"schedule": ["base"], "check": ["base", "schedule"], "collectives": [], "memory": ["base"],
+            "model": ["base", "schedule"], "host": ["base", "memory"], "processes": ["base", "memory", "host"],
+            "transports": ["base"], "execute": ["base", "schedule", "memory", "host", "transports"]}
+    floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
+    if floor in ("engine", "join", "comm"):
+        floors = FLOORS
+    return ["c_api/tutti.h", "kernels/", *(f"backend/{name}/" for name in floors)]
+
+
 # room: what its files may include of ours, besides themselves. The longest room that a path begins with is the file's.
 MAY_INCLUDE = {
     "c_api/": ["backend/"],
     "c_api/tutti.h": [],
-    "backend/": ["c_api/tutti.h", "backend/", "kernels/"],
-    "backend/base/": ["c_api/tutti.h"],
-    "backend/schedule/": ["c_api/tutti.h", "backend/base/"],
+    **{f"backend/{floor}/": below(floor) for floor in FLOORS},
     "backend/collectives/": ["backend/schedule/schedule.h"],
-    "backend/host/": ["c_api/tutti.h", "backend/base/"],
-    "backend/transports/": ["c_api/tutti.h", "backend/base/"],
-    "backend/devices/": ["c_api/tutti.h", "backend/base/"],
-    "backend/model/": ["c_api/tutti.h", "backend/base/", "backend/schedule/"],
-    "backend/groups/": ["c_api/tutti.h", "backend/base/", "backend/schedule/"],
     "kernels/": ["c_api/tutti.h"],
     "zero/": ["c_api/tutti.h"],
     "shim/": ["c_api/tutti.h", "zero/zero.h"],
@@ -219,25 +228,25 @@ LONG_FUNCTION = "int f(int x)\n{\n" + "    x++;\n" * LONGEST_FUNCTION + "    ret
 LONG_METHOD = LONG_FUNCTION.replace(")", ") const", 1)
 BREACHES = [
     ("includes", "backend/collectives/ring.c", '#include "backend/base/memory.h"\n'),
-    ("includes", "backend/base/log.c", '#include "backend/comm.h"\n'),
+    ("includes", "backend/base/log.c", '#include "backend/comm/comm.h"\n'),
     ("includes", "backend/host/wait.c", '#include "backend/schedule/schedule.h"\n'),
     ("includes", "kernels/reduce.c", '#include "backend/base/log.h"\n'),
-    ("includes", "shim/work.cpp", '#include "backend/comm.h"\n'),
-    ("includes", "c_api/tutti.h", '#include "backend/comm.h"\n'),
-    ("includes", "backend/comm.c", "#include <torch/torch.h>\n"),
-    ("includes", "backend/transports/shm.c", "  # include <infiniband/verbs.h>\n"),
-    ("include_paths", "backend/comm.c", '#include "comm.h"\n'),
-    ("calls", "backend/comm.c", "void f(void) { free(malloc(1)); }\n"),
+    ("includes", "shim/work.cpp", '#include "backend/comm/comm.h"\n'),
+    ("includes", "c_api/tutti.h", '#include "backend/comm/comm.h"\n'),
+    ("includes", "backend/comm/comm.c", "#include <torch/torch.h>\n"),
+    ("includes", "backend/transports/shm/shm.c", "  # include <infiniband/verbs.h>\n"),
+    ("include_paths", "backend/comm/comm.c", '#include "comm.h"\n'),
+    ("calls", "backend/comm/comm.c", "void f(void) { free(malloc(1)); }\n"),
     ("calls", "backend/base/memory.c", 'const char *f(void) { return getenv("A"); }\n'),
     ("calls", "kernels/reduce.c", "void f(void) { abort(); }\n"),
     ("imports", "shim/torch_tutti/bench.py", "def f():\n    import pandas.io\n"),
     ("imports", "examples/train_gpt.py", "from numpy import array\n"),
-    ("sizes", "backend/comm.c", "int x;\n" * (LONGEST_FILE + 1)),
-    ("sizes", "backend/comm.c", "/* " + "x" * LONGEST_LINE + " */\n"),
-    ("functions", "backend/comm.c", LONG_FUNCTION),
+    ("sizes", "backend/comm/comm.c", "int x;\n" * (LONGEST_FILE + 1)),
+    ("sizes", "backend/comm/comm.c", "/* " + "x" * LONGEST_LINE + " */\n"),
+    ("functions", "backend/comm/comm.c", LONG_FUNCTION),
     ("functions", "shim/work.cpp", "namespace a {\nclass B : public C {\n" + LONG_METHOD + "};\n}\n"),
     ("functions", "tests/python/test_x.py", "def f():\n" + "    pass\n" * (LONGEST_FUNCTION + 1)),
-    ("openings", "backend/comm.c", '#include "backend/comm.h"\n'.replace("#", "int x;\n#")),
+    ("openings", "backend/comm/comm.c", '#include "backend/comm/comm.h"\n'.replace("#", "int x;\n#")),
     ("machine_paths", "README.md", "look into /" + "home/me/tutti\n"),
     ("machine_paths", "script/setup", "cd /" + "root/checkout\n"),
 ]
@@ -253,9 +262,10 @@ LONG_TABLES = "int table[] = {\n" + "    1,\n" * 200 + "};\nstruct a {\n" + "   
 INNOCENT = [
     ("includes", "backend/collectives/a.c", '#include "backend/schedule/schedule.h"'),
     ("includes", "backend/collectives/a.c", '#include "backend/collectives/a.h"'),
-    ("includes", "backend/comm.c", '#include "backend/host/wait.h"\n#include "kernels/reduce.h"\n#include <stdio.h>'),
-    ("calls", "backend/comm.c", '/* malloc(1) */ void f(void) { log("abort()"); comm_abort(x); c->abort(x); }\n'),
-    ("functions", "backend/comm.c", LONG_TABLES),
+    ("includes", "backend/comm/comm.c",
+     '#include "backend/host/wait.h"\n#include "kernels/reduce.h"\n#include <stdio.h>'),
+    ("calls", "backend/comm/comm.c", '/* malloc(1) */ void f(void) { log("abort()"); comm_abort(x); c->abort(x); }\n'),
+    ("functions", "backend/comm/comm.c", LONG_TABLES),
     ("machine_paths", "script/setup", 'cat "$x/tmp/y" build/tmp/z https://example.org/home/page\n'),
 ]
 

@@ -1,3 +1,3 @@
 foreach(name kept price probe)
-  tutti_unit(model/test_${name} base schedule collectives model)
+  tutti_unit(model/test_${name} model)
 endforeach()

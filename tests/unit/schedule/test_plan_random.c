@@ -3,7 +3,7 @@
  * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
  * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
  * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
-#include "tests/unit/schedule/mutants.h"
+#include "tests/unit/check/mutants.h"
 
 enum { PLANS = 3000, MUTATED = 200, MOST_RANKS = 8 };
 static uint64_t seed, first_seed = 1;

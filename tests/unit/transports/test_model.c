@@ -2,7 +2,7 @@
    send of a name from s to d is the k-th of d's receives of that name that s answers, in the order of their posting.
    Whenever nothing moves any more, no receive may be left that some send could answer. Seeds are printed; another one
    can be given as the argument. */
-#include "backend/transports/shm_pair.h"
+#include "backend/transports/shm/pair.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
 #include <stdarg.h>

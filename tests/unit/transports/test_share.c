@@ -1,6 +1,6 @@
 /* Messages from tensor to tensor: whichever ends can be reached, whoever copies, whatever is cancelled or refused in
    between, the bytes are right and nothing is touched afterwards. All ranks are played by this thread. */
-#include "backend/transports/shm_pair.h"
+#include "backend/transports/shm/pair.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
 #include <stdarg.h>

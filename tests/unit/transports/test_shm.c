@@ -1,7 +1,7 @@
 /* What is particular to shm: what it does with memory that somebody else has overwritten, when reservations or
    allocations fail, what it allocates, and whom it wakes. All ranks are played by this thread. */
 #include "backend/base/memory.h"
-#include "backend/transports/shm_pair.h"
+#include "backend/transports/shm/pair.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* The contract, over every transport: inproc with delays and reordering, shm between threads, shm between processes. */
-#include "backend/transports/shm_pair.h"
+#include "backend/transports/shm/pair.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
 #include <stdarg.h>

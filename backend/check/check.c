@@ -1,0 +1,298 @@
+/* The checker: runs a plan of all ranks symbolically, several operations in a row, several tiles each. It proves:
+ * no deadlock: all waits are "has reached", sends complete as late as they may (when the receive is posted), so if one
+ *   order of running comes to the end, all do;
+ * no race: a wait teaches only what the earliest publication that meets it guarantees, the end of a send nothing;
+ * right results: every OUTPUT holds each contribution once, of this operation and this tile, finished once, multiplied
+ *   once where it has to be; INPUT is left as it was; each caller rewrites its tensors the moment its call returns. */
+#include "backend/check/check.h"
+#include "backend/base/memory.h"
+#include "backend/schedule/build.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- operations ---- */
+/* The threads of a rank meet at the ends of an operation. */
+static void join(struct checker *k, int rank)
+{
+    int first = rank * k->slots;
+    for (int i = 1; i < k->slots; i++) checker_learn(k, first, k->thread[first + i].clock);
+    for (int i = 1; i < k->slots; i++) checker_learn(k, first + i, k->thread[first].clock);
+}
+/* The last call has returned, the next is made: its tensors are new, and the rank announces that it has come. */
+static void call(struct checker *k, int rank)
+{
+    const struct schedule *s = &k->plan->ranks[rank];
+    struct walker *w = &k->walker[rank];
+    if (w->operation) checker_judge(k, s, w->operation - 1);
+    checker_rewrite(k, s, w->operation);
+    ++*checker_now(k, rank * k->slots);
+    join(k, rank);
+    w->called = true;
+    if (w->operation == k->operations) return;
+    int *arrival = &w->arrival[(size_t)w->operation * (size_t)k->threads];
+    for (int i = 0; i < k->threads; i++) arrival[i] = k->thread[rank * k->slots].clock[i];
+    for (int i = 0; i < k->slots; i++) {
+        k->thread[rank * k->slots + i].tile = i;
+        k->thread[rank * k->slots + i].step = 0;
+    }
+}
+static bool has_arrived(const struct walker *w, int operation)
+{
+    return w->operation > operation || (w->operation == operation && w->called);
+}
+/* True when all ranks of the host have come; then what they did before is known. */
+static bool roll_call(struct checker *k, int rank)
+{
+    const struct schedule *s = &k->plan->ranks[rank];
+    struct walker *w = &k->walker[rank];
+    if (w->arrived) return true;
+    for (int q = s->host_first; q < s->host_end; q++)
+        if (!has_arrived(&k->walker[q], w->operation)) return false;
+    for (int q = s->host_first; q < s->host_end; q++)
+        for (int i = 0; q != rank && i < k->slots; i++)
+            checker_learn(k, rank * k->slots + i, &k->walker[q].arrival[(size_t)w->operation * (size_t)k->threads]);
+    return w->arrived = true;
+}
+
+/* ---- steps ---- */
+static int chunks_of(const struct schedule *s, const struct step *t)
+{
+    int sum = 0;
+    for (int x = 0; x < t->from_count + t->to_count; x++) sum += s->spans[t->span + x].count;
+    return sum;
+}
+static void post(struct checker *k, int thread, int step, int tile, int operation)
+{
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    const struct step *t = &s->steps[step];
+    struct message *m = memory_zeroed(1, sizeof *m);
+    int n = 0;
+    *checker_message(k, s->rank, step, tile, operation) = m;
+    if (m) m->value_count = chunks_of(s, t);
+    if (m && t->kind == SEND) m->values = memory_zeroed((size_t)m->value_count, sizeof *m->values);
+    if (!m || (t->kind == SEND && !m->values)) {
+        checker_fail(k, "the checker is out of memory", s->rank, step, tile);
+        return;
+    }
+    for (int x = 0; x < t->from_count + t->to_count; x++)
+        for (int i = 0; i < s->spans[t->span + x].count; i++) {
+            struct cell *c = checker_cell(k, s->spans[t->span + x], i, tile, operation);
+            checker_touch(k, c, thread, t->kind == RECV, m, step, tile);
+            if (t->kind == SEND) m->values[n++] = c->value;
+        }
+    ++*checker_now(k, thread);
+    m->clock = checker_snapshot(k, thread);
+}
+static void land(
+    struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile, int operation)
+{
+    const struct step *t = &s->steps[step];
+    int n = 0;
+    for (int d = 0; d < t->to_count; d++)
+        for (int i = 0; i < step_to(s, t)[d].count; i++) {
+            struct value *v = &checker_cell(k, step_to(s, t)[d], i, tile, operation)->value;
+            *v = sent->values[n++];
+            v->valid &= v->tile == tile && v->operation == operation;
+        }
+}
+/* Is the message that this rank posted at `step` complete, or can it be now? */
+static bool complete(struct checker *k, int thread, int step, int tile, int operation)
+{
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    struct message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
+    struct place end = match_of(k->match, s->rank, step);
+    if (!m) checker_fail(k, "awaits a message before posting it", s->rank, step, tile);
+    if (!m || m->done_at) return m != NULL;
+    if (end.rank >= 0) other = *checker_message(k, end.rank, end.step, tile, operation);
+    if (!other || !other->clock) return false;
+    if (other->value_count != m->value_count) {
+        checker_fail(k, "the ends of a message differ in length", s->rank, step, tile);
+        return false;
+    }
+    if (s->steps[step].kind == RECV) {
+        land(k, s, step, other, tile, operation);
+        checker_learn(k, thread, other->clock);
+    }
+    m->done_at = ++*checker_now(k, thread);
+    return true;
+}
+static void work(struct checker *k, int thread, int step, int tile, int operation)
+{
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    const struct step *t = &s->steps[step];
+    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    for (int i = 0; t->to_count && i < to->count; i++) {
+        struct cell *first = checker_cell(k, *from, i, tile, operation);
+        struct value sum = first->value;
+        for (int f = 0; f < t->from_count; f++) {
+            struct cell *c = checker_cell(k, from[f], i, tile, operation);
+            checker_touch(k, c, thread, false, NULL, step, tile);
+            if (f) value_reduce(k, &sum, &c->value);
+        }
+        sum.valid &= sum.tile == tile && sum.operation == operation;
+        if (t->finish && sum.finished) checker_fail(k, "finishes a value twice", s->rank, step, tile);
+        if (t->raw && (sum.raw || t->from_count > 1)) checker_fail(k, "multiplies a value twice", s->rank, step, tile);
+        sum.finished |= t->finish;
+        sum.raw |= t->raw;
+        for (int d = 0; d < t->to_count; d++) {
+            struct cell *c = checker_cell(k, to[d], i, tile, operation);
+            if (c != first || t->from_count > 1) checker_touch(k, c, thread, true, NULL, step, tile);
+            c->value = sum;
+        }
+    }
+    ++*checker_now(k, thread);
+}
+
+/* ---- counters ---- */
+static uint64_t position(const struct checker *k, int operation, int tile, int step)
+{
+    uint64_t rounds = (uint64_t)((k->tiles + k->slots - 1) / k->slots);
+    uint64_t round = (uint64_t)operation * rounds + (uint64_t)(tile / k->slots);
+    return round * (uint64_t)k->plan->period + (uint64_t)step + 1;
+}
+static void publish(struct checker *k, int thread, uint64_t value)
+{
+    struct thread *t = &k->thread[thread];
+    struct published *log = memory_grow(t->log, t->logged, &t->room, sizeof *log);
+    int *clock = log ? checker_snapshot(k, thread) : NULL;
+    if (log) t->log = log;
+    if (clock) log[t->logged++] = (struct published){ value, clock };
+    else checker_fail(k, "the checker is out of memory", thread / k->slots, 0, 0);
+}
+/* Learns from the earliest publication that tells of the position. */
+static bool reached(struct checker *k, int thread, int peer, int tile, uint64_t target)
+{
+    const struct thread *q = &k->thread[peer * k->slots + tile % k->slots];
+    int low = 0, high = q->logged;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (q->log[middle].position < target) low = middle + 1;
+        else high = middle;
+    }
+    if (low < q->logged) checker_learn(k, thread, q->log[low].clock);
+    return low < q->logged;
+}
+static bool is_met(struct checker *k, int thread, const struct wait *w, int tile, int operation)
+{
+    int of = w->lag == SLOT_REUSE ? tile - k->slots : tile;
+    if (w->rank == thread / k->slots) return complete(k, thread, w->step, tile, operation);
+    if (w->lag != EVERY_TILE) return of < 0 || reached(k, thread, w->rank, of, position(k, operation, of, w->step));
+    for (int t = k->tiles > k->slots ? k->tiles - k->slots : 0; t < k->tiles; t++)
+        if (!reached(k, thread, w->rank, t, position(k, operation, t, w->step))) return false;
+    return true;
+}
+
+/* ---- ranks ---- */
+static bool step_runs(struct checker *k, int thread, int operation)
+{
+    struct thread *me = &k->thread[thread];
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    const struct step *t = &s->steps[me->step];
+    if (t->kind == LEAVE) return true; /* belongs to the operation, not to a tile */
+    if (me->step >= s->prelude && !roll_call(k, s->rank)) return false;
+    for (int i = 0; i < t->wait_count; i++)
+        if (!is_met(k, thread, &s->waits[t->wait + i], me->tile, operation)) return false;
+    if (step_is_message(t)) post(k, thread, me->step, me->tile, operation);
+    else work(k, thread, me->step, me->tile, operation);
+    if (step_publishes(t, me->tile, k->tiles, k->slots)) publish(k, thread, position(k, operation, me->tile, me->step));
+    return true;
+}
+static bool messages_over(struct checker *k, int thread, int operation)
+{
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
+        if (step_is_message(&s->steps[j]) && !complete(k, thread, j, k->thread[thread].tile, operation)) return false;
+    return true;
+}
+/* Up to `most` steps of one slot; true: it moved. */
+static bool walk_slot(struct checker *k, int thread, int most)
+{
+    struct thread *me = &k->thread[thread];
+    const struct schedule *s = &k->plan->ranks[thread / k->slots];
+    int operation = k->walker[s->rank].operation;
+    bool moved = false;
+    for (; me->tile < k->tiles && most > 0 && !k->failed; most--, moved = true) {
+        if (me->step < s->step_count) {
+            if (!step_runs(k, thread, operation)) break;
+            me->step++;
+        } else {
+            if (!messages_over(k, thread, operation)) break;
+            me->tile += k->slots;
+            me->step = 0;
+        }
+    }
+    return moved;
+}
+static int draw(struct checker *k, int n)
+{
+    k->random = k->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+    return (int)((k->random >> 33) % (uint64_t)n);
+}
+static bool operation_over(struct checker *k, int rank)
+{
+    const struct schedule *s = &k->plan->ranks[rank];
+    for (int i = 0; i < k->slots; i++)
+        if (k->thread[rank * k->slots + i].tile < k->tiles) return false;
+    if (!roll_call(k, rank)) return false;
+    join(k, rank);
+    const struct step *leave = s->step_count ? &s->steps[s->step_count - 1] : NULL;
+    for (int i = 0; leave && leave->kind == LEAVE && i < leave->wait_count; i++)
+        if (!is_met(k, rank * k->slots, &s->waits[leave->wait + i], k->tiles - 1, k->walker[rank].operation))
+            return false;
+    return true;
+}
+/* As far as the rank gets, or a few steps when the order is drawn. */
+static bool walk(struct checker *k, int rank)
+{
+    struct walker *w = &k->walker[rank];
+    int start = k->random ? draw(k, k->slots) : 0;
+    bool moved = false;
+    if (!w->called) {
+        call(k, rank);
+        moved = true;
+    }
+    if (w->operation == k->operations) return moved;
+    for (int i = 0; i < k->slots; i++) {
+        int most = k->random ? draw(k, 4) + 1 : INT32_MAX;
+        moved |= walk_slot(k, rank * k->slots + (start + i) % k->slots, most);
+    }
+    if (k->failed || !operation_over(k, rank)) return moved;
+    w->operation++;
+    w->called = w->arrived = false;
+    return true;
+}
+static void run(struct checker *k)
+{
+    int size = k->plan->size;
+    for (bool moved = true; moved && !k->failed;) {
+        int start = k->random ? draw(k, size) : 0, way = k->random && draw(k, 2) ? size - 1 : 1;
+        moved = false;
+        for (int i = 0; i < size && !k->failed; i++) moved |= walk(k, (start + i * way) % size);
+    }
+    for (int r = 0; r < size; r++) {
+        const struct thread *t = &k->thread[r * k->slots];
+        if (k->walker[r].operation < k->operations) checker_fail(k, "deadlock", r, t->step, t->tile);
+    }
+}
+bool plan_check(const struct plan *p, int tiles, int operations, unsigned seed, char *why, size_t why_bytes)
+{
+    const int *chunks = p->ranks[0].chunks;
+    struct checker k = {
+        .plan = p,
+        .tiles = tiles,
+        .operations = operations,
+        .slots = p->slots,
+        .threads = p->size * p->slots,
+        .tensor_cells = chunks[INPUT] + chunks[OUTPUT],
+        .random = seed,
+        .why = why,
+        .why_bytes = why_bytes,
+    };
+    if (p->count < p->size || p->size > CHECK_RANKS) {
+        snprintf(why, why_bytes, "the checker takes plans of all ranks, %d at most", CHECK_RANKS);
+        return false;
+    }
+    if (checker_init(&k)) run(&k);
+    checker_finish(&k);
+    return !k.failed;
+}

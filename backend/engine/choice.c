@@ -1,0 +1,104 @@
+/* Choices are made when a size is first met, for the whole half octave of sizes it belongs to, and then remembered. */
+#include "backend/engine/choice.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/collectives/collectives.h"
+#include <assert.h>
+#include <stdlib.h>
+
+struct answer { struct question question; struct choice choice; };
+enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20 };
+static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
+static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
+
+/* The largest of 1, 1.5, 2, 3, 4, 6, … that is not above it. */
+static size_t half_octave(size_t bytes)
+{
+    if (bytes < 2) return bytes;
+    int top = 63 - __builtin_clzll(bytes);
+    return (2 + (bytes >> (top - 1) & 1)) << (top - 1);
+}
+
+/* ---- pricing ---- */
+static tutti_status plan_of(const struct chooser *x, const struct algorithm *a, enum placement_kind placement,
+    const struct plan **out)
+{
+    uint64_t all = x->size < 64 ? ((uint64_t)1 << x->size) - 1 : UINT64_MAX;
+    bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
+    struct plan key = { .algorithm = a, .layout = x->layout, .size = x->size, .count = x->size,
+        .slots = SLOTS_TO_PRICE, .in_place = apart ? 0 : UINT64_MAX, .shared = placement == TENSORS_PRIVATE ? 0 : all };
+    return cache_plan(x->cache, &key, out);
+}
+static tutti_status price(const struct chooser *x, const struct question *q, const struct algorithm *a,
+    struct choice *out)
+{
+    const struct plan *plan;
+    struct cutting cutting;
+    double ns = 0;
+    TRY(plan_of(x, a, q->placement, &plan));
+    TRY(price_tile(plan, &x->machine, q->message_bytes, x->cores, &cutting, &ns));
+    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
+    return TUTTI_OK;
+}
+static bool is_candidate(const struct question *q, const struct algorithm *a)
+{
+    if (q->algorithm) return a == q->algorithm;
+    return a->family == q->family && a->host_memory && !(q->uneven && a->equal_chunks);
+}
+static tutti_status compare(const struct chooser *x, const struct question *q, struct choice *best)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        struct choice c;
+        if (!is_candidate(q, a)) continue;
+        TRY(price(x, q, a, &c));
+        if (!best->algorithm || c.price < WORTH_IT * best->price) *best = c;
+    }
+    return TUTTI_OK;
+}
+static struct choice only_one(const struct chooser *x, const struct question *q)
+{
+    const struct algorithm *a = collectives_table;
+    while (!is_candidate(q, a)) a++;
+    size_t largest = price_largest_tile(&x->machine);
+    if (a->host_memory) return (struct choice){ a, largest, price_slots(&x->machine, largest, x->size > x->cores), 0 };
+    return (struct choice){ a, largest / SLOTS_WITH_MESSAGES, SLOTS_WITH_MESSAGES, 0 };   /* half the cache in flight */
+}
+
+/* ---- asking ---- */
+static bool is_same(const struct question *a, const struct question *b)
+{
+    return a->family == b->family && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
+        && a->placement == b->placement && a->uneven == b->uneven;
+}
+static tutti_status answer(struct chooser *x, const struct question *q, struct choice *out)
+{
+    struct choice made = { 0 };
+    struct answer *answers = memory_grow(x->answers, x->answer_count, &x->answer_room, sizeof *answers);
+    if (!answers) return status_fail(TUTTI_NO_MEMORY, "no memory to remember a choice");
+    x->answers = answers;
+    TRY(compare(x, q, &made));
+    assert(made.algorithm && made.algorithm->family == q->family);
+    answers[x->answer_count++] = (struct answer){ *q, made };
+    *out = made;
+    return TUTTI_OK;
+}
+tutti_status choose(struct chooser *x, const struct question *asked, struct choice *out)
+{
+    struct question q = *asked;
+    bool messages = q.algorithm && !q.algorithm->host_memory;
+    if (x->size == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
+    q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
+    for (int i = 0; i < x->answer_count; i++)
+        if (is_same(&x->answers[i].question, &q)) { *out = x->answers[i].choice; return TUTTI_OK; }
+    return answer(x, &q, out);
+}
+void chooser_finish(struct chooser *x)
+{
+    free(x->answers);
+    x->answers = NULL;
+    x->answer_count = x->answer_room = 0;
+}
+bool choice_looks_first(const struct chooser *x, const struct choice *choice)
+{
+    return choice->price > 0 && price_round(&x->machine, x->size, x->cores) <= LOOK_COSTS * choice->price;
+}

@@ -1,0 +1,175 @@
+/* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
+   choice of each collective is remembered, because most calls repeat the last one. A large operation is launched in two
+   steps: before the roll call it is described, after it its plan is chosen by where the tensors of all ranks lie. */
+#include "backend/comm/comm.h"
+#include "backend/base/log.h"
+#include "backend/base/settings.h"
+#include "backend/engine/tensors.h"
+#include <string.h>
+
+static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
+
+/* ---- choosing ---- */
+static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
+{
+    if (op->uneven) return 0;                           /* ranks see different numbers, and must choose alike */
+    int inputs = family_parts((enum family)op->family, INPUT, comm->size);
+    int outputs = family_parts((enum family)op->family, OUTPUT, comm->size);
+    return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
+}
+/* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
+static tutti_status select(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+    enum placement_kind placement, struct recent *r, struct choice *out)
+{
+    struct question question = { (enum family)op->family, asked, message_bytes(comm, op), placement,
+        op->uneven != NULL };
+    TRY(choose(&comm->chooser, &question, out));
+    r->tile_bytes = comm->tile_setting ? (size_t)comm->tile_setting : out->tile_bytes;
+    r->slots = comm->slots_setting ? (int)comm->slots_setting : out->slots;
+    return TUTTI_OK;
+}
+static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
+{
+    for (struct program *p = comm->programs; p; p = p->next)
+        if (p->plan == plan) { *out = p; return TUTTI_OK; }
+    TRY(program_create(plan, comm->rank, out));
+    (*out)->next = comm->programs;
+    comm->programs = *out;
+    return TUTTI_OK;
+}
+/* in_place of private tensors: a staged plan for in place is right out of place too */
+static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
+    const struct placement *placement, struct recent *r)
+{
+    bool host = algorithm->host_memory;
+    struct plan key = {
+        .algorithm = algorithm, .layout = &comm->layout, .size = comm->size, .root = op->root, .count = comm->size,
+        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
+        .stage_inputs = r->stage_inputs, .hoist = !host,
+    };
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", comm->name, comm->rank,
+        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots,
+        r->tile_bytes, (unsigned long long)key.shared);
+    const struct plan *plan;
+    TRY(cache_plan(comm->cache, &key, &plan));
+    return program_for(comm, plan, &r->program);
+}
+/* What the choice goes by: of uneven counts nothing, so any such call repeats the last one's. */
+static uint64_t recent_bytes(const struct operation *op) { return op->uneven ? 0 : op->part_bytes; }
+/* What can be said before anybody has come, as if all tensors were private. */
+static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+    bool stage_inputs, struct recent *out)
+{
+    size_t bytes = message_bytes(comm, op);
+    struct recent r = { .bytes = recent_bytes(op), .uneven = op->uneven != NULL, .root = op->root,
+        .stage_inputs = stage_inputs, .asked = asked };
+    struct choice choice;
+    bool obeys = asked && !(op->uneven && asked->equal_chunks);
+    TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
+    r.algorithm = choice.algorithm;
+    r.late = op->uneven || (bytes && choice_looks_first(&comm->chooser, &choice));
+    struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
+    if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
+    *out = r;
+    return TUTTI_OK;
+}
+/* ---- the launch ---- */
+static bool is_repeated(const struct call *a, const struct call *b)
+{
+    return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
+        && a->op == b->op && a->root == b->root && !a->uneven && !b->uneven
+        && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0;      /* 0 is not -0 */
+}
+static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
+{
+    struct descriptor *out = comm->executor.descriptor;
+    out->operation = (uint32_t)op->family;
+    out->dtype = (uint32_t)op->dtype;
+    out->op = (uint32_t)op->op;
+    out->root = op->root;
+    out->count = op->uneven ? 0 : op->count;
+    out->bits = op->uneven ? 1 : 0;
+    out->tile_bytes = (uint64_t)comm->tile_setting;
+    out->slots = (uint64_t)comm->slots_setting;
+    out->algorithm = (uint64_t)(r->algorithm - collectives_table);
+    out->extent = 0;
+    if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
+    executor_describe(&comm->executor);
+}
+/* All but what differs from call to call of the same kind. */
+static tutti_status prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
+{
+    struct launch *out = &comm->executor.launch;
+    struct recent *r = &comm->recent[op->family];
+    bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
+    if (!r->algorithm || r->bytes != recent_bytes(op) || r->uneven != (op->uneven != NULL) || r->root != op->root
+        || r->stage_inputs != premultiplies || r->asked != asked)
+        TRY(anticipate(comm, op, asked, premultiplies, r));
+    out->tile_bytes = r->tile_bytes;
+    out->part_bytes = op->part_bytes;
+    out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
+    out->reduce = op->reduce;
+    out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
+    out->scale = premultiplies ? scale_find(op->dtype) : NULL;
+    out->factor = op->factor;
+    out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;
+    out->uneven = op->uneven;
+    return TUTTI_OK;
+}
+tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
+{
+    struct executor *x = &comm->executor;
+    const struct recent *r = &comm->recent[op->family];
+    const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
+        memory_order_relaxed);
+    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->factor, asked,
+        op->uneven != NULL };
+    bool repeated = comm->repeats && is_repeated(&call, &comm->last);
+    if (!repeated) {
+        comm->repeats = 0;
+        TRY(prepare(comm, op, asked));
+        comm->last = call;
+    }
+    executor_prepare(x);
+    x->launch.program = r->late ? NULL : r->program;
+    x->launch.input = op->input;
+    x->launch.output = op->output;
+    if (comm->repeats < 2) {                            /* there are two descriptors */
+        describe(comm, op, r);
+        comm->repeats++;
+    }
+    x->descriptor->sequence = op->sequence;
+    x->exposed = false;
+    if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
+    return TUTTI_OK;
+}
+/* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
+   counts as in place, and says nothing about the others. */
+static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
+{
+    struct placement p = tensors_placement(comm, op);
+    if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
+    struct choice choice;
+    enum placement_kind kind = !placement_is_shared(comm, &p) ? TENSORS_PRIVATE
+        : (p.in_place & p.shared) == p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    TRY(select(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
+    TRY(plan_for(comm, op, choice.algorithm, &p, r));
+    r->shared = p.shared;
+    r->in_place = p.in_place;
+    r->obeys = p.asked;
+    return TUTTI_OK;
+}
+tutti_status launch_decide(tutti_comm *comm, const struct operation *op)
+{
+    struct executor *x = &comm->executor;
+    struct recent *r = &comm->recent[op->family];
+    tutti_status status = executor_roll_call(x);
+    if (status != TUTTI_OK) return status;
+    if (!x->launch.program) {
+        TRY(decide(comm, op, r));
+        x->launch.tile_bytes = r->tile_bytes;
+        x->launch.program = r->program;
+    }
+    status = tensors_find(comm, op);
+    return status == TUTTI_OK ? executor_start(x) : status;
+}

@@ -1,0 +1,70 @@
+/* Collectives and algorithms by the names that people write, with the nearest name when there is none of that name. */
+#include "backend/comm/comm.h"
+#include "backend/base/settings.h"
+#include <stdio.h>
+#include <string.h>
+
+struct names { enum family family; };
+static const char *next_algorithm(void *context, int index)
+{
+    return tutti_algorithm_name(family_name(((struct names *)context)->family), index);
+}
+static const char *next_family(void *context, int index)
+{
+    (void)context;
+    return tutti_collective_name(index);
+}
+static tutti_status unknown(const char *what, const char *name, const char *near)
+{
+    return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name, near ? ", did you mean \"" : "",
+        near ? near : "", near ? "\"?" : "");
+}
+tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out)
+{
+    struct names names = { ALLREDUCE };
+    while (names.family < FAMILY_COUNT && strcmp(family_name(names.family), family) != 0) names.family++;
+    if (names.family == FAMILY_COUNT) return unknown("collective", family, settings_nearest(family, next_family, NULL));
+    const struct algorithm *found = collectives_find(names.family, name);
+    if (!found) {
+        char what[64];
+        snprintf(what, sizeof what, "%s algorithm", family);
+        return unknown(what, name, settings_nearest(name, next_algorithm, &names));
+    }
+    *out = found;
+    return TUTTI_OK;
+}
+tutti_status algorithms_parse(const char *text, _Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
+{
+    char copy[512], *rest = NULL;
+    if (strlen(text) >= sizeof copy)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "the list of algorithms is longer than %zu bytes", sizeof copy - 1);
+    strcpy(copy, text);
+    for (char *entry = strtok_r(copy, ", ", &rest); entry; entry = strtok_r(NULL, ", ", &rest)) {
+        char *equals = strchr(entry, '=');
+        const struct algorithm *algorithm;
+        if (!equals)
+            return status_fail(TUTTI_INVALID_ARGUMENT, "\"%s\" should read collective=algorithm, as in allreduce=ring",
+                entry);
+        *equals = 0;
+        TRY(algorithm_by_name(entry, equals + 1, &algorithm));
+        atomic_store(&chosen[algorithm->family], algorithm);
+    }
+    return TUTTI_OK;
+}
+tutti_status algorithms_of_settings(_Atomic(const struct algorithm *) chosen[FAMILY_COUNT])
+{
+    const char *given = settings_get()->algorithm;
+    tutti_status status = algorithms_parse(given, chosen);
+    if (status == TUTTI_OK) return status;
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "TUTTI_ALGORITHM=%.200s: %s; tutti algorithms lists what there is", given, why);
+}
+tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out)
+{
+    if (!strchr(text, '=')) return algorithm_by_name(family_name(family), text, out);
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
+    TRY(algorithms_parse(text, chosen));
+    *out = chosen[family];
+    return TUTTI_OK;
+}

@@ -1,0 +1,152 @@
+/* A tensor in the arena is told by block and offset. Peers' blocks are held from operation to operation, and asked for
+ * anew only when another block is named: blocks are never numbered twice. */
+#include "backend/engine/tensors.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/memory/arena.h"
+#include "backend/join/mapping.h"
+#include "backend/processes/views.h"
+#include <assert.h>
+
+/* ---- what this rank says ---- */
+/* Bytes from the beginning of a rank's tensor to its end; 0: it has none. */
+static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buffer, int size, const size_t *lengths,
+    const size_t *offsets)
+{
+    size_t bytes = 0;
+    if (!lengths)
+        return family_has((enum family)op->family, op->root, rank, buffer)
+            ? op->part_bytes * (size_t)family_parts((enum family)op->family, buffer, size) : 0;
+    for (int q = 0; q < size; q++)
+        if (lengths[q] && offsets[q] + lengths[q] > bytes) bytes = offsets[q] + lengths[q];
+    return bytes;
+}
+static size_t own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
+{
+    const struct uneven *u = op->uneven;
+    return tensor_bytes(op, comm->rank, buffer, comm->size, u ? u->lengths[buffer] : NULL, u ? u->offsets[buffer]
+        : NULL);
+}
+static bool is_in_place(const tutti_comm *comm, const struct operation *op)
+{
+    const unsigned char *input = op->input, *output = op->output;
+    int inputs = family_parts((enum family)op->family, INPUT, comm->size), outputs = family_parts((enum family)
+        op->family, OUTPUT, comm->size);
+    size_t mine = (size_t)comm->rank * op->part_bytes;
+    if (inputs > 1 && outputs > 1) return false;        /* all_to_all */
+    if (inputs > 1) return output == input + mine;
+    return input == output + (outputs > 1 ? mine : 0);
+}
+void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
+{
+    struct descriptor *d = comm->executor.descriptor;
+    size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
+    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct place){ 0, 0 };
+    bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
+        && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
+    bool in_place = !input || !output || is_in_place(comm, op);
+    d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u);
+    comm->executor.exposed = shared;
+}
+
+/* ---- what all see alike ---- */
+static const struct descriptor *descriptor_of(const tutti_comm *comm, int rank)
+{
+    return &comm_segment(comm)->controls[rank].descriptor[comm->executor.parity];
+}
+/* Ranks that have a bit in common are shared if all of them are, and in place or not alike. */
+struct placement tensors_placement(const tutti_comm *comm, const struct operation *op)
+{
+    uint64_t private = 0, in_place = 0, apart = 0;
+    bool asked = false;
+    for (int r = 0; r < comm->size; r++) {
+        uint64_t flags = descriptor_of(comm, r)->flags, bit = (uint64_t)1 << (r % 64);
+        asked |= (flags & TENSOR_ASKED) != 0;
+        if (!(flags & TENSOR_SHARED)) private |= bit;
+        if (flags & TENSOR_IN_PLACE) in_place |= bit;
+        else apart |= bit;
+    }
+    uint64_t shared = (in_place | apart) & ~(in_place & apart) & ~private;
+    return (struct placement){ shared, op->family == ALL_TO_ALL ? 0 : ~shared | in_place, asked };
+}
+bool placement_is_shared(const tutti_comm *comm, const struct placement *placement)
+{
+    uint64_t all = comm->size < 64 ? ((uint64_t)1 << comm->size) - 1 : UINT64_MAX;
+    return placement->shared == all;
+}
+
+/* ---- addresses of peers' tensors ---- */
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out)
+{
+    struct held_view *held = &comm->held[rank][use];
+    if (!comm->peers[rank]) {
+        *out = arena_at(place, bytes);
+    } else {
+        if (held->block != place.block) {
+            view_release(held->view);
+            *held = (struct held_view){ .block = place.block };
+        }
+        if (!held->mapped) {
+            tutti_status status = view_acquire(comm->peers[rank], place.block, &held->view);
+            if (status != TUTTI_OK) return status;
+            held->mapped = true;
+        }
+        *out = view_at(held->view, place.offset, bytes);
+    }
+    if (*out) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
+        rank, comm->name);
+}
+static tutti_status find_one(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
+{
+    struct executor *x = &comm->executor;
+    struct operand found = { NULL, NULL, NULL, 0 };
+    if (op->uneven) {
+        found.lengths = segment_counts(x->segment, rank, x->parity, (int)buffer);
+        found.offsets = segment_counts(x->segment, rank, x->parity, COUNTS_OFFSETS + (int)buffer);
+    }
+    size_t bytes = tensor_bytes(op, rank, buffer, comm->size, found.lengths, found.offsets);
+    if (bytes) {
+        tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, rank)->tensor[buffer], bytes,
+            &found.base);
+        if (status != TUTTI_OK) return status;
+    }
+    found.bytes = bytes;
+    x->theirs[rank - x->host_first][buffer] = found;
+    return TUTTI_OK;
+}
+tutti_status tensors_find(tutti_comm *comm, const struct operation *op)
+{
+    const struct program *program = comm->executor.launch.program;
+    if (program->touch_count) views_await(&comm->executor.blocked);
+    for (int i = 0; i < program->touch_count; i++) {
+        tutti_status status = find_one(comm, op, program->touches[i].rank, program->touches[i].buffer);
+        if (status != TUTTI_OK) return status;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- the end ---- */
+bool tensors_let_go(tutti_comm *comm)
+{
+    for (int r = 0; r < comm->size; r++) {
+        bool gone = r == comm->rank || (comm->peers[r] && peer_is_gone(comm->peers[r]));
+        const struct control *c = &comm_segment(comm)->controls[r];
+        if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
+        if (!comm->let_go_ms) comm->let_go_ms = clock_deadline(LET_GO_MS);
+        if (clock_ms() < comm->let_go_ms) return false;
+        if (comm->let_go_told) continue;
+        LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
+            "slow, and may still read or write them", comm->name, r, comm->rank);
+    }
+    comm->let_go_told |= comm->let_go_ms && clock_ms() >= comm->let_go_ms;
+    return true;
+}
+void tensors_release(tutti_comm *comm)
+{
+    for (int r = 0; comm->held && r < comm->size; r++)
+        for (int use = 0; use < HELD_COUNT; use++) {
+            view_release(comm->held[r][use].view);
+            comm->held[r][use] = (struct held_view){ 0 };
+        }
+}

@@ -1,0 +1,24 @@
+/* Where the tensors of all ranks lie: what this rank says about its own in its descriptor, what the group makes of
+ * that, and the addresses under which peers' tensors are reached here. Of the operation at the head of the queue;
+ * driver only. */
+#pragma once
+#include "backend/comm/comm.h"
+
+enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 };       /* of a descriptor */
+/* Fills in the part of the descriptor that the fingerprint does not cover. asked: this rank wants its algorithm and no
+   other. */
+void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked);
+/* What all ranks see alike once all have come: whose tensors are shared, and in place (bits as in struct plan; all
+   private ones count as in place, so that few plans serve them), and whether a rank has asked for its algorithm. */
+struct placement { uint64_t shared, in_place; bool asked; };
+struct placement tensors_placement(const tutti_comm *comm, const struct operation *op);
+bool placement_is_shared(const tutti_comm *comm, const struct placement *placement);   /* everybody's */
+/* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
+tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
+/* After a failure: whether no living peer touches this rank's tensors any more, or has for LET_GO_MS not said so. */
+enum { LET_GO_MS = 2000 };
+bool tensors_let_go(tutti_comm *comm);
+/* The address here of a rank's tensor, valid until the next call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING,
+   HELD_SENDING). IN_PROGRESS: it is being mapped. */
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out);
+void tensors_release(tutti_comm *comm);                 /* unholds what was held for the next operation */

@@ -1,0 +1,285 @@
+/* A message is cut twice: by the algorithm into chunks (a rank's part into `cut` pieces), by the executor into tiles:
+   tile k is bytes k * tile_bytes … of every chunk. Cuts fall on cache lines; so the last chunks of a tensor may be
+   short or empty, while the scratch chunks they meet are not: the shortest span of a step counts. */
+#include "backend/execute/bind.h"
+#include "backend/base/memory.h"
+#include "backend/execute/pace.h"
+#include "backend/execute/slots.h"
+#include <assert.h>
+#include <string.h>
+
+enum { CACHE_LINE = 64 };
+
+/* ---- cutting ---- */
+void bind_cut(struct executor *x, size_t chunk_bytes)
+{
+    const struct plan *plan = x->launch.program->plan;
+    const struct schedule *s = x->launch.program->schedule;
+    struct cut *c = &x->launch.program->cut;
+    size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
+    size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
+    if (chunk_bytes * chunks > x->launch.tile_bytes)
+        tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
+    size_t most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+    assert(most);                                       /* up to a hundred thousand chunks */
+    tile = size_smaller(size_smaller(tile, most), chunk_bytes);
+    c->chunk_bytes = chunk_bytes;
+    c->tile_bytes = tile ? tile : 1;
+    c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
+    c->single = c->tiles == 1;
+    c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
+    c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
+    slots_place(x, c);
+}
+
+/* ---- addresses ---- */
+static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
+{
+    const struct cut *c = x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
+    size_t length = x->launch.uneven ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
+    int owner = a.rank - x->host_first;
+    if (c->in_line)
+        return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
+            length };
+    size_t place = c->single ? 0 : (uint32_t)tile % c->places;
+    unsigned char *slots = segment_slots(x->segment, owner) + x->slots_at;
+    return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
+}
+/* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
+   what was mapped for what they said when it was mapped. */
+static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
+{
+    size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
+    size_t length = from < whole ? size_smaller(x->cut->tile_bytes, whole - from) : 0;
+    if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
+    return (struct piece){ length ? o->base + offset + from : o->base, length, length };
+}
+struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
+{
+    if (a.buffer == SCRATCH) return locate_scratch(x, x->parity, a, index, tile);
+    const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
+    const struct cut *c = x->cut;
+    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
+    if (o->lengths) return locate_uneven(x, o, at, from);
+    size_t cut = (size_t)x->launch.program->schedule->cut;
+    if (cut == 1) { part = at; at = 0; }
+    else if (at >= cut) { part = at / cut; at %= cut; }
+    size_t start = at * c->piece_bytes + from, wire = size_smaller(c->tile_bytes, c->chunk_bytes - from);
+    size_t length = start < c->part_bytes ? size_smaller(wire, c->part_bytes - start) : 0;
+    return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
+}
+
+/* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
+static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
+{
+    out->buffer = a.buffer;
+    if (a.buffer != SCRATCH) {
+        struct piece p = bind_locate(x, a, index, 0);
+        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->operand[a.buffer].base;
+        return p.length;
+    }
+    for (int parity = 0; parity < 2; parity++)
+        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - x->slots_at;
+    return locate_scratch(x, 0, a, index, 0).length;
+}
+static struct buffers buffers_of(const struct executor *x)
+{
+    return (struct buffers){ x->launch.input, x->launch.output, x->slots_at };
+}
+static void aim(struct program *p, int parity, struct buffers at)
+{
+    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output,
+        [SCRATCH] = at.slots_at };
+    for (int i = 0; i < p->address_count; i++)
+        p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
+    p->aimed[parity] = at;
+}
+static void count_elements(struct program *p, size_t element_bytes)
+{
+    for (int i = 0; i < p->part_at[p->schedule->step_count]; i++) p->parts[i].count = p->parts[i].bytes / element_bytes;
+    p->element_bytes = element_bytes;
+}
+static void fix(struct executor *x)
+{
+    struct program *p = x->launch.program;
+    const struct schedule *s = p->schedule;
+    struct part *part = p->parts;
+    int address = 0;
+    for (int step = 0; step < s->step_count; step++) {
+        const struct step *t = &s->steps[step];
+        p->part_at[step] = (int)(part - p->parts);
+        for (int i = 0; t->kind == WORK && i < step_to(s, t)->count; i++, part++) {
+            *part = (struct part){ .bytes = SIZE_MAX, .first = address };
+            for (int k = 0; k < t->from_count + t->to_count; k++)
+                part->bytes = size_smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, &p->addresses[address++]));
+        }
+    }
+    p->part_at[s->step_count] = (int)(part - p->parts);
+    for (int parity = 0; parity < 2; parity++) aim(p, parity, buffers_of(x));
+    count_elements(p, x->launch.element_bytes);
+    p->is_fixed = true;
+}
+/* What differs from the last call, as far as it does. */
+static void repeat(struct executor *x)
+{
+    struct program *p = x->launch.program;
+    const struct launch *l = &x->launch;
+    const struct buffers *aimed = &p->aimed[x->parity];
+    if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->slots_at)
+        aim(p, x->parity, buffers_of(x));
+    if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
+}
+static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
+{
+    const struct schedule *s = x->launch.program->schedule;
+    size_t bytes = 0;
+    if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, buffer, s->size);
+    for (int q = 0; q < s->size; q++) bytes += x->operand[buffer].lengths[q];              /* as if all were like me */
+    return bytes;
+}
+/* What an operation reads and writes, on all ranks. When that is more than the cache holds, an output that was written
+   through it would have been displaced, or would have displaced what is read. */
+static bool is_beyond_cache(const struct executor *x)
+{
+    const struct plan *plan = x->launch.program->plan;
+    enum family family = plan->algorithm->family;
+    size_t inputs = buffer_bytes(x, INPUT), outputs = buffer_bytes(x, OUTPUT), bytes = 0;
+    for (int r = 0; r < plan->size; r++) {
+        size_t input = family_has(family, plan->root, r, INPUT) ? inputs : 0;
+        size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
+        bytes += plan_in_place(plan, r) ? size_larger(input, output) : input + output;
+    }
+    return bytes >= x->cache_bytes;
+}
+void bind_operands(struct executor *x)
+{
+    const struct launch *l = &x->launch;
+    const struct uneven *u = l->uneven;
+    struct program *program = l->program;
+    size_t cut = (size_t)program->schedule->cut;
+    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes;
+    assert(!u || cut == 1);
+    x->cut = &program->cut;
+    if (again) slots_take(x);
+    if (again && program->is_fixed) { repeat(x); return; }
+    for (int b = INPUT; b <= OUTPUT; b++) {
+        x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
+        x->operand[b].lengths = u ? u->lengths[b] : NULL;
+        x->operand[b].offsets = u ? u->offsets[b] : NULL;
+        x->operand[b].bytes = SIZE_MAX;
+    }
+    if (again) {
+        if (program->cut.single && program->parts) fix(x);             /* it may come once more */
+        return;
+    }
+    program->is_fixed = false;
+    program->cut.part_bytes = l->part_bytes;
+    program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
+    program->is_cut = !u;
+    program->cut.beyond_cache = is_beyond_cache(x);
+    bind_cut(x, program->cut.piece_bytes);
+}
+
+/* ---- arithmetic ---- */
+enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
+
+/* Is this a slot that peers wait for, and better written around the cache? */
+static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
+{
+    bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
+    return waited_for && bytes >= STREAM_AT_LEAST && x->stream && (!x->paced || pace_streams(to));
+}
+/* Outputs that no cache will hold: around it they need not be read before they are written. */
+static bool goes_around_cache(const struct executor *x, struct span span, size_t bytes)
+{
+    return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && span.buffer == OUTPUT && x->stream;
+}
+/* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
+static void copy_bytes(void *to, const void *from, size_t bytes)
+{
+    if (bytes == 8) memcpy(to, from, 8);
+    else if (bytes == 4) memcpy(to, from, 4);
+    else memcpy(to, from, bytes);
+}
+static void copy(const struct executor *x, const struct step *t, struct span span, void *to, const void *from,
+    size_t bytes)
+{
+    const struct launch *l = &x->launch;
+    if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
+    else if (to == from || !bytes) return;
+    else if (is_streamed(x, t, span, to, bytes) || goes_around_cache(x, span, bytes)) x->stream(to, from, bytes);
+    else copy_bytes(to, from, bytes);
+}
+/* A sum that goes around the cache does so from where it is made, unless it replaces what was just read. */
+static bool is_streamed_sum(const struct executor *x, const struct step *t, void *const *to, int to_count,
+    const void *const *from, size_t bytes)
+{
+    const struct span *spans = step_to(x->launch.program->schedule, t);
+    if (!x->launch.reduce_streamed) return false;
+    for (int d = 0; d < to_count; d++) {
+        bool alone = to_count == 1 && is_streamed(x, t, spans[d], to[d], bytes);
+        if (!alone && !goes_around_cache(x, spans[d], bytes)) return false;
+        for (int f = 0; f < t->from_count; f++)
+            if (to[d] == from[f]) return false;
+    }
+    return true;
+}
+/* Whole vectors go to all of them at once. */
+static bool are_aligned_alike(void *const *to, int to_count)
+{
+    for (int d = 1; d < to_count; d++)
+        if (((uintptr_t)to[d] ^ (uintptr_t)to[0]) % CACHE_LINE) return false;
+    return true;
+}
+/* Slots that are streamed, which come last, take the result from where it was left, unless all of it is streamed. */
+static void reduce(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    const struct part *part)
+{
+    const struct launch *l = &x->launch;
+    const struct span *spans = step_to(l->program->schedule, t);
+    int direct = t->to_count;
+    while (direct > 1 && is_streamed(x, t, spans[direct - 1], to[direct - 1], part->bytes)) direct--;
+    bool around = is_streamed_sum(x, t, to, direct, from, part->bytes);
+    if (around && are_aligned_alike(to, t->to_count)) direct = t->to_count;
+    (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
+    for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
+}
+/* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
+static void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    const struct part *part)
+{
+    const struct span *spans = step_to(x->launch.program->schedule, t);
+    if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, to, from, part);
+    else
+        for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part->bytes);
+}
+void bind_compute_fixed(const struct executor *x, int step)
+{
+    const struct program *p = x->launch.program;
+    const struct step *t = &p->schedule->steps[step];
+    for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
+        void *const *from = p->pointers[x->parity] + p->parts[i].first;
+        compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
+    }
+}
+void bind_compute(const struct executor *x, const struct step *t, int tile)
+{
+    const struct launch *l = &x->launch;
+    const struct schedule *s = l->program->schedule;
+    const struct span *from = step_from(s, t), *to = step_to(s, t);
+    for (int i = 0; i < to->count; i++) {
+        size_t bytes = SIZE_MAX;
+        for (int k = 0; k < t->from_count; k++) {
+            struct piece p = bind_locate(x, from[k], i, tile);
+            l->program->from[k] = p.at;
+            bytes = size_smaller(bytes, p.length);
+        }
+        for (int k = 0; k < t->to_count; k++) {
+            struct piece p = bind_locate(x, to[k], i, tile);
+            l->program->to[k] = p.at;
+            bytes = size_smaller(bytes, p.length);
+        }
+        compute(x, t, l->program->to, l->program->from, &(struct part){ bytes, bytes / l->element_bytes, 0 });
+    }
+}

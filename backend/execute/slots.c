@@ -1,0 +1,72 @@
+/* A rank's slots are a ring, and behind it two halves. Slots that come round again at once are still in the cache of
+   who has read them, from where it is dear to take them (probe.c). So operations take what they need from a ring that
+   no such cache holds, one behind the other: of the last one somebody may still be reading, of the one before it
+   nobody. What needs more than a third of the ring would meet the last one, and uses the halves in turns; so does what
+   needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
+
+   Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
+   been taken so far, but room for three operations like this one. Slots that would meet the last ones at the beginning
+   follow them instead; there is room, because each takes at most a third of the ring. */
+#include "backend/execute/slots.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+
+enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10, LAPS = 4 };
+
+static size_t ring_bytes(const struct executor *x)
+{
+    return size_smaller(x->ring_bytes, x->segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
+}
+size_t slots_most_bytes(const struct executor *x)
+{
+    return (x->segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
+}
+static bool begins_a_lap(const struct executor *x, size_t bytes)
+{
+    size_t lap = size_smaller(size_larger(x->ring_taken / LAPS, 3 * bytes), ring_bytes(x));
+    return x->ring_at + bytes > lap && bytes <= x->ring_first;
+}
+void slots_take(struct executor *x)
+{
+    const struct cut *c = x->cut;
+    if (c->in_line) x->slots_at = 0;
+    else if (!c->goes_round) x->slots_at = ring_bytes(x) + (size_t)x->parity * slots_most_bytes(x);
+    else x->slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring_at;
+}
+/* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
+static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
+{
+    size_t times = ring_bytes(x) / 2 / (slots * place_bytes);
+    return (uint32_t)(slots * size_larger(times, 1));
+}
+void slots_place(struct executor *x, struct cut *c)
+{
+    const struct plan *plan = x->launch.program->plan;
+    c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
+    c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
+    c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->places) * c->place_bytes;
+    bool few = c->slots_bytes < (x->launch.program->alone ? ALONE_AT_LEAST : ROUND_AT_LEAST);
+    c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
+    slots_take(x);
+}
+/* As much as operations have come to: a group that is seldom used takes little. */
+tutti_status slots_reserve(struct executor *x)
+{
+    const struct cut *c = x->cut;
+    size_t first = c->goes_round ? 0 : x->slots_at;
+    size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
+    if (bytes <= *reserved) return TUTTI_OK;
+    size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x));
+    if (c->goes_round) bytes = size_larger(bytes, more);
+    unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
+    TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
+    *reserved = bytes;
+    return TUTTI_OK;
+}
+void slots_leave(struct executor *x)
+{
+    if (!x->cut->goes_round) return;
+    x->ring_first = x->slots_at;
+    x->ring_at = x->slots_at + x->cut->slots_bytes;
+    x->ring_taken += x->cut->slots_bytes;
+}

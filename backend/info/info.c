@@ -1,0 +1,192 @@
+/* Introspection: one JSON object with everything a bug report needs, and schedules as text. */
+#include "backend/info/info.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include "backend/collectives/collectives.h"
+#include "backend/model/price.h"
+#include "kernels/reduce.h"
+#include "kernels/stream.h"
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+struct text { char *at; size_t capacity, length; };
+static void put(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(struct text *t, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    size_t room = t->length < t->capacity ? t->capacity - t->length : 0;
+    int n = vsnprintf(room ? t->at + t->length : NULL, room, format, arguments);
+    va_end(arguments);
+    if (n > 0) t->length += (size_t)n;
+}
+static void put_string(struct text *t, const char *s)                  /* as JSON */
+{
+    put(t, "\"");
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\') put(t, "\\%c", *s);
+        else if ((unsigned char)*s < 32) put(t, "\\u%04x", (unsigned)*s);
+        else put(t, "%c", *s);
+    }
+    put(t, "\"");
+}
+static void put_pair(struct text *t, const char *name, const char *value, const char *after)
+{
+    put_string(t, name);
+    put(t, ": ");
+    put_string(t, value);
+    put(t, "%s", after);
+}
+static void put_limit(struct text *t, const char *name, int which, const char *after)
+{
+    struct rlimit limit;
+    bool known = getrlimit((__rlimit_resource_t)which, &limit) == 0;
+    put_string(t, name);
+    if (!known || limit.rlim_cur == RLIM_INFINITY) put(t, ": null%s", after);
+    else put(t, ": %llu%s", (unsigned long long)limit.rlim_cur, after);
+}
+
+/* ---- parts ---- */
+static void put_host(struct text *t)
+{
+    struct utsname name;
+    char host[64] = "";
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    gethostname(host, sizeof host - 1);
+    put(t, "\"host\": {");
+    put_pair(t, "name", host, ", ");
+    put_pair(t, "kernel", uname(&name) == 0 ? name.release : "", ", ");
+    put(t, "\"usable_cores\": %d}, ", cores);
+}
+static void put_limits(struct text *t)
+{
+    struct statvfs shm;
+    put(t, "\"limits\": {");
+    put_limit(t, "memlock_bytes", RLIMIT_MEMLOCK, ", ");
+    put_limit(t, "open_files", RLIMIT_NOFILE, ", ");
+    put_limit(t, "address_space_bytes", RLIMIT_AS, ", ");
+    if (statvfs("/dev/shm", &shm) == 0)
+        put(t, "\"dev_shm_bytes\": %llu}, ", (unsigned long long)shm.f_blocks * shm.f_frsize);
+    else put(t, "\"dev_shm_bytes\": null}, ");
+}
+static void put_kernels(struct text *t)
+{
+    put(t, "\"isa\": {");
+    put_pair(t, "used", kernels_isa(), ", \"available\": [");
+    for (int i = 0; kernels_isa_name(i); i++) {
+        if (i) put(t, ", ");
+        put_string(t, kernels_isa_name(i));
+    }
+    put(t, "]}, ");
+}
+static void put_decimal(struct text *t, double value)   /* whatever the locale, as JSON has it */
+{
+    unsigned long long thousandths = (unsigned long long)(value * 1000 + 0.5);
+    put(t, "%llu.%03llu", thousandths / 1000, thousandths % 1000);
+}
+/* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
+static void put_machine(struct text *t)
+{
+    const struct machine_row *rows;
+    int count = machine_table(&rows);
+    struct machine machine = machine_get(stream_find());
+    struct patience patience = price_patience(&machine);
+    size_t tile = price_largest_tile(&machine);
+    put(t, "\"machine\": {");
+    for (int i = 0; i < count; i++) {
+        put(t, "\"%s (%s)\": ", rows[i].help, rows[i].unit);
+        put_decimal(t, machine_figure(&machine, i));
+        put(t, ", ");
+    }
+    put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile, false));
+    put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", patience.pauses, patience.yields);
+}
+static void put_transports(struct text *t)
+{
+    put(t, "\"transports\": {");
+    put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
+    put_pair(t, "ucx", "no: this version connects the ranks of one host only", ", ");
+    put_pair(t, "verbs", "no: this version connects the ranks of one host only", "}, ");
+}
+static void put_settings(struct text *t)
+{
+    const struct settings_row *rows;
+    int count = settings_table(&rows);
+    put(t, "\"settings\": [");
+    for (int i = 0; i < count; i++) {
+        const char *given = settings_given(rows[i].variable);
+        put(t, "%s{", i ? ", " : "");
+        put_pair(t, "name", rows[i].variable, ", ");
+        put_pair(t, "default", rows[i].value, ", ");
+        put_pair(t, "range", rows[i].range, ", ");
+        put_pair(t, "help", rows[i].help, ", \"value\": ");
+        put_string(t, given ? given : rows[i].value);
+        put(t, "}");
+    }
+    put(t, "], ");
+}
+static void put_algorithms(struct text *t)
+{
+    put(t, "\"algorithms\": {");
+    for (int f = 0; f < FAMILY_COUNT; f++) {
+        const char *before = "";
+        put(t, "%s", f ? ", " : "");
+        put_string(t, family_name((enum family)f));
+        put(t, ": [");
+        for (const struct algorithm *a = collectives_table; a->name; a++)
+            if (a->family == (enum family)f) { put(t, "%s", before); put_string(t, a->name); before = ", "; }
+        put(t, "]");
+    }
+    put(t, "}");
+}
+tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
+{
+    struct text t = { buffer, capacity, 0 };
+    put(&t, "{");
+    put_pair(&t, "version", TUTTI_VERSION, ", ");
+    put_pair(&t, "compiler", __VERSION__, ", ");
+    put_host(&t);
+    put_kernels(&t);
+    put_machine(&t);
+    put_transports(&t);
+    put_limits(&t);
+    put_settings(&t);
+    put_algorithms(&t);
+    put(&t, "}");
+    if (bytes) *bytes = t.length;
+    return TUTTI_OK;
+}
+
+/* ---- schedules ---- */
+tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
+    size_t *bytes)
+{
+    if (ranks < 1 || ranks > 4096)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a schedule of %d ranks: 1 to 4096 can be printed", ranks);
+    if (root < 0 || root >= ranks)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "root %d is not one of %d ranks", root, ranks);
+    int *first = memory_zeroed((size_t)ranks + 1, sizeof *first);
+    if (!first) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
+    for (int r = 0; r <= ranks; r++) first[r] = r;
+    if (algorithm->host_memory) first[1] = ranks;       /* one host; else every rank is a host of its own */
+    struct layout layout = { algorithm->host_memory ? 1 : ranks, first };
+    struct plan plan = { .algorithm = algorithm, .layout = &layout, .size = ranks, .root = root, .count = ranks,
+        .slots = 1 };
+    tutti_status status = plan_build_staging(&plan);
+    size_t length = status == TUTTI_OK ? plan_print(&plan, buffer, capacity) : 0;
+    if (status != TUTTI_OK)
+        status_fail(status, "%s %s: %s", family_name(algorithm->family), algorithm->name, plan.error);
+    plan_finish(&plan);
+    free(first);
+    if (bytes) *bytes = length;
+    return status;
+}

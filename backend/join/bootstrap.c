@@ -1,0 +1,257 @@
+/* Through a key-value store, which may still hold what earlier attempts have left: records of processes that are dead,
+ * or of a group that has been destroyed. Rank 0 begins an attempt: it draws a token, puts its record, which has it,
+ * under "r0", and everything else of this attempt has a key that begins with the token: "<token>/r3" is what rank 3
+ * answered to it, "<token>/table" the verdict, when all have come or one cannot. So the one word that can be out of
+ * date is "r0", and the others find that out without asking whether a process lives:
+ *   a verdict that was there before they came is of an attempt that ended without them: they wait for another "r0";
+ *   no verdict: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
+ * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
+ * that they have waited. Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
+ * it began itself, so ranks of one attempt may have different counts. */
+#include "backend/join/bootstrap.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/status.h"
+#include "backend/host/socket.h"
+#include "backend/join/verdict.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum {
+    KEY_BYTES = 64,
+    NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
+    LEAST_NAP_NS = 50000, MOST_NAP_MS = 200,           /* between two looks */
+    LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
+    AGAIN_MS = 1000,                                   /* who waited longer reads all records again */
+    MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
+};
+static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
+static const char first_key[] = "r0";
+
+tutti_status bootstrap_random(void *bytes, size_t count) { return random_fill(bytes, count); }
+
+/* ---- keys and records ---- */
+static void name_key(const struct member *first, const char *what, char out[KEY_BYTES])
+{
+    char token[2 * sizeof first->token + 1];
+    for (size_t i = 0; i < sizeof first->token; i++) snprintf(&token[2 * i], 3, "%02x", first->token[i]);
+    snprintf(out, KEY_BYTES, "%s/%s", token, what);
+}
+static void name_record(const struct member *first, int rank, char out[KEY_BYTES])
+{
+    char what[16];
+    snprintf(what, sizeof what, "r%d", rank);
+    name_key(first, what, out);
+}
+static tutti_status store_put(const tutti_store *store, const char *key, const void *value, size_t bytes)
+{
+    tutti_status status = store->put(store->context, key, value, bytes);
+    if (status == TUTTI_OK) return status;
+    return status_fail(status, "the key-value store failed to take key %s: %s", key, status_message(status));
+}
+/* TIMEOUT: it is not there; NO_MEMORY: it is larger. What else goes wrong is said. */
+static tutti_status store_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity,
+    void *out, size_t *bytes)
+{
+    tutti_status status = store->get(store->context, key, out, capacity, bytes, timeout_ms);
+    if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
+    return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
+}
+static tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
+    struct member *out)
+{
+    struct member found;
+    size_t bytes = 0;
+    tutti_status status = store_get(store, key, timeout_ms, sizeof found, &found, &bytes);
+    if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && bytes != sizeof found))
+        return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
+    if (status != TUTTI_OK) return status;
+    member_seat(out, &found);
+    return TUTTI_OK;
+}
+static bool is_same_attempt(const struct member *a, const struct member *b)
+{
+    return memcmp(a->token, b->token, sizeof a->token) == 0;
+}
+/* Between two looks at a key: an eighth of what the wait has taken, so that who comes at once is not kept waiting and
+   the store is not kept busy. */
+static void nap(int64_t began_ns, int64_t deadline_ms)
+{
+    int64_t nap_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
+    int64_t most_ns = (left_ms < MOST_NAP_MS ? left_ms : MOST_NAP_MS) * 1000000;
+    nap_ns = nap_ns < LEAST_NAP_NS ? LEAST_NAP_NS : nap_ns < most_ns ? nap_ns : most_ns;
+    nanosleep(&(struct timespec){ 0, nap_ns }, NULL);
+}
+static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
+
+/* ---- rank 0 ---- */
+static tutti_status check_alone(const tutti_store *store, const struct member *mine)
+{
+    struct member first;
+    tutti_status status = record_get(store, first_key, 0, NOW, &first);
+    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, mine))) return TUTTI_OK;
+    TRY(status);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank 0: this one, %llu, and %llu "
+        "on %.39s", mine->group, (unsigned long long)mine->identity.pid, (unsigned long long)first.identity.pid,
+        first.identity.host);
+}
+static tutti_status await_record(const tutti_store *store, const struct member *mine, int rank, int64_t deadline_ms,
+    struct member *out)
+{
+    char key[KEY_BYTES];
+    int64_t began_ns = clock_ns();
+    name_record(mine, rank, key);
+    for (;;) {
+        bool last = clock_ms() >= deadline_ms;
+        tutti_status status = record_get(store, key, rank, NOW, out);
+        if (status != TUTTI_TIMEOUT || last) return status;
+        if (is_late(began_ns)) TRY(check_alone(store, mine));
+        nap(began_ns, deadline_ms);
+    }
+}
+/* A rank may have died after it had answered, and have been started again. */
+static tutti_status read_again(const tutti_store *store, const struct member *mine, struct member *table)
+{
+    char key[KEY_BYTES];
+    for (int r = 1; r < (int)mine->size; r++) {
+        name_record(mine, r, key);
+        tutti_status status = record_get(store, key, r, NOW, &table[r]);
+        if (status != TUTTI_TIMEOUT) TRY(status);
+        TRY(member_check(mine, r, &table[r]));
+    }
+    return TUTTI_OK;
+}
+/* When one does not agree, the others, and those that only it knows of, are given a moment to come and hear of it. */
+static tutti_status store_collect(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
+    struct member *table)
+{
+    char detail[STATUS_DETAIL_BYTES] = "";
+    bool late = false;
+    int64_t began_ms = clock_ms();
+    for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
+        struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
+        tutti_status status = await_record(store, mine, (int)r, deadline_ms, seat);
+        if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
+        if (status == TUTTI_OK && !detail[0]) status = member_check(mine, (int)r, seat);
+        if (status == TUTTI_MISMATCH && !detail[0]) {
+            snprintf(detail, sizeof detail, "%s", status_detail());
+            if (clock_ms() + GRACE_MS < deadline_ms) deadline_ms = clock_ms() + GRACE_MS;
+        } else if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
+        if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
+    }
+    if (detail[0]) return status_repeat(TUTTI_MISMATCH, detail);
+    if (late) return members_fail_absent(mine, table);
+    return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
+}
+static tutti_status store_lead(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
+    struct announcement *announcement)
+{
+    char key[KEY_BYTES];
+    name_key(mine, "table", key);
+    announcement->table[0] = *mine;
+    TRY(store_put(store, first_key, mine, sizeof *mine));
+    tutti_status status = store_collect(store, mine, deadline_ms, announcement->table);
+    announcement_decide(announcement, status, mine->size);
+    size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
+    tutti_status told = store_put(store, key, announcement, bytes);
+    return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
+}
+
+/* ---- the others ---- */
+struct follower {
+    const tutti_store *store;
+    const struct member *mine;
+    int rank;
+    struct announcement *found;
+    struct member first;                               /* rank 0, as last seen; zeroed: not yet */
+    bool over, answered;                               /* its verdict was there before us; this rank has answered */
+};
+static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
+static tutti_status get_verdict(const struct follower *f, size_t *out)
+{
+    char key[KEY_BYTES];
+    name_key(&f->first, "table", key);
+    return store_get(f->store, key, NOW, table_bytes(f), f->found, out);
+}
+static tutti_status read_verdict(const struct follower *f)
+{
+    size_t bytes = 0;
+    tutti_status status = get_verdict(f, &bytes);
+    size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
+    if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
+    return status_fail(TUTTI_MISMATCH,
+        "rank 0 of %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
+        f->first.size, f->mine->size);
+}
+static tutti_status answer(struct follower *f, const struct member *first)
+{
+    char key[KEY_BYTES];
+    size_t ignored;
+    f->first = *first;
+    tutti_status status = get_verdict(f, &ignored);
+    f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
+    f->answered = status == TUTTI_TIMEOUT;
+    if (!f->answered) return f->over ? TUTTI_OK : status;
+    name_record(first, f->rank, key);
+    return store_put(f->store, key, f->mine, sizeof *f->mine);
+}
+static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
+{
+    struct member first;
+    tutti_status status = record_get(f->store, first_key, 0, timeout_ms, &first);
+    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
+    TRY(status);
+    return is_same_attempt(&first, &f->first) ? TUTTI_OK : answer(f, &first);
+}
+static tutti_status fail_unheard(const struct follower *f)
+{
+    const struct member *mine = f->mine;
+    if (f->answered)
+        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
+            "has: it joined late and still waits, or it is stopped or gone", mine->size, mine->group,
+            (long long)mine->timeout_ms);
+    char earlier[160] = "";
+    if (f->over)
+        snprintf(earlier, sizeof earlier, "; the store only holds the end of an earlier attempt without this process, "
+            "of %u ranks, by process %llu on %.39s", f->first.size, (unsigned long long)f->first.identity.pid,
+            f->first.identity.host);
+    return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
+        (long long)mine->timeout_ms, earlier);
+}
+static void tell_what_for(const struct follower *f)
+{
+    LOG(WARN, "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
+        "process %llu on %.39s), which ended without this process", f->rank, f->mine->size, f->mine->group,
+        f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
+}
+static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
+{
+    bool told = false;
+    int64_t began_ns = clock_ns();
+    TRY(look_at_first(f, deadline_remaining_ms(deadline_ms)));
+    for (;;) {
+        int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
+        tutti_status status = f->answered ? read_verdict(f) : TUTTI_TIMEOUT;
+        if (status != TUTTI_TIMEOUT) return status;
+        if (clock_ms() >= until_ms) return fail_unheard(f);
+        nap(began_ns, until_ms);
+        if (!f->answered || is_late(began_ns)) TRY(look_at_first(f, NOW));
+        if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
+        told = true;
+        tell_what_for(f);
+    }
+}
+
+tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
+    struct member *table)
+{
+    struct announcement *announcement = announcement_create(mine);
+    if (!announcement) return TUTTI_NO_MEMORY;
+    struct follower other = { .store = store, .mine = mine, .rank = rank, .found = announcement };
+    tutti_status status = rank == 0 ? store_lead(store, mine, deadline_ms, announcement)
+                                    : store_follow(&other, deadline_ms);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
+    free(announcement);
+    return status;
+}

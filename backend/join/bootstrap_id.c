@@ -1,0 +1,273 @@
+/* Through a unique id, which names a socket: rank 0 listens there, every other rank connects and says who it is, and
+ * rank 0 answers all of them with one verdict when all have come or one cannot. Who has said nothing for two seconds
+ * loses his place, and so does somebody silent when all places are taken; but nobody before what he may have said
+ * meanwhile has been read: rank 0 may have been stopped. So before the verdict there is a place for each rank and a few
+ * more, and after it nobody who has heard it keeps one. */
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/join/bootstrap.h"
+#include "backend/host/socket.h"
+#include "backend/join/verdict.h"
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HELLO_MS = 2000, STRANGERS = 16, RECORDS_PER_MESSAGE = 64, LONGEST_NAP_MS = 50 };
+static const char magic[8] = "tutti-i";
+
+/* ---- messages ---- */
+struct introduction {                                  /* what a rank says first */
+    char magic[8];
+    int32_t rank;
+    uint32_t unused;
+    struct member member;
+};
+static void nap(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
+static bool await_ready(int socket, short events, int64_t deadline_ms) /* false: it is time */
+{
+    struct pollfd one = { .fd = socket, .events = events };
+    poll(&one, 1, (int)deadline_remaining_ms(deadline_ms));
+    return clock_ms() < deadline_ms;
+}
+static int send_all(int socket, const void *message, size_t bytes, int64_t deadline_ms)        /* 0 or -errno */
+{
+    int error;
+    while ((error = socket_send(socket, message, bytes, -1)) == -EAGAIN)
+        if (!await_ready(socket, POLLOUT, deadline_ms)) return -ETIMEDOUT;
+    return error;
+}
+static int receive_one(int socket, void *message, size_t bytes, int64_t deadline_ms)           /* bytes or -errno */
+{
+    int got;
+    while ((got = socket_receive(socket, message, bytes, NULL)) == -EAGAIN)
+        if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
+    return got;
+}
+static size_t records_in_message(uint32_t size, uint32_t first)
+{
+    return (size - first < RECORDS_PER_MESSAGE ? size - first : RECORDS_PER_MESSAGE) * sizeof(struct member);
+}
+
+/* ---- rank 0 ---- */
+struct guest { int socket, rank; int64_t until_ms; };  /* rank 0: has not said who it is */
+struct reception {
+    const struct member *mine;
+    struct member *table;
+    int listener, count, room;
+    uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
+    const struct announcement *decided;                /* not NULL: who still comes only hears it */
+    struct guest *guests;
+    struct pollfd *polls;                              /* of the guests; then the listener */
+};
+static void guest_dismiss(struct reception *r, int index)
+{
+    close(r->guests[index].socket);
+    r->guests[index] = r->guests[--r->count];
+}
+static void tell(int socket, const struct announcement *announcement, int64_t until_ms)
+{
+    const struct verdict *verdict = &announcement->verdict;
+    int error = send_all(socket, verdict, sizeof *verdict, until_ms);
+    for (uint32_t q = 0; verdict->status == TUTTI_OK && !error && q < verdict->size; q += RECORDS_PER_MESSAGE)
+        error = send_all(socket, &announcement->table[q], records_in_message(verdict->size, q), until_ms);
+}
+/* Whoever is a rank hears the verdict and goes. */
+static void tell_all(struct reception *r, const struct announcement *announcement)
+{
+    int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
+    for (int i = r->count - 1; i >= 0; i--) {
+        if (!r->guests[i].rank) continue;
+        tell(r->guests[i].socket, announcement, until_ms);
+        guest_dismiss(r, i);
+    }
+}
+static tutti_status guest_join(struct reception *r, struct guest *guest, const struct introduction *said)
+{
+    const struct member *theirs = &said->member;
+    struct member *seat = (uint32_t)said->rank < r->mine->size ? &r->table[said->rank] : NULL;
+    bool taken = seat && member_has_come(seat);
+    guest->rank = said->rank;
+    r->joined += !taken;
+    if (theirs->size > r->awaited) r->awaited = theirs->size;
+    if (seat && !taken) member_seat(seat, theirs);
+    if (r->decided) return TUTTI_OK;
+    TRY(member_check(r->mine, said->rank, theirs));
+    if (taken)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: %llu and %llu",
+            r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
+            (unsigned long long)theirs->identity.pid);
+    return TUTTI_OK;
+}
+static tutti_status fail_left(const struct reception *r, int rank)
+{
+    char ranks[256];
+    members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
+    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u",
+        rank, (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
+}
+/* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
+static bool is_introduction(const struct reception *r, int bytes, const struct introduction *said)
+{
+    if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
+    if (said->rank <= 0 || !member_has_come(&said->member)) return false;
+    return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
+}
+/* last: if it still says nothing, it goes. */
+static tutti_status guest_hear(struct reception *r, int index, bool last)
+{
+    struct introduction said;
+    struct guest *guest = &r->guests[index];
+    int got = socket_receive(guest->socket, &said, sizeof said, NULL);
+    if (got == -EAGAIN && !last) return TUTTI_OK;
+    if (guest->rank) return fail_left(r, guest->rank);                 /* there is nothing more to say */
+    if (is_introduction(r, got, &said)) {
+        TRY(guest_join(r, guest, &said));
+        if (!r->decided) return TUTTI_OK;
+        tell(guest->socket, r->decided, clock_ms() + GRACE_MS);
+    }
+    guest_dismiss(r, index);
+    return TUTTI_OK;
+}
+/* There are more places than ranks, so somebody can go who is none. */
+static tutti_status make_room(struct reception *r)
+{
+    for (int i = r->count - 1; i >= 0 && r->count == r->room; i--)
+        if (!r->guests[i].rank) TRY(guest_hear(r, i, true));
+    return TUTTI_OK;
+}
+static tutti_status guest_accept(struct reception *r)
+{
+    TRY(make_room(r));
+    assert(r->count < r->room);
+    int socket = socket_accept(r->listener);
+    if (socket >= 0) r->guests[r->count++] = (struct guest){ socket, 0, clock_ms() + HELLO_MS };
+    else if (socket != -EAGAIN && socket != -EPERM) nap(1);            /* out of descriptors: do not run in circles */
+    return TUTTI_OK;
+}
+static void reception_poll(struct reception *r, int64_t deadline_ms)
+{
+    int64_t until_ms = deadline_ms;
+    for (int i = 0; i < r->count; i++) {
+        r->polls[i] = (struct pollfd){ .fd = r->guests[i].socket, .events = POLLIN };
+        if (!r->guests[i].rank && r->guests[i].until_ms < until_ms) until_ms = r->guests[i].until_ms;
+    }
+    r->polls[r->count] = (struct pollfd){ .fd = r->listener, .events = POLLIN };
+    if (poll(r->polls, (nfds_t)r->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
+        for (int i = 0; i <= r->count; i++) r->polls[i].revents = 0;
+}
+static tutti_status receive_all(struct reception *r, int64_t deadline_ms)
+{
+    while (r->joined < r->awaited) {
+        reception_poll(r, deadline_ms);
+        bool more = r->polls[r->count].revents != 0;
+        for (int i = r->count - 1; i >= 0; i--) {      /* backwards: the last takes the place of a dismissed one */
+            bool last = !r->guests[i].rank && r->guests[i].until_ms <= clock_ms();
+            if (r->polls[i].revents || last) TRY(guest_hear(r, i, last));
+        }
+        if (more) TRY(guest_accept(r));
+        if (r->joined < r->awaited && clock_ms() >= deadline_ms)
+            return r->decided ? TUTTI_OK : members_fail_absent(r->mine, r->table);
+    }
+    return TUTTI_OK;
+}
+/* The verdict, for those who are there; a bad one waits a little for those who are only just coming. */
+static void reception_decide(struct reception *r, tutti_status status, struct announcement *announcement)
+{
+    announcement_decide(announcement, status, r->mine->size);
+    tell_all(r, announcement);
+    r->decided = announcement;
+    if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
+}
+static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine, int64_t deadline_ms,
+                            struct announcement *announcement)
+{
+    struct reception r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
+    r.room = (int)mine->size + STRANGERS;
+    announcement->table[0] = *mine;
+    r.guests = memory_zeroed((size_t)r.room, sizeof *r.guests);
+    r.polls = memory_zeroed((size_t)r.room + 1, sizeof *r.polls);
+    r.listener = r.guests && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
+    tutti_status status;
+    if (r.listener == -EADDRINUSE)
+        status = status_fail(TUTTI_INVALID_ARGUMENT, "another process is rank 0 of %s, or its unique id is used "
+                             "twice at a time", mine->group);
+    else if (r.listener < 0)
+        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
+    else status = receive_all(&r, deadline_ms);
+    reception_decide(&r, status, announcement);
+    while (r.count) guest_dismiss(&r, 0);
+    if (r.listener >= 0) close(r.listener);
+    free(r.guests);
+    free(r.polls);
+    return status;
+}
+
+/* ---- the others ---- */
+static int connect_until(const tutti_unique_id *id, int64_t deadline_ms)       /* a socket or -errno */
+{
+    for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_NAP_MS ? longest_ms * 2 : LONGEST_NAP_MS) {
+        int socket = socket_connect("id", id->bytes);
+        if (socket != -ECONNREFUSED && socket != -EAGAIN) return socket;
+        if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
+        nap(1 + clock_ns() % longest_ms);                              /* so that not all come at once */
+    }
+}
+static tutti_status explain(const struct member *mine, int error)
+{
+    const char *group = mine->group;
+    unsigned size = mine->size;
+    if (error == 0 || error == -EPIPE || error == -EMSGSIZE)
+        return status_fail(TUTTI_PEER_LOST,
+            "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size,
+            group);
+    if (error == -ETIMEDOUT)
+        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
+            "has: it joined late and still waits, or it is stopped", size, group, (long long)mine->timeout_ms);
+    return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
+        error == -EPERM ? "it runs as another user" : strerror(-error));
+}
+static tutti_status hear_verdict(int socket, const struct member *mine, int64_t deadline_ms, struct announcement *found)
+{
+    int got = receive_one(socket, &found->verdict, sizeof found->verdict, deadline_ms);
+    if (got != (int)sizeof found->verdict) return explain(mine, got > 0 ? -EMSGSIZE : got);
+    TRY(verdict_obey(&found->verdict, mine));
+    for (uint32_t q = 0; q < mine->size; q += RECORDS_PER_MESSAGE) {
+        size_t bytes = records_in_message(mine->size, q);
+        got = receive_one(socket, &found->table[q], bytes, deadline_ms);
+        if (got != (int)bytes) return explain(mine, got > 0 ? -EMSGSIZE : got);
+    }
+    return TUTTI_OK;
+}
+static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
+                              struct announcement *found)
+{
+    struct introduction say = { .rank = rank, .member = *mine };
+    memcpy(say.magic, magic, sizeof magic);
+    int socket = connect_until(id, deadline_ms);
+    if (socket == -ETIMEDOUT)
+        return status_fail(TUTTI_TIMEOUT,
+            "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host",
+            mine->size, mine->group, (long long)mine->timeout_ms);
+    if (socket < 0) return explain(mine, socket);
+    int error = send_all(socket, &say, sizeof say, deadline_ms);
+    deadline_ms = deadline_later(deadline_ms, GRACE_MS);
+    tutti_status status = error ? explain(mine, error) : hear_verdict(socket, mine, deadline_ms, found);
+    close(socket);
+    return status;
+}
+tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
+                          struct member *table)
+{
+    struct announcement *announcement = announcement_create(mine);
+    if (!announcement) return TUTTI_NO_MEMORY;
+    tutti_status status = rank == 0 ? id_lead(id, mine, deadline_ms, announcement)
+                                    : id_follow(id, rank, mine, deadline_ms, announcement);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
+    free(announcement);
+    return status;
+}

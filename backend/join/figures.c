@@ -1,0 +1,179 @@
+/* What the ranks of a group tell each other of the machine, while they join: the cores they may use, and the figures
+   that all go by. Those depend on where the ranks stand: a hypervisor, or the system, may have put them elsewhere than
+   those of the last group. So rank 0 first sends a ball to and fro with the others, a few microseconds with each, and
+   takes the figures that are known of that distance; only if there are none does it measure them, on its own core and
+   that of the rank farthest from it. The others return the ball and wait for its word. All waits have a limit. */
+#include "backend/comm/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/pause.h"
+#include "kernels/stream.h"
+#include <sched.h>
+#include <string.h>
+
+enum { VOLLEYS = 8, SETS = 5, MATCH_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
+enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
+enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
+_Static_assert(sizeof(struct machine) <= FIGURES_BYTES, "the segment has room for the figures");
+
+/* ---- cores ---- */
+void figures_introduce(const tutti_comm *comm)
+{
+    cpu_set_t set;
+    struct introduction *mine = &comm_segment(comm)->introductions[comm->rank];
+    atomic_store(&mine->core, wait_core());
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
+    for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
+}
+static int count_cores(const tutti_comm *comm)          /* where the ranks may run, all of them together */
+{
+    int count = 0;
+    for (int word = 0; word < CORE_WORDS; word++) {
+        uint64_t cores = 0;
+        for (int r = 0; r < comm->size; r++) cores |= comm_segment(comm)->introductions[r].cores[word];
+        count += __builtin_popcountll(cores);
+    }
+    return count ? count : comm->size;
+}
+
+/* ---- the ball: odd on its way to the other rank, even when it is back ---- */
+static bool return_ball(struct introduction *mine)
+{
+    uint32_t ball = atomic_load_explicit(&mine->ball, memory_order_acquire);
+    if (ball % 2 == 0) return false;
+    atomic_store_explicit(&mine->core, wait_core(), memory_order_relaxed);
+    atomic_store_explicit(&mine->ball, ball + 1, memory_order_release);
+    return true;
+}
+static bool await_ball(struct introduction *other, uint32_t ball, int64_t until_ns)
+{
+    for (int n = 1; atomic_load_explicit(&other->ball, memory_order_acquire) != ball; n++) {
+        if (n < PAUSES) pause_briefly();
+        else sched_yield();
+        if (n % POLLS == 0 && clock_ns() > until_ns) return false;
+    }
+    return true;
+}
+/* ns for one way, at best, for whatever disturbs makes it longer; 0: it does not come back in time, or not from another
+   core. */
+static double measure_line(struct introduction *other, int64_t until_ns)
+{
+    double best = 0;
+    uint32_t ball = atomic_load(&other->ball);
+    for (int set = 0; set < SETS && ball % 2 == 0; set++) {
+        int64_t begin = clock_ns();
+        for (int k = 0; k < VOLLEYS; k++, ball += 2) {
+            atomic_store_explicit(&other->ball, ball + 1, memory_order_release);
+            if (!await_ball(other, ball + 2, until_ns)) return best;
+        }
+        double line = (double)(clock_ns() - begin) / (2 * VOLLEYS);
+        bool apart = atomic_load_explicit(&other->core, memory_order_relaxed) != wait_core();
+        if (apart && (best <= 0 || line < best)) best = line;
+    }
+    return best;
+}
+
+/* ---- rank 0 ---- */
+struct farthest { double line; int cores[2]; };
+static bool is_new(uint64_t seen[CORE_WORDS + 1], uint32_t core)
+{
+    uint64_t *word = &seen[core / 64 < CORE_WORDS ? core / 64 : CORE_WORDS], bit = (uint64_t)1 << core % 64;
+    bool new = !(*word & bit);
+    *word |= bit;
+    return new;
+}
+/* One rank of every core. The last first: it is the likeliest to be far away, if time should not suffice for all. */
+static struct farthest measure_distance(const tutti_comm *comm)
+{
+    uint64_t seen[CORE_WORDS + 1] = { 0 };
+    int64_t until = clock_ns() + MATCH_NS;
+    struct farthest far = { 0 };
+    is_new(seen, wait_core());
+    for (int r = comm->size - 1; r > 0 && clock_ns() < until; r--) {
+        struct introduction *other = &comm_segment(comm)->introductions[r];
+        if (!is_new(seen, atomic_load(&other->core))) continue;
+        double line = measure_line(other, until);
+        if (line > far.line)
+            far = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->core) - 1 } };
+    }
+    return far;
+}
+static bool are_still_there(const tutti_comm *comm, int distance)
+{
+    int moved = machine_distance(measure_distance(comm).line) - distance;
+    return moved >= -1 && moved <= 1;
+}
+static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance,
+    bool *keep)
+{
+    struct machine figures;
+    bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &figures);
+    *keep = complete && distance && are_still_there(comm, distance);
+    LOG(DEBUG, "%s: the machine was measured%s%s", comm->name, complete ? "" : " in part",
+        *keep ? "" : "; later jobs measure again");
+    return figures;
+}
+static void tell(const tutti_comm *comm)
+{
+    struct told *told = comm_segment(comm)->told;
+    struct farthest far = measure_distance(comm);
+    struct machine figures;
+    int distance = machine_distance(far.line);
+    bool keep = false, known = machine_recall(distance, &figures);
+    if (!known) figures = measure_figures(comm, &far, distance, &keep);
+    LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->name, far.line);
+    told->distance = distance;
+    memcpy(told->figures, &figures, sizeof figures);
+    atomic_store(&told->ready, 1);
+    if (!known) machine_learn(distance, &figures, keep);               /* a disk may be slow: nobody waits for it */
+}
+
+/* ---- the others ---- */
+static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
+{
+    static const struct wait_set none;
+    const struct ladder ladder = ladder_of(PAUSES / 10, AWAKE);
+    const struct segment *segment = comm_segment(comm);
+    bool doubt = false;
+    for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
+        if (doubt) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
+        if (return_ball(&segment->introductions[comm->rank])) n = 1;
+        ladder_climb(&ladder, n, &none, 1);
+        if (n % POLLS) continue;
+        doubt = comm_is_in_doubt(comm);
+        if (!doubt && clock_ms() > deadline_ms)
+            return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s has joined but did not say in time what the machine is "
+                "like: it is too slow, stopped or gone", comm->name);
+    }
+    return TUTTI_OK;
+}
+
+/* ---- all ---- */
+/* The figures were checked by rank 0; here once more, as for all that is shared. */
+static struct machine told_figures(const tutti_comm *comm)
+{
+    const struct told *told = comm_segment(comm)->told;
+    struct machine figures;
+    memcpy(&figures, told->figures, sizeof figures);
+    if (!machine_is_sane(&figures)) return machine_typical();
+    if (comm->rank == 0) return figures;
+    int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
+    if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &figures, false);
+    return figures;
+}
+tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms)
+{
+    struct machine figures = machine_typical();
+    if (comm->size > 1 && comm->rank == 0) tell(comm);
+    if (comm->size > 1 && comm->rank > 0) TRY(await_word(comm, deadline_ms));
+    if (comm->size > 1) figures = told_figures(comm);   /* one rank alone has nothing to choose */
+    comm->chooser = (struct chooser){ .layout = &comm->layout, .cache = comm->cache, .size = comm->size, .cores =
+        count_cores(comm), .machine = figures };
+    struct patience patience = price_patience(&figures);
+    if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
+    comm->executor.polls = comm->ladder.pauses / 10 < MOST_POLLS ? comm->ladder.pauses / 10 : MOST_POLLS;
+    comm->executor.cache_bytes = (size_t)figures.last;
+    comm->executor.ring_bytes = (size_t)(4 * figures.l2) / (size_t)comm->size;
+    return TUTTI_OK;
+}

@@ -1,0 +1,160 @@
+/* A list of the segments this process has mapped, by the token of their group. The ranks of a process that share one
+   wait for whoever of them does the work (rank 0, or the lowest of the process). */
+#include "backend/join/mapping.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/transport.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLICE_MS = 50 };
+enum { SLOT_BYTES = 16 << 20 };                         /* of one rank; only what is used becomes memory */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;                          /* by the clock that nobody sets */
+static struct mapping *mappings;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* A child begins without segments: those of its parent are not its own. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void after_fork_in_child(void)
+{
+    mappings = NULL;
+    clock_condition_init(&changed);
+    pthread_mutex_unlock(&lock);
+}
+static void prepare(void)
+{
+    clock_condition_init(&changed);
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static bool is_first_of_process(int rank, const struct member *table)
+{
+    for (int r = 0; r < rank; r++)
+        if (member_shares_process(&table[r], &table[rank])) return false;
+    return true;
+}
+
+/* ---- giving up ---- */
+tutti_status mapping_check(const struct member *table, int size)
+{
+    struct identity by;
+    int rank = size, ranks = 0;
+    if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
+    for (int r = size - 1; r >= 0; r--)
+        if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
+    return status_fail(TUTTI_PEER_LOST,
+        "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
+        ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
+}
+
+/* ---- making it ---- */
+static tutti_status make(struct mapping *m, int size, const struct member *table, struct peer *const *peers)
+{
+    int descriptor = -1;
+    TRY(segment_create(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, &descriptor));
+    tutti_status status = TUTTI_OK;
+    for (int r = 1; r < size && status == TUTTI_OK; r++)
+        if (peers[r] && is_first_of_process(r, table)) status = peer_send_descriptor(peers[r], m->token, descriptor);
+    close(descriptor);
+    return status;
+}
+static tutti_status receive(struct mapping *m, int size, const struct member *table, const struct peer *maker,
+    int64_t deadline_ms)
+{
+    int descriptor = -1;
+    tutti_status status = TUTTI_TIMEOUT;
+    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
+        TRY(mapping_check(table, size));
+        int64_t slice_ms = clock_ms() + SLICE_MS;
+        status = peers_await_descriptor(m->token, slice_ms < deadline_ms ? slice_ms : deadline_ms, &descriptor);
+    }
+    if (status == TUTTI_TIMEOUT && peer_is_gone(maker))
+        return status_fail(TUTTI_PEER_LOST, "rank 0 died while the group was formed");
+    if (status == TUTTI_TIMEOUT)
+        return status_fail(status, "rank 0 has not sent the shared memory of the group: it is too slow or stopped");
+    TRY(status);
+    return segment_attach(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, descriptor);
+}
+
+/* ---- sharing it ---- */
+static struct mapping *find(const unsigned char token[16])
+{
+    for (struct mapping *m = mappings; m; m = m->next)
+        if (memcmp(m->token, token, sizeof m->token) == 0) return m;
+    return NULL;
+}
+static struct mapping *find_or_add(const unsigned char token[16])      /* lock held */
+{
+    struct mapping *m = find(token);
+    if (!m && (m = memory_zeroed(1, sizeof *m)) != NULL) {
+        memcpy(m->token, token, sizeof m->token);
+        m->next = mappings;
+        mappings = m;
+    }
+    if (m) m->users++;
+    return m;
+}
+static tutti_status await_first(struct mapping *m, int size, const struct member *table, int64_t deadline_ms)
+{
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&lock);
+    while (!m->over && status == TUTTI_OK && clock_ms() < deadline_ms) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += SLICE_MS * 1000000;
+        if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
+        pthread_cond_timedwait(&changed, &lock, &until);
+        if (!m->over) status = mapping_check(table, size);
+    }
+    bool over = m->over;
+    pthread_mutex_unlock(&lock);
+    TRY(status);
+    if (!over)
+        return status_fail(TUTTI_TIMEOUT, "another rank of this process has not mapped the group's memory in time");
+    return m->status == TUTTI_OK ? TUTTI_OK : status_repeat(m->status, m->detail);
+}
+static void tell_process(struct mapping *m, tutti_status status)
+{
+    pthread_mutex_lock(&lock);
+    m->status = status;
+    if (status != TUTTI_OK) snprintf(m->detail, sizeof m->detail, "%.250s", status_detail());
+    m->over = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,
+    int64_t deadline_ms, struct mapping **out)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+    struct mapping *m = find_or_add(table[0].token);
+    pthread_mutex_unlock(&lock);
+    if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
+    tutti_status status;
+    if (is_first_of_process(rank, table)) {
+        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, table, peers[0], deadline_ms);
+        tell_process(m, status);
+    } else status = await_first(m, size, table, deadline_ms);
+    if (status != TUTTI_OK) { mapping_release(m); return status; }
+    *out = m;
+    return TUTTI_OK;
+}
+void mapping_release(struct mapping *m)
+{
+    if (!m) return;
+    pthread_mutex_lock(&lock);
+    bool last = --m->users == 0;
+    for (struct mapping **at = &mappings; last && *at; at = &(*at)->next)
+        if (*at == m) { *at = m->next; break; }
+    pthread_mutex_unlock(&lock);
+    if (!last) return;
+    segment_detach(&m->segment);
+    free(m);
+}

@@ -1,0 +1,104 @@
+/* The checks that rank 0 makes and the words for what it finds. What comes from others is made printable first. */
+#include "backend/join/verdict.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_NAMED = 16 };
+static const char magic[8] = "tutti-v";
+static_assert(sizeof(struct member) == 128 && sizeof(struct verdict) == 528, "no padding");
+
+/* ---- rank 0 collects ---- */
+bool member_has_come(const struct member *member) { return member->build != 0; }
+void member_seat(struct member *out, const struct member *member)
+{
+    *out = *member;
+    out->group[sizeof out->group - 1] = out->identity.host[sizeof out->identity.host - 1] = 0;
+}
+tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
+{
+    if (theirs->build != mine->build)
+        return status_fail(TUTTI_MISMATCH, "rank %d joins %s with a tutti made of other sources (%08x) than rank 0's "
+            "(%08x): all ranks must run the same", rank, mine->group, theirs->build, mine->build);
+    if (theirs->size != mine->size)
+        return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
+            mine->group, theirs->size, mine->size);
+    return TUTTI_OK;
+}
+static uint32_t count_absent(const struct member *table, uint32_t size)
+{
+    uint32_t absent = 0;
+    for (uint32_t r = 0; r < size; r++) absent += !member_has_come(&table[r]);
+    return absent;
+}
+void members_list_absent(const struct member *table, uint32_t size, char *out, size_t bytes)
+{
+    uint32_t absent = count_absent(table, size), named = 0;
+    size_t used = (size_t)snprintf(out, bytes, absent == 1 ? "rank" : "ranks");
+    for (uint32_t r = 0; r < size && named < MOST_NAMED && used < bytes; r++)
+        if (!member_has_come(&table[r]))
+            used += (size_t)snprintf(out + used, bytes - used, "%s%u", named++ ? ", " : " ", r);
+    if (absent > named && used < bytes) snprintf(out + used, bytes - used, " and %u more", absent - named);
+}
+tutti_status members_fail_absent(const struct member *mine, const struct member *table)
+{
+    char ranks[256];
+    members_list_absent(table, mine->size, ranks, sizeof ranks);
+    const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
+    return status_fail(TUTTI_TIMEOUT, "%s of %u %s not joined %s within %lld ms: see whether it was started and "
+        "whether it failed, or raise the timeout", ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
+}
+
+/* ---- and decides ---- */
+struct announcement *announcement_create(const struct member *mine)
+{
+    struct announcement *made = memory_zeroed(1, sizeof *made + mine->size * sizeof *mine);
+    if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
+    return made;
+}
+void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size)
+{
+    struct verdict *verdict = &announcement->verdict;
+    memcpy(verdict->magic, magic, sizeof magic);
+    verdict->status = status;
+    verdict->size = size;
+    if (status != TUTTI_OK) snprintf(verdict->detail, sizeof verdict->detail, "%.511s", status_detail());
+}
+
+/* ---- the others obey ---- */
+tutti_status verdict_obey(struct verdict *verdict, const struct member *mine)
+{
+    verdict->detail[sizeof verdict->detail - 1] = 0;
+    bool known = verdict->status == TUTTI_OK || (verdict->status < 0 && verdict->status >= TUTTI_INTERNAL);
+    if (memcmp(verdict->magic, magic, sizeof magic) != 0 || !known)
+        return status_fail(TUTTI_MISMATCH, "rank 0 of %s runs another version of tutti", mine->group);
+    if (verdict->status != TUTTI_OK) return status_repeat((tutti_status)verdict->status, verdict->detail);
+    if (verdict->size == mine->size) return TUTTI_OK;
+    return status_fail(TUTTI_MISMATCH, "rank 0 was told that %s has %u ranks, this one was told %u", mine->group,
+        verdict->size, mine->size);
+}
+tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out)
+{
+    TRY(verdict_obey(&found->verdict, mine));
+    const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
+    if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "two processes have joined %s as rank %d: this one, %llu, and %llu on %.39s", mine->group, rank,
+            (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
+    for (uint32_t r = 0; r < mine->size; r++) member_seat(&out[r], &found->table[r]);
+    return TUTTI_OK;
+}
+
+/* ---- time ---- */
+int64_t deadline_later(int64_t deadline_ms, int64_t more_ms)
+{
+    return deadline_ms > INT64_MAX - more_ms ? INT64_MAX : deadline_ms + more_ms;
+}
+int64_t deadline_remaining_ms(int64_t deadline_ms)
+{
+    int64_t left = deadline_ms - clock_ms();
+    return left < 1 ? 1 : left > INT32_MAX ? INT32_MAX : left;
+}

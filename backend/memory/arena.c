@@ -1,0 +1,396 @@
+/* Two locks: `growth` is held while a block is made, which takes as long as the kernel needs to clear it; `lock` for a
+ * few lines at a time, by whoever changes the heap or the list of blocks. What the launch of an operation asks takes no
+ * lock: it reads a copy of the list, sorted by address, between two looks at its version. */
+#include "backend/memory/arena.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/memory/available.h"
+#include "backend/memory/heap.h"
+#include "backend/memory/memfd.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
+enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };
+struct header {                                        /* the first page of a block */
+    char magic[8];
+    uint64_t block;
+    _Atomic uint32_t retired;
+};
+static const char magic[8] = "tutti-a";
+struct block {
+    uint64_t number;
+    unsigned char *base;
+    size_t bytes;                                       /* with the header's page */
+    int descriptor;
+};
+static pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct heap heap;                               /* a region: a block without its header */
+static struct block blocks[MOST_BLOCKS];               /* by address */
+static int block_count;
+static struct block spare;                              /* the one that is kept although wholly free; number 0: none */
+static uint64_t last_number;
+static struct block *inherited;                         /* of a child: its parent's */
+static int inherited_count;
+static struct {
+    _Atomic uint32_t version;                           /* odd: it is being changed */
+    _Atomic int count;
+    struct { _Atomic uintptr_t base; _Atomic size_t bytes; _Atomic uint64_t number; } row[MOST_BLOCKS];
+} table;
+
+/* ---- the table ---- */
+/* Release and acquire on each row, instead of fences, keep the rows between the two versions. */
+static void table_publish(void)
+{
+    uint32_t version = atomic_load_explicit(&table.version, memory_order_relaxed);
+    atomic_store_explicit(&table.version, version + 1, memory_order_relaxed);
+    atomic_store_explicit(&table.count, block_count, memory_order_release);
+    for (int i = 0; i < block_count; i++) {
+        atomic_store_explicit(&table.row[i].base, (uintptr_t)blocks[i].base, memory_order_release);
+        atomic_store_explicit(&table.row[i].bytes, blocks[i].bytes, memory_order_release);
+        atomic_store_explicit(&table.row[i].number, blocks[i].number, memory_order_release);
+    }
+    atomic_store_explicit(&table.version, version + 2, memory_order_release);
+}
+static struct block table_row(int i)
+{
+    return (struct block){ .base = (unsigned char *)atomic_load_explicit(&table.row[i].base, memory_order_acquire),
+        .bytes = atomic_load_explicit(&table.row[i].bytes, memory_order_acquire),
+        .number = atomic_load_explicit(&table.row[i].number, memory_order_acquire) };
+}
+/* Rows that change meanwhile give nonsense, but an index within bounds: it is looked up again. */
+static struct block table_find_address(uintptr_t at)
+{
+    int low = 0, high = atomic_load_explicit(&table.count, memory_order_acquire);
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (atomic_load_explicit(&table.row[middle].base, memory_order_acquire) <= at) low = middle;
+        else high = middle;
+    }
+    return high ? table_row(low) : (struct block){ 0 };
+}
+static struct block table_find_number(uint64_t number)
+{
+    int count = atomic_load_explicit(&table.count, memory_order_acquire), i = 0;
+    while (i < count && atomic_load_explicit(&table.row[i].number, memory_order_acquire) != number) i++;
+    return i < count ? table_row(i) : (struct block){ 0 };
+}
+static bool table_read(uintptr_t at, uint64_t number, struct block *out)
+{
+    for (;;) {
+        uint32_t before = atomic_load_explicit(&table.version, memory_order_acquire);
+        *out = number ? table_find_number(number) : table_find_address(at);
+        if (!(before & 1) && atomic_load_explicit(&table.version, memory_order_relaxed) == before)
+            return out->number != 0;
+    }
+}
+bool arena_find(const void *at, size_t bytes, struct place *out)
+{
+    struct block b;
+    uintptr_t address = (uintptr_t)at;
+    if (!table_read(address, 0, &b) || address < (uintptr_t)b.base) return false;
+    size_t offset = address - (uintptr_t)b.base;
+    if (offset >= b.bytes || bytes > b.bytes - offset) return false;
+    *out = (struct place){ b.number, offset };
+    return true;
+}
+void *arena_at(struct place place, uint64_t bytes)
+{
+    struct block b;
+    bool inside = place.block && table_read(0, place.block, &b) && place.offset <= b.bytes
+        && bytes <= b.bytes - place.offset;
+    return inside ? b.base + place.offset : NULL;
+}
+struct arena_extent arena_extent(void)
+{
+    struct arena_extent out = { 0, 0 };
+    pthread_mutex_lock(&lock);
+    for (; out.blocks < block_count; out.blocks++) out.bytes += blocks[out.blocks].bytes;
+    pthread_mutex_unlock(&lock);
+    return out;
+}
+
+/* ---- blocks ---- */
+static struct header *header_of(void *base) { return base; }
+static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
+static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
+static tutti_status check_available(size_t bytes)
+{
+    uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
+    if (bytes <= available) return TUTTI_OK;
+    return status_fail(TUTTI_NO_MEMORY,
+        "no memory for shared tensors: %zu bytes are asked for, %llu are left on this machine, or to this process",
+        bytes, (unsigned long long)available);
+}
+static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
+{
+    if (b->base) {
+        atomic_store(&header_of(b->base)->retired, 1);
+        memfd_discard(b->descriptor, page_bytes(), region_bytes(b));
+        munmap(b->base, b->bytes);
+    }
+    if (b->descriptor >= 0) close(b->descriptor);
+}
+static tutti_status block_fill(struct block *b)
+{
+    TRY(check_available(b->bytes));
+    TRY(memfd_create_sealed(b->bytes, &b->descriptor));
+    TRY(memfd_allocate(b->descriptor, b->bytes, "shared tensors"));
+    void *base = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->descriptor, 0);
+    if (base == MAP_FAILED)
+        return status_fail(TUTTI_NO_MEMORY,
+            "no memory for shared tensors: %zu bytes could not be mapped: %s (limit on address space? see ulimit -v)",
+            b->bytes, strerror(errno));
+    b->base = base;
+    memcpy(header_of(base)->magic, magic, sizeof magic);
+    header_of(base)->block = b->number;
+    return TUTTI_OK;
+}
+static tutti_status block_make(size_t bytes, struct block *out)
+{
+    struct block made = { .number = ++last_number, .bytes = bytes, .descriptor = -1 };
+    tutti_status status = block_fill(&made);
+    if (status == TUTTI_OK) *out = made;
+    else block_unmake(&made);
+    return status;
+}
+static bool block_insert(const struct block *b)
+{
+    int at = block_count;
+    if (block_count == MOST_BLOCKS || !heap_add(&heap, region_of(b), region_bytes(b))) return false;
+    for (; at > 0 && blocks[at - 1].base > b->base; at--) blocks[at] = blocks[at - 1];
+    blocks[at] = *b;
+    block_count++;
+    table_publish();
+    return true;
+}
+static int block_index(const void *region)
+{
+    int at = 0;
+    while (region_of(&blocks[at]) != region) at++;
+    return at;
+}
+static struct block block_remove(int at)
+{
+    struct block removed = blocks[at];
+    heap_remove(&heap, region_of(&removed));
+    for (block_count--; at < block_count; at++) blocks[at] = blocks[at + 1];
+    table_publish();
+    return removed;
+}
+
+bool arena_give_up_spare(void)
+{
+    struct block old = { .descriptor = -1 };
+    pthread_mutex_lock(&lock);
+    bool found = spare.number != 0;
+    if (found) old = block_remove(block_index(region_of(&spare)));
+    spare = (struct block){ 0 };
+    pthread_mutex_unlock(&lock);
+    block_unmake(&old);
+    return found;
+}
+void *arena_map(int descriptor, size_t bytes)
+{
+    void *at;
+    do at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    while (at == MAP_FAILED && arena_give_up_spare());
+    return at;
+}
+
+/* ---- allocating ---- */
+static void *take(size_t bytes, size_t alignment)
+{
+    pthread_mutex_lock(&lock);
+    unsigned char *at = heap_take(&heap, bytes, alignment);
+    if (at && at >= spare.base && at < spare.base + spare.bytes) spare = (struct block){ 0 };
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+static tutti_status block_add(size_t bytes)
+{
+    struct block b;
+    TRY(block_make(bytes, &b));
+    pthread_mutex_lock(&lock);
+    bool fine = block_insert(&b);
+    pthread_mutex_unlock(&lock);
+    if (fine) return TUTTI_OK;
+    block_unmake(&b);
+    return status_fail(TUTTI_NO_MEMORY,
+        "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
+        MOST_BLOCKS);
+}
+/* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one,
+   or a small tensor that is freed and allocated over and over could make a large block each time. */
+static size_t block_bytes_wanted(void)
+{
+    struct arena_extent extent = arena_extent();
+    size_t most = extent.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = extent.bytes / 4;
+    size_t wanted = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
+    return size_round_up(wanted, page_bytes());
+}
+/* What is wanted; or only what is needed, if there is no more; and that with the help of the spare block, before it is
+   refused. */
+static tutti_status grow(size_t bytes)
+{
+    size_t least, wanted = block_bytes_wanted();
+    if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are beyond all addresses", bytes);
+    least = least / page_bytes() * page_bytes();
+    tutti_status status = wanted > least ? block_add(wanted) : TUTTI_NO_MEMORY;
+    if (status != TUTTI_OK) status = block_add(least);
+    while (status != TUTTI_OK && arena_give_up_spare()) status = block_add(least);
+    return status;
+}
+tutti_status arena_allocate(size_t bytes, void **out)
+{
+    size_t alignment = SMALL_ALIGNMENT, whole = bytes;
+    arena_prepare();
+    if (bytes >= LARGE_BYTES) {
+        alignment = page_bytes();
+        if (!size_add(bytes, alignment - 1, &whole)) whole = bytes;
+        else whole = whole / alignment * alignment;
+    }
+    void *at = take(whole, alignment);
+    tutti_status status = TUTTI_OK;
+    if (!at) {
+        pthread_mutex_lock(&growth);
+        while (!(at = take(whole, alignment)) && status == TUTTI_OK) status = grow(whole);
+        pthread_mutex_unlock(&growth);
+    }
+    if (at) *out = at;
+    return at ? TUTTI_OK : status;
+}
+
+/* ---- giving back ---- */
+static bool is_inherited(const void *at)
+{
+    const unsigned char *address = at;
+    for (int i = 0; i < inherited_count; i++)
+        if (address >= inherited[i].base && address < inherited[i].base + inherited[i].bytes) return true;
+    return false;
+}
+/* One wholly free block is kept, the larger: to make it anew takes longest. But never one of more than 64 MiB, which is
+   what malloc of glibc keeps at most: beyond that a program that is done with its memory sees it as a leak. */
+static struct block retire(const void *region)
+{
+    int freed = block_index(region);
+    if (region_bytes(&blocks[freed]) > SPARE_BYTES) return block_remove(freed);
+    if (!spare.number) {
+        spare = blocks[freed];
+        return (struct block){ .descriptor = -1 };
+    }
+    if (blocks[freed].bytes <= spare.bytes) return block_remove(freed);
+    int other = block_index(region_of(&spare));
+    spare = blocks[freed];
+    return block_remove(other);
+}
+tutti_status arena_free(void *at)
+{
+    void *region = NULL;
+    struct block old = { .descriptor = -1 };
+    if (!at) return TUTTI_OK;
+    pthread_mutex_lock(&lock);
+    bool known = heap_give(&heap, at, &region), foreign = !known && is_inherited(at);
+    if (known && region) old = retire(region);
+    pthread_mutex_unlock(&lock);
+    block_unmake(&old);
+    if (known || foreign) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "tutti_mem_free of %p: tutti_mem_alloc has not given it, or it has been freed before", at);
+}
+
+/* ---- fork ---- */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&growth);
+    pthread_mutex_lock(&lock);
+}
+static void in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&growth);
+}
+static void adopt_privately(struct block *b)
+{
+    void *same = mmap(b->base, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, b->descriptor, 0);
+    if (same == MAP_FAILED && mprotect(b->base, b->bytes, PROT_READ) != 0)
+        munmap(b->base, b->bytes);                      /* at least the parent's data is safe */
+    close(b->descriptor);
+    b->descriptor = -1;
+}
+/* The list is remembered, so that what the child's copies of tensors free is known; if there is no memory for that,
+   freeing them is an error, which harms nobody. */
+static void in_child(void)
+{
+    if (!block_count) { in_parent(); return; }
+    for (int i = 0; i < block_count; i++) adopt_privately(&blocks[i]);
+    int count = inherited_count + block_count;
+    struct block *list = memory_zeroed((size_t)count, sizeof *list);
+    if (list) {
+        if (inherited_count) memcpy(list, inherited, (size_t)inherited_count * sizeof *list);
+        memcpy(list + inherited_count, blocks, (size_t)block_count * sizeof *list);
+        free(inherited);
+        inherited = list;
+        inherited_count = count;
+    }
+    block_count = 0;
+    spare = (struct block){ 0 };
+    table_publish();
+    heap_finish(&heap);
+    in_parent();
+}
+static void prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
+void arena_prepare(void) { pthread_once(&once, prepare); }
+
+/* ---- for peers ---- */
+int arena_descriptor(uint64_t block, size_t *bytes)
+{
+    int copy = -1;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < block_count; i++) {
+        if (blocks[i].number != block) continue;
+        *bytes = blocks[i].bytes;
+        copy = fcntl(blocks[i].descriptor, F_DUPFD_CLOEXEC, 0);
+        if (copy < 0) copy = -errno;
+    }
+    pthread_mutex_unlock(&lock);
+    return copy;
+}
+static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+{
+    TRY(memfd_check(descriptor, bytes, whose));
+    void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
+    if (base == MAP_FAILED)
+        return status_fail(TUTTI_NO_MEMORY,
+            "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,
+            strerror(errno));
+    const struct header *header = header_of(base);
+    if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
+        munmap(base, bytes);
+        return status_fail(TUTTI_SYSTEM, "what was received is not the block of %s shared tensors that was asked for",
+            whose);
+    }
+    memfd_keep_out(base, bytes);
+    *out = base;
+    return TUTTI_OK;
+}
+tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const char *whose, void **out)
+{
+    tutti_status status = attach(descriptor, block, bytes, whose, out);
+    close(descriptor);
+    return status;
+}
+bool arena_is_retired(const void *attached)
+{
+    return atomic_load(&((const struct header *)attached)->retired) != 0;
+}
+void arena_detach(void *attached, size_t bytes) { munmap(attached, bytes); }

@@ -1,0 +1,85 @@
+/* Reads /proc/meminfo, and the limits of control groups of both versions. File pages count as free: the kernel drops
+   them first. */
+#include "backend/memory/available.h"
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 1024, TEXT_BYTES = 8192 };
+struct version { const char *line, *folder, *limit, *used, *files[2]; };
+static const struct version versions[] = {
+    { "0::", "", "memory.max", "memory.current", { "inactive_file ", "active_file " } },
+    { ":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", { "total_inactive_file ",
+        "total_active_file " } },
+};
+
+static bool read_text(const char *path, char text[TEXT_BYTES])
+{
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = descriptor < 0 ? -1 : read(descriptor, text, TEXT_BYTES - 1);
+    if (descriptor >= 0) close(descriptor);
+    text[got > 0 ? got : 0] = 0;
+    return got > 0;
+}
+/* The number after `key` at the beginning of a line, or UINT64_MAX ("max" is none). */
+static uint64_t number_of(const char *text, const char *key)
+{
+    for (const char *line = text; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+        if (strncmp(line, key, strlen(key)) != 0) continue;
+        char *end;
+        unsigned long long number = strtoull(line + strlen(key), &end, 10);
+        return end == line + strlen(key) ? UINT64_MAX : number;
+    }
+    return UINT64_MAX;
+}
+static uint64_t number_in(const char *folder, const char *file, const char *key)
+{
+    char path[PATH_BYTES + 64], text[TEXT_BYTES];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    return read_text(path, text) ? number_of(text, key) : UINT64_MAX;
+}
+static uint64_t group_available(const char *folder, const struct version *v)
+{
+    uint64_t limit = number_in(folder, v->limit, ""), used = number_in(folder, v->used, "");
+    if (limit == UINT64_MAX || used == UINT64_MAX) return UINT64_MAX;
+    for (int i = 0; i < 2; i++) {
+        uint64_t files = number_in(folder, "memory.stat", v->files[i]);
+        if (files != UINT64_MAX) used -= files < used ? files : used;
+    }
+    return limit > used ? limit - used : 0;
+}
+/* Of the group that a line of /proc/self/cgroup names, and of all above it. */
+static uint64_t groups_available(const char *cgroups, const struct version *v, const char *group, size_t bytes)
+{
+    uint64_t least = UINT64_MAX;
+    char folder[PATH_BYTES];
+    int length = snprintf(folder, sizeof folder, "%s%s%.*s", cgroups, v->folder, (int)bytes, group);
+    size_t top = strlen(cgroups) + strlen(v->folder);
+    if (length < 0 || length >= PATH_BYTES) return least;
+    for (;;) {
+        uint64_t here = group_available(folder, v);
+        if (here < least) least = here;
+        char *last = strrchr(folder, '/');
+        if (!last || (size_t)(last - folder) < top) return least;
+        *last = 0;
+    }
+}
+uint64_t memory_available(const char *proc, const char *cgroups)
+{
+    char text[TEXT_BYTES], path[PATH_BYTES];
+    uint64_t least = number_in(proc, "meminfo", "MemAvailable:");
+    if (least < UINT64_MAX / 1024) least *= 1024;       /* it says kilobytes */
+    snprintf(path, sizeof path, "%s/self/cgroup", proc);
+    if (!read_text(path, text)) return least;
+    for (int i = 0; i < 2; i++) {
+        const char *found = strstr(text, versions[i].line);
+        if (!found) continue;
+        const char *group = found + strlen(versions[i].line);
+        uint64_t here = groups_available(cgroups, &versions[i], group, strcspn(group, "\n"));
+        if (here < least) least = here;
+    }
+    return least;
+}

@@ -1,0 +1,173 @@
+/* A region is a list of extents in the order of their addresses; no two neighbours are free. A free extent is in the
+   bin of its size, a taken one in the hash table of addresses. */
+#include "backend/memory/heap.h"
+#include "backend/base/memory.h"
+#include <assert.h>
+#include <stdlib.h>
+
+struct extent {
+    unsigned char *at;
+    size_t bytes;
+    void *region;
+    bool free;
+    struct extent *before, *after;                      /* neighbours in the region */
+    struct extent *next, *previous;                     /* in the bin, or in the row */
+};
+
+/* ---- lists ---- */
+static int bin_of(size_t bytes)                         /* four bins for each power of two of units */
+{
+    size_t units = bytes / HEAP_UNIT;
+    if (units < 4) return (int)units;
+    int level = 63 - __builtin_clzll(units);
+    return 4 * (level - 1) + (int)(units >> (level - 2) & 3);
+}
+static struct extent **row_of(const struct heap *h, const void *at)
+{
+    uint64_t mixed = (uint64_t)(uintptr_t)at / HEAP_UNIT * 0x9e3779b97f4a7c15u;
+    return &h->rows[(mixed >> 32) & (h->row_count - 1)];
+}
+static void push(struct extent **list, struct extent *e)
+{
+    e->previous = NULL;
+    e->next = *list;
+    if (e->next) e->next->previous = e;
+    *list = e;
+}
+static void unlink_from(struct extent **list, struct extent *e)
+{
+    if (e->next) e->next->previous = e->previous;
+    if (e->previous) e->previous->next = e->next;
+    else *list = e->next;
+}
+static bool rows_grow(struct heap *h)                   /* keeps one row for each part, or more */
+{
+    if (h->taken < h->row_count) return true;
+    size_t count = h->row_count ? 2 * h->row_count : 64;
+    struct heap larger = { .row_count = count, .rows = memory_zeroed(count, sizeof *larger.rows) };
+    if (!larger.rows) return false;
+    for (size_t row = 0; row < h->row_count; row++)
+        for (struct extent *e = h->rows[row], *next; e; e = next) {
+            next = e->next;
+            push(row_of(&larger, e->at), e);
+        }
+    free(h->rows);
+    h->rows = larger.rows;
+    h->row_count = count;
+    return true;
+}
+
+/* ---- extents ---- */
+/* The part of a free extent behind its first `bytes`, as an extent of its own; neither is in a bin. */
+static bool split(struct extent *e, size_t bytes)
+{
+    if (e->bytes == bytes) return true;
+    struct extent *rest = memory_zeroed(1, sizeof *rest);
+    if (!rest) return false;
+    *rest = (struct extent){ e->at + bytes, e->bytes - bytes, e->region, true, e, e->after, NULL, NULL };
+    if (rest->after) rest->after->before = rest;
+    e->after = rest;
+    e->bytes = bytes;
+    return true;
+}
+static void absorb(struct extent *e, struct extent *next)              /* next is behind e, free, and in no bin */
+{
+    e->bytes += next->bytes;
+    e->after = next->after;
+    if (e->after) e->after->before = e;
+    free(next);
+}
+static struct extent *merge(struct heap *h, struct extent *e)          /* with its free neighbours, into a bin */
+{
+    struct extent *after = e->after, *before = e->before;
+    e->free = true;
+    if (after && after->free) {
+        unlink_from(&h->bins[bin_of(after->bytes)], after);
+        absorb(e, after);
+    }
+    if (before && before->free) {
+        unlink_from(&h->bins[bin_of(before->bytes)], before);
+        absorb(before, e);
+        e = before;
+    }
+    push(&h->bins[bin_of(e->bytes)], e);
+    return e;
+}
+
+/* ---- the heap ---- */
+bool heap_add(struct heap *h, void *region, size_t bytes)
+{
+    assert((uintptr_t)region % HEAP_UNIT == 0 && bytes && bytes % HEAP_UNIT == 0);
+    struct extent *e = memory_zeroed(1, sizeof *e);
+    if (!e) return false;
+    *e = (struct extent){ .at = region, .bytes = bytes, .region = region, .free = true };
+    push(&h->bins[bin_of(bytes)], e);
+    return true;
+}
+static size_t padding(const struct extent *e, size_t alignment) { return -(uintptr_t)e->at & (alignment - 1); }
+static struct extent *find_room(const struct heap *h, size_t bytes, size_t alignment)
+{
+    for (int bin = bin_of(bytes); bin < HEAP_BINS; bin++)
+        for (struct extent *e = h->bins[bin]; e; e = e->next)
+            if (e->bytes >= bytes && e->bytes - bytes >= padding(e, alignment)) return e;
+    return NULL;
+}
+void *heap_take(struct heap *h, size_t bytes, size_t alignment)
+{
+    if (bytes > SIZE_MAX - HEAP_UNIT) return NULL;
+    bytes = size_round_up(bytes ? bytes : 1, HEAP_UNIT);
+    struct extent *e = rows_grow(h) ? find_room(h, bytes, alignment) : NULL, *front = e;
+    if (!e) return NULL;
+    unlink_from(&h->bins[bin_of(e->bytes)], e);
+    size_t skipped = padding(e, alignment);
+    bool fine = !skipped || split(e, skipped);
+    if (fine && skipped) e = front->after;
+    if (fine) fine = split(e, bytes);
+    if (!fine) {                                        /* the pieces become one again */
+        if (e != front) absorb(front, e);
+        push(&h->bins[bin_of(front->bytes)], front);
+        return NULL;
+    }
+    if (e != front) push(&h->bins[bin_of(front->bytes)], front);
+    if (e->after && e->after->free) push(&h->bins[bin_of(e->after->bytes)], e->after);
+    e->free = false;
+    push(row_of(h, e->at), e);
+    h->taken++;
+    return e->at;
+}
+bool heap_give(struct heap *h, void *at, void **region)
+{
+    struct extent *e = h->row_count ? *row_of(h, at) : NULL;
+    while (e && e->at != at) e = e->next;
+    if (!e) return false;
+    unlink_from(row_of(h, at), e);
+    h->taken--;
+    e = merge(h, e);
+    *region = e->before || e->after ? NULL : e->region;
+    return true;
+}
+void heap_remove(struct heap *h, void *region)
+{
+    for (int bin = 0; bin < HEAP_BINS; bin++)
+        for (struct extent *e = h->bins[bin]; e; e = e->next) {
+            if (e->at != region) continue;
+            assert(!e->before && !e->after);
+            unlink_from(&h->bins[bin], e);
+            free(e);
+            return;
+        }
+}
+static void list_free(struct extent *e)
+{
+    for (struct extent *next; e; e = next) {
+        next = e->next;
+        free(e);
+    }
+}
+void heap_finish(struct heap *h)
+{
+    for (int bin = 0; bin < HEAP_BINS; bin++) list_free(h->bins[bin]);
+    for (size_t row = 0; row < h->row_count; row++) list_free(h->rows[row]);
+    free(h->rows);
+    *h = (struct heap){ 0 };
+}

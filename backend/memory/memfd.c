@@ -1,0 +1,92 @@
+/* The calls that make, fill and check a sealed memfd, and the words for what each may refuse. */
+#include "backend/memory/memfd.h"
+#include "backend/base/descriptor.h"
+#include "backend/base/status.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, SLICE_BYTES = 4 << 20 };
+
+size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static tutti_status check_file_limit(size_t bytes)     /* to pass it would be a signal (SIGXFSZ), not an error */
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return TUTTI_OK;
+    if (bytes <= limit.rlim_cur) return TUTTI_OK;
+    return status_fail(TUTTI_SYSTEM,
+        "the limit on file sizes (ulimit -f) is %llu bytes, and %zu bytes of shared memory are needed; raise the limit",
+        (unsigned long long)limit.rlim_cur, bytes);
+}
+static const char *memfd_advice(int error)
+{
+    if (error == EMFILE || error == ENFILE) return " (too many open files? see ulimit -n)";
+    if (error == EPERM || error == ENOSYS) return " (does a seccomp filter or an old kernel forbid it?)";
+    return "";
+}
+tutti_status memfd_create_sealed(size_t bytes, int *out)
+{
+    *out = -1;
+    TRY(check_file_limit(bytes));
+    *out = descriptor_raised(memfd_create("tutti", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (*out < 0)
+        return status_fail(TUTTI_SYSTEM, "memfd_create, needed for shared memory: %s%s", strerror(errno),
+            memfd_advice(errno));
+    if (ftruncate(*out, (off_t)bytes) != 0)
+        return status_fail(TUTTI_SYSTEM, "ftruncate of a memfd to %zu bytes: %s", bytes, strerror(errno));
+    if (fcntl(*out, F_ADD_SEALS, SEALS) != 0)
+        return status_fail(TUTTI_SYSTEM, "fcntl(F_ADD_SEALS) of a memfd: %s", strerror(errno));
+    return TUTTI_OK;
+}
+static tutti_status fail_allocation(size_t bytes, const char *what)
+{
+    if (errno == ENOSPC || errno == ENOMEM)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
+            bytes, strerror(errno));
+    return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
+}
+/* Kernels before mid-2024 begin anew after each signal. So with one every few milliseconds, as a profiler sends them, a
+   whole block would never be done; a slice soon is, and after a signal a smaller one is tried. */
+tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what)
+{
+    size_t slice = SLICE_BYTES;
+    for (size_t done = 0; done < bytes;) {
+        size_t next = bytes - done < slice ? bytes - done : slice;
+        if (fallocate(descriptor, 0, (off_t)done, (off_t)next) == 0) {
+            done += next;
+            if (slice < SLICE_BYTES) slice *= 2;
+        } else if (errno != EINTR) return fail_allocation(bytes, what);
+        else if (slice > page_bytes()) slice /= 2;
+    }
+    return TUTTI_OK;
+}
+void memfd_discard(int descriptor, size_t offset, size_t bytes)
+{
+    int refused;
+    do refused = fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    while (refused && errno == EINTR);
+}
+tutti_status memfd_check(int descriptor, size_t bytes, const char *whose)
+{
+    struct stat file;
+    if (fstat(descriptor, &file) != 0)
+        return status_fail(TUTTI_SYSTEM, "fstat of %s shared memory: %s", whose, strerror(errno));
+    if (file.st_size < 0 || (size_t)file.st_size != bytes)
+        return status_fail(TUTTI_SYSTEM,
+            "%s shared memory is %lld bytes and should be %zu: do all ranks run the same version of tutti?", whose,
+            (long long)file.st_size, bytes);
+    int seals = fcntl(descriptor, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against shrinking; it is not used", whose);
+    return TUTTI_OK;
+}
+void memfd_keep_out(void *mapped, size_t bytes)         /* refused: they get it, and nothing else is lost */
+{
+    madvise(mapped, bytes, MADV_DONTFORK);
+    madvise(mapped, bytes, MADV_DONTDUMP);
+}

@@ -1,0 +1,279 @@
+/* One registry per process (registry.h), behind one mutex that is never held across anything that waits. The watch
+ * thread (watch.c) is the only one that reads from sockets; what is here only sends, and waits for `changed`. Whoever
+ * connects sends a hello with both nonces and is answered welcome. When two processes call each other at once, the
+ * connection of the one with the smaller nonce stays, and the other is told that its own is superfluous. Connections
+ * stay until the process lets go of all groups and says goodbye; an end without a goodbye is a death. */
+#include "backend/processes/peers.h"
+#include "backend/base/clock.h"
+#include "backend/base/descriptor.h"
+#include "backend/base/status.h"
+#include "backend/memory/arena.h"
+#include "backend/host/socket.h"
+#include "backend/processes/registry.h"
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { SEND_MS = 10000, RETRY_MS = 5 };
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* ---- fork ---- */
+static void before_fork(void) { pthread_mutex_lock(&registry.lock); }
+static void in_parent(void) { pthread_mutex_unlock(&registry.lock); }
+/* The child closes its copies, or it would keep the connections open and hide its parent's death. It leaves the
+   poller's list alone, which is shared with the parent, and frees nothing: what it inherited still points there. */
+static void in_child(void)
+{
+    for (struct peer *p = registry.peers; p; p = p->next) {
+        descriptor_close(&p->descriptor);
+        p->state = LEFT;
+    }
+    for (int i = 0; i < registry.stranger_count; i++) close(registry.strangers[i].descriptor);
+    for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
+    descriptor_close(&registry.listener);
+    descriptor_close(&registry.poller);
+    descriptor_close(&registry.waker);
+    registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
+    clock_condition_init(&registry.changed);
+}
+static void prepare(void)
+{
+    clock_condition_init(&registry.changed);
+    arena_prepare();                                    /* the watch thread asks the arena, with our lock held */
+    pthread_atfork(before_fork, in_parent, in_child);
+}
+
+/* ---- starting and stopping ---- */
+static void close_everything(void)
+{
+    while (registry.peers) {
+        struct peer *peer = registry.peers;
+        if (peer->descriptor >= 0) registry_tell(peer->descriptor, peer->identity.nonce, GOODBYE, NULL, -1);
+        registry_hang_up(&peer->descriptor);
+        registry_forget(peer);
+    }
+    while (registry.stranger_count) close(registry_take_stranger(0));
+    while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
+    descriptor_close(&registry.listener);
+    descriptor_close(&registry.poller);
+    descriptor_close(&registry.waker);
+}
+static tutti_status identify(struct identity *out)
+{
+    *out = (struct identity){ .pid = (uint64_t)getpid() };
+    if (gethostname(out->host, sizeof out->host - 1) != 0 && errno != ENAMETOOLONG) memcpy(out->host, "this host", 10);
+    return random_fill(out->nonce, sizeof out->nonce);
+}
+static tutti_status start_thread(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    registry.stop = false;
+    pthread_sigmask(SIG_SETMASK, &all, &before);                       /* signals are the program's, not ours */
+    int refused = pthread_create(&registry.thread, NULL, registry_watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (refused)
+        return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
+            strerror(refused));
+    pthread_setname_np(registry.thread, "tutti-watch");
+    return TUTTI_OK;
+}
+static tutti_status begin(void)
+{
+    TRY(identify(&registry.self));
+    registry.listener = socket_listen("peer", registry.self.nonce);
+    if (registry.listener < 0)
+        return status_fail(TUTTI_SYSTEM, "cannot listen for ranks of this host: %s", strerror(-registry.listener));
+    registry.poller = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
+    registry.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (registry.poller < 0 || registry.waker < 0 || registry_poll(registry.listener) || registry_poll(registry.waker))
+        return status_fail(TUTTI_SYSTEM, "cannot watch the ranks of this host: %s", strerror(errno));
+    return start_thread();
+}
+tutti_status peers_acquire(struct identity *out)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&registry.lock);
+    while (registry.stopping) registry_wait(INT64_MAX);
+    tutti_status status = registry.users ? TUTTI_OK : begin();
+    if (status == TUTTI_OK) {
+        registry.users++;
+        *out = registry.self;
+    } else close_everything();
+    pthread_mutex_unlock(&registry.lock);
+    return status;
+}
+void peers_release(void)
+{
+    pthread_mutex_lock(&registry.lock);
+    bool last = registry.users > 0 && --registry.users == 0;           /* 0 before: in a child, of its parent's */
+    if (last) {
+        assert(!pthread_equal(pthread_self(), registry.thread));
+        registry.stop = registry.stopping = true;
+        registry_wake();
+        pthread_mutex_unlock(&registry.lock);
+        pthread_join(registry.thread, NULL);
+        pthread_mutex_lock(&registry.lock);
+        close_everything();
+        registry.stopping = false;
+        pthread_cond_broadcast(&registry.changed);
+    }
+    pthread_mutex_unlock(&registry.lock);
+}
+
+/* ---- connecting ---- */
+static int peer_call(struct peer *peer)                                /* 0 or -errno */
+{
+    int descriptor = socket_connect("peer", peer->identity.nonce);
+    if (descriptor < 0) return descriptor;
+    int error = registry_tell(descriptor, peer->identity.nonce, HELLO, NULL, -1);
+    if (!error) error = registry_poll(descriptor);
+    if (error) close(descriptor);
+    else peer->descriptor = descriptor;
+    return error;
+}
+static int await_open(struct peer *peer, int64_t deadline_ms)
+{
+    while (peer->state == CONNECTING) {
+        int error = peer->descriptor < 0 && !peer->expects_theirs ? peer_call(peer) : 0;
+        int64_t now = clock_ms(), until_ms = error ? now + RETRY_MS : deadline_ms;
+        if (error && error != -EAGAIN) return error;
+        if (now >= deadline_ms) return -ETIMEDOUT;
+        registry_wait(until_ms < deadline_ms ? until_ms : deadline_ms);
+    }
+    return peer->state == OPEN ? 0 : -ECONNRESET;
+}
+static void peer_let_go(struct peer *peer)
+{
+    assert(peer->users > 0);
+    if (--peer->users > 0 || peer->state == OPEN) return;              /* open ones stay for the next group */
+    if (peer->descriptor >= 0) registry_tell(peer->descriptor, peer->identity.nonce, GOODBYE, NULL, -1);
+    registry_hang_up(&peer->descriptor);
+    registry_forget(peer);
+}
+static tutti_status explain(const struct identity *other, int error)
+{
+    const char *why = strerror(-error);
+    if (error == -ECONNREFUSED)
+        why = "nobody listens: it has ended, or is on another host or in another network namespace (of a container)";
+    if (error == -EPERM) why = "it runs as another user";
+    if (error == -ECONNRESET) why = "it hung up: it has ended, or runs another version of tutti";
+    if (error == -ETIMEDOUT) why = "it does not answer: it is stopped or too busy";
+    return status_fail(error == -ETIMEDOUT ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no connection to process %llu on %.40s: %s",
+        (unsigned long long)other->pid, other->host, why);
+}
+tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, struct peer **out)
+{
+    pthread_mutex_lock(&registry.lock);
+    assert(registry.users > 0);
+    bool own = nonce_equal(other->nonce, registry.self.nonce);
+    struct peer *peer = own ? NULL : registry_find(other->nonce);
+    if (!own && !peer) peer = registry_add(other);
+    int error = 0;
+    if (peer) {
+        peer->users++;
+        error = await_open(peer, deadline_ms);
+        if (error) peer_let_go(peer);
+    }
+    pthread_mutex_unlock(&registry.lock);
+    if (own) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
+    if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    if (error) return explain(other, error);
+    *out = peer;
+    return TUTTI_OK;
+}
+void peer_release(struct peer *peer)
+{
+    if (!peer) return;
+    pthread_mutex_lock(&registry.lock);
+    peer_let_go(peer);
+    pthread_mutex_unlock(&registry.lock);
+}
+bool peer_is_gone(const struct peer *peer)
+{
+    pthread_mutex_lock(&registry.lock);
+    bool gone = peer->state != OPEN;
+    pthread_mutex_unlock(&registry.lock);
+    return gone;
+}
+
+/* ---- descriptors ---- */
+tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor)
+{
+    int64_t deadline_ms = clock_ms() + SEND_MS;
+    int error = -EAGAIN;
+    pthread_mutex_lock(&registry.lock);
+    while (error == -EAGAIN && peer->state == OPEN && clock_ms() < deadline_ms) {
+        error = registry_tell(peer->descriptor, peer->identity.nonce, DESCRIPTOR, token, descriptor);
+        if (error == -EAGAIN) registry_wait(clock_ms() + RETRY_MS);
+    }
+    bool gone = peer->state != OPEN || error == -EPIPE || error == -ECONNRESET;
+    struct identity other = peer->identity;
+    pthread_mutex_unlock(&registry.lock);
+    unsigned long long pid = other.pid;
+    if (!error) return TUTTI_OK;
+    if (gone) return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", pid, other.host);
+    if (error == -EAGAIN)
+        return status_fail(TUTTI_TIMEOUT, "process %llu on %.40s does not read: it is stopped", pid, other.host);
+    return status_fail(TUTTI_SYSTEM, "cannot send a file descriptor to process %llu on %.40s: %s", pid, other.host,
+        strerror(-error));
+}
+tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out)
+{
+    pthread_mutex_lock(&registry.lock);
+    int descriptor = -1;
+    bool has_come = registry_take_kept(token, &descriptor);
+    while (!has_come && clock_ms() < deadline_ms) {
+        registry_wait(deadline_ms);
+        has_come = registry_take_kept(token, &descriptor);
+    }
+    pthread_mutex_unlock(&registry.lock);
+    if (!has_come) return status_fail(TUTTI_TIMEOUT, "shared memory that was promised has not been sent in time");
+    if (descriptor < 0)
+        return status_fail(TUTTI_SYSTEM,
+            "shared memory came without its file descriptor: too many open files? see ulimit -n");
+    *out = descriptor;
+    return TUTTI_OK;
+}
+
+/* ---- giving up ---- */
+void peers_give_up(const unsigned char token[16])
+{
+    pthread_mutex_lock(&registry.lock);
+    registry_note_given_up(token, &registry.self);     /* other ranks of this process wait for it as well */
+    for (struct peer *p = registry.peers; p; p = p->next)
+        if (p->state == OPEN) registry_tell(p->descriptor, p->identity.nonce, GIVEN_UP, token, -1);
+    pthread_mutex_unlock(&registry.lock);
+}
+bool peers_have_given_up(const unsigned char token[16], struct identity *out)
+{
+    pthread_mutex_lock(&registry.lock);
+    const struct given_up *found = registry_find_given_up(token);
+    if (found) *out = found->by;
+    pthread_mutex_unlock(&registry.lock);
+    return found;
+}
+
+/* ---- watching ---- */
+void peer_watch(struct peer_watch *watch)
+{
+    pthread_mutex_lock(&registry.lock);
+    watch->called = false;
+    watch->next = watch->peer->watches;
+    watch->peer->watches = watch;
+    if (peer_is_over(watch->peer)) registry_wake();
+    pthread_mutex_unlock(&registry.lock);
+}
+void peer_unwatch(struct peer_watch *watch)
+{
+    pthread_mutex_lock(&registry.lock);
+    struct peer_watch **at = &watch->peer->watches;
+    while (*at && *at != watch) at = &(*at)->next;
+    if (*at) *at = watch->next;
+    while (registry.calling == watch && !pthread_equal(pthread_self(), registry.thread)) registry_wait(INT64_MAX);
+    pthread_mutex_unlock(&registry.lock);
+}

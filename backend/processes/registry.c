@@ -1,0 +1,117 @@
+/* The registry's data, and what is done with it from more than one place. */
+#include "backend/processes/registry.h"
+#include "backend/base/memory.h"
+#include "backend/host/socket.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+static const char magic[8] = "tutti-p";
+static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112, "no padding");
+
+struct registry registry = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
+
+bool nonce_equal(const unsigned char a[16], const unsigned char b[16]) { return memcmp(a, b, 16) == 0; }
+void descriptor_close(int *descriptor)
+{
+    if (*descriptor >= 0) close(*descriptor);
+    *descriptor = -1;
+}
+void registry_wait(int64_t until_ms)
+{
+    if (until_ms == INT64_MAX) { pthread_cond_wait(&registry.changed, &registry.lock); return; }
+    struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+    pthread_cond_timedwait(&registry.changed, &registry.lock, &until);
+}
+void registry_wake(void)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(registry.waker, &one, sizeof one);         /* full means that it is awake anyway */
+    (void)ignored;
+}
+int registry_poll(int descriptor)
+{
+    struct epoll_event event = { .events = EPOLLIN, .data.fd = descriptor };
+    return epoll_ctl(registry.poller, EPOLL_CTL_ADD, descriptor, &event) == 0 ? 0 : -errno;
+}
+/* To close is not enough: a child made without our fork handler may still hold the other reference for a moment. */
+void registry_hang_up(int *descriptor)
+{
+    if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
+    descriptor_close(descriptor);
+}
+int registry_tell(int descriptor, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift)
+{
+    struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
+    memcpy(packet.magic, magic, sizeof magic);
+    memcpy(packet.to, to, sizeof packet.to);
+    if (token) memcpy(packet.token, token, sizeof packet.token);
+    return socket_send(descriptor, &packet, sizeof packet, gift);
+}
+bool packet_is_for_us(int bytes, const struct packet *packet)
+{
+    return bytes == (int)sizeof *packet && memcmp(packet->magic, magic, sizeof magic) == 0
+        && packet->version == PROTOCOL && nonce_equal(packet->to, registry.self.nonce);
+}
+
+/* ---- its lists ---- */
+struct peer *registry_find(const unsigned char nonce[16])
+{
+    for (struct peer *p = registry.peers; p; p = p->next)
+        if (p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
+    return NULL;
+}
+struct peer *registry_add(const struct identity *identity)
+{
+    struct peer *peer = memory_zeroed(1, sizeof *peer);
+    if (!peer) return NULL;
+    peer->identity = *identity;
+    peer->identity.host[sizeof peer->identity.host - 1] = 0;
+    peer->descriptor = -1;
+    peer->next = registry.peers;
+    return registry.peers = peer;
+}
+void registry_forget(struct peer *peer)
+{
+    assert(peer->users == 0 && !peer->watches && peer->descriptor < 0);
+    struct peer **at = &registry.peers;
+    while (*at && *at != peer) at = &(*at)->next;
+    if (*at) *at = peer->next;
+    views_forget(peer);
+    free(peer);
+}
+bool registry_take_kept(const unsigned char token[16], int *out)
+{
+    for (int i = 0; i < registry.kept_count; i++) {
+        if (!nonce_equal(registry.kept[i].token, token)) continue;
+        *out = registry.kept[i].descriptor;
+        memmove(&registry.kept[i], &registry.kept[i + 1], (size_t)(--registry.kept_count - i) * sizeof *registry.kept);
+        return true;
+    }
+    return false;
+}
+const struct given_up *registry_find_given_up(const unsigned char token[16])
+{
+    for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++)
+        if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
+    return NULL;
+}
+void registry_note_given_up(const unsigned char token[16], const struct identity *by)
+{
+    int kept = -1;
+    if (registry_find_given_up(token)) return;          /* who follows gives up because of the first */
+    struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
+    memcpy(g->token, token, sizeof g->token);
+    g->by = *by;
+    if (registry_take_kept(token, &kept)) descriptor_close(&kept);
+}
+int registry_take_stranger(int index)
+{
+    int descriptor = registry.strangers[index].descriptor;
+    size_t behind = (size_t)(--registry.stranger_count - index);
+    memmove(&registry.strangers[index], &registry.strangers[index + 1], behind * sizeof *registry.strangers);
+    return descriptor;
+}

@@ -1,0 +1,75 @@
+/* What peers.c and views.c (which others call) and watch.c (its thread) share. Everything here is touched with
+ * registry.lock held, and the lock is never held across anything that waits. */
+#pragma once
+#include "backend/processes/peers.h"
+#include <pthread.h>
+
+enum { STRANGERS = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 4 };
+enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP };
+struct packet {                                        /* all that is ever said, always of this size */
+    char magic[8];
+    uint32_t version, kind;
+    unsigned char to[16], token[16];
+    struct identity from;
+};
+enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
+struct peer {
+    struct identity identity;
+    enum state state;
+    int descriptor;                                     /* -1: none yet, or no more */
+    bool expects_theirs;                                /* CONNECTING: they call us */
+    int users;
+    struct peer_watch *watches;
+    struct view *views;                                 /* of its arena */
+    struct peer *next;
+};
+struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
+struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
+struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
+
+struct registry {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;                             /* a state, a kept descriptor, the end of a call */
+    int users;
+    bool stop, stopping, starved;
+    struct identity self;
+    int listener, poller, waker;
+    pthread_t thread;
+    struct peer *peers;
+    struct stranger strangers[STRANGERS];               /* oldest first */
+    struct kept kept[KEPT];                             /* oldest first */
+    int stranger_count, kept_count;
+    struct given_up given_up[GIVEN_UPS];                /* the latest */
+    unsigned given_up_count;                            /* ever */
+    const struct peer_watch *calling;
+    uint64_t turned_away, dropped;
+};
+extern struct registry registry;
+
+static inline bool peer_is_over(const struct peer *peer) { return peer->state == LEFT || peer->state == LOST; }
+bool nonce_equal(const unsigned char a[16], const unsigned char b[16]);
+void descriptor_close(int *descriptor);                /* -1 is fine, and what it is afterwards */
+
+void registry_wait(int64_t until_ms);                  /* for `changed` */
+void registry_wake(void);                              /* the watch thread */
+int registry_poll(int descriptor);                     /* from now on; 0 or -errno */
+void registry_hang_up(int *descriptor);                /* no longer, and closes it */
+/* Sends a packet; token may be NULL, gift (a descriptor) -1. 0 or -errno. */
+int registry_tell(int socket, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift);
+bool packet_is_for_us(int bytes, const struct packet *packet);
+
+struct peer *registry_find(const unsigned char nonce[16]);             /* one that can be used or will be */
+struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
+void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
+bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
+int registry_take_stranger(int index);                 /* its socket */
+/* The first to say so is kept; what was sent for that group is not wanted any more. */
+void registry_note_given_up(const unsigned char token[16], const struct identity *by);
+const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
+
+/* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
+void views_answer(struct peer *peer, const unsigned char token[16]);
+void views_receive(struct peer *peer, const unsigned char token[16], int gift);
+void views_forget(struct peer *peer);                   /* unmaps them all; nobody holds one */
+
+void *registry_watch(void *unused);                    /* the watch thread, in watch.c */

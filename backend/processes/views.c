@@ -1,0 +1,173 @@
+/* A process asks the owner of a block for it (WANTED), and the owner's watch thread answers with a descriptor (BLOCK),
+ * or with none when there is no such block any more. An answer can get lost, when the one who asked does not read; so
+ * it asks again. Everything here is touched with registry.lock held.
+ *
+ * Whoever waits for an answer holds the view. One that nobody holds and that is not mapped is destroyed, so a refusal
+ * never meets an operation that begins later, when the shortage may be over; and as each view asks under a number of
+ * its own, neither does one that is still on its way. */
+#include "backend/processes/views.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/memory/arena.h"
+#include "backend/host/wait.h"
+#include "backend/processes/registry.h"
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { AGAIN_MS = 50 };
+struct view {
+    struct peer *peer;
+    uint64_t block, number;
+    enum { VIEW_ASKED, VIEW_MAPPED, VIEW_REFUSED } state;
+    int64_t again_ms;                                   /* VIEW_ASKED: when to ask next */
+    int users;
+    void *base;
+    size_t bytes;
+    tutti_status status;                                /* of VIEW_REFUSED */
+    char detail[256];
+    struct view *next;
+};
+struct order { uint64_t block, number; };               /* what the token of WANTED carries */
+struct answer { uint64_t number, bytes; };              /* and of BLOCK; bytes 0: there is no such block */
+static uint64_t last_number;
+static _Atomic uint32_t arrivals, sleepers;
+
+void views_await(struct wait_set *set)
+{
+    wait_add(set, &arrivals, atomic_load_explicit(&arrivals, memory_order_acquire), &sleepers, false);
+}
+unsigned char *view_at(const struct view *view, uint64_t offset, uint64_t bytes)
+{
+    bool inside = offset <= view->bytes && bytes <= view->bytes - offset;
+    return inside ? (unsigned char *)view->base + offset : NULL;
+}
+
+/* ---- the list of a peer ---- */
+static void view_destroy(struct view *view)
+{
+    struct view **at = &view->peer->views;
+    while (*at != view) at = &(*at)->next;
+    *at = view->next;
+    if (view->state == VIEW_MAPPED) arena_detach(view->base, view->bytes);
+    free(view);
+}
+static bool is_done_with(const struct view *view)
+{
+    return view->users == 0 && (view->state != VIEW_MAPPED || arena_is_retired(view->base));
+}
+static struct view *view_find(const struct peer *peer, uint64_t block)
+{
+    struct view *view = peer->views;
+    while (view && (view->block != block || view->state == VIEW_REFUSED)) view = view->next;
+    return view;
+}
+static struct view *view_add(struct peer *peer, uint64_t block)
+{
+    for (struct view *view = peer->views, *next; view; view = next) {
+        next = view->next;
+        if (is_done_with(view)) view_destroy(view);
+    }
+    struct view *view = memory_zeroed(1, sizeof *view);
+    if (!view) return NULL;
+    *view = (struct view){ .peer = peer, .block = block, .number = ++last_number, .next = peer->views };
+    return peer->views = view;
+}
+void views_forget(struct peer *peer)
+{
+    while (peer->views) {
+        assert(peer->views->users == 0);
+        view_destroy(peer->views);
+    }
+}
+
+/* ---- asking ---- */
+static_assert(sizeof(struct order) == 16 && sizeof(struct answer) == 16, "they are tokens");
+/* That a peer is gone is for the watch thread to tell. */
+static tutti_status ask(struct view *view)
+{
+    const struct peer *peer = view->peer;
+    struct order order = { view->block, view->number };
+    unsigned char token[sizeof order];
+    memcpy(token, &order, sizeof token);
+    if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
+    if (registry_tell(peer->descriptor, peer->identity.nonce, WANTED, token, -1) == 0)
+        view->again_ms = clock_ms() + AGAIN_MS;
+    return TUTTI_IN_PROGRESS;
+}
+static void release(struct view *view)
+{
+    view->users--;
+    if (is_done_with(view)) view_destroy(view);
+}
+static tutti_status acquire(struct peer *peer, uint64_t block, struct view **held)
+{
+    struct view *view = *held;
+    if (!view && !(view = view_find(peer, block)) && !(view = view_add(peer, block)))
+        return status_fail(TUTTI_NO_MEMORY, "no memory to map shared tensors of a peer");
+    if (!*held) view->users++;
+    *held = view;
+    if (view->state == VIEW_MAPPED) return TUTTI_OK;
+    if (view->state == VIEW_ASKED) return ask(view);
+    tutti_status status = status_repeat(view->status, view->detail);
+    release(view);
+    *held = NULL;
+    return status;
+}
+tutti_status view_acquire(struct peer *peer, uint64_t block, struct view **held)
+{
+    pthread_mutex_lock(&registry.lock);
+    tutti_status status = acquire(peer, block, held);
+    pthread_mutex_unlock(&registry.lock);
+    return status;
+}
+void view_release(struct view *view)
+{
+    if (!view) return;
+    pthread_mutex_lock(&registry.lock);
+    release(view);
+    pthread_mutex_unlock(&registry.lock);
+}
+
+/* ---- answering; on the watch thread ---- */
+void views_answer(struct peer *peer, const unsigned char token[16])
+{
+    struct order order;
+    unsigned char reply[sizeof(struct answer)];
+    size_t bytes = 0;
+    memcpy(&order, token, sizeof order);
+    int descriptor = arena_descriptor(order.block, &bytes);
+    memcpy(reply, &(struct answer){ order.number, bytes }, sizeof reply);
+    registry_tell(peer->descriptor, peer->identity.nonce, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
+    if (descriptor >= 0) close(descriptor);
+}
+static tutti_status view_map(struct view *view, size_t bytes, int gift)
+{
+    char whose[80];
+    snprintf(whose, sizeof whose, "process %llu's", (unsigned long long)view->peer->identity.pid);
+    view->bytes = bytes;
+    if (gift >= 0) return arena_attach(gift, view->block, bytes, whose, &view->base);
+    if (bytes)
+        return status_fail(TUTTI_SYSTEM,
+            "%s shared tensors came without their file descriptor: too many open files, there or here? see ulimit -n",
+            whose);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
+}
+void views_receive(struct peer *peer, const unsigned char token[16], int gift)
+{
+    struct answer answer;
+    memcpy(&answer, token, sizeof answer);
+    struct view *view = peer->views;
+    while (view && view->number != answer.number) view = view->next;
+    if (!view || view->state != VIEW_ASKED) {           /* given up, or asked twice and answered twice */
+        descriptor_close(&gift);
+        return;
+    }
+    view->status = view_map(view, answer.bytes, gift);
+    view->state = view->status == TUTTI_OK ? VIEW_MAPPED : VIEW_REFUSED;
+    if (view->status != TUTTI_OK) snprintf(view->detail, sizeof view->detail, "%.250s", status_detail());
+    word_ring(&arrivals, &sleepers, false);
+}

@@ -1,0 +1,215 @@
+/* The watch thread: the only one that reads from sockets. It accepts strangers, hears what peers say, and tells whoever
+ * watches a peer that it is gone. */
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/host/socket.h"
+#include "backend/processes/registry.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { HELLO_MS = 2000, STARVED_MS = 10 };
+
+/* ---- what peers say ---- */
+static void peer_end(struct peer *peer, enum state state)
+{
+    registry_hang_up(&peer->descriptor);
+    peer->state = state;
+    pthread_cond_broadcast(&registry.changed);
+    if (peer->users == 0) registry_forget(peer);
+}
+static void peer_open(struct peer *peer)
+{
+    peer->state = OPEN;
+    for (int i = 0; i < GIVEN_UPS; i++)                 /* it may be about to join one of them */
+        if (nonce_equal(registry.given_up[i].by.nonce, registry.self.nonce))
+            registry_tell(peer->descriptor, peer->identity.nonce, GIVEN_UP, registry.given_up[i].token, -1);
+    pthread_cond_broadcast(&registry.changed);
+}
+static void keep(const unsigned char token[16], int descriptor)
+{
+    if (registry_find_given_up(token)) { descriptor_close(&descriptor); return; }
+    if (registry.kept_count == KEPT) {
+        int oldest = -1;
+        registry_take_kept(registry.kept[0].token, &oldest);
+        descriptor_close(&oldest);
+        if (registry.dropped++ == 0)
+            LOG(WARN, "%d descriptors were sent here and not asked for; from now on the oldest is closed", KEPT);
+    }
+    struct kept *kept = &registry.kept[registry.kept_count++];
+    kept->descriptor = descriptor;
+    memcpy(kept->token, token, sizeof kept->token);
+    pthread_cond_broadcast(&registry.changed);
+}
+/* True: it is still the same connection. Takes over `gift`. */
+static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
+{
+    bool connecting = peer->state == CONNECTING;
+    if (packet->kind == DESCRIPTOR && !connecting) {
+        keep(packet->token, gift);                      /* if this process has no room for it, who waits is told so */
+        return true;
+    }
+    if (packet->kind == BLOCK && !connecting) {
+        views_receive(peer, packet->token, gift);
+        return true;
+    }
+    descriptor_close(&gift);
+    if (packet->kind == WANTED && !connecting) {
+        views_answer(peer, packet->token);
+        return true;
+    }
+    if (packet->kind == GIVEN_UP && !connecting) {
+        registry_note_given_up(packet->token, &peer->identity);
+        return true;
+    }
+    if (packet->kind == WELCOME && connecting) {
+        peer_open(peer);
+        return true;
+    }
+    if (packet->kind == SUPERFLUOUS && connecting) {
+        registry_hang_up(&peer->descriptor);
+        peer->expects_theirs = true;
+        pthread_cond_broadcast(&registry.changed);
+        return false;
+    }
+    peer_end(peer, connecting ? REFUSED : packet->kind == GOODBYE ? LEFT : LOST);
+    return false;
+}
+static void peer_read(struct peer *peer)
+{
+    struct packet packet;
+    int gift;
+    for (;;) {
+        int got = socket_receive(peer->descriptor, &packet, sizeof packet, &gift);
+        if (got == -EAGAIN) return;
+        if (!packet_is_for_us(got, &packet)) break;
+        if (!peer_hear(peer, &packet, gift)) return;
+    }
+    descriptor_close(&gift);
+    peer_end(peer, peer->state == CONNECTING ? REFUSED : LOST);
+}
+
+/* ---- strangers ---- */
+static void turn_away(int descriptor, const char *why)
+{
+    if (descriptor >= 0) registry_hang_up(&descriptor);
+    if (registry.turned_away++ == 0)
+        LOG(WARN, "a connection that %s was dropped; from now on such are dropped without a word", why);
+}
+static void welcome(int descriptor, const struct identity *from)
+{
+    struct peer *peer = registry_find(from->nonce);
+    if (peer && peer->state == OPEN) {                 /* perhaps it has ended, and this is the next one */
+        peer_read(peer);
+        peer = registry_find(from->nonce);
+    }
+    bool ours_is_up = peer && peer->descriptor >= 0;
+    bool ours_stays = ours_is_up && (peer->state == OPEN || memcmp(registry.self.nonce, from->nonce, 16) < 0);
+    if (!peer) peer = registry_add(from);
+    if (!peer || ours_stays) {
+        if (peer) registry_tell(descriptor, from->nonce, SUPERFLUOUS, NULL, -1);
+        registry_hang_up(&descriptor);
+        return;
+    }
+    registry_hang_up(&peer->descriptor);
+    peer->descriptor = descriptor;
+    int error = registry_tell(descriptor, from->nonce, WELCOME, NULL, -1);        /* before anything else is said */
+    peer_open(peer);
+    if (error) peer_end(peer, LOST);
+}
+static bool stranger_read(int index)                    /* false: it still says nothing */
+{
+    struct packet packet;
+    int descriptor = registry.strangers[index].descriptor;
+    int got = socket_receive(descriptor, &packet, sizeof packet, NULL);
+    if (got == -EAGAIN) return false;
+    registry_take_stranger(index);
+    bool hello = packet_is_for_us(got, &packet) && packet.kind == HELLO;
+    if (hello && !nonce_equal(packet.from.nonce, registry.self.nonce)) welcome(descriptor, &packet.from);
+    else turn_away(descriptor, "did not speak as a rank of this version does");
+    return true;
+}
+/* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
+static void stranger_dismiss(const char *why)
+{
+    if (!stranger_read(0)) turn_away(registry_take_stranger(0), why);
+}
+static void stranger_accept(void)
+{
+    int descriptor = socket_accept(registry.listener);
+    if (descriptor == -EPERM) { turn_away(-1, "belongs to another user"); return; }
+    if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
+    if (registry.stranger_count == STRANGERS) stranger_dismiss("said nothing while many came");
+    if (registry_poll(descriptor) != 0) { close(descriptor); return; }
+    registry.strangers[registry.stranger_count++] = (struct stranger){ descriptor, clock_ms() + HELLO_MS };
+}
+static void strangers_dismiss(void)                     /* the slow ones */
+{
+    while (registry.stranger_count && registry.strangers[0].until_ms <= clock_ms()) stranger_dismiss("said nothing");
+}
+
+/* ---- the watch thread ---- */
+static void handle(int descriptor)                     /* what was ready a moment ago; it may be closed by now */
+{
+    uint64_t ignored;
+    if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
+    if (descriptor == registry.listener) { stranger_accept(); return; }
+    for (struct peer *p = registry.peers; p; p = p->next)
+        if (p->descriptor == descriptor) { peer_read(p); return; }
+    for (int i = 0; i < registry.stranger_count; i++)
+        if (registry.strangers[i].descriptor == descriptor) { stranger_read(i); return; }
+}
+static struct peer_watch *next_to_call(void)
+{
+    for (struct peer *p = registry.peers; p; p = p->next)
+        for (struct peer_watch *w = peer_is_over(p) ? p->watches : NULL; w; w = w->next)
+            if (!w->called) return w;
+    return NULL;
+}
+static void call_watches(void)                                         /* the lists may change during each call */
+{
+    for (struct peer_watch *watch; (watch = next_to_call()) != NULL;) {
+        void (*lost)(void *) = watch->lost;
+        void *context = watch->context;
+        watch->called = true;
+        registry.calling = watch;
+        pthread_mutex_unlock(&registry.lock);
+        lost(context);
+        pthread_mutex_lock(&registry.lock);
+        registry.calling = NULL;
+        pthread_cond_broadcast(&registry.changed);
+    }
+}
+static int patience_ms(void)                            /* until a stranger has to go; -1: nobody */
+{
+    if (!registry.stranger_count) return -1;
+    int64_t left = registry.strangers[0].until_ms - clock_ms();
+    return left < 0 ? 0 : (int)left + 1;
+}
+static int await_events(struct epoll_event *events, int count)
+{
+    int poller = registry.poller, most_ms = patience_ms();
+    bool starved = registry.starved;
+    registry.starved = false;
+    pthread_mutex_unlock(&registry.lock);
+    /* out of descriptors: the listener stays ready without our being able to accept, so do not run in circles */
+    if (starved) nanosleep(&(struct timespec){ 0, STARVED_MS * 1000000 }, NULL);
+    int ready = epoll_wait(poller, events, count, most_ms);
+    pthread_mutex_lock(&registry.lock);
+    return ready;
+}
+void *registry_watch(void *unused)
+{
+    struct epoll_event events[16];
+    pthread_mutex_lock(&registry.lock);
+    while (!registry.stop) {
+        int ready = await_events(events, 16);
+        for (int i = 0; i < ready; i++) handle(events[i].data.fd);
+        strangers_dismiss();
+        call_watches();
+    }
+    pthread_mutex_unlock(&registry.lock);
+    return unused;
+}

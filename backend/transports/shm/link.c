@@ -1,0 +1,364 @@
+/* The protocol with one peer. Small messages go into the ring at once. Large ones are announced with an id; when
+   their receive is there it answers "clear", and the sender streams them one after the other, in the order of the
+   clearances, through the slots of its pipe. Where one end's tensor can be reached by the other nothing is streamed
+   (share.c). Nothing ever waits: what finds no room stays in a list of this rank and
+   goes on at a later poll.
+
+   A posted transfer is in exactly one place: a send in the outbox (not told yet), among the open ones (announced), in
+   streams (cleared), or is the one that is helped; a receive in the matching (not met), the outbox (met, not cleared),
+   among the open ones (cleared), or in shares. */
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/shm/shm.h"
+
+/* A receive of so many bytes pushes its own beginning out of the cache anyway. */
+enum { BEYOND_CACHE = 8 << 20 };
+
+/* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
+static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
+static int peer_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
+void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
+bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
+struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send)
+{
+    struct transfer *x = open_bucket(shm, id)->first;
+    while (x && (x->key != id || x->is_send != is_send || peer_of(x) != peer)) x = x->next;
+    return x;
+}
+
+/* ---- opening: memory is reserved before it is touched ---- */
+static void activate(struct shm *shm, struct link *l)
+{
+    if (!l->active) shm->active[shm->active_count++] = l;
+    l->active = true;
+}
+static tutti_status reserve(struct shm *shm, void *at, size_t bytes)
+{ return shm->ground.reserve(shm->ground.context, at, bytes); }
+static struct pair *pair_of(struct shm *shm, int from, int to)
+{ return (struct pair *)(void *)shm->ground.pair(shm->ground.context, from, to); }
+static tutti_status open_outgoing(struct shm *shm, struct link *l)
+{
+    if (l->out.pair) return TUTTI_OK;
+    struct pair *pair = pair_of(shm, shm->base.rank, l->peer);
+    struct door *door = &pair_of(shm, l->peer, l->peer)->door;
+    TRY(reserve(shm, pair, offsetof(struct pair, eager)));
+    TRY(reserve(shm, door, PAIR_PAGE));
+    l->out.pair = pair;
+    activate(shm, l);
+    atomic_fetch_or_explicit(&door->who[shm->base.rank / 32], 1u << shm->base.rank % 32, memory_order_relaxed);
+    atomic_fetch_add_explicit(&door->opened, 1, memory_order_release);
+    return TUTTI_OK;
+}
+static tutti_status prepare_eager(struct shm *shm, struct link *l)
+{
+    if (!l->eager_ready) TRY(reserve(shm, l->out.pair->eager, sizeof l->out.pair->eager));
+    l->eager_ready = true;
+    return TUTTI_OK;
+}
+static tutti_status prepare_pipe(struct shm *shm, struct link *l)
+{
+    if (!l->pipe_ready) TRY(reserve(shm, l->out.pair->pipe, sizeof l->out.pair->pipe));
+    l->pipe_ready = true;
+    return TUTTI_OK;
+}
+void link_knock(struct shm *shm, struct link *l)
+{
+    if (l->in.pair) return;
+    l->in.pair = pair_of(shm, l->peer, shm->base.rank);
+    activate(shm, l);
+    link_settle(shm, l);
+}
+void link_settle(struct shm *shm, struct link *l)
+{
+    if (l->spoke) shm->ground.ring(shm->ground.context, l->peer);
+    l->spoke = false;
+    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->shares.first
+        || l->helped || l->dropping || !l->in.pair;
+}
+
+/* ---- telling ---- */
+static struct note *note_new(struct shm *shm)
+{
+    struct note *note = shm->spare_notes;
+    if (!note) return memory_zeroed(1, sizeof *note);
+    shm->spare_notes = note->next;
+    return note;
+}
+static void note_keep(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct note *note = note_new(shm);
+    if (!note) {
+        shm_fail(shm,
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", shm->base.rank, l->peer));
+        return;
+    }
+    *note = (struct note){ .envelope = *e };
+    if (l->notes) l->last_note->next = note;
+    else l->notes = note;
+    l->last_note = note;
+}
+bool link_can_tell(struct link *l) { return !l->out.pair || (!l->notes && writer_has_room(&l->out)); }
+void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    tutti_status status = open_outgoing(shm, l);
+    if (status < 0) shm_fail(shm, status);
+    else if (!link_can_tell(l)) note_keep(shm, l, e);
+    else {
+        writer_tell(&l->out, e);
+        l->spoke = true;
+    }
+}
+static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, uint64_t name, uint64_t bytes, uint64_t id)
+{ link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind }); }
+static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x)
+{
+    struct shm_place place = share_place(shm, x);
+    TRY(prepare_pipe(shm, l));
+    x->key = ++shm->last_id;
+    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
+    open_add(shm, x);
+    return TUTTI_OK;
+}
+static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfer *x)
+{
+    if (x->wire > INLINE_BYTES) TRY(prepare_eager(shm, l));
+    writer_send(&l->out, x, shm->ground.stream);
+    transfer_done(x);
+    return TUTTI_OK;
+}
+static void clear(struct shm *shm, struct link *l, struct transfer *x)
+{
+    writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_CLEAR, { 0, 0 } });
+    open_add(shm, x);
+    l->expecting++;
+}
+static bool flush(struct shm *shm, struct link *l) /* what waits for room in the ring */
+{
+    bool moved = false;
+    for (struct note *note; (note = l->notes) != NULL && writer_has_room(&l->out); moved = true) {
+        writer_tell(&l->out, &note->envelope);
+        l->notes = note->next;
+        note->next = shm->spare_notes;
+        shm->spare_notes = note;
+    }
+    for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
+        struct transfer *x = queue_take(&l->outbox, NULL);
+        tutti_status status = TUTTI_OK;
+        if (!x->is_send) clear(shm, l, x);
+        else if (writer_has_credit(&l->out, x->wire)) status = send_eagerly(shm, l, x);
+        else status = announce(shm, l, x);
+        if (status < 0) transfer_refuse(&shm->base, x, status);
+    }
+    l->spoke |= moved;
+    return moved;
+}
+static bool stream(struct shm *shm, struct link *l)
+{
+    bool moved = false;
+    for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
+        writer_stream(&l->out, x, shm->ground.stream);
+        shm->ground.ring(shm->ground.context, l->peer); /* so that the peer empties a slot while the next is filled */
+        if (x->moved < x->wire) continue;
+        queue_take(&l->streams, NULL);
+        transfer_done(x);
+    }
+    return moved;
+}
+/* A few bytes that nothing waits before: the cell, and no list is touched. */
+static bool send_at_once(struct shm *shm, struct link *l, struct transfer *x)
+{
+    bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
+    if (!small || !l->out.pair || l->notes || l->outbox.first) return false;
+    if (!writer_has_room(&l->out) || !writer_has_credit(&l->out, x->wire)) return false;
+    writer_send_small(&l->out, x);
+    transfer_done(x);
+    shm->ground.ring(shm->ground.context, l->peer);
+    return true;
+}
+void link_send(struct shm *shm, struct link *l, struct transfer *x)
+{
+    if (send_at_once(shm, l, x)) return;
+    tutti_status status = open_outgoing(shm, l);
+    if (status < 0) {
+        transfer_refuse(&shm->base, x, status);
+        return;
+    }
+    queue_push(&l->outbox, x);
+    flush(shm, l);
+    link_settle(shm, l);
+}
+
+/* ---- hearing ---- */
+void link_accept(struct shm *shm, struct link *l, struct transfer *x, const struct envelope *e)
+{
+    x->source = l->peer;
+    if (x->wire != e->bytes) {
+        transfer_fail(x, TUTTI_MISMATCH, e->bytes);
+        tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
+        return;
+    }
+    x->key = e->id;
+    x->place = e->place;
+    if (share_accept(shm, l, x)) return;
+    queue_push(&l->outbox, x);
+    tutti_status status = open_outgoing(shm, l);
+    if (status < 0) shm_fail(shm, status);
+    else flush(shm, l);
+}
+/* Nobody has asked for it yet. */
+static void keep(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    bool eager = e->kind == ENVELOPE_EAGER;
+    struct arrival *a = matching_arrival(&shm->matching, eager ? (size_t)e->bytes : 0);
+    if (!a) {
+        shm_fail(shm, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
+                          shm->base.rank, l->peer));
+        return;
+    }
+    a->name = e->name;
+    a->bytes = e->bytes;
+    a->id = e->id;
+    a->place = e->place;
+    a->source = l->peer;
+    a->announced = !eager;
+    if (eager) reader_copy(&l->in, e, a->data);
+    matching_keep(&shm->matching, a);
+}
+static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct transfer *x = matching_arrive(&shm->matching, l->peer, e->name);
+    if (!x) {
+        keep(shm, l, e);
+        return;
+    }
+    x->source = l->peer;
+    if (x->wire != e->bytes) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
+    else {
+        reader_scatter(&l->in, e, x);
+        transfer_done(x);
+    }
+    reader_return(&l->in, e->bytes);
+}
+static void hear_announcement(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct transfer *x = matching_arrive(&shm->matching, l->peer, e->name);
+    if (x) link_accept(shm, l, x, e);
+    else keep(shm, l, e);
+}
+/* Answers to a send that has been cancelled in the meantime find nothing. */
+static void hear_answer(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct transfer *x = open_find(shm, l->peer, e->id, true);
+    if (!x) return;
+    open_remove(shm, x);
+    if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
+    else queue_push(&l->streams, x);
+}
+static struct transfer *uncleared(const struct link *l, uint64_t id)
+{
+    struct transfer *x = l->outbox.first;
+    while (x && (x->is_send || x->key != id)) x = x->next;
+    return x;
+}
+static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct arrival *a = matching_withdraw(&shm->matching, l->peer, e->name, e->id);
+    struct transfer *x = a ? NULL : open_find(shm, l->peer, e->id, false);
+    if (a) matching_free(&shm->matching, a);
+    if (x) {
+        open_remove(shm, x);
+        l->expecting--;
+        l->dropping = true;
+    } else if (!a && (x = uncleared(l, e->id)) != NULL) queue_remove(&l->outbox, x);
+    else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
+    if (x) transfer_fail(x, TUTTI_ABORTED, 0);
+}
+static void hear(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    switch (e->kind) {
+    case ENVELOPE_EAGER: hear_eager(shm, l, e); return;
+    case ENVELOPE_ANNOUNCE: hear_announcement(shm, l, e); return;
+    case ENVELOPE_CLEAR:
+    case ENVELOPE_MISMATCH: hear_answer(shm, l, e); return;
+    case ENVELOPE_WITHDRAW: hear_withdrawal(shm, l, e); return;
+    case ENVELOPE_SHARE: share_hear_offer(shm, l, e); return;
+    case ENVELOPE_COPIED: share_hear_copied(l, e); return;
+    case ENVELOPE_FINISHED: share_hear_finished(shm, l, e); return;
+    }
+}
+static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most: the other peers come next */
+{
+    int n = 0;
+    for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
+        if (!reader_look(&l->in, &e)) break;
+        hear(shm, l, &e);
+        if (shm->failure) break;
+        l->spoke |= reader_take(&l->in, &e);
+    }
+    return n > 0;
+}
+static void fill(struct shm *shm, struct link *l, struct transfer *x, const struct filled *slot)
+{
+    uint64_t rest = x->wire - x->moved;
+    if (slot->bytes != (rest < slot_bytes(x->wire) ? rest : slot_bytes(x->wire))) {
+        l->in.broken = true;
+        return;
+    }
+    copy_function *copy = x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL;
+    pieces_scatter_with(copy, x, slot->at + slot_offset(l->in.emptied, x->wire), (size_t)slot->bytes);
+    if (x->moved < x->wire) return;
+    open_remove(shm, x);
+    l->expecting--;
+    transfer_done(x);
+}
+static bool drain_pipe(struct shm *shm, struct link *l)
+{
+    int n = 0;
+    for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
+        struct filled slot = reader_look_slot(&l->in);
+        struct transfer *x = open_find(shm, l->peer, slot.id, false);
+        if (x) fill(shm, l, x, &slot);
+        if (l->in.broken) break;
+        reader_take_slot(&l->in);
+        shm->ground.ring(shm->ground.context, l->peer);
+    }
+    return n > 0;
+}
+static void check(struct shm *shm, const struct link *l)
+{
+    if (shm->failure || (!l->in.broken && !l->out.broken)) return;
+    shm_fail(shm, status_fail(TUTTI_INTERNAL,
+                      "rank %d found in the memory it shares with rank %d what rank %d cannot have meant: that "
+                      "memory was overwritten, or the ranks run different versions of tutti",
+                      shm->base.rank, l->peer, l->peer));
+}
+bool link_poll(struct shm *shm, struct link *l)
+{
+    bool moved = l->in.pair && drain_ring(shm, l);
+    if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
+    if (shm->failure) return true;
+    if (l->notes || l->outbox.first) moved |= flush(shm, l);
+    if (l->streams.first) moved |= stream(shm, l);
+    if (l->shares.first || l->helped) moved |= share_poll(shm, l);
+    link_settle(shm, l);
+    check(shm, l);
+    return moved;
+}
+
+/* ---- cancelling: the peer touches shared memory only, so a transfer can be forgotten at any time ---- */
+void link_cancel(struct shm *shm, struct link *l, struct transfer *x)
+{
+    if (queue_remove(&l->outbox, x)) {
+        if (!x->is_send) tell(shm, l, ENVELOPE_CLEAR, x->name, x->wire, x->key); /* let it come, and drop it */
+        l->dropping |= !x->is_send;
+    } else if (share_remove(shm, l, x)) {
+        /* the other end has been told */
+    } else if (x->is_send) {
+        if (!queue_remove(&l->streams, x)) open_remove(shm, x);
+        tell(shm, l, ENVELOPE_WITHDRAW, x->name, 0, x->key);
+    } else if (open_remove(shm, x)) {
+        l->expecting--;
+        l->dropping = true;
+    }
+    link_settle(shm, l);
+}

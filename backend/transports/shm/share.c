@@ -1,0 +1,173 @@
+/* Messages from tensor to tensor, where a peer can reach one end or both. The receiver copies if it can reach what is
+   sent, the sender helps if it can reach where that goes (the receiver tells it, with SHARE): part by part, whoever has
+   time takes the next. A part is copied in one poll, so nothing else waits for long. The receive is over when all parts
+   have been copied, those of the sender as it tells (COPIED); the send when the receiver tells so (FINISHED), or when
+   the sender has copied all by itself. So when a transfer is over nobody touches its memory any more.
+   Nor does anybody poll for it: it is over once the other end has been told, not while that waits for room.
+
+   A receive that is copied is in `shares`, and the first of them has the claims of the pair. */
+#include "backend/transports/shm/shm.h"
+
+/* A message of so many bytes pushes its own beginning out of the caches anyway. */
+enum { BEYOND_CACHES = 24 << 20 };
+
+struct shm_place share_place(const struct shm *shm, const struct transfer *x)
+{
+    struct shm_place place;
+    bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
+    if (!whole || !x->may_share || !shm->ground.find) return (struct shm_place){ PLACE_NONE, 0 };
+    bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
+    return found ? place : (struct shm_place){ PLACE_PRIVATE, 0 };
+}
+static bool is_reachable(struct shm_place place)
+{ return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
+static struct pair *pair_of(const struct link *l, const struct transfer *x)
+{ return x->is_send ? l->out.pair : l->in.pair; }
+static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
+    struct shm_place place)
+{
+    link_tell(shm, l,
+        &(struct envelope){ .name = x->name, .bytes = parts, .id = x->key, .kind = kind, .place = place });
+}
+
+/* ---- copying ---- */
+static void copy_part(const struct shm *shm, const struct transfer *x, unsigned char *theirs, uint64_t part)
+{
+    size_t from = (size_t)part * part_bytes(x->wire), rest = (size_t)x->wire - from;
+    size_t bytes = rest < part_bytes(x->wire) ? rest : part_bytes(x->wire);
+    unsigned char *mine = x->pieces->at + from;
+    copy_function *copy = x->wire >= BEYOND_CACHES ? shm->ground.stream_far : NULL;
+    piece_copy(copy, x->is_send ? theirs + from : mine, x->is_send ? mine : theirs + from, bytes);
+}
+/* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. Then the peer may have copied all,
+   be over and have freed its tensor before it could be reached from here: that it cannot be is no error. */
+static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
+{
+    const struct shm_ground *ground = &shm->ground;
+    unsigned char *theirs;
+    uint64_t part;
+    tutti_status status = ground->reach(ground->context, l->peer, x->is_send, x->place, (size_t)x->wire, &theirs);
+    *none = status != TUTTI_OK && !claims_left(pair_of(l, x), x->key, part_count(x->wire));
+    if (status != TUTTI_OK) return *none ? TUTTI_OK : status;
+    if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;
+    *none = !claims_take(pair_of(l, x), x->key, part_count(x->wire), &part);
+    if (!*none) copy_part(shm, x, theirs, part);
+    ground->leave(ground->context);
+    x->moved += !*none;
+    return TUTTI_OK;
+}
+
+/* ---- the receiver ---- */
+static void begin(struct shm *shm, struct link *l) /* with the first of the receives */
+{
+    struct transfer *x = l->shares.first;
+    if (!x || l->refused) return;
+    struct shm_place mine = share_place(shm, x);
+    claims_open(l->in.pair, x->key);
+    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
+    if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
+}
+bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
+{
+    struct shm_place mine = share_place(shm, x);
+    bool plain = mine.block != PLACE_NONE && x->place.block != PLACE_NONE;
+    if (!plain || (!is_reachable(mine) && !is_reachable(x->place))) return false;
+    x->others = 0;
+    queue_push(&l->shares, x);
+    if (l->shares.first == x) begin(shm, l);
+    return true;
+}
+static void next(struct shm *shm, struct link *l) /* the first is over */
+{
+    queue_take(&l->shares, NULL);
+    claims_open(l->in.pair, 0);
+    begin(shm, l);
+}
+static bool receive(struct shm *shm, struct link *l)
+{
+    struct transfer *x = l->shares.first;
+    bool none = true;
+    tutti_status status = is_reachable(x->place) ? copy_next(shm, l, x, &none) : TUTTI_OK;
+    if (status == TUTTI_IN_PROGRESS) return false;
+    if (status == TUTTI_OK && !none) return true;
+    if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */
+    if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
+    if (status == TUTTI_OK && x->moved) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
+    l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
+    next(shm, l);
+    if (status == TUTTI_OK) transfer_done(x);
+    else transfer_refuse(&shm->base, x, status);
+    return true;
+}
+void share_hear_copied(struct link *l, const struct envelope *e)
+{
+    struct transfer *x = l->shares.first;
+    if (!x || x->key != e->id) return; /* cancelled meanwhile */
+    if (x->others || e->bytes > part_count(x->wire) - x->moved) l->in.broken = true;
+    else x->others = e->bytes;
+}
+
+/* ---- the sender ---- */
+void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct transfer *x = open_find(shm, l->peer, e->id, true);
+    if (!x) return;
+    if (l->helped || !is_reachable(e->place) || share_place(shm, x).block == PLACE_NONE) {
+        l->in.broken = true;
+        return;
+    }
+    open_remove(shm, x);
+    x->place = e->place;
+    l->helped = x;
+}
+static bool send(struct shm *shm, struct link *l)
+{
+    struct transfer *x = l->helped;
+    bool none;
+    tutti_status status = copy_next(shm, l, x, &none);
+    if (status == TUTTI_IN_PROGRESS) return false;
+    if (status == TUTTI_OK && !none) return true;
+    if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
+    l->helped = NULL;
+    if (status != TUTTI_OK) transfer_refuse(&shm->base, x, status);
+    else if (x->moved) tell(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);
+    if (status != TUTTI_OK) return true;
+    if (x->moved == part_count(x->wire)) transfer_done(x);
+    else open_add(shm, x);
+    return true;
+}
+void share_hear_finished(struct shm *shm, struct link *l, const struct envelope *e)
+{
+    struct transfer *x = l->helped && l->helped->key == e->id ? l->helped : open_find(shm, l->peer, e->id, true);
+    if (!x) return;
+    if (x == l->helped) l->helped = NULL;
+    else open_remove(shm, x);
+    transfer_done(x);
+}
+
+/* ---- both ---- */
+bool share_poll(struct shm *shm, struct link *l)
+{
+    bool moved = l->shares.first && receive(shm, l);
+    if (l->helped) moved |= send(shm, l);
+    return moved;
+}
+bool share_remove(struct shm *shm, struct link *l, struct transfer *x)
+{
+    if (x == l->helped) {
+        tell(shm, l, x, ENVELOPE_WITHDRAW, 0, x->place);
+        l->helped = NULL;
+        return true;
+    }
+    bool first = x == l->shares.first, found = first;
+    if (!first) found = queue_remove(&l->shares, x);
+    if (found) tell(shm, l, x, ENVELOPE_FINISHED, 0, x->place);
+    if (first) next(shm, l);
+    return found;
+}
+struct transfer *share_find(const struct link *l, uint64_t id)
+{
+    struct transfer *x = l->shares.first;
+    while (x && x->key != id) x = x->next;
+    return x;
+}

@@ -1,0 +1,99 @@
+/* Every allocation of the builder, the checker and the cache fails in turn: the answer is an error, nothing is lost
+ * (the sanitizer of addresses watches), and the next attempt works. */
+#include "tests/unit/schedule/examples.h"
+#include "tests/unit/check/hierarchies.h"
+
+enum { MOST_ALLOCATIONS = 20000 };
+static struct hosts hosts;
+static int failures;
+
+static struct plan tried(const struct plan *key, int allocation, tutti_status *status)
+{
+    struct plan p = *key;
+    memory_fail_after(allocation);
+    *status = plan_build_staging(&p);
+    memory_fail_after(0);
+    return p;
+}
+static void fail_every_allocation_of(const struct plan *key)
+{
+    for (int n = 1; n < MOST_ALLOCATIONS; n++) {
+        tutti_status status;
+        struct plan p = tried(key, n, &status);
+        char text[8];
+        if (status == TUTTI_OK) {
+            plan_print(&p, text, sizeof text);
+            plan_finish(&p);
+            return;
+        }
+        failures++;
+        assert_int_equal(status, TUTTI_NO_MEMORY);
+        assert_non_null(strstr(p.error, "out of memory"));
+        plan_finish(&p);
+    }
+    fail_msg("%s never comes to an end", key->algorithm->name);
+}
+static void builder(void **state)
+{
+    static const int sizes[] = { 2, 1 };
+    const struct algorithm *algorithms[] = { &two_shot, &ring, &binomial, &hierarchies[1], &hierarchies[2],
+        &hierarchies[3] };
+    (void)state;
+    for (size_t i = 0; i < sizeof algorithms / sizeof *algorithms; i++)
+        for (int way = 0; way < 4; way++) {
+            bool flat = i < 3;
+            struct plan p = plan_of(algorithms[i], flat ? together(&hosts, 3) : hosts_of(&hosts, sizes, 2), 0);
+            p.in_place = way & 1 ? UINT64_MAX : 0;
+            p.shared = way & 2 ? UINT64_MAX : 0;
+            p.hoist = true;
+            p.slots = 2;
+            fail_every_allocation_of(&p);
+        }
+    print_message("%d failures survived\n", failures);
+}
+static void checker(void **state)
+{
+    struct plan p = plan_of(&ring, together(&hosts, 3), 0);
+    bool right = false;
+    (void)state;
+    p.slots = 2;
+    assert_int_equal(plan_build(&p), TUTTI_OK);
+    for (int n = 1; !right; n++) {
+        char why[200] = "";
+        memory_fail_after(n);
+        right = plan_check(&p, 3, 2, 0, why, sizeof why);
+        memory_fail_after(0);
+        if (!right) assert_non_null(strstr(why, "out of memory"));
+        assert_true(n < MOST_ALLOCATIONS);
+    }
+    plan_finish(&p);
+}
+static void cache(void **state)
+{
+    struct plan key = plan_of(&two_shot, together(&hosts, 3), 0);
+    struct cache *c = cache_create();
+    const struct plan *plan = NULL;
+    tutti_status status = TUTTI_NO_MEMORY;
+    (void)state;
+    for (int n = 1; status != TUTTI_OK; n++) {
+        assert_null(plan);
+        memory_fail_after(n);
+        status = cache_plan(c, &key, &plan);
+        memory_fail_after(0);
+        if (status != TUTTI_OK) assert_int_equal(status, TUTTI_NO_MEMORY);
+    }
+    assert_non_null(plan);
+    cache_destroy(c);
+    memory_fail_after(1);
+    assert_null(cache_create());
+    memory_fail_after(0);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(builder),
+        cmocka_unit_test(checker),
+        cmocka_unit_test(cache),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,265 @@
+/* What runs when nobody chose: an algorithm of the family that takes the counts, the one that was measured best, and
+   the same on all ranks even if each of them believes something else of the machine. */
+#include "tests/support/world.h"
+#include "tests/unit/model/machines.h"
+#include "backend/comm/comm.h"
+#include "backend/base/settings.h"
+#include "backend/collectives/collectives.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const size_t KIB = 1024, MIB = 1 << 20;
+struct group { int first[2]; struct layout layout; struct chooser chooser; };
+static void group_init(struct group *g, const struct machine *machine, int size, int cores)
+{
+    *g = (struct group){ .first = { 0, size } };
+    g->layout = (struct layout){ 1, g->first };
+    g->chooser = (struct chooser){ .layout = &g->layout, .cache = cache_create(), .size = size, .cores = cores,
+        .machine = *machine };
+    assert_non_null(g->chooser.cache);
+}
+static void group_finish(struct group *g)
+{
+    chooser_finish(&g->chooser);
+    cache_destroy(g->chooser.cache);
+}
+static struct choice ask(struct group *g, enum family family, size_t bytes, enum placement_kind placement, bool uneven)
+{
+    struct question q = { family, NULL, bytes, placement, uneven };
+    struct choice c;
+    assert_int_equal(choose(&g->chooser, &q, &c), TUTTI_OK);
+    return c;
+}
+static void is_always_an_algorithm_for_one_host(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 20; size = 2 * size + 1) {
+        struct group g;
+        group_init(&g, &near_cores, size, 2);
+        for (int f = 0; f < FAMILY_COUNT; f++)
+            for (size_t bytes = 0; bytes < SIZE_MAX / 64; bytes = 64 * bytes + 1)
+                for (int way = 0; way < 6; way++) {
+                    struct choice c = ask(&g, (enum family)f, bytes, (enum placement_kind)(way / 2), way % 2);
+                    assert_int_equal(c.algorithm->family, f);
+                    assert_true(c.algorithm->host_memory);
+                    assert_false(way % 2 && c.algorithm->equal_chunks);
+                    assert_true(c.tile_bytes >= 4 * KIB && c.slots >= 2 && c.slots <= 8);
+                }
+        group_finish(&g);
+    }
+}
+static const char *name(struct group *g, enum family family, size_t bytes, enum placement_kind placement)
+{
+    return ask(g, family, bytes, placement, false).algorithm->name;
+}
+static void two_rounds(struct group *g, size_t bytes, enum placement_kind placement)
+{
+    assert_int_equal(strncmp(name(g, ALLREDUCE, bytes, placement), "two_shot", 8), 0);
+}
+/* As bench_choice has it on the machine whose figures these are: 2, 4 and 8 ranks on two cores. */
+static void what_was_measured_best_is_chosen(void **state)
+{
+    (void)state;
+    struct group g;
+    for (int size = 2; size <= 8; size *= 2) {
+        group_init(&g, &near_cores, size, 2);
+        for (size_t bytes = 8; bytes <= (size == 2 ? 2 * KIB : 4 * KIB); bytes *= 2)
+            assert_string_equal(name(&g, ALLREDUCE, bytes, TENSORS_PRIVATE), "one_shot");
+        for (size_t bytes = 256 * KIB; bytes <= 64 * MIB && size > 2; bytes *= 2)
+            two_rounds(&g, bytes, TENSORS_PRIVATE);
+        for (size_t bytes = 256 * KIB; bytes <= 64 * MIB; bytes *= 2) two_rounds(&g, bytes, TENSORS_SHARED_IN_PLACE);
+        group_finish(&g);
+    }
+}
+static void a_root_does_not_do_alone_what_all_can_do(void **state)
+{
+    (void)state;
+    struct group g;
+    group_init(&g, &near_cores, 4, 4);
+    assert_string_equal(name(&g, REDUCE, 8, TENSORS_PRIVATE), "read");
+    assert_string_equal(name(&g, REDUCE, 16 * MIB, TENSORS_PRIVATE), "two_shot_read");
+    assert_string_equal(name(&g, GATHER, 16 * MIB, TENSORS_SHARED_APART), "write");
+    group_finish(&g);
+}
+static void a_root_does_its_share_in_shared_tensors(void **state)
+{
+    (void)state;
+    struct group g;
+    for (int size = 2; size <= 8; size *= 2) {
+        group_init(&g, &near_cores, size, 2);
+        for (size_t bytes = 64 * KIB; bytes <= 64 * MIB; bytes *= 4) {
+            assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_APART), "two_shot");
+            assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_IN_PLACE), "two_shot");
+            if (size > 4) continue;                     /* little to share */
+            assert_string_equal(name(&g, BROADCAST, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+            if (bytes < MIB) continue;
+            assert_string_equal(name(&g, GATHER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+            assert_string_equal(name(&g, SCATTER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
+        }
+        group_finish(&g);
+    }
+}
+static void a_root_with_a_copy_of_its_own_does_not_help(void **state)
+{
+    (void)state;
+    static const struct machine *const machines[] = { &near_cores, &far_cores };
+    struct group g;
+    for (int m = 0; m < 2; m++) {
+        group_init(&g, machines[m], 2, 2);
+        for (size_t bytes = MIB; bytes <= 64 * MIB; bytes *= 4) {
+            assert_string_equal(name(&g, GATHER, bytes, TENSORS_SHARED_APART), "write");
+            if (m && bytes == MIB) continue;            /* there, reading costs five times as much as writing */
+            assert_string_equal(name(&g, BROADCAST, bytes, TENSORS_SHARED_APART), "read");
+            assert_string_equal(name(&g, SCATTER, bytes, TENSORS_SHARED_APART), "read");
+        }
+        group_finish(&g);
+    }
+}
+static void looking_first_is_for_messages_that_take_longer(void **state)
+{
+    (void)state;
+    struct group g;
+    group_init(&g, &near_cores, 2, 2);
+    struct choice small = ask(&g, ALLREDUCE, 512, TENSORS_PRIVATE, false);
+    struct choice large = ask(&g, ALLREDUCE, MIB, TENSORS_PRIVATE, false);
+    assert_false(choice_looks_first(&g.chooser, &small));
+    assert_true(choice_looks_first(&g.chooser, &large));
+    group_finish(&g);
+}
+/* Not of what was asked before, so that ranks that were asked different things still choose alike. */
+static void a_choice_is_a_function_of_the_question(void **state)
+{
+    (void)state;
+    struct group once, often;
+    group_init(&once, &far_cores, 4, 4);
+    group_init(&often, &far_cores, 4, 4);
+    for (size_t bytes = 16 * MIB; bytes; bytes /= 3)
+        for (int f = 0; f < FAMILY_COUNT; f++) ask(&often, (enum family)f, bytes, TENSORS_SHARED_APART, false);
+    for (size_t bytes = 16 * MIB; bytes; bytes /= 2) {
+        struct choice a = ask(&once, ALLREDUCE, bytes, TENSORS_PRIVATE, false);
+        for (int again = 0; again < 2; again++) {
+            struct choice b = ask(&often, ALLREDUCE, bytes, TENSORS_PRIVATE, false);
+            assert_ptr_equal(a.algorithm, b.algorithm);
+            assert_true(a.tile_bytes == b.tile_bytes && a.slots == b.slots && a.price == b.price);
+        }
+    }
+    group_finish(&once);
+    group_finish(&often);
+}
+
+/* ---- ranks that believe different things ---- */
+static const struct machine believed[2] = {             /* a round for nothing; one that costs more than any bytes */
+    { .l2 = 64 << 10, .last = 1 << 20, .line = 1, .near = 0.1, .far = 50, .add = 0.1, .slot_write = 0.1,
+      .slot_read = 99, .lost_write = 0.1, .lost_read = 99, .tile = 1,
+      .pause = 1, .yield = 10, .hand_over = 10, .sleep = 100 },
+    { .l2 = 64 << 20, .last = 1 << 30, .line = 1e5, .near = 0.001, .far = 0.001, .add = 0.001, .slot_write = 0.001,
+      .slot_read = 0.001, .lost_write = 0.001, .lost_read = 0.001, .tile = 1e6,
+      .pause = 25, .yield = 540, .hand_over = 1e6, .sleep = 17500 },
+};
+static void beliefs_are_different(void **state)
+{
+    (void)state;
+    struct group g[2];
+    for (int i = 0; i < 2; i++) group_init(&g[i], &believed[i], 3, 3);
+    assert_string_not_equal(name(&g[0], ALLREDUCE, MIB, TENSORS_PRIVATE), name(&g[1], ALLREDUCE, MIB, TENSORS_PRIVATE));
+    assert_true(ask(&g[0], ALLREDUCE, MIB, TENSORS_PRIVATE, false).tile_bytes
+        != ask(&g[1], ALLREDUCE, MIB, TENSORS_PRIVATE, false).tile_bytes);
+    for (int i = 0; i < 2; i++) group_finish(&g[i]);
+}
+#ifndef NO_PROCESSES
+enum { RANKS = 3, MOST_FLOATS = 1 << 19 };
+static void sum_all_sizes(tutti_comm *comm, int rank)
+{
+    float *data = malloc(MOST_FLOATS * sizeof *data);
+    REQUIRE(data != NULL);
+    for (size_t n = 1; n <= MOST_FLOATS; n *= 4) {
+        for (size_t i = 0; i < n; i++) data[i] = (float)(i % 97) + (float)rank;
+        REQUIRE(tutti_all_reduce(data, data, n, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL) == TUTTI_OK);
+        for (size_t i = 0; i < n; i++) REQUIRE(data[i] == (float)(RANKS * (i % 97) + 3));
+    }
+    free(data);
+}
+static void all_go_by_the_same(tutti_comm *comm)
+{
+    struct machine theirs[RANKS], *mine = &comm->chooser.machine;
+    REQUIRE(tutti_all_gather(mine, theirs, sizeof *mine, TUTTI_UINT8, comm, NULL) == TUTTI_OK);
+    for (int r = 0; r < RANKS; r++) REQUIRE(memcmp(&theirs[r], mine, sizeof *mine) == 0);
+}
+static void join_believing(int rank, tutti_unique_id id, const char *folder)
+{
+    char identity[IDENTITY_BYTES], mine[80];
+    tutti_comm *comm, *other;
+    alarm(60);
+    snprintf(mine, sizeof mine, "%s/%d", folder, rank);
+    setenv("TUTTI_CACHE", mine, 1);
+    settings_reload();
+    for (int distance = 1; distance < DISTANCES; distance++) {         /* wherever the ranks stand */
+        machine_identity(distance, identity);
+        REQUIRE(kept_write(mine, identity, &believed[rank % 2]));
+    }
+    machine_learn(0, &believed[rank % 2], false);
+    REQUIRE(tutti_comm_init_rank(&comm, RANKS, id, rank) == TUTTI_OK);
+    REQUIRE(memcmp(&comm->chooser.machine, &believed[0], sizeof *believed) == 0);
+    all_go_by_the_same(comm);
+    sum_all_sizes(comm, rank);
+    REQUIRE(tutti_comm_split(comm, 0, rank != 1, &other) == TUTTI_OK);     /* led by who believes something else */
+    all_go_by_the_same(other);
+    sum_all_sizes(other, rank);
+    REQUIRE(tutti_comm_destroy(other) == TUTTI_OK && tutti_comm_destroy(comm) == TUTTI_OK);
+    _exit(0);
+}
+static void forget(const char *folder)
+{
+    char path[600];
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        if (unlink(path) != 0) forget(path);
+    }
+    if (d) closedir(d);
+    rmdir(folder);
+}
+static void ranks_that_believe_different_things_agree(void **state)
+{
+    (void)state;
+    char folder[] = "choice-XXXXXX";
+    tutti_unique_id id;
+    int bad = 0;
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(tutti_get_unique_id(&id), TUTTI_OK);
+    fflush(NULL);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (fork() == 0) join_believing(rank, id, folder);
+    for (int r = 0, status; r < RANKS; r++) bad += wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status);
+    forget(folder);
+    assert_int_equal(bad, 0);
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#ifndef NO_PROCESSES
+        cmocka_unit_test(ranks_that_believe_different_things_agree),   /* first: processes that know nothing yet */
+#endif
+        cmocka_unit_test(beliefs_are_different),
+        cmocka_unit_test(is_always_an_algorithm_for_one_host),
+        cmocka_unit_test(what_was_measured_best_is_chosen),
+        cmocka_unit_test(a_root_does_not_do_alone_what_all_can_do),
+        cmocka_unit_test(a_root_does_its_share_in_shared_tensors),
+        cmocka_unit_test(a_root_with_a_copy_of_its_own_does_not_help),
+        cmocka_unit_test(looking_first_is_for_messages_that_take_longer),
+        cmocka_unit_test(a_choice_is_a_function_of_the_question),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

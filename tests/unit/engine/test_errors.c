@@ -1,0 +1,396 @@
+/* What goes wrong, and what is said about it: every text that a user can cause is read here. */
+#include "tests/support/world.h"
+#include "backend/comm/comm.h"
+#include "backend/base/settings.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include <stdatomic.h>
+
+static _Thread_local float one[64], other[64];
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+
+/* ---- refused before anything is sent ---- */
+static void wrong_arguments(struct rank *me)
+{
+    tutti_comm *c = me->comm;
+    REQUIRE(tutti_all_reduce(one, other, 4, (tutti_dtype)77, TUTTI_SUM, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("unknown element type 77");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, (tutti_op)77, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("unknown reduction operation 77");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_BXOR, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("bxor of float32 elements is not defined");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_INT32, TUTTI_PREMUL_SUM, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("premul_sum of int32");
+    REQUIRE(tutti_all_reduce(NULL, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the send buffer is NULL, but 16 bytes");
+    REQUIRE(tutti_all_reduce(one, NULL, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the receive buffer is NULL");
+    REQUIRE(tutti_all_reduce(one, other, SIZE_MAX / 2, TUTTI_FLOAT32, TUTTI_SUM, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("more bytes than there are addresses");
+    REQUIRE(tutti_broadcast(one, one, 4, TUTTI_FLOAT32, 9, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("root 9 is not a rank of");
+    REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, -3, 0, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("peer -3 is not a rank of");
+    REQUIRE(tutti_all_to_all(one, one, 4, TUTTI_FLOAT32, c,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("cannot work in place");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, NULL,
+        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the communicator is NULL");
+    tutti_request r = { .algorithm = "rign", .blocking = true };
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
+        &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+    REQUIRE(r.refused);
+    r.algorithm = "broadcast=chain,allreduce=rign";
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
+        &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+    r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
+    r = (tutti_request){ .blocking = true };
+    REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
+    REQUIRE(tutti_comm_set_algorithm(c, "allreduse",
+        "ring") == TUTTI_INVALID_ARGUMENT); SAYS("unknown collective \"allreduse\", did you mean \"allreduce\"?");
+    REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); SAYS("it must be at least 1");
+    tutti_request unused = { 0 };
+    REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT); SAYS("never used");
+    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); SAYS("without tutti_group_start");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
+}
+/* Buffers that overlap are in place, exactly, or refused: none of these moves a byte. */
+static void overlapping(struct rank *me)
+{
+    tutti_comm *c = me->comm;
+    char *a = (char *)one, *mine = a + 8 * me->rank;
+    struct { tutti_status status; const char *says; } got[16];
+    int n = 0;
+#define CALL(call, text) got[n].says = text, got[n++].status = call; REQUIRE(strstr(tutti_get_last_error(), text))
+    CALL(tutti_all_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "send == recv;");
+    CALL(tutti_all_reduce(a + 4, a, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "allreduce on rank");
+    if (me->rank == 0) {
+        CALL(tutti_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, 0, c, NULL), "reduce on rank 0");
+        CALL(tutti_broadcast(a, a + 4, 2, TUTTI_FLOAT32, 0, c, NULL), "broadcast on rank 0");
+        CALL(tutti_gather(a + 4, a, 2, TUTTI_FLOAT32, 0, c, NULL), "send == recv + rank * count");
+        CALL(tutti_scatter(a, a + 4, 2, TUTTI_FLOAT32, 0, c, NULL), "recv == send + rank * count");
+    }
+    CALL(tutti_all_gather(mine + 4, a, 2, TUTTI_FLOAT32, c, NULL), "allgather on rank");
+    CALL(tutti_reduce_scatter(a, mine + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "reduce_scatter on rank");
+    CALL(tutti_all_to_all(a, a + 4, 2, TUTTI_FLOAT32, c, NULL), "cannot work in place");
+#undef CALL
+    for (int i = 0; i < n; i++) REQUIRE(got[i].status == TUTTI_INVALID_ARGUMENT);
+    size_t counts[2] = { 1, 1 }, even[2] = { 0, 2 }, odd[2] = { 1, 3 };
+    REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, even, TUTTI_FLOAT32, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    SAYS("overlap in memory, and it cannot work in place");
+    for (int i = 0; i < 4; i++) one[i] = (float)(10 * me->rank + i);
+    REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, odd, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
+    REQUIRE(one[1] == 2.f * (float)me->rank && one[3] == 10 + 2.f * (float)me->rank);   /* no two parts meet */
+    REQUIRE(tutti_all_gather(mine, a, 2, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
+    REQUIRE(tutti_reduce_scatter(a, mine, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);
+}
+static void test_overlap_that_is_not_in_place_is_refused(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, overlapping, NULL);
+}
+static void test_wrong_arguments_are_refused_and_harm_nothing(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, wrong_arguments, NULL);
+    tutti_comm *comm;
+    tutti_config config = { .rank = 3, .size = 2 };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    config.rank = 0;
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(), "needs a store"));
+    config = (tutti_config){ .size = 1, .algorithm = "allreduce:ring" };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(), "should read collective=algorithm"));
+    assert_null(comm);
+    assert_int_equal(tutti_comm_destroy(NULL), TUTTI_OK);
+}
+
+/* ---- disagreement ---- */
+struct pair { const char *here, *there; int kind; };
+static tutti_status disagree(struct rank *me, int kind)
+{
+    bool odd = me->rank == 1;
+    tutti_request tree = { .algorithm = odd ? "tree" : NULL, .blocking = true };
+    tutti_request ring = { .algorithm = odd ? "ring" : "one_shot", .blocking = true }, factor = { .factor = odd ? 2 : 3,
+        .blocking = true };
+    switch (kind) {
+        case 0: return odd ? tutti_broadcast(one, other, 8, TUTTI_FLOAT32, 1, me->comm, NULL) : tutti_all_reduce(one,
+            other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+        case 1: return tutti_all_reduce(one, other, odd ? 8 : 9, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+        case 2: return tutti_all_reduce(one, other, 8, odd ? TUTTI_FLOAT32 : TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+        case 3: return tutti_broadcast(one, other, 8, TUTTI_FLOAT32, odd, me->comm, NULL);
+        case 4: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, odd ? TUTTI_MAX : TUTTI_SUM, me->comm, NULL);
+        case 5: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
+        case 6: return odd ? tutti_barrier(me->comm, NULL) : tutti_all_reduce(one, other, 60, TUTTI_FLOAT32, TUTTI_SUM,
+            me->comm, NULL);
+        case 7: return tutti_barrier(me->comm, &tree);
+        default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
+    }
+}
+static void disagreement(struct rank *me)
+{
+    const struct pair *p = me->context;
+    for (int i = 0; i < 64; i++) other[i] = 5;
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    REQUIRE(disagree(me, p->kind) == TUTTI_MISMATCH);
+    SAYS(p->here);
+    SAYS(p->there);
+    SAYS("operation 2 of");
+    for (int i = 0; i < 64; i++) REQUIRE(other[i] == 5);                /* no output was touched */
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);           /* every later call says the same */
+    SAYS(p->here);
+    REQUIRE(tutti_comm_get_async_error(me->comm) == TUTTI_MISMATCH);
+}
+static void test_ranks_that_disagree_all_see_both_sides(void **state)
+{
+    (void)state;
+    static struct pair pairs[] = {
+        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 }, { "allreduce(8 x", "allreduce(9 x", 1 },
+        { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
+            { "algorithm ring", "algorithm one_shot", 5 },
+        { "barrier", "allreduce(60 x float32", 6 }, { "barrier by algorithm tree", "barrier by algorithm read", 7 },
+        { "factor 2", "factor 3", 8 },
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
+}
+static void uneven_counts(struct rank *me)
+{
+    size_t out[3] = { 2, 3, 4 }, in[3], at[3] = { 0, 8, 16 };
+    for (int q = 0; q < 3; q++) in[q] = (size_t)me->rank + 2;
+    if (me->rank == 2) in[1] = 7;
+    REQUIRE(tutti_all_to_all_v(one, out, at, other, in, at, TUTTI_FLOAT32, me->comm, NULL) == TUTTI_MISMATCH);
+    SAYS("rank 1 sends 4 elements to rank 2, which expects 7");
+}
+static void test_uneven_counts_that_do_not_add_up(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, uneven_counts, NULL);
+}
+
+/* ---- time ---- */
+static void one_is_missing(struct rank *me)
+{
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 1) { while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000); }
+    tutti_request r = { .timeout_ms = 100, .blocking = true };
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
+    SAYS("reached the timeout of 100 ms");
+    SAYS("this call has not been made by rank 1");
+}
+static void test_a_timeout_names_who_is_missing_on_every_rank(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, one_is_missing, NULL);
+}
+/* The others have failed the operation before this rank begins it. */
+static void comes_late(struct rank *me)
+{
+    enum { COUNT = 1 << 18 };                           /* 8 B, and 1 MiB */
+    static float data[3][COUNT];
+    static _Atomic int failed;
+    for (int round = 1; round <= 4; round++) {
+        tutti_comm *comm;
+        float *mine = data[me->rank];
+        size_t count = round % 2 ? 2 : COUNT;
+        tutti_request r = { .timeout_ms = 50, .blocking = round <= 2 };
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
+        mine[0] = 1;
+        if (me->rank == 2) while (atomic_load(&failed) < 2 * round) usleep(1000);
+        tutti_status status = tutti_all_reduce(mine, mine, count, TUTTI_FLOAT32, TUTTI_SUM, comm, &r);
+        if (!r.blocking && status == TUTTI_OK) status = tutti_wait(&r, 0);
+        REQUIRE(status == TUTTI_TIMEOUT);
+        SAYS("this call has not been made by rank 2");
+        REQUIRE(mine[0] == 1);
+        atomic_fetch_add(&failed, 1);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+        if (me->rank == 2) atomic_store(&failed, 2 * round);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    }
+}
+static void test_who_comes_late_does_not_succeed(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, comes_late, NULL);
+}
+/* Ranks 0 and 1 reach their timeout at once, and rank 2 comes. Rank 0, for which the test acts, has claimed the
+   failure, finds that all have come, and need not fail; but rank 1 has failed meanwhile, and nobody may miss that. */
+static void two_reach_their_timeout(struct rank *me)
+{
+    static _Atomic int ready;
+    static _Atomic bool rank_1_has_failed;
+    int32_t summand = 1, sum = 0;
+    tutti_request r = { .timeout_ms = me->rank == 1 ? 50 : 20000, .blocking = true };
+    _Atomic uint32_t *state = &comm_segment(me->comm)->failure->state;
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    atomic_fetch_add(&ready, 1);
+    while (me->rank == 0 && atomic_load(&ready) < 3) usleep(1000);
+    if (me->rank == 0) atomic_fetch_add(state, FAILURE_CLAIM);
+    if (me->rank != 1) while (!atomic_load(&rank_1_has_failed)) usleep(1000);
+    if (me->rank == 0) atomic_fetch_sub(state, FAILURE_CLAIM);
+    REQUIRE(tutti_all_reduce(&summand, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
+    if (me->rank != 1) SAYS("rank 1 failed the group");
+    atomic_store(&rank_1_has_failed, true);
+}
+static void test_a_failure_is_told_although_another_rank_was_about_to_fail(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, two_reach_their_timeout, NULL);
+}
+static void wait_with_timeout(struct rank *me)
+{
+    tutti_request r = { 0 };
+    float data;
+    if (me->rank == 0) {
+        REQUIRE(tutti_recv(&data, 1, TUTTI_FLOAT32, 1, 9, me->comm, &r) == TUTTI_OK);
+        REQUIRE(tutti_test(&r) == TUTTI_IN_PROGRESS);
+        REQUIRE(tutti_wait(&r, 50) == TUTTI_TIMEOUT);
+        SAYS("receive from rank 1 with tag 9 reached the timeout of 50 ms");
+    } else while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
+}
+static void test_a_wait_can_time_out(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, wait_with_timeout, NULL);
+}
+static void test_a_rank_that_never_joins_is_named(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_store store = world_store_create();
+    tutti_config config = { .size = 2, .store = store, .timeout_ms = 100, .name = "group 0" };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
+    assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined group 0 within 100 ms"));
+    config.name = NULL;
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
+    assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined the group within 100 ms"));
+    world_store_destroy(store);
+}
+
+static void test_a_setting_that_is_refused_is_named(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_config config = { .size = 1 };
+    setenv("TUTTI_ALGORITHM", "foo=bar", 1);
+    settings_reload();
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(), "TUTTI_ALGORITHM=foo=bar: unknown collective \"foo\""));
+    unsetenv("TUTTI_ALGORITHM");
+    settings_reload();
+}
+
+/* ---- leaving ---- */
+static void aborts(struct rank *me)
+{
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 0) REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_ABORTED);
+    SAYS("by rank 0");
+}
+static void test_an_abort_reaches_everyone(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, aborts, NULL);
+}
+static void leaves_early(struct rank *me)
+{
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 1) return;
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_PEER_LOST);
+    SAYS("rank 1 of the group has destroyed its communicator");
+}
+static void test_a_rank_that_has_left_is_named(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, leaves_early, NULL);
+}
+static void test_destroy_does_not_wait_for_what_runs(void **state)
+{
+    (void)state;
+    static tutti_request r;
+    tutti_comm *comm;
+    tutti_config config = { .size = 1 };
+    float never;
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
+    memset(&r, 0, sizeof r);
+    assert_int_equal(tutti_recv(&never, 1, TUTTI_FLOAT32, 0, 0, comm, &r), TUTTI_OK);
+    assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
+}
+#ifndef NO_PROCESSES
+static void dies(struct rank *me)
+{
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 1) { usleep(20000); raise(SIGKILL); }
+    static float big[1 << 20];
+    tutti_status status = TUTTI_OK;
+    while (status == TUTTI_OK) status = tutti_all_reduce(big, big, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+    REQUIRE(status == TUTTI_PEER_LOST);
+    SAYS("rank 1 of the group (process ");
+    SAYS("died");
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_PEER_LOST);
+}
+static void test_a_killed_rank_is_named_by_all_survivors(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(3, 30, dies, NULL), 1);            /* only the killed one ends badly */
+}
+static void forks(struct rank *me)
+{
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        bool right = tutti_barrier(me->comm, NULL) == TUTTI_FORKED && strstr(tutti_get_last_error(),
+            "before a fork") != NULL;
+        tutti_comm *own;
+        tutti_config config = { .size = 1 };
+        right = right && tutti_comm_destroy(me->comm) == TUTTI_OK && tutti_comm_init(&own, &config) == TUTTI_OK;
+        right = right && tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, own, NULL) == TUTTI_OK
+            && tutti_comm_destroy(own) == TUTTI_OK;
+        _exit(right ? 0 : 1);
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);                 /* the parent is unharmed */
+}
+static void test_a_forked_child_is_refused_and_may_start_anew(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, 30, forks, NULL), 0);
+}
+#endif
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_a_killed_rank_is_named_by_all_survivors),
+        cmocka_unit_test(test_a_forked_child_is_refused_and_may_start_anew),
+#endif
+        cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
+        cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),
+        cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
+        cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
+        cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
+        cmocka_unit_test(test_who_comes_late_does_not_succeed),
+        cmocka_unit_test(test_a_failure_is_told_although_another_rank_was_about_to_fail),
+        cmocka_unit_test(test_a_wait_can_time_out),
+        cmocka_unit_test(test_a_rank_that_never_joins_is_named),
+        cmocka_unit_test(test_a_setting_that_is_refused_is_named),
+        cmocka_unit_test(test_an_abort_reaches_everyone),
+        cmocka_unit_test(test_a_rank_that_has_left_is_named),
+        cmocka_unit_test(test_destroy_does_not_wait_for_what_runs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,121 @@
+/* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
+   come to. Whatever came before, every operation finds its own bytes. */
+#include "tests/support/world.h"
+#include "backend/comm/comm.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+enum { RANKS = 2, MOST_FLOATS = 1 << 18, MIXED = 100 };
+static const size_t KIB = 1024;
+
+static float *floats(void)
+{
+    float *made = malloc(MOST_FLOATS * sizeof *made);
+    REQUIRE(made != NULL);
+    return made;
+}
+static void sum(struct rank *me, float *data, size_t bytes, int call)
+{
+    size_t count = bytes / sizeof *data;
+    for (size_t i = 0; i < count; i++) data[i] = (float)((call + (int)i) % 1000 * (me->rank + 1));
+    REQUIRE(tutti_all_reduce(data, data, count, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
+    int ranks = me->size * (me->size + 1) / 2;
+    for (size_t i = 0; i < count; i++) REQUIRE(data[i] == (float)((call + (int)i) % 1000 * ranks));
+}
+/* ---- where they lie ---- */
+static void go_round(struct rank *me)
+{
+    struct executor *x = &me->comm->executor;
+    float *data = floats();
+    x->ring_bytes = 1024 * KIB;
+    size_t end = 0, used = 0, slots = 64 * KIB;
+    for (size_t call = 0; call < 100; call++) {
+        size_t lap = call * slots / 4 > 3 * slots ? call * slots / 4 : 3 * slots;
+        sum(me, data, slots, (int)call);
+        REQUIRE(x->slots_at == (end + slots > lap || end == x->ring_bytes ? 0 : end));
+        end = x->slots_at + slots;
+        if (end > used) used = end;
+        REQUIRE(x->reserved[2] >= used && (x->reserved[2] < 2 * used || used == slots));
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* needs none */
+    }
+    REQUIRE(used == x->ring_bytes);
+    REQUIRE(x->reserved[0] == 0 && x->reserved[1] == 0 && x->reserved[2] == x->ring_bytes);
+    free(data);
+}
+static void stay(struct rank *me)
+{
+    struct executor *x = &me->comm->executor;
+    float *data = floats();
+    x->ring_bytes = 1024 * KIB;
+    for (int call = 0; call < 20; call++) {
+        sum(me, data, KIB, call);
+        REQUIRE(x->slots_at == x->ring_bytes + (size_t)(call % 2) * (x->segment->slot_bytes - x->ring_bytes) / 2);
+        REQUIRE(x->reserved[call % 2] == KIB && x->reserved[2] == 0);
+    }
+    free(data);
+}
+static void slots_go_round(void **state)
+{
+    (void)state;
+    world_threads(RANKS, NULL, go_round, NULL);
+}
+static void a_few_lines_stay_where_they_are(void **state)
+{
+    (void)state;
+    world_threads(RANKS, NULL, stay, NULL);
+}
+
+/* ---- what is in them ---- */
+struct shared { size_t ring_bytes; _Atomic size_t slots_at[3 * MIXED]; };      /* + 1; 0: nobody has come there */
+static bool meet(size_t a, size_t a_bytes, size_t b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+static void mix(struct rank *me)
+{
+    static const size_t sizes[] = { 8, 1024, 4096, 5000, 64 << 10, 100000, 300000, MOST_FLOATS * sizeof(float) };
+    struct executor *x = &me->comm->executor;
+    struct shared *shared = me->context;
+    float *data = floats();
+    uint32_t together = 1;
+    size_t last = 0, last_bytes = 0;
+    x->ring_bytes = shared->ring_bytes;
+    for (int call = 0; call < MIXED; call++) {
+        together = together * 1664525u + 1013904223u;
+        size_t bytes = sizes[(together >> 16) % (sizeof sizes / sizeof *sizes)];
+        for (int again = 0; again < 3; again++) {
+            sum(me, data, bytes, call + again);
+            const struct cut *c = x->cut;               /* tiles of one place are of one counter */
+            REQUIRE(c->single || c->places % (uint32_t)x->launch.program->plan->slots == 0);
+            size_t said = 0;                            /* all ranks say the same */
+            bool first = atomic_compare_exchange_strong(&shared->slots_at[3 * call + again], &said, x->slots_at + 1);
+            REQUIRE(first || said == x->slots_at + 1);
+            REQUIRE(!meet(last, last_bytes, x->slots_at, c->slots_bytes));
+            REQUIRE(x->slots_at + c->slots_bytes <= x->segment->slot_bytes);
+            last = x->slots_at;
+            last_bytes = c->slots_bytes;
+        }
+    }
+    free(data);
+}
+static void no_operation_meets_the_slots_of_the_last(void **state)
+{
+    (void)state;
+    static const size_t rings[] = { 0, 4096, 100000, 1 << 20, SIZE_MAX };
+    for (size_t i = 0; i < sizeof rings / sizeof *rings; i++)
+        for (int size = 2; size <= 3; size++) {
+            struct shared shared = { .ring_bytes = rings[i] };
+            world_threads(size, NULL, mix, &shared);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_go_round),
+        cmocka_unit_test(a_few_lines_stay_where_they_are),
+        cmocka_unit_test(no_operation_meets_the_slots_of_the_last),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,7 @@
+foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
+    repeats ring late_reasons stopped)
+  tutti_world(engine/test_${name})
+endforeach()
+if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
+  tutti_world(engine/test_refused)
+endif()

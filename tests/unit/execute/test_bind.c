@@ -1,0 +1,50 @@
+/* Where bytes lie, when a peer does not keep to what it said: its counts are in shared memory and may change after they
+   were checked. What they say then never leads beyond what was mapped. */
+#include "backend/execute/bind.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+enum { MAPPED = 4096, TILE = 1024 };
+static unsigned char memory[MAPPED];
+
+static struct piece locate(size_t length, size_t offset, int tile)
+{
+    size_t lengths[] = { length }, offsets[] = { offset };
+    struct operand theirs[1][2] = { { { memory, lengths, offsets, MAPPED } } };
+    struct cut cut = { .tile_bytes = TILE };
+    struct executor x = { .rank = 1, .theirs = theirs, .cut = &cut };
+    return bind_locate(&x, (struct span){ .rank = 0, .buffer = INPUT, .count = 1 }, 0, tile);
+}
+static void expect_inside(size_t length, size_t offset, int tile)
+{
+    struct piece p = locate(length, offset, tile);
+    assert_true(p.at >= memory && p.at <= memory + MAPPED && p.length <= (size_t)(memory + MAPPED - p.at));
+}
+static void test_counts_that_hold_are_followed(void **state)
+{
+    (void)state;
+    struct piece p = locate(3000, 1096, 2);
+    assert_ptr_equal(p.at, memory + 1096 + 2 * TILE);
+    assert_int_equal(p.length, 3000 - 2 * TILE);
+}
+static void test_counts_that_changed_do_not_lead_outside(void **state)
+{
+    static const size_t values[] = { 0, 1, 3000, MAPPED, MAPPED + 1, SIZE_MAX / 2, SIZE_MAX - TILE, SIZE_MAX };
+    enum { COUNT = sizeof values / sizeof *values };
+    for (int length = 0; length < COUNT; length++)
+        for (int offset = 0; offset < COUNT; offset++)
+            for (int tile = 0; tile < 5; tile++) expect_inside(values[length], values[offset], tile);
+    (void)state;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_counts_that_hold_are_followed),
+        cmocka_unit_test(test_counts_that_changed_do_not_lead_outside),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

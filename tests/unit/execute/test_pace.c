@@ -1,0 +1,90 @@
+/* How slots are written is found out while they are; whatever is found, what was copied is right. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/execute/pace.h"
+#include <stdlib.h>
+#include <string.h>
+
+static void note(struct pace *p, int times, double line_ns)
+{
+    for (int i = 0; i < times; i++) pace_note(p, line_ns);
+}
+static void test_accidents_change_nothing(void **state)
+{
+    (void)state;
+    struct pace p = { .line_ns = 150 };
+    note(&p, 10, 35);
+    assert_true(p.ordinary);
+    for (int i = 0; i < 30; i++) note(&p, 1, i % 2 ? 35 : 1e6);        /* interrupted, or the memory was busy */
+    assert_true(p.ordinary);
+    note(&p, 20, 140);
+    note(&p, 1, 30);
+    assert_false(p.ordinary);
+}
+static void test_it_follows_the_cores(void **state)
+{
+    (void)state;
+    struct pace p = { .line_ns = 150 };
+    for (int turn = 0; turn < 3; turn++) {
+        note(&p, 10, 40);
+        assert_true(p.ordinary);
+        note(&p, 10, 130);
+        assert_false(p.ordinary);
+    }
+    note(&p, 100, 1e9);                                /* however long, it is forgotten as quickly */
+    note(&p, 10, 40);
+    assert_true(p.ordinary);
+}
+static void test_between_both_it_stays_as_it_is(void **state)
+{
+    (void)state;
+    struct pace p = { .line_ns = 150 };
+    note(&p, 50, 88);
+    assert_false(p.ordinary);
+    note(&p, 20, 30);
+    note(&p, 50, 75);
+    assert_true(p.ordinary);
+}
+static void test_it_goes_on_measuring(void **state)
+{
+    (void)state;
+    for (int ordinary = 0; ordinary < 2; ordinary++) {
+        struct pace p = { .ordinary = ordinary };
+        int measured = 0;
+        for (int call = 0; call < 1000; call++) measured += pace_is_due(&p);
+        assert_in_range(measured, 50, 200);
+    }
+}
+static void test_copies_are_right(void **state)
+{
+    (void)state;
+    enum { ROOM = 70000 };
+    unsigned char *from = malloc(ROOM), *to = malloc(ROOM);
+    for (size_t i = 0; i < ROOM; i++) from[i] = (unsigned char)(i * 31 >> 3);
+    for (size_t call = 0; call < 400; call++) {        /* so that some are measured, whatever comes out */
+        size_t at = call % 67, bytes = call % 3 ? 16384 + call * 131 % 50000 : call * 17 % 4200;
+        memset(to, 0, ROOM);
+        pace_copy(to + at, from + call % 13, bytes);
+        assert_memory_equal(to + at, from + call % 13, bytes);
+        assert_int_equal(to[at + bytes], 0);
+        assert_true(at == 0 || to[at - 1] == 0);
+    }
+    free(from);
+    free(to);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_accidents_change_nothing),
+        cmocka_unit_test(test_it_follows_the_cores),
+        cmocka_unit_test(test_between_both_it_stays_as_it_is),
+        cmocka_unit_test(test_it_goes_on_measuring),
+        cmocka_unit_test(test_copies_are_right),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,2 @@
+tutti_unit(execute/test_pace execute)
+tutti_unit(execute/test_bind execute)

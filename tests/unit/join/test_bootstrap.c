@@ -1,0 +1,299 @@
+/* The bootstrap: every rank ends with the same table, or every rank ends with the same error, which names who is
+   missing and shows both sides of what does not agree. Ranks are threads (store) or processes (id). */
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/host/socket.h"
+#include "backend/join/verdict.h"
+#include "tests/unit/join/bootstrap_world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- both ways ---- */
+static void run_both(const struct way *way, tutti_status status, const char *text)
+{
+    for (int by_id = 0; by_id < 2; by_id++) {
+        struct outcome *outcomes = outcomes_create();
+        struct store *s = store_create();
+        if (by_id) run_id(way, outcomes);
+        else run_store(way, s, outcomes);
+        if (status == TUTTI_OK) expect_tables(way, outcomes);
+        else expect_failure(way, outcomes, status, text);
+        free(s);
+        outcomes_destroy(outcomes);
+    }
+}
+static void test_all_get_the_table(void **state)
+{
+    for (int size = 1; size <= MOST; size++) {
+        struct way way = { .size = size, .odd_rank = -1, .timeout_ms = JOIN_MS };
+        run_both(&way, TUTTI_OK, "");
+    }
+    (void)state;
+}
+static void test_missing_rank_is_named_by_all(void **state)
+{
+    struct way way = { .size = 5, .odd_rank = -1, .absent = 1 << 3, .timeout_ms = SHORT_MS };
+    run_both(&way, TUTTI_TIMEOUT, "rank 3 of 5 has not joined test group within 1000 ms");
+    (void)state;
+}
+static void test_missing_ranks_are_named_by_all(void **state)
+{
+    struct way way = { .size = 5, .odd_rank = -1, .absent = 1 << 1 | 1 << 4, .timeout_ms = SHORT_MS };
+    run_both(&way, TUTTI_TIMEOUT, "ranks 1, 4 of 5 have not joined test group");
+    (void)state;
+}
+static void test_missing_rank_0_is_named_by_all(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .absent = 1 << 0, .timeout_ms = SHORT_MS };
+    run_both(&way, TUTTI_TIMEOUT, "rank 0 of 3 has not joined test group");
+    (void)state;
+}
+static void test_sizes_that_disagree_are_shown_to_all(void **state)
+{
+    struct way more = { .size = 4, .odd_rank = 2, .odd_size = 6, .timeout_ms = JOIN_MS };
+    run_both(&more, TUTTI_MISMATCH, "rank 2 was told that test group has 6 ranks, rank 0 was told 4");
+    struct way less = { .size = 4, .odd_rank = 3, .odd_size = 3, .timeout_ms = JOIN_MS };
+    run_both(&less, TUTTI_MISMATCH, "rank 3 was told that test group has 3 ranks, rank 0 was told 4");
+    (void)state;
+}
+static void test_builds_that_disagree_are_shown_to_all(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = 1, .odd_build = 7, .timeout_ms = JOIN_MS };
+    run_both(&way, TUTTI_MISMATCH, "rank 1 joins test group with a tutti made of other sources (00000007)");
+    (void)state;
+}
+static void test_no_memory_is_an_error(void **state)
+{
+    struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct member mine = member_of(&way, 0), table[1];
+    struct store *s = store_create();
+    tutti_store store = { s, store_put, store_get };
+    tutti_unique_id id = { { 1 } };
+    memory_fail_after(1);
+    assert_int_equal(bootstrap_store(&store, 0, &mine, clock_deadline(JOIN_MS), table), TUTTI_NO_MEMORY);
+    for (int n = 1; n <= 3; n++) {
+        memory_fail_after(n);
+        assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table) != TUTTI_OK);
+    }
+    memory_fail_after(0);
+    free(s);
+    (void)state;
+}
+
+/* ---- through an id ---- */
+static void test_id_taken_twice_is_noticed(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct member mine = member_of(&way, 0), table[2];
+    tutti_unique_id id;
+    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    int taken = socket_listen("id", id.bytes);
+    assert_true(taken >= 0);
+    assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(status_detail(), "another process is rank 0"));
+    close(taken);
+    (void)state;
+}
+static void test_rank_that_gives_up_is_named(void **state)
+{
+    struct way way = { .size = 4, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct outcome *outcomes = outcomes_create();
+    tutti_unique_id id;
+    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    pid_t children[3];                                                 /* rank 3 never comes */
+    for (int r = 0; r < 3; r++)
+        if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
+    nap(SHORT_MS);                                                     /* then both others are with rank 0 */
+    kill(children[2], SIGKILL);
+    for (int r = 0; r < 3; r++) waitpid(children[r], NULL, 0);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(outcomes[r].status, TUTTI_PEER_LOST);
+        assert_non_null(strstr(outcomes[r].detail, "rank 2 (process"));
+        assert_non_null(strstr(outcomes[r].detail, "waited for rank 3 of 4"));
+    }
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void disturb(const tutti_unique_id *id)
+{
+    char nonsense[144];
+    int sockets[60];
+    memset(nonsense, 'x', sizeof nonsense);
+    for (int i = 0; i < 60; i++) {
+        for (int tries = 0; (sockets[i] = socket_connect("id", id->bytes)) < 0 && tries < 1000; tries++) nap(1);
+        if (i % 3 == 0) socket_send(sockets[i], "GET / HTTP/1.1\r\n\r\n", 18, STDIN_FILENO);
+        if (i % 3 == 1) socket_send(sockets[i], nonsense, sizeof nonsense, -1);
+    }
+    nap(60000);
+    _exit(0);
+}
+static void test_strangers_do_not_take_a_place(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct outcome *outcomes = outcomes_create();
+    tutti_unique_id id;
+    pid_t children[3];
+    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    pid_t stranger = fork();
+    if (stranger == 0) disturb(&id);
+    for (int r = 0; r < 3; r++) {
+        if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
+        nap(100);
+    }
+    for (int r = 0; r < 3; r++) assert_int_equal(waitpid(children[r], NULL, 0), children[r]);
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+    expect_tables(&way, outcomes);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+
+/* ---- rank 0 is stopped, or asked by many ---- */
+/* Its calls of poll and of the clock are ours: a test can stop it between the two, and time passes as it says. */
+static _Atomic int polled_count, stopped;               /* descriptors of a poll; 1: to stop after it, 2: it has */
+static _Atomic int64_t seconds;                         /* not 0: what the clock shows, which stands still */
+int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
+{
+    struct timespec most = { timeout_ms / 1000, timeout_ms % 1000 * 1000000 };
+    atomic_store(&polled_count, (int)count);
+    int ready = (int)syscall(SYS_ppoll, polls, count, timeout_ms < 0 ? NULL : &most, NULL, 0);
+    int running = 1;
+    if (count > 1) atomic_compare_exchange_strong(&stopped, &running, 2);
+    while (count > 1 && atomic_load(&stopped) == 2) nap(1);
+    return ready;
+}
+int clock_gettime(clockid_t clock, struct timespec *out)
+{
+    int failed = (int)syscall(SYS_clock_gettime, clock, out);
+    if (atomic_load(&seconds)) *out = (struct timespec){ atomic_load(&seconds), 0 };
+    return failed;
+}
+static void *bring_by_id(void *context)
+{
+    bring(context, true);
+    return NULL;
+}
+static int connect_to(const tutti_unique_id *id)
+{
+    int socket = -1;
+    for (int tries = 0; (socket = socket_connect("id", id->bytes)) < 0 && tries < JOIN_MS; tries++) nap(1);
+    assert_true(socket >= 0);
+    return socket;
+}
+static void introduce(int socket, const struct way *way, int rank)
+{
+    struct { char magic[8]; int32_t rank; uint32_t unused; struct member member; } say = { "tutti-i", rank, 0,
+        member_of(way, rank) };
+    assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
+}
+static tutti_status hear(int socket, struct verdict *out)
+{
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    assert_int_equal(poll(&one, 1, JOIN_MS), 1);
+    assert_int_equal(socket_receive(socket, out, sizeof *out, NULL), sizeof *out);
+    return (tutti_status)out->status;
+}
+static void await_polled(int guests)
+{
+    for (int tries = 0; atomic_load(&polled_count) != guests + 1 && tries < JOIN_MS; tries++) nap(1);
+    assert_int_equal(atomic_load(&polled_count), guests + 1);
+}
+/* Rank 0 has seen so many connections, the first of them rank 1's, when it is stopped, and one more comes. Rank 1 says
+   who it is only then, and rank 0 goes on so much later. */
+static void join_when_stopped(int guests, int later)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    static struct outcome outcome;
+    struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
+    struct verdict verdict;
+    pthread_t thread;
+    int sockets[32];
+    atomic_store(&seconds, 1000);
+    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
+    for (int i = 0; i < guests; i++) sockets[i] = connect_to(&first.id);
+    await_polled(guests);
+    atomic_store(&stopped, 1);
+    sockets[guests] = connect_to(&first.id);
+    for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) nap(1);
+    introduce(sockets[0], &way, 1);
+    atomic_store(&seconds, 1000 + later);
+    atomic_store(&stopped, 0);
+    assert_int_equal(hear(sockets[0], &verdict), TUTTI_OK);
+    pthread_join(thread, NULL);
+    atomic_store(&seconds, 0);
+    assert_int_equal(outcome.status, TUTTI_OK);
+    for (int i = 0; i <= guests; i++) close(sockets[i]);
+}
+static void test_who_spoke_while_rank_0_was_stopped_is_heard(void **state)
+{
+    join_when_stopped(1, 5);
+    (void)state;
+}
+static void test_who_spoke_before_the_places_ran_out_is_heard(void **state)
+{
+    join_when_stopped(2 + 16, 0);
+    (void)state;
+}
+/* Rank 0 believes in fewer ranks than there are: more than it has places for, and all of them learn it. */
+static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
+{
+    enum { TOLD = 4, ARE = 40 };
+    struct way way = { .size = TOLD, .odd_rank = -1, .timeout_ms = JOIN_MS }, theirs = way;
+    static struct outcome outcome;
+    struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
+    struct verdict verdict;
+    pthread_t thread;
+    int sockets[ARE];
+    theirs.size = ARE;
+    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
+    for (int r = ARE - 1; r > 0; r--) {                                /* those that it knows come last */
+        sockets[r] = connect_to(&first.id);
+        introduce(sockets[r], &theirs, r);
+    }
+    for (int r = 1; r < ARE; r++) {
+        assert_int_equal(hear(sockets[r], &verdict), TUTTI_MISMATCH);
+        assert_non_null(strstr(verdict.detail, "was told that test group has 40 ranks, rank 0 was told 4"));
+        close(sockets[r]);
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(outcome.status, TUTTI_MISMATCH);
+    (void)state;
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_get_the_table),
+        cmocka_unit_test(test_missing_rank_is_named_by_all),
+        cmocka_unit_test(test_missing_ranks_are_named_by_all),
+        cmocka_unit_test(test_missing_rank_0_is_named_by_all),
+        cmocka_unit_test(test_sizes_that_disagree_are_shown_to_all),
+        cmocka_unit_test(test_builds_that_disagree_are_shown_to_all),
+        cmocka_unit_test(test_no_memory_is_an_error),
+        cmocka_unit_test(test_id_taken_twice_is_noticed),
+        cmocka_unit_test(test_rank_that_gives_up_is_named),
+        cmocka_unit_test(test_strangers_do_not_take_a_place),
+        cmocka_unit_test(test_who_spoke_while_rank_0_was_stopped_is_heard),
+        cmocka_unit_test(test_who_spoke_before_the_places_ran_out_is_heard),
+        cmocka_unit_test(test_more_ranks_than_rank_0_knows_all_hear_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

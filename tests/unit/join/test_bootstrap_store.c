@@ -1,0 +1,235 @@
+/* The bootstrap through a key-value store, with all that may be left in it: of groups that have ended, failed or
+   died. */
+#include "tests/unit/join/bootstrap_world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void test_store_sees_few_requests(void **state)
+{
+    struct way way = { .size = MOST, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    run_store(&way, s, outcomes);
+    assert_int_equal(s->puts, MOST + 1);
+    assert_in_range(s->gets, 4 * (MOST - 1), 40 * (MOST - 1));         /* looks again, if somebody comes late */
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_store_that_fails_is_blamed(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    s->refusal = TUTTI_SYSTEM;
+    run_store(&way, s, outcomes);
+    assert_int_equal(outcomes[0].status, TUTTI_SYSTEM);
+    assert_non_null(strstr(outcomes[0].detail, "the key-value store failed to take key r0"));
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_late_rank_0_is_not_called_missing(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .absent = 1 << 0, .timeout_ms = SHORT_MS };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct member first = member_of(&way, 0);
+    store_put(s, "r0", &first, sizeof first);
+    run_store(&way, s, outcomes);
+    expect_failure(&way, outcomes, TUTTI_TIMEOUT, "rank 0 of 2 has joined test group, but");
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+struct late { struct rank rank; int after_ms; pthread_t thread; };
+static void *bring_late(void *context)
+{
+    struct late *late = context;
+    nap(late->after_ms);
+    bring(&late->rank, false);
+    return NULL;
+}
+static void late_start(struct late *late, const struct way *way, int rank, struct store *s, struct outcome *outcome)
+{
+    late->rank = (struct rank){ .way = way, .rank = rank, .store = { s, store_put, store_get }, .outcome = outcome };
+    assert_int_equal(pthread_create(&late->thread, NULL, bring_late, late), 0);
+}
+/* Ranks 0 to 2, each after a while. */
+static void bring_three(const int after_ms[3], const struct way *way, struct store *s, struct outcome *outcomes)
+{
+    struct late ranks[3];
+    for (int r = 0; r < 3; r++) {
+        ranks[r].after_ms = after_ms[r];
+        late_start(&ranks[r], way, r, s, &outcomes[r]);
+    }
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+}
+static void put_record(struct store *s, const struct way *answers, const struct way *way, int rank)
+{
+    char key[64];
+    struct member mine = member_of(way, rank);
+    for (int i = 0; i < 16; i++) snprintf(&key[2 * i], 3, "%02x", member_of(answers, 0).token[i]);
+    snprintf(&key[32], 16, "/r%d", rank);
+    store_put(s, key, &mine, sizeof mine);
+}
+static void test_earlier_groups_are_not_believed(void **state)
+{
+    static const int sizes[] = { 3, 3, 2, 5, 1, 4 };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    for (int attempt = 0; attempt < 6; attempt++) {
+        struct way way = { .size = sizes[attempt], .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = attempt };
+        run_store(&way, s, outcomes);
+        expect_tables(&way, outcomes);
+    }
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_earlier_failures_are_not_believed(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way odd = { .size = 3, .odd_rank = 1, .odd_size = 4, .timeout_ms = SHORT_MS };
+    run_store(&odd, s, outcomes);
+    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 was told that test group has 4 ranks");
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
+    run_store(&way, s, outcomes);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way dead = { .size = 3, .odd_rank = -1 };
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
+    struct member first = member_of(&dead, 0);
+    store_put(s, "r0", &first, sizeof first);                          /* and no verdict */
+    put_record(s, &dead, &dead, 1);
+    bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_started_again_while_others_join(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, dead = way;
+    dead.attempt = 1;
+    put_record(s, &way, &dead, 1);                                     /* has answered, and died */
+    bring_three((int[]){ 0, 100, 1200 }, &way, s, outcomes);
+    expect_tables(&way, outcomes);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_taken_twice_is_noticed(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
+    struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
+    struct store *s = store_create();
+    other.attempt = 1;                                                 /* another process */
+    struct late twin = { .after_ms = 100 };
+    late_start(&twin, &other, 1, s, second);
+    bring_three((int[]){ 0, 0, 200 }, &way, s, outcomes);
+    pthread_join(twin.thread, NULL);
+    bool first_seated = outcomes[1].status == TUTTI_OK;
+    const struct outcome *turned_away = first_seated ? second : &outcomes[1];
+    assert_true(first_seated != (second->status == TUTTI_OK));
+    assert_int_equal(turned_away->status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(turned_away->detail, "two processes have joined test group as rank 1"));
+    free(s);
+    outcomes_destroy(second);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_that_comes_after_the_end_is_told(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = SHORT_MS }, other = way;
+    struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
+    struct store *s = store_create();
+    other.attempt = 1;
+    run_store(&way, s, outcomes);
+    expect_tables(&way, outcomes);
+    struct late late = { .after_ms = 0 };
+    late_start(&late, &other, 1, s, second);
+    pthread_join(late.thread, NULL);
+    assert_int_equal(second->status, TUTTI_TIMEOUT);
+    assert_non_null(strstr(second->detail, "rank 0 of 3 has not joined test group within 1000 ms; the store only "
+        "holds the end of an earlier attempt without this process, of 3 ranks, by process"));
+    free(s);
+    outcomes_destroy(second);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_0_taken_twice_is_noticed(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    other.attempt = 1;
+    struct late ranks[3] = { { .after_ms = 0 }, { .after_ms = 200 }, { .after_ms = 1000 } };
+    late_start(&ranks[0], &way, 0, s, &outcomes[0]);
+    late_start(&ranks[1], &other, 0, s, &outcomes[1]);
+    late_start(&ranks[2], &other, 1, s, &outcomes[2]);
+    for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
+    assert_int_equal(outcomes[0].status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(outcomes[0].detail, "two processes have joined test group as rank 0"));
+    expect_tables(&other, &outcomes[1]);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_store_with_nonsense_is_another_version(void **state)
+{
+    static const size_t lengths[] = { 0, 5, sizeof(struct member) - 1, 500, 528, 700, VALUE_BYTES };
+    unsigned char nonsense[VALUE_BYTES];
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
+    memset(nonsense, 'x', sizeof nonsense);
+    for (int rank = 0; rank < 2; rank++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct outcome *outcomes = outcomes_create();
+            struct store *s = store_create();
+            way.absent = 1 << !rank;
+            put_record(s, &way, &way, 1);
+            struct entry *entry = &s->entries[0];
+            if (rank) snprintf(entry->key, sizeof entry->key, "r0");
+            memcpy(entry->value, nonsense, lengths[i]);
+            entry->bytes = lengths[i];
+            run_store(&way, s, outcomes);
+            expect_failure(&way, outcomes, TUTTI_MISMATCH, "another version of tutti");
+            free(s);
+            outcomes_destroy(outcomes);
+        }
+    (void)state;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_store_sees_few_requests),
+        cmocka_unit_test(test_store_that_fails_is_blamed),
+        cmocka_unit_test(test_late_rank_0_is_not_called_missing),
+        cmocka_unit_test(test_earlier_groups_are_not_believed),
+        cmocka_unit_test(test_earlier_failures_are_not_believed),
+        cmocka_unit_test(test_rank_0_that_died_while_joining_is_not_waited_for),
+        cmocka_unit_test(test_rank_started_again_while_others_join),
+        cmocka_unit_test(test_rank_taken_twice_is_noticed),
+        cmocka_unit_test(test_rank_that_comes_after_the_end_is_told),
+        cmocka_unit_test(test_rank_0_taken_twice_is_noticed),
+        cmocka_unit_test(test_store_with_nonsense_is_another_version),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,10 @@
+tutti_world(join/test_figures)
+if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
+  tutti_world(join/test_given_up)
+endif()
+# The bootstrap needs no more of join/ than a few files.
+foreach(name bootstrap bootstrap_store)
+  tutti_unit(join/test_${name} processes)
+  target_sources(test_${name} PRIVATE unit/join/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/join/bootstrap.c
+    ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/verdict.c)
+endforeach()

@@ -1,0 +1,398 @@
+/* The arena: allocations and lookups, growing and giving back, what a forked child sees, and every shortage as an error
+   with words. Peers are played by attaching to our own blocks. */
+#include "backend/base/status.h"
+#include "backend/memory/arena.h"
+#include "backend/memory/memfd.h"
+#include "tests/support/failing_calls.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20 };
+
+static bool no_addresses;                               /* until some are given back */
+void *mmap(void *at, size_t bytes, int protection, int flags, int descriptor, off_t offset)
+{
+    if (no_addresses && descriptor >= 0 && flags == MAP_SHARED) { errno = ENOMEM; return MAP_FAILED; }
+    return (void *)syscall(SYS_mmap, at, bytes, protection, flags, descriptor, offset);
+}
+int munmap(void *at, size_t bytes)
+{
+    no_addresses = false;
+    return (int)syscall(SYS_munmap, at, bytes);
+}
+static int open_files(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+static void *allocate(size_t bytes)
+{
+    void *at = NULL;
+    assert_int_equal(arena_allocate(bytes, &at), TUTTI_OK);
+    assert_non_null(at);
+    return at;
+}
+
+/* ---- places ---- */
+static void test_places_are_found_again(void **state)
+{
+    struct place place;
+    static char outside;
+    (void)state;
+    assert_false(arena_find(&outside, 1, &place));
+    unsigned char *small = allocate(100), *large = allocate(3 * MIB + 1), *huge = allocate(40 * MIB);
+    assert_int_equal((uintptr_t)small % 64, 0);
+    assert_int_equal((uintptr_t)large % page_bytes(), 0);
+    assert_int_equal((uintptr_t)huge % page_bytes(), 0);
+    unsigned char *all[] = { small, large + 12345, huge + 40 * MIB - 1 };
+    for (int i = 0; i < 3; i++) {
+        assert_true(arena_find(all[i], 1, &place));
+        assert_ptr_equal(arena_at(place, 1), all[i]);
+    }
+    assert_false(arena_find(huge, 1000 * (size_t)MIB, &place));       /* begins there, but does not end there */
+    assert_false(arena_find(&outside, 1, &place));
+    assert_true(arena_find(huge, 1, &place));
+    assert_null(arena_at((struct place){ place.block, 0 }, 1000 * (uint64_t)MIB));
+    assert_null(arena_at((struct place){ place.block, UINT64_MAX }, 1));
+    assert_null(arena_at((struct place){ place.block + 100, 0 }, 1));
+    assert_null(arena_at((struct place){ 0, 0 }, 0));
+    arena_free(small);
+    arena_free(large);
+    arena_free(huge);
+}
+static void test_nothing_and_null(void **state)
+{
+    void *at = NULL, *other = NULL;
+    (void)state;
+    assert_int_equal(arena_allocate(0, &at), TUTTI_OK);
+    assert_int_equal(arena_allocate(0, &other), TUTTI_OK);
+    assert_true(at && other && at != other);
+    arena_free(at);
+    arena_free(other);
+    assert_int_equal(arena_free(NULL), TUTTI_OK);
+}
+static void test_a_stranger_is_not_freed(void **state)
+{
+    static char outside;
+    unsigned char *at = allocate(1000);
+    (void)state;
+    assert_int_equal(arena_free(&outside), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(status_detail(), "tutti_mem_alloc has not given it"));
+    assert_int_equal(arena_free(at + 64), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(arena_free(at), TUTTI_OK);
+    assert_int_equal(arena_free(at), TUTTI_INVALID_ARGUMENT);
+}
+
+/* ---- growing and giving back ---- */
+static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
+{
+    enum { PARTS = 200, CYCLES = 100000 };
+    static unsigned char *part[PARTS];
+    unsigned seed = 11;
+    struct arena_extent half = { 0 };
+    int files = 0;
+    (void)state;
+    for (int cycle = 0; cycle < 2 * CYCLES; cycle++) {                 /* each either allocates or frees */
+        int i = rand_r(&seed) % PARTS;
+        if (part[i]) {
+            assert_int_equal(*part[i], i);
+            assert_int_equal(arena_free(part[i]), TUTTI_OK);
+            part[i] = NULL;
+        } else {
+            part[i] = allocate((size_t)rand_r(&seed) % ((size_t)1 << (rand_r(&seed) % 20)) + 1);
+            *part[i] = (unsigned char)i;
+        }
+        if (cycle == CYCLES) {
+            half = arena_extent();
+            files = open_files();
+        }
+    }
+    struct arena_extent end = arena_extent();
+    assert_true(end.bytes <= half.bytes + 16 * MIB && end.blocks <= half.blocks + 1);
+    assert_true(open_files() <= files + 1);
+    for (int i = 0; i < PARTS; i++) arena_free(part[i]);
+    assert_true(arena_extent().blocks <= 1);
+}
+static void test_free_blocks_are_given_back(void **state)
+{
+    enum { COUNT = 6 };
+    void *part[COUNT];
+    (void)state;
+    for (int i = 0; i < COUNT; i++) part[i] = allocate((size_t)(20 + 8 * i) * MIB);
+    assert_true(arena_extent().blocks >= COUNT);
+    for (int i = 0; i < COUNT; i++) arena_free(part[i]);
+    assert_int_equal(arena_extent().blocks, 1);
+    assert_true(arena_extent().bytes < (size_t)62 * MIB);              /* the largest is kept */
+    int files = open_files();
+    void *again = allocate(60 * MIB);
+    assert_int_equal(open_files(), files);
+    arena_free(again);
+}
+static void test_what_is_kept_is_bounded(void **state)
+{
+    (void)state;
+    arena_give_up_spare();
+    arena_free(allocate(64 * MIB));
+    assert_int_equal(arena_extent().blocks, 1);
+    arena_free(allocate(65 * MIB));
+    assert_true(arena_extent().bytes <= 64 * MIB + page_bytes());
+    assert_true(arena_give_up_spare() && !arena_give_up_spare());
+    arena_free(allocate(65 * MIB));
+    assert_int_equal(arena_extent().blocks, 0);
+}
+/* However much there is besides, a small tensor that is freed and allocated over and over makes no block each time. */
+static void test_a_small_tensor_costs_no_block_each_time(void **state)
+{
+    struct place places[2];
+    void *much = allocate(300 * MIB);
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        void *small = allocate(MIB);
+        assert_true(arena_find(small, MIB, &places[i]));
+        arena_free(small);
+    }
+    assert_int_equal(places[0].block, places[1].block);
+    arena_free(much);
+    arena_give_up_spare();
+}
+/* A peer that still has the block mapped does not keep the memory. */
+static void test_memory_returns_although_it_is_mapped(void **state)
+{
+    struct place place;
+    struct stat file;
+    size_t bytes;
+    void *theirs, *mine = allocate(100 * MIB);
+    (void)state;
+    assert_true(arena_find(mine, 100 * MIB, &place));
+    int descriptor = arena_descriptor(place.block, &bytes), second = arena_descriptor(place.block, &bytes);
+    assert_true(descriptor >= 0 && second >= 0 && bytes >= 100 * MIB);
+    assert_int_equal(arena_attach(descriptor, place.block, bytes, "process 7's", &theirs), TUTTI_OK);
+    memcpy(mine, "hello", 6);
+    assert_string_equal((char *)theirs + place.offset, "hello");
+    assert_false(arena_is_retired(theirs));
+    arena_free(mine);
+    assert_true(arena_is_retired(theirs));
+    assert_int_equal(fstat(second, &file), 0);
+    assert_true((size_t)file.st_blocks * 512 <= page_bytes());
+    assert_int_equal(arena_descriptor(place.block, &bytes), -1);
+    close(second);
+    arena_detach(theirs, 100 * MIB + page_bytes());
+}
+
+/* ---- shortage ---- */
+static void test_no_memory_names_the_bytes(void **state)
+{
+    static const size_t too_much[] = { SIZE_MAX, SIZE_MAX / 2, PTRDIFF_MAX, (size_t)1 << 50 };
+    int files = open_files();
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        void *at = NULL;
+        assert_int_equal(arena_allocate(too_much[i], &at), TUTTI_NO_MEMORY);
+        assert_null(at);
+        assert_non_null(strstr(status_detail(), "no memory for shared tensors: "));
+        assert_non_null(strstr(status_detail(), "bytes"));
+    }
+    assert_int_equal(open_files(), files);
+}
+static void expect_refusal(tutti_status wanted, const char *says)
+{
+    void *at = NULL;
+    int files = open_files();
+    assert_int_equal(arena_allocate(500 * (size_t)MIB, &at), wanted);
+    assert_null(at);
+    assert_non_null(strstr(status_detail(), says));
+    assert_int_equal(open_files(), files);
+}
+static void test_refusals_are_errors(void **state)
+{
+    (void)state;
+    fallocate_error = ENOSPC;
+    expect_refusal(TUTTI_NO_MEMORY, "no memory for shared tensors: 524292096 bytes of shared memory could not be had");
+    fallocate_error = 0;
+    memfd_error = EMFILE;
+    expect_refusal(TUTTI_SYSTEM, "too many open files? see ulimit -n");
+    memfd_error = 0;
+    arena_free(allocate(MIB));                          /* and it goes on */
+}
+static void keep_a_spare(void)
+{
+    arena_give_up_spare();
+    arena_free(allocate(60 * MIB));
+    assert_int_equal(arena_extent().blocks, 1);
+}
+static void test_what_is_kept_is_given_up_before_memory_is_refused(void **state)
+{
+    (void)state;
+    keep_a_spare();
+    machine_is_full = true;
+    arena_free(allocate(100 * MIB));
+    assert_int_equal(arena_extent().blocks, 0);
+    machine_is_full = true;                             /* and with nothing to give up it is an error */
+    expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory could not be had");
+    machine_is_full = false;
+}
+static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void **state)
+{
+    struct place place;
+    size_t bytes;
+    void *theirs, *mine = allocate(20 * MIB), *other = allocate(40 * MIB);
+    (void)state;
+    assert_true(arena_find(mine, 20 * MIB, &place));
+    arena_free(other);
+    int before = arena_extent().blocks, descriptor = arena_descriptor(place.block, &bytes);
+    no_addresses = true;
+    assert_int_equal(arena_attach(descriptor, place.block, bytes, "process 7's", &theirs), TUTTI_OK);
+    assert_int_equal(arena_extent().blocks, before - 1);
+    arena_detach(theirs, bytes);
+    arena_free(mine);
+}
+static void test_signals_do_not_keep_a_block_from_being_made(void **state)
+{
+    static const int most[] = { 3 * MIB, 8192 };
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fallocate_most = most[i];
+        unsigned char *at = allocate(150 * MIB);
+        fallocate_most = 0;
+        struct place place;
+        struct stat file;
+        size_t bytes;
+        assert_true(arena_find(at, 150 * MIB, &place));
+        int descriptor = arena_descriptor(place.block, &bytes);
+        assert_int_equal(fstat(descriptor, &file), 0);
+        assert_true((size_t)file.st_blocks * 512 >= bytes);            /* all of it is there */
+        close(descriptor);
+        arena_free(at);
+    }
+}
+static void test_what_is_no_block_is_not_mapped(void **state)
+{
+    void *theirs = NULL;
+    (void)state;
+    int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), sealed;
+    assert_int_equal(ftruncate(unsealed, 2 * MIB), 0);
+    assert_int_equal(arena_attach(unsealed, 1, 2 * MIB, "process 7's", &theirs), TUTTI_SYSTEM);
+    assert_non_null(strstr(status_detail(), "process 7's shared memory is not sealed"));
+    assert_int_equal(memfd_create_sealed(2 * MIB, &sealed), TUTTI_OK);
+    assert_int_equal(arena_attach(dup(sealed), 1, 3 * MIB, "process 7's", &theirs), TUTTI_SYSTEM);
+    assert_non_null(strstr(status_detail(), "is 2097152 bytes and should be 3145728"));
+    assert_int_equal(arena_attach(sealed, 1, 2 * MIB, "process 7's", &theirs), TUTTI_SYSTEM);
+    assert_non_null(strstr(status_detail(), "is not the block of process 7's shared tensors"));
+    assert_null(theirs);
+}
+
+/* ---- fork ---- */
+static void child(unsigned char *small, unsigned char *large)
+{
+    struct place place;
+    alarm(30);
+    bool fine = small[0] == 1 && large[MIB] == 2;
+    small[0] = 10;
+    large[MIB] = 20;
+    fine &= !arena_find(small, 1, &place) && arena_extent().blocks == 0;
+    fine &= arena_free(small) == TUTTI_OK && arena_free(large) == TUTTI_OK && large[MIB] == 20;
+    unsigned char *own = NULL;
+    fine &= arena_allocate(MIB, (void **)&own) == TUTTI_OK && arena_find(own, MIB, &place);
+    fine &= arena_free(own) == TUTTI_OK && arena_free(own) == TUTTI_INVALID_ARGUMENT;
+    pid_t grandchild = fork();
+    if (grandchild == 0) _exit(arena_free(small) == TUTTI_OK && small[0] == 10 ? 0 : 1);
+    int status = 1;
+    fine &= waitpid(grandchild, &status, 0) == grandchild && status == 0;
+    _exit(fine ? 0 : 1);
+}
+static void test_a_child_has_a_private_view(void **state)
+{
+    unsigned char *small = allocate(100), *large = allocate(20 * MIB);
+    int status = 1;
+    (void)state;
+    small[0] = 1;
+    large[MIB] = 2;
+    pid_t pid = fork();
+    if (pid == 0) child(small, large);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(small[0], 1);
+    assert_int_equal(large[MIB], 2);
+    assert_int_equal(arena_free(small), TUTTI_OK);
+    assert_int_equal(arena_free(large), TUTTI_OK);
+}
+
+/* ---- threads ---- */
+static _Atomic bool stop;
+static void *churn(void *seed_at)
+{
+    unsigned seed = *(unsigned *)seed_at;
+    for (int i = 0; i < 300; i++) {
+        size_t bytes = (size_t)rand_r(&seed) % ((size_t)1 << (rand_r(&seed) % 25)) + 1;
+        unsigned char *at = NULL;
+        if (arena_allocate(bytes, (void **)&at) != TUTTI_OK) return (void *)1;
+        at[0] = at[bytes - 1] = (unsigned char)seed;
+        if (at[0] != (unsigned char)seed || arena_free(at) != TUTTI_OK) return (void *)1;
+    }
+    return NULL;
+}
+static void *look_up(void *always)
+{
+    struct place place;
+    for (int i = 0; !atomic_load(&stop) || i < 1000; i++)
+        if (!arena_find(always, 5000, &place) || arena_at(place, 5000) != always) return (void *)1;
+    return NULL;
+}
+static void test_threads_find_what_does_not_change(void **state)
+{
+    unsigned seeds[2] = { 3, 4 };
+    pthread_t churning[2], looking;
+    void *always = allocate(5000), *result;
+    (void)state;
+    assert_int_equal(pthread_create(&looking, NULL, look_up, always), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&churning[i], NULL, churn, &seeds[i]), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_join(churning[i], &result), 0);
+        assert_null(result);
+    }
+    atomic_store(&stop, true);
+    assert_int_equal(pthread_join(looking, &result), 0);
+    assert_null(result);
+    arena_free(always);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places_are_found_again),
+        cmocka_unit_test(test_nothing_and_null),
+        cmocka_unit_test(test_a_stranger_is_not_freed),
+        cmocka_unit_test(test_a_hundred_thousand_cycles_do_not_grow),
+        cmocka_unit_test(test_free_blocks_are_given_back),
+        cmocka_unit_test(test_what_is_kept_is_bounded),
+        cmocka_unit_test(test_a_small_tensor_costs_no_block_each_time),
+        cmocka_unit_test(test_memory_returns_although_it_is_mapped),
+        cmocka_unit_test(test_no_memory_names_the_bytes),
+        cmocka_unit_test(test_refusals_are_errors),
+        cmocka_unit_test(test_what_is_kept_is_given_up_before_memory_is_refused),
+        cmocka_unit_test(test_what_is_kept_is_given_up_before_a_peers_block_is_refused),
+        cmocka_unit_test(test_signals_do_not_keep_a_block_from_being_made),
+        cmocka_unit_test(test_what_is_no_block_is_not_mapped),
+        cmocka_unit_test(test_a_child_has_a_private_view),
+        cmocka_unit_test(test_threads_find_what_does_not_change),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,116 @@
+/* What the kernel tells about memory, in folders made up for the purpose: the least of all counts. */
+#include "backend/memory/available.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char root[] = "available-XXXXXX";
+static void put(const char *folder, const char *file, const char *text)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", root, folder);
+    for (char *slash = strchr(path + strlen(root) + 1, '/');; slash = strchr(slash + 1, '/')) {
+        if (slash) *slash = 0;
+        mkdir(path, 0700);
+        if (!slash) break;
+        *slash = '/';
+    }
+    snprintf(path + strlen(path), sizeof path - strlen(path), "/%s", file);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    fputs(text, out);
+    fclose(out);
+}
+static uint64_t available(void)
+{
+    char proc[64], cgroups[64];
+    snprintf(proc, sizeof proc, "%s/proc", root);
+    snprintf(cgroups, sizeof cgroups, "%s/groups", root);
+    return memory_available(proc, cgroups);
+}
+static int setup(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+static int empty(void **state)
+{
+    char command[64];
+    (void)state;
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    return system(command);
+}
+static int empty_again(void **state) { return empty(state) || mkdir(root, 0700); }
+
+static void test_nobody_says(void **state)
+{
+    (void)state;
+    assert_true(available() == UINT64_MAX);
+    put("proc", "meminfo", "MemTotal: 100 kB\n");
+    assert_true(available() == UINT64_MAX);
+}
+static void test_the_machine(void **state)
+{
+    (void)state;
+    put("proc", "meminfo", "MemTotal:       24683920 kB\nMemFree:  17 kB\nMemAvailable:   5000 kB\nBuffers: 1 kB\n");
+    assert_int_equal(available(), 5000 * 1024);
+    put("proc/self", "cgroup", "0::/\n");
+    assert_int_equal(available(), 5000 * 1024);
+}
+static void test_groups_of_version_two(void **state)
+{
+    (void)state;
+    put("proc", "meminfo", "MemAvailable: 5000 kB\n");
+    put("proc/self", "cgroup", "1:name=systemd:/x\n0::/above/mine\n");
+    put("groups/above/mine", "memory.max", "max\n");
+    put("groups/above/mine", "memory.current", "7000\n");
+    assert_int_equal(available(), 5000 * 1024);
+    put("groups/above", "memory.max", "10000\n");
+    put("groups/above", "memory.current", "9000\n");
+    assert_int_equal(available(), 1000);
+    put("groups/above", "memory.stat", "anon 1\ninactive_file 300\nfile 77\nactive_file 200\n");
+    assert_int_equal(available(), 1500);
+    put("groups/above/mine", "memory.max", "7100\n");
+    assert_int_equal(available(), 100);
+    put("groups/above/mine", "memory.max", "10\n");
+    assert_int_equal(available(), 0);
+}
+static void test_groups_of_version_one(void **state)
+{
+    (void)state;
+    put("proc", "meminfo", "MemAvailable: 5000 kB\n");
+    put("proc/self", "cgroup", "8:pids:/\n4:memory:/mine\n3:cpuset:/\n");
+    put("groups/memory/mine", "memory.limit_in_bytes", "9000\n");
+    put("groups/memory/mine", "memory.usage_in_bytes", "8000\n");
+    put("groups/memory/mine", "memory.stat", "inactive_file 5\ntotal_inactive_file 50\n");
+    assert_int_equal(available(), 1050);
+    put("groups/memory", "memory.limit_in_bytes", "9223372036854771712\n");    /* none, in its words */
+    put("groups/memory", "memory.usage_in_bytes", "8000\n");
+    assert_int_equal(available(), 1050);
+}
+static void test_the_real_one(void **state)
+{
+    (void)state;
+    if (access("/proc/meminfo", R_OK) != 0) skip();
+    uint64_t bytes = memory_available("/proc", "/sys/fs/cgroup");
+    assert_true(bytes > 0 && bytes < (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_nobody_says, empty_again),
+        cmocka_unit_test_teardown(test_the_machine, empty_again),
+        cmocka_unit_test_teardown(test_groups_of_version_two, empty_again),
+        cmocka_unit_test_teardown(test_groups_of_version_one, empty_again),
+        cmocka_unit_test_teardown(test_the_real_one, empty_again),
+    };
+    return cmocka_run_group_tests(tests, setup, empty);
+}

@@ -1,0 +1,121 @@
+/* Nothing here waits for ever: barriers end after JOIN_MS, and a process is ended by SIGALRM after a minute. */
+#include "tests/unit/processes/peers_world.h"
+#include "backend/base/clock.h"
+#include "backend/base/status.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+struct world *world;
+int size, rank;
+static int next_barrier;
+
+void world_require(bool condition, const char *text, const char *file, int line)
+{
+    if (condition) return;
+    fprintf(stderr, "process %d of %d, %s:%d: %s\nlast error: %s\n", rank, size, file, line, text, status_detail());
+    _exit(1);
+}
+void nap(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
+void world_barrier(int count)
+{
+    int mine = next_barrier++;
+    atomic_fetch_add(&world->arrived[mine], 1);
+    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&world->arrived[mine]) < count; nap(1))
+        REQUIRE(clock_ms() < until);
+}
+static int count_entries(const char *path)
+{
+    int count = -2;                                                    /* . and .. */
+    DIR *folder = opendir(path);
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+int count_descriptors(void) { return count_entries("/proc/self/fd") - 1; }
+int count_threads(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    return 1;                                                          /* the sanitizer starts one when it likes */
+#endif
+    return count_entries("/proc/self/task");
+}
+bool descriptors_settle_at(int expected)
+{
+    for (int64_t until = clock_ms() + GENEROUS_MS; count_descriptors() != expected && clock_ms() < until;) nap(1);
+    return count_descriptors() == expected;
+}
+bool threads_settle_at(int expected)
+{
+    for (int64_t until = clock_ms() + GENEROUS_MS; count_threads() != expected && clock_ms() < until;) nap(1);
+    return count_threads() == expected;
+}
+/* Runs `body` in so many processes. True: all have exited with 0 but those killed on purpose (`victims` bits). */
+void world_run(int count, void (*body)(void), unsigned victims)
+{
+    pid_t children[MOST];
+    world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(world != MAP_FAILED);
+    size = count;
+    next_barrier = 0;
+    fflush(NULL);
+    for (rank = 0; rank < count; rank++)
+        if ((children[rank] = fork()) == 0) {
+            alarm(60);
+            body();
+            _exit(0);
+        }
+    bool skipped = false;
+    for (int i = 0; i < count; i++) {
+        int status = 0;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED) skipped = true;
+        else if (victims >> i & 1) assert_int_equal(status, SIGKILL);
+        else assert_int_equal(status, 0);
+    }
+    munmap(world, sizeof *world);
+    if (skipped) skip();
+}
+void world_join(void)                                 /* everybody knows everybody, nobody is connected */
+{
+    REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    world_barrier(size);
+}
+tutti_status world_call(int peer, struct peer **out)
+{
+    return peer_connect(&world->identity[peer], clock_ms() + JOIN_MS, out);
+}
+void world_connect_all(struct peer *peers[])
+{
+    for (int hop = 1; hop < size; hop++) {
+        int peer = (rank + hop) % size;
+        REQUIRE(world_call(peer, &peers[peer]) == TUTTI_OK);
+    }
+}
+void world_release_all(struct peer *peers[])
+{
+    for (int peer = 0; peer < size; peer++)
+        if (peer != rank) peer_release(peers[peer]);
+}
+
+void loss_note(void *context)
+{
+    struct loss *loss = context;
+    loss->thread = pthread_self();
+    atomic_fetch_add(&loss->count, 1);
+}
+void loss_await(struct loss *loss)
+{
+    for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&loss->count); nap(1)) REQUIRE(clock_ms() < until);
+    REQUIRE(!pthread_equal(loss->thread, pthread_self()));
+}

@@ -1,0 +1,39 @@
+/* Processes that are peers of each other, for tests: each is forked from a parent that has no peers of its own, knows
+   all others by what they wrote into shared memory, and reports by its exit code. */
+#pragma once
+#include "backend/processes/peers.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+enum { MOST = 8, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
+struct world {                                          /* shared by the processes of a test */
+    struct identity identity[MOST];
+    _Atomic int arrived[256], skip;
+    pid_t orphans[2];
+};
+extern struct world *world;
+extern int size, rank;                                  /* of this process */
+
+/* Runs `body` in so many processes, which all have to end with 0 but those killed on purpose (bits of `victims`). One
+   that ends with SKIPPED skips the test. */
+void world_run(int count, void (*body)(void), unsigned victims);
+#define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
+void world_require(bool condition, const char *text, const char *file, int line);      /* else ends this process */
+void world_barrier(int count);
+void world_join(void);                                  /* everybody knows everybody, nobody is connected */
+tutti_status world_call(int peer, struct peer **out);
+void world_connect_all(struct peer *peers[]);
+void world_release_all(struct peer *peers[]);
+
+void nap(int ms);
+int count_descriptors(void);
+int count_threads(void);
+/* What another thread or process is about to close is given time. */
+bool descriptors_settle_at(int expected);
+bool threads_settle_at(int expected);
+
+struct loss { _Atomic int count; pthread_t thread; };   /* what a peer_watch saw */
+void loss_note(void *context);
+void loss_await(struct loss *loss);

@@ -1,0 +1,197 @@
+/* Who connects and is no rank of this user gets nothing, and disturbs nobody. */
+#include "tests/unit/processes/peers_world.h"
+#include "backend/base/clock.h"
+#include "backend/base/status.h"
+#include "backend/host/socket.h"
+#include "backend/processes/registry.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- strangers ---- */
+static void say_nonsense(void)                                         /* the last process is no rank */
+{
+    struct peer *peers[MOST];
+    char nonsense[300];
+    int kept[100];
+    bool stranger = rank == size - 1;
+    if (!stranger) REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    world_barrier(size);
+    memset(nonsense, 'x', sizeof nonsense);
+    for (int i = 0; i < 100 && stranger; i++) {
+        kept[i] = socket_connect("peer", world->identity[i % 2].nonce);
+        if (kept[i] < 0) continue;
+        if (i % 4 == 0) socket_send(kept[i], "GET /metrics HTTP/1.1\r\n\r\n", 25, STDIN_FILENO);
+        if (i % 4 == 1) socket_send(kept[i], nonsense, sizeof nonsense, -1);
+        if (i % 4 == 2) socket_send(kept[i], nonsense, 112, STDIN_FILENO);     /* of the right length */
+    }
+    if (stranger) { world_barrier(size); world_barrier(size); return; }
+    size--;
+    world_connect_all(peers);
+    world_barrier(size + 1);
+    for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
+    REQUIRE(count_descriptors() < 3 + 3 + size + 32 + 8);              /* not the hundred that came */
+    world_barrier(size + 1);
+    world_release_all(peers);
+    peers_release();
+}
+static void test_strangers_disturb_nobody(void **state)
+{
+    (void)state;
+    world_run(3, say_nonsense, 0);
+}
+static void wait_to_be_dismissed(void)
+{
+    struct identity mine;
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    int silent = socket_connect("peer", mine.nonce);
+    struct pollfd end = { .fd = silent, .events = POLLIN };
+    REQUIRE(silent >= 0 && poll(&end, 1, 2 * GENEROUS_MS) == 1);
+    close(silent);
+    peers_release();
+}
+static void test_silent_stranger_is_dismissed(void **state)
+{
+    (void)state;
+    world_run(1, wait_to_be_dismissed, 0);
+}
+static void call_as_another_user(void)
+{
+    struct peer *peer;
+    if (geteuid() != 0) _exit(SKIPPED);
+    if (rank == 1) REQUIRE(setresuid(65534, 65534, 65534) == 0);
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_SYSTEM);
+    REQUIRE(strstr(status_detail(), "another user"));
+    world_barrier(2);
+    peers_release();
+}
+static void test_another_user_is_refused(void **state)
+{
+    (void)state;
+    world_run(2, call_as_another_user, 0);
+}
+static void connect_as_another_user(void)                              /* with a client that does not look */
+{
+    struct identity mine;
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    if (geteuid() != 0) _exit(SKIPPED);
+    pid_t child = fork();
+    if (child == 0) {
+        struct { sa_family_t family; char path[108]; } name = { .family = AF_UNIX };
+        size_t used = (size_t)snprintf(name.path + 1, 100, "tutti-peer-");
+        for (int i = 0; i < 16; i++) used += (size_t)snprintf(name.path + 1 + used, 100 - used, "%02x", mine.nonce[i]);
+        if (setresuid(65534, 65534, 65534) != 0) _exit(2);
+        int out = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+        if (connect(out, (struct sockaddr *)&name, (socklen_t)(sizeof(sa_family_t) + 1 + used)) != 0) _exit(3);
+        char byte;
+        _exit(recv(out, &byte, 1, 0) == 0 ? 0 : 4);                    /* it is hung up at once */
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+    peers_release();
+}
+static void test_another_user_is_turned_away(void **state)
+{
+    (void)state;
+    world_run(1, connect_as_another_user, 0);
+}
+
+/* ---- this process is stopped ---- */
+/* The watch thread stands at the registry's lock, and has asked already which sockets are ready. */
+static _Atomic int asked;
+int epoll_wait(int poller, struct epoll_event *events, int most, int timeout_ms)
+{
+    int ready = (int)syscall(SYS_epoll_pwait, poller, events, most, timeout_ms, NULL, 0);
+    atomic_fetch_add(&asked, 1);
+    return ready;
+}
+static void stop_watching(void)
+{
+    pthread_mutex_lock(&registry.lock);
+    int before = atomic_load(&asked);
+    registry_wake();
+    for (int64_t until = clock_ms() + GENEROUS_MS; atomic_load(&asked) == before; nap(1)) REQUIRE(clock_ms() < until);
+}
+static void await_strangers(int count)
+{
+    int64_t until = clock_ms() + GENEROUS_MS;
+    for (int have = -1; have != count; nap(1)) {
+        pthread_mutex_lock(&registry.lock);
+        for (int i = 0; i < registry.stranger_count; i++) registry.strangers[i].until_ms = INT64_MAX / 2;
+        have = registry.stranger_count;
+        pthread_mutex_unlock(&registry.lock);
+        REQUIRE(clock_ms() < until);
+    }
+}
+static void say_hello(int socket, const struct identity *to)
+{
+    struct packet hello = { "tutti-p", PROTOCOL, HELLO, { 0 }, { 0 }, { { 1 }, 1, "elsewhere" } };
+    memcpy(hello.to, to->nonce, sizeof hello.to);
+    REQUIRE(socket_send(socket, &hello, sizeof hello, -1) == 0);
+}
+static void expect_welcome(int socket)
+{
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    struct packet packet;
+    REQUIRE(poll(&one, 1, JOIN_MS) == 1);
+    REQUIRE(socket_receive(socket, &packet, sizeof packet, NULL) == (int)sizeof packet && packet.kind == WELCOME);
+    close(socket);
+}
+static void speak_when_time_is_over(void)
+{
+    struct identity mine;
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    int socket = socket_connect("peer", mine.nonce);
+    await_strangers(1);
+    stop_watching();
+    say_hello(socket, &mine);
+    registry.strangers[0].until_ms = 0;
+    pthread_mutex_unlock(&registry.lock);
+    expect_welcome(socket);
+    peers_release();
+}
+static void speak_when_one_too_many_has_come(void)
+{
+    struct identity mine;
+    int sockets[STRANGERS + 1];
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    for (int i = 0; i < STRANGERS; i++) {
+        sockets[i] = socket_connect("peer", mine.nonce);
+        await_strangers(i + 1);
+    }
+    stop_watching();
+    sockets[STRANGERS] = socket_connect("peer", mine.nonce);           /* is ready first */
+    say_hello(sockets[0], &mine);
+    pthread_mutex_unlock(&registry.lock);
+    expect_welcome(sockets[0]);
+    for (int i = 1; i <= STRANGERS; i++) close(sockets[i]);
+    peers_release();
+}
+static void test_who_spoke_while_we_were_stopped_is_heard(void **state)
+{
+    (void)state;
+    world_run(1, speak_when_time_is_over, 0);
+    world_run(1, speak_when_one_too_many_has_come, 0);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_strangers_disturb_nobody),
+        cmocka_unit_test(test_silent_stranger_is_dismissed),
+        cmocka_unit_test(test_another_user_is_refused),
+        cmocka_unit_test(test_another_user_is_turned_away),
+        cmocka_unit_test(test_who_spoke_while_we_were_stopped_is_heard),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

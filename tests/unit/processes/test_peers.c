@@ -1,0 +1,330 @@
+/* Processes of one host find each other, one connection per pair whoever calls first; who is not there is an error that
+   says why; they hand over descriptors; nothing is left open. */
+#include "tests/unit/processes/peers_world.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/host/socket.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* ---- finding each other ---- */
+static void meet_at_once(void)
+{
+    struct peer *peers[MOST], *again;
+    int before = count_descriptors();
+    for (int round = 0; round < 20; round++) {
+        world_join();
+        world_connect_all(peers);
+        world_barrier(size);
+        REQUIRE(descriptors_settle_at(before + 3 + size - 1));         /* one connection each, whoever called */
+        world_barrier(size);
+        for (int peer = 0; peer < size; peer++) {
+            if (peer == rank) continue;
+            REQUIRE(world_call(peer, &again) == TUTTI_OK && again == peers[peer]);
+            REQUIRE(!peer_is_gone(again));
+            peer_release(again);
+        }
+        world_release_all(peers);
+        world_barrier(size);
+        peers_release();
+        REQUIRE(count_descriptors() == before);
+        REQUIRE(threads_settle_at(1));
+        world_barrier(size);
+    }
+}
+static void test_two_meet_at_once(void **state)
+{
+    (void)state;
+    world_run(2, meet_at_once, 0);
+}
+static void test_four_meet_at_once(void **state)
+{
+    (void)state;
+    world_run(4, meet_at_once, 0);
+}
+static void call_alone(void)                                           /* the other side never calls */
+{
+    struct peer *peer;
+    world_join();
+    if (rank == 0) {
+        REQUIRE(world_call(1, &peer) == TUTTI_OK);
+        peer_release(peer);
+    }
+    world_barrier(2);
+    peers_release();
+}
+static void test_one_side_calls(void **state)
+{
+    (void)state;
+    world_run(2, call_alone, 0);
+}
+static void *call_from_thread(void *context)
+{
+    REQUIRE(world_call(1 - rank, context) == TUTTI_OK);
+    return NULL;
+}
+static void call_from_threads(void)                                    /* as for several groups at a time */
+{
+    struct peer *found[4];
+    pthread_t threads[4];
+    int before = count_descriptors();
+    for (int round = 0; round < 10; round++) {
+        world_join();
+        for (int i = 0; i < 4; i++) REQUIRE(pthread_create(&threads[i], NULL, call_from_thread, &found[i]) == 0);
+        for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+        REQUIRE(found[0] == found[1] && found[1] == found[2] && found[2] == found[3]);
+        world_barrier(size);
+        REQUIRE(descriptors_settle_at(before + 4));
+        world_barrier(size);
+        for (int i = 0; i < 4; i++) peer_release(found[i]);
+        world_barrier(size);
+        peers_release();
+        world_barrier(size);
+    }
+}
+static void test_threads_share_a_connection(void **state)
+{
+    (void)state;
+    world_run(2, call_from_threads, 0);
+}
+
+/* ---- who is not there ---- */
+static void call_wrong(void)
+{
+    struct identity mine, other = { .pid = 4711, .host = "elsewhere" };
+    struct peer *peer = NULL;
+    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(random_fill(other.nonce, sizeof other.nonce) == TUTTI_OK);
+    REQUIRE(peer_connect(&other, clock_ms() + JOIN_MS, &peer) == TUTTI_SYSTEM && !peer);
+    REQUIRE(strstr(status_detail(), "process 4711 on elsewhere") && strstr(status_detail(), "another host"));
+    REQUIRE(peer_connect(&mine, clock_ms() + JOIN_MS, &peer) == TUTTI_INTERNAL && !peer);
+    memory_fail_after(1);
+    REQUIRE(peer_connect(&other, clock_ms() + JOIN_MS, &peer) == TUTTI_NO_MEMORY && !peer);
+    peers_release();
+}
+static void test_nobody_there_and_oneself_are_errors(void **state)
+{
+    (void)state;
+    world_run(1, call_wrong, 0);
+}
+static bool is_stopped(uint64_t pid)                   /* with all its threads */
+{
+    char path[64], line[64];
+    int running = 0;
+    snprintf(path, sizeof path, "/proc/%llu/task", (unsigned long long)pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *task; tasks && (task = readdir(tasks)) != NULL;) {
+        char file[400];
+        snprintf(file, sizeof file, "%s/%s/status", path, task->d_name);
+        FILE *status = task->d_name[0] == '.' ? NULL : fopen(file, "r");
+        while (status && fgets(line, sizeof line, status))
+            running += strncmp(line, "State:", 6) == 0 && !strchr(line, 'T');
+        if (status) fclose(status);
+    }
+    if (tasks) closedir(tasks);
+    return tasks && !running;
+}
+static void call_stopped(void)
+{
+    struct peer *peer;
+    world_join();
+    if (rank == 0) {
+        kill((pid_t)world->identity[1].pid, SIGSTOP);
+        for (int64_t until = clock_ms() + JOIN_MS; !is_stopped(world->identity[1].pid); nap(1))
+            REQUIRE(clock_ms() < until);
+        REQUIRE(peer_connect(&world->identity[1], clock_ms() + 200, &peer) == TUTTI_TIMEOUT);
+        REQUIRE(strstr(status_detail(), "stopped or too busy"));
+        kill((pid_t)world->identity[1].pid, SIGCONT);
+        REQUIRE(world_call(1, &peer) == TUTTI_OK);   /* it is alive after all */
+        peer_release(peer);
+    }
+    world_barrier(2);
+    peers_release();
+}
+static void test_stopped_process_is_not_taken_for_dead(void **state)
+{
+    (void)state;
+    world_run(2, call_stopped, 0);
+}
+static void call_other_network(void)
+{
+    struct peer *peer;
+    if (rank == 1 && unshare(CLONE_NEWNET) != 0) {
+        peers_acquire(&world->identity[1]);
+        atomic_store(&world->skip, 1);
+    }
+    world_join();
+    if (atomic_load(&world->skip)) _exit(SKIPPED);
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_SYSTEM);
+    REQUIRE(strstr(status_detail(), "network namespace"));
+    peers_release();
+}
+static void test_other_network_namespace_is_another_host(void **state)
+{
+    (void)state;
+    world_run(2, call_other_network, 0);
+}
+
+/* ---- descriptors ---- */
+static void make_token(unsigned char out[16], int from, int to, int number)
+{
+    memset(out, 0, 16);
+    out[0] = (unsigned char)from;
+    out[1] = (unsigned char)to;
+    out[2] = (unsigned char)number;
+}
+static void exchange(void)
+{
+    struct peer *peers[MOST];
+    unsigned char token[16], found[16];
+    int before = count_descriptors();
+    world_join();
+    world_connect_all(peers);
+    for (int number = 0; number < 5; number++)
+        for (int peer = 0; peer < size; peer++) {
+            if (peer == rank) continue;
+            int memory = memfd_create("test", MFD_CLOEXEC);
+            make_token(token, rank, peer, number);
+            REQUIRE(write(memory, token, sizeof token) == sizeof token);
+            REQUIRE(peer_send_descriptor(peers[peer], token, memory) == TUTTI_OK);
+            close(memory);
+        }
+    for (int number = 4; number >= 0; number--)                        /* not in the order in which they came */
+        for (int peer = 0; peer < size; peer++) {
+            int memory = -1;
+            if (peer == rank) continue;
+            make_token(token, peer, rank, number);
+            REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_OK);
+            REQUIRE(pread(memory, found, sizeof found, 0) == sizeof found && memcmp(found, token, sizeof found) == 0);
+            close(memory);
+        }
+    int none = -5;
+    make_token(token, 9, 9, 9);
+    REQUIRE(peers_await_descriptor(token, clock_ms() + 20, &none) == TUTTI_TIMEOUT && none == -5);
+    world_release_all(peers);
+    world_barrier(size);
+    peers_release();
+    REQUIRE(count_descriptors() == before);
+}
+static void test_four_exchange_descriptors(void **state)
+{
+    (void)state;
+    world_run(4, exchange, 0);
+}
+static void send_too_many(void)                                        /* that nobody asks for */
+{
+    struct peer *peer;
+    unsigned char token[16];
+    int before = count_descriptors();
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    for (int number = 0; number < 200 && rank == 0; number++) {
+        make_token(token, 0, 1, number);
+        REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
+    }
+    make_token(token, 0, 1, 199);
+    int last;
+    REQUIRE(rank == 0 || peers_await_descriptor(token, clock_ms() + JOIN_MS, &last) == TUTTI_OK);
+    if (rank == 1) close(last);
+    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? 64 - 1 : 0)));    /* one was taken */
+    peer_release(peer);
+    world_barrier(2);
+    peers_release();
+    REQUIRE(count_descriptors() == before);
+}
+static void test_unwanted_descriptors_are_bounded(void **state)
+{
+    (void)state;
+    world_run(2, send_too_many, 0);
+}
+/* A shortage here is no death of the peer: it is told to whoever waits for the descriptor, and all else goes on. */
+static void receive_without_room(void)
+{
+    struct peer *peer;
+    struct rlimit before, none;
+    unsigned char token[16];
+    int memory = -1;
+    world_join();
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = (struct rlimit){ 3, before.rlim_max };
+    if (rank == 1) REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    world_barrier(2);
+    for (int number = 0; number < 2; number++) {
+        make_token(token, 0, 1, number);
+        if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
+        if (rank == 0) continue;
+        REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_SYSTEM && memory == -1);
+        REQUIRE(strstr(status_detail(), "without its file descriptor: too many open files? see ulimit -n"));
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    world_barrier(2);
+    make_token(token, 0, 1, 2);
+    if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
+    if (rank == 1) REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_OK);
+    if (rank == 1) close(memory);
+    REQUIRE(!peer_is_gone(peer));
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void test_a_descriptor_that_finds_no_room_is_no_death(void **state)
+{
+    (void)state;
+    world_run(2, receive_without_room, 0);
+}
+/* Rank 0 had given a group up, and rank 1 another, before they knew each other: no hindrance, and both learn of it. */
+static void give_up_and_meet(void)
+{
+    struct peer *peer;
+    struct identity by;
+    unsigned char mine[16], theirs[16];
+    make_token(mine, rank, rank, 7);
+    make_token(theirs, 1 - rank, 1 - rank, 7);
+    world_join();
+    peers_give_up(mine);
+    world_barrier(2);
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    for (int64_t until = clock_ms() + JOIN_MS; !peers_have_given_up(theirs, &by); usleep(1000))
+        REQUIRE(clock_ms() < until);
+    REQUIRE(by.pid != (uint64_t)getpid());
+    REQUIRE(peers_have_given_up(mine, &by) && by.pid == (uint64_t)getpid());
+    REQUIRE(!peer_is_gone(peer));
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void test_groups_given_up_before_are_told_of(void **state)
+{
+    (void)state;
+    for (int times = 0; times < 8; times++) world_run(2, give_up_and_meet, 0);     /* nonces fall this way and that */
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_descriptor_that_finds_no_room_is_no_death),
+        cmocka_unit_test(test_groups_given_up_before_are_told_of),
+        cmocka_unit_test(test_two_meet_at_once),
+        cmocka_unit_test(test_four_meet_at_once),
+        cmocka_unit_test(test_one_side_calls),
+        cmocka_unit_test(test_threads_share_a_connection),
+        cmocka_unit_test(test_nobody_there_and_oneself_are_errors),
+        cmocka_unit_test(test_stopped_process_is_not_taken_for_dead),
+        cmocka_unit_test(test_other_network_namespace_is_another_host),
+        cmocka_unit_test(test_four_exchange_descriptors),
+        cmocka_unit_test(test_unwanted_descriptors_are_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
