@@ -1,6 +1,8 @@
 /* The public functions: check arguments, fill an operation, hand it to the backend. No logic. */
 #include "backend/comm/comm.h"
+#include "backend/base/dtype.h"
 #include "backend/base/memory.h"
+#include "backend/base/random.h"
 #include "backend/memory/arena.h"
 #include "backend/info/info.h"
 #include <assert.h>
@@ -14,45 +16,18 @@ const char *tutti_get_version(void) { return TUTTI_VERSION; }
 const char *tutti_get_error_string(tutti_status status) { return status_message(status); }
 const char *tutti_get_error_class(tutti_status status) { return status_exception(status); }
 const char *tutti_get_last_error(void) { return status_detail(); }
-size_t tutti_dtype_bytes(tutti_dtype dtype)
-{
-    switch (dtype) {
-#define X(name, bytes, printed) case TUTTI_##name: return bytes;
-        TUTTI_DTYPE_MAP(X)
-#undef X
-        case TUTTI_DTYPE_COUNT: break;
-    }
-    return 0;
-}
-const char *tutti_dtype_name(tutti_dtype dtype)
-{
-    switch (dtype) {
-#define X(name, bytes, printed) case TUTTI_##name: return printed;
-        TUTTI_DTYPE_MAP(X)
-#undef X
-        case TUTTI_DTYPE_COUNT: break;
-    }
-    return "unknown type";
-}
-const char *tutti_op_name(tutti_op op)
-{
-    switch (op) {
-#define X(name, printed) case TUTTI_##name: return printed;
-        TUTTI_OP_MAP(X)
-#undef X
-        case TUTTI_OP_COUNT: break;
-    }
-    return "unknown operation";
-}
+size_t tutti_dtype_bytes(tutti_dtype dtype) { return dtype_bytes(dtype); }
+const char *tutti_dtype_name(tutti_dtype dtype) { return dtype_name(dtype); }
+const char *tutti_op_name(tutti_op op) { return op_name(op); }
 
 /* ---- checks ---- */
 static tutti_status check_comm(tutti_comm *comm)
 {
     if (!comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
-    if (comm->generation != process_generation())
+    if (comm->group.generation != process_generation())
         return status_fail(TUTTI_FORKED,
-            "this communicator (%s, rank %d) was made before a fork; a child process must make its own", comm->name,
-            comm->rank);
+            "this communicator (%s, rank %d) was made before a fork; a child process must make its own",
+            comm->group.name, comm->group.rank);
     return comm_failure(comm);
 }
 static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
@@ -79,9 +54,9 @@ static tutti_status check_op(tutti_dtype dtype, tutti_op op, struct operation *o
 }
 static tutti_status check_rank(const tutti_comm *comm, int rank, const char *what)
 {
-    if (rank >= 0 && rank < comm->size) return TUTTI_OK;
+    if (rank >= 0 && rank < comm->group.size) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s %d is not a rank of %s, which has ranks 0 to %d", what, rank,
-        comm->name, comm->size - 1);
+        comm->group.name, comm->group.size - 1);
 }
 static tutti_status check_buffer(const void *buffer, size_t bytes, const char *what)
 {
@@ -132,9 +107,9 @@ tutti_status tutti_group_end(void)
 static struct operation *operation_of(tutti_request *request) { return (struct operation *)(void *)request->reserved; }
 static tutti_status apply_options(struct operation *op, tutti_request *request)
 {
-    atomic_init(&op->timeout_ms, op->comm->timeout_ms);
+    atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
     if (!request) return TUTTI_OK;
-    if (request->timeout_ms > 0) op->timeout_ms = request->timeout_ms;
+    if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
     op->factor = request->factor;
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)
@@ -155,7 +130,7 @@ static tutti_status run(struct operation *prepared, tutti_request *request)
     if (request) {
         op = operation_of(request);
         memcpy(op, prepared, prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
-            : offsetof(struct operation, piece));
+            : offsetof(struct operation, message.piece));
         op->request = request;
         request->refused = false;
     }
@@ -187,7 +162,7 @@ tutti_status tutti_hasten(tutti_request *request)
 }
 
 /* ---- communicators ---- */
-tutti_status tutti_get_unique_id(tutti_unique_id *out) { return bootstrap_random(out->bytes, sizeof out->bytes); }
+tutti_status tutti_get_unique_id(tutti_unique_id *out) { return random_fill(out->bytes, sizeof out->bytes); }
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
@@ -216,7 +191,7 @@ tutti_status tutti_comm_destroy(tutti_comm *comm)
 }
 tutti_status tutti_comm_abort(tutti_comm *comm)
 {
-    if (!comm || comm->generation != process_generation()) return check_comm(comm);
+    if (!comm || comm->group.generation != process_generation()) return check_comm(comm);
     comm_abort(comm);
     return TUTTI_OK;
 }
@@ -225,8 +200,8 @@ tutti_status tutti_comm_get_async_error(tutti_comm *comm)
     TRY(check_comm(comm));
     return comm_poll_failure(comm);
 }
-int tutti_comm_count(const tutti_comm *comm) { return comm ? comm->size : 0; }
-int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->rank : -1; }
+int tutti_comm_count(const tutti_comm *comm) { return comm ? comm->group.size : 0; }
+int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->group.rank : -1; }
 tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
 {
     TRY(check_comm(comm));
@@ -266,10 +241,10 @@ static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t p
     out->op = TUTTI_SUM;
     out->factor = 0;
     out->sequence = 0;
-    out->tag = 0;
-    atomic_init(&out->deadline_ms, 0);
-    out->looked_ms = 0;
-    out->forgiven = false;
+    out->message.tag = 0;
+    atomic_init(&out->limit.deadline_ms, 0);
+    out->limit.looked_ms = 0;
+    out->limit.forgiven = false;
     atomic_init(&out->hastened, false);
     TRY(check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
@@ -282,14 +257,14 @@ static bool overlap(const void *one, size_t one_bytes, const void *other, size_t
 static tutti_status refuse_overlap(const struct operation *op, const char *unless)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
-        "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->rank,
-        op->comm->name, unless);
+        "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->group.rank,
+        op->comm->group.name, unless);
 }
 /* Overlapping buffers must be in place, or ranks would read what is partly overwritten. all_to_all is never. */
 static tutti_status check_in_place(const struct operation *op, const void *send, size_t sent, const void *recv,
     size_t received)
 {
-    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, mine = (uintptr_t)op->comm->rank * op->part_bytes;
+    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, mine = (uintptr_t)op->comm->group.rank * op->part_bytes;
     if (op->family == ALL_TO_ALL) return refuse_overlap(op, ", and it cannot work in place");
     if (sent == received)
         return from == to ? TUTTI_OK : refuse_overlap(op, ", but not in place, which is send == recv");
@@ -324,43 +299,43 @@ tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtyp
     struct operation o;
     TRY(prepare(comm, REDUCE, count, 1, dtype, root, request, &o));
     TRY(check_op(dtype, op, &o));
-    return with_buffers(&o, send, 1, recv, comm->rank == root, request);
+    return with_buffers(&o, send, 1, recv, comm->group.rank == root, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
     struct operation o;
     TRY(prepare(comm, BROADCAST, count, 1, dtype, root, request, &o));
-    return with_buffers(&o, send, comm->rank == root, recv, 1, request);
+    return with_buffers(&o, send, comm->group.rank == root, recv, 1, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
-    return with_buffers(&o, send, 1, recv, (size_t)comm->size, request);
+    TRY(prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
+    return with_buffers(&o, send, 1, recv, (size_t)comm->group.size, request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
+    TRY(prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
     TRY(check_op(dtype, op, &o));
-    return with_buffers(&o, send, (size_t)comm->size, recv, 1, request);
+    return with_buffers(&o, send, (size_t)comm->group.size, recv, 1, request);
 }
 tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, GATHER, send_count, comm ? (size_t)comm->size : 1, dtype, root, request, &o));
-    return with_buffers(&o, send, 1, recv, comm->rank == root ? (size_t)comm->size : 0, request);
+    TRY(prepare(comm, GATHER, send_count, comm ? (size_t)comm->group.size : 1, dtype, root, request, &o));
+    return with_buffers(&o, send, 1, recv, comm->group.rank == root ? (size_t)comm->group.size : 0, request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->size : 1, dtype, root, request, &o));
-    return with_buffers(&o, send, comm->rank == root ? (size_t)comm->size : 0, recv, 1, request);
+    TRY(prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->group.size : 1, dtype, root, request, &o));
+    return with_buffers(&o, send, comm->group.rank == root ? (size_t)comm->group.size : 0, recv, 1, request);
 }
 tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
@@ -373,8 +348,8 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
     tutti_request *request)
 {
     struct operation o;
-    TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->size : 1, dtype, 0, request, &o));
-    return with_buffers(&o, send, (size_t)comm->size, recv, (size_t)comm->size, request);
+    TRY(prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
+    return with_buffers(&o, send, (size_t)comm->group.size, recv, (size_t)comm->group.size, request);
 }
 
 /* ---- uneven ---- */
@@ -396,7 +371,7 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
 static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send,
     size_t sent, const char *recv, size_t received)
 {
-    int size = overlap(send, sent, recv, received) ? op->comm->size : 0;
+    int size = overlap(send, sent, recv, received) ? op->comm->group.size : 0;
     for (int a = 0; a < size; a++)
         for (int b = 0; b < size; b++)
             if (overlap(send + u->offsets[0][a], u->lengths[0][a], recv + u->offsets[1][b], u->lengths[1][b]))
@@ -411,15 +386,15 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     TRY(prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
         return status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
-    size_t size = (size_t)comm->size, bytes = tutti_dtype_bytes(dtype), sent, received;
+    size_t size = (size_t)comm->group.size, bytes = tutti_dtype_bytes(dtype), sent, received;
     struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
     if (!u) return status_fail(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
     size_t *room = (size_t *)(u + 1);
     for (int i = 0; i < 2; i++) { u->lengths[i] = room + i * size; u->offsets[i] = room + (2 + i) * size; }
-    tutti_status status = convert_counts(send_counts, send_offsets, comm->size, bytes, u->lengths[0], u->offsets[0],
+    tutti_status status = convert_counts(send_counts, send_offsets, (int)size, bytes, u->lengths[0], u->offsets[0],
         &sent);
     if (status == TUTTI_OK)
-        status = convert_counts(recv_counts, recv_offsets, comm->size, bytes, u->lengths[1], u->offsets[1], &received);
+        status = convert_counts(recv_counts, recv_offsets, (int)size, bytes, u->lengths[1], u->offsets[1], &received);
     if (status == TUTTI_OK) status = check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = check_buffer(recv, received, "receive");
     if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
@@ -440,16 +415,16 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
     TRY(prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, request, &o));
     if (is_send || peer != TUTTI_ANY_SOURCE) TRY(check_rank(comm, peer, "peer"));
     TRY(check_buffer(is_send ? send : recv, o.part_bytes, "message"));
-    if (peer == comm->rank && (!request || request->blocking) && !group_depth)
+    if (peer == comm->group.rank && (!request || request->blocking) && !group_depth)
         return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, which "
             "would wait forever: use a request or a group", peer);
     o.input = send;
     o.output = recv;
-    o.tag = tag;
-    o.transfer.peer = peer;                             /* field by field, as in prepare */
-    o.transfer.is_send = is_send;
-    o.transfer.state = TRANSFER_IDLE;
-    o.transfer.source = -1;
+    o.message.tag = tag;
+    o.message.transfer.peer = peer;                             /* field by field, as in prepare */
+    o.message.transfer.is_send = is_send;
+    o.message.transfer.state = TRANSFER_IDLE;
+    o.message.transfer.source = -1;
     return run(&o, request);
 }
 tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,
@@ -476,12 +451,7 @@ const char *tutti_collective_name(int index)
 {
     return index >= 0 && index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
 }
-const char *tutti_algorithm_name(const char *collective, int index)
-{
-    for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (collective && strcmp(family_name(a->family), collective) == 0 && index-- == 0) return a->name;
-    return NULL;
-}
+const char *tutti_algorithm_name(const char *collective, int index) { return algorithm_name(collective, index); }
 tutti_status tutti_schedule_print(const char *collective, const char *algorithm, int ranks, int root, char *buffer,
     size_t capacity, size_t *bytes)
 {

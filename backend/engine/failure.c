@@ -1,15 +1,15 @@
 /* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
    through the segment, on all others. Nothing here waits. */
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
-#include "backend/join/mapping.h"
+#include "backend/base/dtype.h"
 #include <stdio.h>
 #include <string.h>
 
 enum { STOPPED_MS = 1000 };
 
 /* ---- words ---- */
-static const char *algorithm_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
+static const char *row_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
 {
     const struct algorithm *a = collectives_table;
     while (a->name && row > 0) { a++; row--; }
@@ -22,14 +22,14 @@ static void operation_describe(const struct descriptor *d, char *out, size_t byt
     bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
     bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
     if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
-    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", tutti_op_name((tutti_op)d->op));
+    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
     if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
-    const char *name = family_name(f), *dtype = tutti_dtype_name((tutti_dtype)d->dtype);
+    const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
     else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", name, dtype);
     else
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-            algorithm_name(d->algorithm));
+            row_name(d->algorithm));
 }
 /* What must agree, too, and is seldom the reason. */
 static void describe_more(const struct descriptor *d, char *out, size_t bytes)
@@ -37,7 +37,7 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
     size_t used = strlen(out);
     double factor;
     memcpy(&factor, &d->bits, sizeof factor);
-    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", algorithm_name(d->algorithm));
+    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
     if (d->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
     if (d->tile_bytes && used < bytes)
@@ -47,19 +47,19 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
-    if (!comm->running) { snprintf(out, bytes, comm->messages ? "a message" : "no operation"); return; }
-    struct descriptor mine = *comm->executor.descriptor;
+    if (!comm->backlog.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
+    struct descriptor mine = *comm->executor.run.descriptor;
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
     operation_describe(&mine, what, sizeof what);
     snprintf(out, bytes, "%s, operation %llu of %s", what,
-        (unsigned long long)comm->executor.descriptor->sequence, comm->name);
+        (unsigned long long)comm->executor.run.descriptor->sequence, comm->group.name);
 }
 static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who has not come to the roll call */
 {
     size_t used = 0;
     out[0] = 0;
-    for (int r = 0; r < comm->size && used + 16 < bytes; r++)
+    for (int r = 0; r < comm->group.size && used + 16 < bytes; r++)
         if (!executor_has_arrived(&comm->executor, r))
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
@@ -68,14 +68,15 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
 /* So that who arrives need not read one word of the group more, as long as nothing has failed. */
 static void raise_doubt(const tutti_comm *comm)
 {
-    for (int r = 0; r < comm->size; r++) atomic_store(&comm_segment(comm)->controls[r].doubt, 1);
+    for (int peer = 0; peer < comm->executor.site.ranks; peer++)
+        atomic_store(&group_control(&comm->group, peer)->doubt, 1);
 }
 /* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
    not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
 {
-    _Atomic uint32_t *state = &comm_segment(comm)->failure->state;
-    if (!comm->running || comm->executor.arrived) return false;
+    _Atomic uint32_t *state = &comm->group.segment->failure->state;
+    if (!comm->backlog.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
     raise_doubt(comm);
@@ -88,52 +89,62 @@ static bool may_tell(struct failure *failure)           /* false: another rank w
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
+static void control_wake(struct control *c)            /* whoever sleeps on any word of it */
+{
+    atomic_fetch_add(&c->bell, 1);
+    word_wake(&c->bell, true);
+    for (int parity = 0; parity < 2; parity++)
+        for (int i = -1; i < MAX_SLOTS; i++) {
+            struct line *line = &c->line[parity];
+            word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
+        }
+}
 static void tell_others(const tutti_comm *comm)
 {
-    const struct segment *segment = comm_segment(comm);
+    const struct segment *segment = comm->group.segment;
     if (!segment || !may_tell(segment->failure)) return;
     raise_doubt(comm);
-    segment->failure->status = comm->status;
-    segment->failure->rank = comm->rank;
-    segment->failure->operation = comm->executor.operation + (comm->running && comm->executor.arrived);
-    snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->detail);
+    segment->failure->status = comm->outcome.status;
+    segment->failure->rank = comm->group.rank;
+    segment->failure->operation = comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
+    snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&segment->failure->state, FAILURE_READY);
-    for (int r = 0; r < comm->size; r++) {
-        atomic_fetch_add(&segment->controls[r].bell, 1);
-        word_wake(&segment->controls[r].bell, true);
-        for (int parity = 0; parity < 2; parity++)
-            for (int i = -1; i < MAX_SLOTS; i++) {
-                struct line *line = &segment->controls[r].line[parity];
-                word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
-            }
-    }
+    for (int peer = 0; peer < segment->ranks; peer++) control_wake(segment_control(segment, peer));
 }
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
 {
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return comm->status;
+    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return comm->outcome.status;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(comm->detail, sizeof comm->detail, format, arguments);
+    vsnprintf(comm->outcome.detail, sizeof comm->outcome.detail, format, arguments);
     va_end(arguments);
-    comm->status = status_fail(status, "%s", comm->detail);
-    atomic_store_explicit(&comm->failed, 1, memory_order_release);
+    comm->outcome.status = status_fail(status, "%s", comm->outcome.detail);
+    atomic_store_explicit(&comm->outcome.failed, 1, memory_order_release);
     tell_others(comm);
     return status;
 }
 tutti_status comm_failure(tutti_comm *comm)
 {
-    if (!atomic_load_explicit(&comm->failed, memory_order_acquire)) return TUTTI_OK;
-    return status_repeat(comm->status, comm->detail);
+    if (!atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return TUTTI_OK;
+    return status_repeat(comm->outcome.status, comm->outcome.detail);
 }
 
 /* ---- reasons ---- */
-bool comm_has_left(const tutti_comm *comm, int rank)
+void failure_note_lost(tutti_comm *comm, int rank)
 {
-    return atomic_load_explicit(&comm_segment(comm)->controls[rank].departed, memory_order_acquire) != 0;
+    uint32_t nobody = 0;
+    atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
+    comm_call(comm);
+}
+void failure_ask_to_stop(tutti_comm *comm, tutti_status status)
+{
+    uint32_t none = 0;
+    atomic_compare_exchange_strong(&comm->outcome.stop, &none, (uint32_t)-status);
+    comm_call(comm);
 }
 static tutti_status fail_with_others(tutti_comm *comm)
 {
-    const struct failure *f = comm_segment(comm)->failure;
+    const struct failure *f = comm->group.segment->failure;
     char detail[sizeof f->detail];
     memcpy(detail, f->detail, sizeof detail);
     detail[sizeof detail - 1] = 0;
@@ -144,27 +155,27 @@ static tutti_status fail_with_others(tutti_comm *comm)
 }
 static tutti_status fail_without(tutti_comm *comm, int dead)
 {
-    const struct member *m = &comm->members[dead];
+    const struct member *m = &comm->group.members[dead];
     char what[224];
     describe_running(comm, what, sizeof what);
     return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; "
-        "destroy this group and make a new one without it", dead, comm->name, (unsigned long long)m->identity.pid,
-        m->identity.host, comm->rank, what);
+        "destroy this group and make a new one without it", dead, comm->group.name, (unsigned long long)m->identity.pid,
+        m->identity.host, comm->group.rank, what);
 }
 static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
     char what[224];
     describe_running(comm, what, sizeof what);
     return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
-        "%s; all ranks must make the same calls before they destroy", peer, comm->name, comm->rank, what);
+        "%s; all ranks must make the same calls before they destroy", peer, comm->group.name, comm->group.rank, what);
 }
 static tutti_status fail_late_message(tutti_comm *comm, const struct operation *op)
 {
-    bool sends = op->transfer.is_send;
+    bool sends = op->message.transfer.is_send;
     return comm_fail(comm, TUTTI_TIMEOUT,
-        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came", comm->rank,
-        comm->name, sends ? "send to" : "receive from", op->transfer.peer, op->tag,
-        (long long)atomic_load(&op->timeout_ms), sends ? "receive" : "send");
+        "rank %d of %s: %s rank %d with tag %u reached the timeout of %lld ms: no matching %s came", comm->group.rank,
+        comm->group.name, sends ? "send to" : "receive from", op->message.transfer.peer, op->message.tag,
+        (long long)atomic_load(&op->limit.timeout_ms), sends ? "receive" : "send");
 }
 static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
 {
@@ -172,16 +183,17 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
     if (op->family == POINT_TO_POINT) return fail_late_message(comm, op);
     describe_running(comm, what, sizeof what);
     list_absent(comm, absent, sizeof absent);
-    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->rank,
-        (long long)atomic_load(&op->timeout_ms), what,
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
+        (long long)atomic_load(&op->limit.timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
         absent);
 }
 static struct operation *find_left_alone(const tutti_comm *comm)
 {
-    for (struct operation *op = comm->messages; op; op = op->next)
-        if (op->transfer.state == TRANSFER_POSTED && op->transfer.peer >= 0 && comm_has_left(comm, op->transfer.peer))
-            return op;
+    for (struct operation *op = comm->messages.open; op; op = op->next) {
+        const struct transfer *t = &op->message.transfer;
+        if (t->state == TRANSFER_POSTED && t->peer >= 0 && comm_has_left(comm, t->peer)) return op;
+    }
     return NULL;
 }
 static bool is_left_alone_after_all(const tutti_comm *comm)
@@ -192,41 +204,42 @@ static bool is_left_alone_after_all(const tutti_comm *comm)
 static tutti_status fail_left_alone_message(tutti_comm *comm)
 {
     const struct operation *op = find_left_alone(comm);
+    const struct transfer *t = &op->message.transfer;
     return comm_fail(comm, TUTTI_PEER_LOST,
-        "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", op->transfer.peer,
-        comm->name, comm->rank, op->transfer.is_send ? "send to" : "receive from", op->tag);
+        "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
+        comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
 /* Whoever drives looks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
    paused virtual machine), its peers perhaps with it: they are given the time that it has lost. Gaps in a row are those
    of a driver that has much else to do, for which operations must end in time nevertheless. */
-static void forgive_stop(struct operation *op, int64_t now_ms)
+static void forgive_stop(struct limit *l, int64_t now_ms)
 {
-    int64_t gap_ms = op->looked_ms ? now_ms - op->looked_ms : 0;
-    bool stopped = gap_ms > STOPPED_MS && !op->forgiven;
-    op->looked_ms = now_ms;
-    op->forgiven = stopped;
-    if (stopped && atomic_load(&op->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&op->deadline_ms, gap_ms);
+    int64_t gap_ms = l->looked_ms ? now_ms - l->looked_ms : 0;
+    bool stopped = gap_ms > STOPPED_MS && !l->forgiven;
+    l->looked_ms = now_ms;
+    l->forgiven = stopped;
+    if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
-static bool is_late(struct operation *op)
+static bool is_late(struct limit *l)
 {
     int64_t now_ms = clock_ms();
-    forgive_stop(op, now_ms);
-    int64_t deadline_ms = atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
+    forgive_stop(l, now_ms);
+    int64_t deadline_ms = atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
-        deadline_ms = clock_deadline(atomic_load(&op->timeout_ms));    /* unless a wait has just set its own */
-        atomic_compare_exchange_strong(&op->deadline_ms, &(int64_t){ 0 }, deadline_ms);
+        deadline_ms = clock_deadline(atomic_load(&l->timeout_ms));    /* unless a wait has just set its own */
+        atomic_compare_exchange_strong(&l->deadline_ms, &(int64_t){ 0 }, deadline_ms);
     }
-    return now_ms >= atomic_load_explicit(&op->deadline_ms, memory_order_relaxed);
+    return now_ms >= atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
 }
 static struct operation *find_late(const tutti_comm *comm)
 {
-    for (struct operation *op = comm->head; op; op = op->next) if (is_late(op)) return op;
-    for (struct operation *op = comm->messages; op; op = op->next) if (is_late(op)) return op;
+    for (struct operation *op = comm->backlog.head; op; op = op->next) if (is_late(&op->limit)) return op;
+    for (struct operation *op = comm->messages.open; op; op = op->next) if (is_late(&op->limit)) return op;
     return NULL;
 }
 static bool waits_in_vain(const tutti_comm *comm)       /* for one that has left in good order, its part not done */
 {
-    int peer = comm->running ? comm->executor.blocked_peer : -1;
+    int peer = comm->backlog.running ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer);
 }
 /* The one walk over the reasons there are, in the order in which they are told. */
@@ -234,13 +247,13 @@ enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, LEFT_ALONE, LA
 struct reason { enum cause cause; struct operation *late; };
 static struct reason find_reason(const tutti_comm *comm)
 {
-    const struct failure *f = comm_segment(comm)->failure;
+    const struct failure *f = comm->group.segment->failure;
     struct operation *late;
-    if (atomic_load_explicit(&comm->stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
+    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
     if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
         return (struct reason){ FAILED_BY_ANOTHER, NULL };
-    if (atomic_load_explicit(&comm->lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
+    if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
     if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
     if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
     return (struct reason){ find_left_alone(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
@@ -254,11 +267,11 @@ tutti_status comm_check(tutti_comm *comm)
     switch (reason.cause) {
     case NONE: break;
     case STOPPED:
-        return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->stop),
-            "%s was aborted, or destroyed while operations ran, by rank %d", comm->name, comm->rank);
+        return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->outcome.stop),
+            "%s was aborted, or destroyed while operations ran, by rank %d", comm->group.name, comm->group.rank);
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
-    case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->lost) - 1);
+    case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
     case LEFT_ALONE: return fail_left_alone(comm, comm->executor.blocked_peer);
     case LATE: return fail_late(comm, reason.late);
     case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
@@ -270,14 +283,15 @@ tutti_status comm_check(tutti_comm *comm)
 static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
-    for (int a = 0; a < comm->size; a++)
-        for (int b = 0; b < comm->size; b++) {
-            uint64_t sent = segment_counts(x->segment, a, x->parity, INPUT)[b] / x->launch.element_bytes;
-            uint64_t expected = segment_counts(x->segment, b, x->parity, OUTPUT)[a] / x->launch.element_bytes;
+    for (int a = 0; a < comm->group.size; a++)
+        for (int b = 0; b < comm->group.size; b++) {
+            uint64_t sent = segment_counts(x->site.segment, a, x->run.parity, INPUT)[b] / x->launch.element_bytes;
+            uint64_t expected = segment_counts(x->site.segment, b, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
                 return comm_fail(comm, TUTTI_MISMATCH, "all_to_all with uneven counts, operation %llu of %s: rank %d "
-                    "sends %llu elements to rank %d, which expects %llu", (unsigned long long)x->descriptor->sequence,
-                    comm->name, a, (unsigned long long)sent, b, (unsigned long long)expected);
+                    "sends %llu elements to rank %d, which expects %llu",
+                    (unsigned long long)x->run.descriptor->sequence, comm->group.name, a, (unsigned long long)sent, b,
+                    (unsigned long long)expected);
         }
     return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
 }
@@ -286,7 +300,8 @@ tutti_status comm_mismatch(tutti_comm *comm)
     const struct executor *x = &comm->executor;
     int other = executor_disagreement(x);
     if (other < 0) return mismatch_counts(comm);
-    struct descriptor mine = *x->descriptor, theirs = x->segment->controls[other].descriptor[x->parity];
+    struct descriptor mine = *x->run.descriptor, theirs = segment_control(x->site.segment, group_index(&comm->group,
+        other))->descriptor[x->run.parity];
     char here[240], there[240];
     operation_describe(&mine, here, sizeof here);
     operation_describe(&theirs, there, sizeof there);
@@ -296,6 +311,6 @@ tutti_status comm_mismatch(tutti_comm *comm)
     }
     return comm_fail(comm, TUTTI_MISMATCH, "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
         "calls %s%s; all ranks must make the same calls in the same order", (unsigned long long)mine.sequence,
-        comm->name, comm->rank, here, other, there,
+        comm->group.name, comm->group.rank, here, other, there,
         theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
 }

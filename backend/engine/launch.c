@@ -1,11 +1,13 @@
 /* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
    choice of each collective is remembered, because most calls repeat the last one. A large operation is launched in two
    steps: before the roll call it is described, after it its plan is chosen by where the tensors of all ranks lie. */
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
+#include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
-#include "backend/engine/tensors.h"
 #include <string.h>
+
+enum { LEAST_TILE_BYTES = 4096 };
 
 static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
 
@@ -13,8 +15,8 @@ static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE
 static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
     if (op->uneven) return 0;                           /* ranks see different numbers, and must choose alike */
-    int inputs = family_parts((enum family)op->family, INPUT, comm->size);
-    int outputs = family_parts((enum family)op->family, OUTPUT, comm->size);
+    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size);
+    int outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
 /* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
@@ -23,35 +25,36 @@ static tutti_status select(tutti_comm *comm, const struct operation *op, const s
 {
     struct question question = { (enum family)op->family, asked, message_bytes(comm, op), placement,
         op->uneven != NULL };
-    TRY(choose(&comm->chooser, &question, out));
-    r->tile_bytes = comm->tile_setting ? (size_t)comm->tile_setting : out->tile_bytes;
-    r->slots = comm->slots_setting ? (int)comm->slots_setting : out->slots;
+    TRY(choose(&comm->launcher.chooser, &question, out));
+    r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
+    r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
     return TUTTI_OK;
 }
 static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
-    for (struct program *p = comm->programs; p; p = p->next)
+    for (struct program *p = comm->launcher.programs; p; p = p->next)
         if (p->plan == plan) { *out = p; return TUTTI_OK; }
-    TRY(program_create(plan, comm->rank, out));
-    (*out)->next = comm->programs;
-    comm->programs = *out;
+    TRY(program_create(plan, comm->group.rank, out));
+    (*out)->next = comm->launcher.programs;
+    comm->launcher.programs = *out;
     return TUTTI_OK;
 }
 /* in_place of private tensors: a staged plan for in place is right out of place too */
 static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
     const struct placement *placement, struct recent *r)
 {
+    const struct group *g = &comm->group;
     bool host = algorithm->host_memory;
     struct plan key = {
-        .algorithm = algorithm, .layout = &comm->layout, .size = comm->size, .root = op->root, .count = comm->size,
+        .algorithm = algorithm, .layout = &g->layout, .size = g->size, .root = op->root, .count = g->size,
         .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
         .stage_inputs = r->stage_inputs, .hoist = !host,
     };
-    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", comm->name, comm->rank,
-        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots,
-        r->tile_bytes, (unsigned long long)key.shared);
+    LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
+        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,
+        (unsigned long long)key.shared);
     const struct plan *plan;
-    TRY(cache_plan(comm->cache, &key, &plan));
+    TRY(cache_plan(comm->launcher.cache, &key, &plan));
     return program_for(comm, plan, &r->program);
 }
 /* What the choice goes by: of uneven counts nothing, so any such call repeats the last one's. */
@@ -67,7 +70,7 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
     TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
-    r.late = op->uneven || (bytes && choice_looks_first(&comm->chooser, &choice));
+    r.late = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
     if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
@@ -82,15 +85,15 @@ static bool is_repeated(const struct call *a, const struct call *b)
 }
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
-    struct descriptor *out = comm->executor.descriptor;
+    struct descriptor *out = comm->executor.run.descriptor;
     out->operation = (uint32_t)op->family;
     out->dtype = (uint32_t)op->dtype;
     out->op = (uint32_t)op->op;
     out->root = op->root;
     out->count = op->uneven ? 0 : op->count;
     out->bits = op->uneven ? 1 : 0;
-    out->tile_bytes = (uint64_t)comm->tile_setting;
-    out->slots = (uint64_t)comm->slots_setting;
+    out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
+    out->slots = (uint64_t)comm->launcher.slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
     out->extent = 0;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
@@ -100,46 +103,46 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
 static tutti_status prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
 {
     struct launch *out = &comm->executor.launch;
-    struct recent *r = &comm->recent[op->family];
+    struct recent *r = &comm->launcher.recent[op->family];
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
     if (!r->algorithm || r->bytes != recent_bytes(op) || r->uneven != (op->uneven != NULL) || r->root != op->root
         || r->stage_inputs != premultiplies || r->asked != asked)
         TRY(anticipate(comm, op, asked, premultiplies, r));
     out->tile_bytes = r->tile_bytes;
     out->part_bytes = op->part_bytes;
-    out->element_bytes = op->family == BARRIER ? 1 : tutti_dtype_bytes(op->dtype);
+    out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->reduce;
     out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
     out->factor = op->factor;
-    out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->size : 1;
+    out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->group.size : 1;
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
-tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
+static tutti_status bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *x = &comm->executor;
-    const struct recent *r = &comm->recent[op->family];
+    const struct recent *r = &comm->launcher.recent[op->family];
     const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
         memory_order_relaxed);
     struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->factor, asked,
         op->uneven != NULL };
-    bool repeated = comm->repeats && is_repeated(&call, &comm->last);
+    bool repeated = comm->launcher.repeats && is_repeated(&call, &comm->launcher.last);
     if (!repeated) {
-        comm->repeats = 0;
+        comm->launcher.repeats = 0;
         TRY(prepare(comm, op, asked));
-        comm->last = call;
+        comm->launcher.last = call;
     }
     executor_prepare(x);
     x->launch.program = r->late ? NULL : r->program;
     x->launch.input = op->input;
     x->launch.output = op->output;
-    if (comm->repeats < 2) {                            /* there are two descriptors */
+    if (comm->launcher.repeats < 2) {                            /* there are two descriptors */
         describe(comm, op, r);
-        comm->repeats++;
+        comm->launcher.repeats++;
     }
-    x->descriptor->sequence = op->sequence;
-    x->exposed = false;
+    x->run.descriptor->sequence = op->sequence;
+    x->run.exposed = false;
     if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;
 }
@@ -159,10 +162,10 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
     r->obeys = p.asked;
     return TUTTI_OK;
 }
-tutti_status launch_decide(tutti_comm *comm, const struct operation *op)
+static tutti_status finish_late(tutti_comm *comm, const struct operation *op)
 {
     struct executor *x = &comm->executor;
-    struct recent *r = &comm->recent[op->family];
+    struct recent *r = &comm->launcher.recent[op->family];
     tutti_status status = executor_roll_call(x);
     if (status != TUTTI_OK) return status;
     if (!x->launch.program) {
@@ -172,4 +175,44 @@ tutti_status launch_decide(tutti_comm *comm, const struct operation *op)
     }
     status = tensors_find(comm, op);
     return status == TUTTI_OK ? executor_start(x) : status;
+}
+
+/* ---- start, step, cancel ---- */
+tutti_status launch_start(tutti_comm *comm, struct operation *op)
+{
+    TRY(bind_call(comm, op));
+    return executor_begin(&comm->executor);
+}
+tutti_status launch_step(tutti_comm *comm, struct operation *op)
+{
+    if (!comm->executor.run.started) {
+        tutti_status status = finish_late(comm, op);
+        if (status != TUTTI_OK) return status;
+    }
+    return executor_step(&comm->executor);
+}
+void launch_cancel(tutti_comm *comm) { executor_cancel(&comm->executor); }
+
+/* ---- lifetime ---- */
+tutti_status launcher_init(struct launcher *l)
+{
+    int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
+    l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
+    l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
+    l->cache = cache_create();
+    return l->cache ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
+}
+void launcher_tune(struct launcher *l, const struct layout *layout, int size, int cores, const struct machine *machine)
+{
+    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .size = size, .cores = cores,
+        .machine = *machine };
+}
+void launcher_finish(struct launcher *l)
+{
+    for (struct program *p = l->programs, *next; p; p = next) {
+        next = p->next;
+        program_destroy(p);
+    }
+    chooser_finish(&l->chooser);
+    cache_destroy(l->cache);
 }

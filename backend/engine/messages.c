@@ -2,12 +2,10 @@
    communicator, in any order; matching is the transport's. Their names have the top bit set, the messages of schedules
    do not. A message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
    (`copying`), and after a failure no operation is over before no peer is at its tensor. */
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
 #include "backend/base/fence.h"
-#include "backend/memory/arena.h"
-#include "backend/join/mapping.h"
 #include "backend/execute/pace.h"
-#include "backend/engine/tensors.h"
+#include "backend/memory/arena.h"
 #include "backend/processes/views.h"
 
 enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
@@ -15,17 +13,20 @@ enum { POLLS_BEFORE_LISTENING = 100 };
 static const uint64_t USER_NAME = (uint64_t)1 << 63;
 
 /* ---- the ground of the transport ---- */
+static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
 static unsigned char *pair_at(void *context, int from, int to)
 {
-    return segment_pair(comm_segment(context), from, to);
+    const struct group *g = group_of(context);
+    return segment_pair(g->segment, group_index(g, from), group_index(g, to));
 }
 static tutti_status reserve(void *context, void *at, size_t bytes)
 {
-    return segment_reserve(comm_segment(context), at, bytes, "message buffers");
+    return segment_reserve(group_of(context)->segment, at, bytes, "message buffers");
 }
 static void ring_bell(void *context, int rank)
 {
-    struct control *c = &comm_segment(context)->controls[rank];
+    const struct group *g = group_of(context);
+    struct control *c = group_control(g, group_index(g, rank));
     fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
     word_ring(&c->bell, &c->bell_waiters, true);
@@ -44,61 +45,65 @@ static tutti_status reach(void *context, int rank, bool sends, struct shm_place 
     tutti_comm *comm = context;
     tutti_status status = tensor_reach(comm, rank, sends ? HELD_SENDING : HELD_RECEIVING,
         (struct place){ place.block, place.offset }, bytes, out);
-    comm->reaching |= status == TUTTI_IN_PROGRESS;
+    comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }
 /* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
 static bool enter(void *context)
 {
     const tutti_comm *comm = context;
-    atomic_store(&comm->executor.mine->copying, 1);
-    if (!(atomic_load(&comm_segment(comm)->failure->state) & FAILURE_CERTAIN)) return true;
-    atomic_store(&comm->executor.mine->copying, 0);
+    atomic_store(&comm->executor.site.mine->copying, 1);
+    if (!(atomic_load(&comm->group.segment->failure->state) & FAILURE_CERTAIN)) return true;
+    atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
 static void leave(void *context)
 {
     const tutti_comm *comm = context;
-    atomic_store_explicit(&comm->executor.mine->copying, 0, memory_order_release);
+    atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
 }
 tutti_status messages_connect(tutti_comm *comm)
 {
+    const struct site *s = &comm->executor.site;
     struct shm_ground ground = { .context = comm, .pair = pair_at, .reserve = reserve, .ring = ring_bell,
-        .stream = comm->executor.paced ? pace_copy : comm->executor.stream, .stream_far = comm->executor.stream,
-        .find = find, .reach = reach, .enter = enter, .leave = leave };
-    TRY(shm_connect(&ground, comm->rank, comm->size, &comm->transport));
-    comm->executor.transport = comm->transport;
+        .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream, .find = find, .reach = reach,
+        .enter = enter, .leave = leave };
+    TRY(shm_connect(&ground, comm->group.rank, comm->group.size, &comm->transport));
+    executor_connect(&comm->executor, comm->transport);
     return TUTTI_OK;
 }
 
 /* ---- sends and receives ---- */
 void message_post(tutti_comm *comm, struct operation *op)
 {
-    op->piece = (struct piece){ op->transfer.is_send ? (unsigned char *)(uintptr_t)op->input : op->output,
-        op->part_bytes, op->part_bytes };
-    op->transfer.name = USER_NAME | op->tag;
-    op->transfer.pieces = &op->piece;
-    op->transfer.piece_count = 1;
-    op->transfer.may_share = true;
-    transport_post(comm->transport, &op->transfer);
-    if (op->transfer.state == TRANSFER_DONE && !comm->messages) { operation_complete(op, TUTTI_OK); return; }
-    op->next = comm->messages;
-    comm->messages = op;
+    struct message *m = &op->message;
+    struct transfer *t = &m->transfer;
+    m->piece = (struct piece){ t->is_send ? (unsigned char *)(uintptr_t)op->input : op->output, op->part_bytes,
+        op->part_bytes };
+    t->name = USER_NAME | m->tag;
+    t->pieces = &m->piece;
+    t->piece_count = 1;
+    t->may_share = true;
+    transport_post(comm->transport, t);
+    if (t->state == TRANSFER_DONE && !comm->messages.open) { operation_complete(op, TUTTI_OK); return; }
+    op->next = comm->messages.open;
+    comm->messages.open = op;
 }
 static void fail_because_of(tutti_comm *comm, const struct operation *op)
 {
-    const struct transfer *t = &op->transfer;
+    const struct group *g = &comm->group;
+    const struct transfer *t = &op->message.transfer;
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
     if (t->status == TUTTI_MISMATCH) {
         comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
-            comm->rank, comm->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from",
-            other, op->tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
+            g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,
+            op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
         return;
     }
     /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
     const char *reason = comm->transport->reason;
-    comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", comm->rank, comm->name,
-        t->is_send ? "to" : "from", other, op->tag,
+    comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", g->rank, g->name,
+        t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
 /* While a thread only pauses between its polls, the bell need not ring: the line it is in would go from core to core
@@ -107,10 +112,11 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
    who goes to sleep nevertheless wakes at once. */
 static uint32_t bell_before_poll(tutti_comm *comm)
 {
-    struct control *mine = comm->executor.mine;
-    int most = comm->ladder.pauses < POLLS_BEFORE_LISTENING ? comm->ladder.pauses : POLLS_BEFORE_LISTENING;
-    if (comm->idle_polls < most && atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS_NOT) {
-        comm->idle_polls++;
+    struct control *mine = comm->executor.site.mine;
+    int pauses = comm->group.ladder.pauses, most = pauses < POLLS_BEFORE_LISTENING ? pauses : POLLS_BEFORE_LISTENING;
+    int *polls = &comm->messages.idle_polls;
+    if (*polls < most && atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS_NOT) {
+        ++*polls;
         return atomic_load_explicit(&mine->bell, memory_order_relaxed) - 1;
     }
     bell_listen(mine);
@@ -118,25 +124,25 @@ static uint32_t bell_before_poll(tutti_comm *comm)
 }
 static void stop_listening(tutti_comm *comm)
 {
-    comm->idle_polls = 0;
+    comm->messages.idle_polls = 0;
     comm_awake(comm);
 }
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
 {
-    struct control *mine = comm->executor.mine;
+    struct control *mine = comm->executor.site.mine;
     uint32_t bell = bell_before_poll(comm);
-    bool reached = comm->reaching;
+    bool reached = comm->messages.reaching;
     if (reached) views_await(blocked);
-    comm->reaching = false;
+    comm->messages.reaching = false;
     bool moved = false;
     for (int look = 0; look < LOOKS && !moved; look++) moved = transport_poll(comm->transport);
-    moved |= comm->reaching && !reached;
-    for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
-        if (op->transfer.state == TRANSFER_FAILED && !atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
+    moved |= comm->messages.reaching && !reached;
+    for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
+        if (op->message.transfer.state == TRANSFER_FAILED && !comm_has_failed(comm)) {
             fail_because_of(comm, op);                  /* it ends with the others, when no peer copies any more */
             moved = true;
         }
-        if (op->transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
+        if (op->message.transfer.state != TRANSFER_DONE) { at = &op->next; continue; }
         moved = true;
         *at = op->next;
         operation_complete(op, TUTTI_OK);
@@ -148,26 +154,27 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
 /* ---- of a rank to itself ---- */
 bool message_is_alone(const tutti_comm *comm, const struct operation *op)
 {
-    const struct transfer *t = &op->transfer;
-    if (t->state != TRANSFER_POSTED || atomic_load(&comm->intake)) return false;
-    if (t->peer != comm->rank && (t->peer >= 0 || comm->size > 1)) return false;
-    for (const struct operation *other = comm->messages; other; other = other->next) {
-        bool reaches_it = other->transfer.peer == comm->rank || other->transfer.peer < 0;
-        if (reaches_it && other->tag == op->tag && other->transfer.is_send != t->is_send) return false;
+    const struct transfer *t = &op->message.transfer;
+    if (t->state != TRANSFER_POSTED || atomic_load(&comm->gate.intake)) return false;
+    if (t->peer != comm->group.rank && (t->peer >= 0 || comm->group.size > 1)) return false;
+    for (const struct operation *other = comm->messages.open; other; other = other->next) {
+        const struct message *m = &other->message;
+        bool reaches_it = m->transfer.peer == comm->group.rank || m->transfer.peer < 0;
+        if (reaches_it && m->tag == op->message.tag && m->transfer.is_send != t->is_send) return false;
     }
     return true;
 }
 bool message_take_back(tutti_comm *comm, struct operation *op)
 {
-    bool sends = op->transfer.is_send;
-    if (!transport_cancel(comm->transport, &op->transfer)) return false;
+    bool sends = op->message.transfer.is_send;
+    if (!transport_cancel(comm->transport, &op->message.transfer)) return false;
     transport_poll(comm->transport);                    /* a later receive must not meet what is taken back */
-    struct operation **at = &comm->messages;
+    struct operation **at = &comm->messages.open;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
     operation_refuse(op, status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s waits to %s itself with tag %u, but has "
-        "not started the %s that this would meet: start both before waiting for one of them", comm->rank, comm->name,
-        sends ? "send to" : "receive from", op->tag, sends ? "receive" : "send"));
+        "not started the %s that this would meet: start both before waiting for one of them", comm->group.rank,
+        comm->group.name, sends ? "send to" : "receive from", op->message.tag, sends ? "receive" : "send"));
     return true;
 }
 
@@ -175,12 +182,13 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
 static bool is_exposed(const struct operation *op)
 {
     struct place place;
-    return arena_find(op->piece.at, op->piece.length, &place);
+    return arena_find(op->message.piece.at, op->message.piece.length, &place);
 }
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
-    for (struct operation **at = &comm->messages, *op; (op = *at) != NULL;) {
-        while (op->transfer.state == TRANSFER_POSTED && !transport_cancel(comm->transport, &op->transfer))
+    for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
+        struct transfer *t = &op->message.transfer;
+        while (t->state == TRANSFER_POSTED && !transport_cancel(comm->transport, t))
             transport_poll(comm->transport);
         if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
         *at = op->next;

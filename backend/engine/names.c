@@ -1,18 +1,21 @@
 /* Collectives and algorithms by the names that people write, with the nearest name when there is none of that name. */
-#include "backend/comm/comm.h"
+#include "backend/engine/names.h"
 #include "backend/base/settings.h"
+#include "backend/base/status.h"
 #include <stdio.h>
 #include <string.h>
 
-struct names { enum family family; };
-static const char *next_algorithm(void *context, int index)
+const char *algorithm_name(const char *family, int index)
 {
-    return tutti_algorithm_name(family_name(((struct names *)context)->family), index);
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (family && strcmp(family_name(a->family), family) == 0 && index-- == 0) return a->name;
+    return NULL;
 }
-static const char *next_family(void *context, int index)
+static const char *next_algorithm(void *family, int index) { return algorithm_name(family, index); }
+static const char *next_family(void *unused, int index)
 {
-    (void)context;
-    return tutti_collective_name(index);
+    (void)unused;
+    return index < FAMILY_COUNT ? family_name((enum family)index) : NULL;
 }
 static tutti_status unknown(const char *what, const char *name, const char *near)
 {
@@ -21,14 +24,14 @@ static tutti_status unknown(const char *what, const char *name, const char *near
 }
 tutti_status algorithm_by_name(const char *family, const char *name, const struct algorithm **out)
 {
-    struct names names = { ALLREDUCE };
-    while (names.family < FAMILY_COUNT && strcmp(family_name(names.family), family) != 0) names.family++;
-    if (names.family == FAMILY_COUNT) return unknown("collective", family, settings_nearest(family, next_family, NULL));
-    const struct algorithm *found = collectives_find(names.family, name);
+    int f = 0;
+    while (f < FAMILY_COUNT && strcmp(family_name((enum family)f), family) != 0) f++;
+    if (f == FAMILY_COUNT) return unknown("collective", family, settings_nearest(family, next_family, NULL));
+    const struct algorithm *found = collectives_find((enum family)f, name);
     if (!found) {
         char what[64];
         snprintf(what, sizeof what, "%s algorithm", family);
-        return unknown(what, name, settings_nearest(name, next_algorithm, &names));
+        return unknown(what, name, settings_nearest(name, next_algorithm, (void *)(uintptr_t)family));
     }
     *out = found;
     return TUTTI_OK;

@@ -1,12 +1,13 @@
 /* A tensor in the arena is told by block and offset. Peers' blocks are held from operation to operation, and asked for
  * anew only when another block is named: blocks are never numbered twice. */
-#include "backend/engine/tensors.h"
+#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/base/memory.h"
 #include "backend/memory/arena.h"
-#include "backend/join/mapping.h"
 #include "backend/processes/views.h"
 #include <assert.h>
+#include <stdlib.h>
 
 /* ---- what this rank says ---- */
 /* Bytes from the beginning of a rank's tensor to its end; 0: it has none. */
@@ -24,42 +25,42 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
 static size_t own_bytes(const tutti_comm *comm, const struct operation *op, enum buffer buffer)
 {
     const struct uneven *u = op->uneven;
-    return tensor_bytes(op, comm->rank, buffer, comm->size, u ? u->lengths[buffer] : NULL, u ? u->offsets[buffer]
-        : NULL);
+    return tensor_bytes(op, comm->group.rank, buffer, comm->group.size, u ? u->lengths[buffer] : NULL,
+        u ? u->offsets[buffer] : NULL);
 }
 static bool is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
-    int inputs = family_parts((enum family)op->family, INPUT, comm->size), outputs = family_parts((enum family)
-        op->family, OUTPUT, comm->size);
-    size_t mine = (size_t)comm->rank * op->part_bytes;
+    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size), outputs = family_parts((enum family)
+        op->family, OUTPUT, comm->group.size);
+    size_t mine = (size_t)comm->group.rank * op->part_bytes;
     if (inputs > 1 && outputs > 1) return false;        /* all_to_all */
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 {
-    struct descriptor *d = comm->executor.descriptor;
+    struct descriptor *d = comm->executor.run.descriptor;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
     d->tensor[INPUT] = d->tensor[OUTPUT] = (struct place){ 0, 0 };
     bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
         && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
     bool in_place = !input || !output || is_in_place(comm, op);
     d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u);
-    comm->executor.exposed = shared;
+    comm->executor.run.exposed = shared;
 }
 
 /* ---- what all see alike ---- */
 static const struct descriptor *descriptor_of(const tutti_comm *comm, int rank)
 {
-    return &comm_segment(comm)->controls[rank].descriptor[comm->executor.parity];
+    return &group_control(&comm->group, group_index(&comm->group, rank))->descriptor[comm->executor.run.parity];
 }
 /* Ranks that have a bit in common are shared if all of them are, and in place or not alike. */
 struct placement tensors_placement(const tutti_comm *comm, const struct operation *op)
 {
     uint64_t private = 0, in_place = 0, apart = 0;
     bool asked = false;
-    for (int r = 0; r < comm->size; r++) {
+    for (int r = 0; r < comm->group.size; r++) {
         uint64_t flags = descriptor_of(comm, r)->flags, bit = (uint64_t)1 << (r % 64);
         asked |= (flags & TENSOR_ASKED) != 0;
         if (!(flags & TENSOR_SHARED)) private |= bit;
@@ -71,15 +72,15 @@ struct placement tensors_placement(const tutti_comm *comm, const struct operatio
 }
 bool placement_is_shared(const tutti_comm *comm, const struct placement *placement)
 {
-    uint64_t all = comm->size < 64 ? ((uint64_t)1 << comm->size) - 1 : UINT64_MAX;
+    uint64_t all = comm->group.size < 64 ? ((uint64_t)1 << comm->group.size) - 1 : UINT64_MAX;
     return placement->shared == all;
 }
 
 /* ---- addresses of peers' tensors ---- */
 tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out)
 {
-    struct held_view *held = &comm->held[rank][use];
-    if (!comm->peers[rank]) {
+    struct held_view *held = &comm->reach.held[group_index(&comm->group, rank)][use];
+    if (!comm->group.peers[rank]) {
         *out = arena_at(place, bytes);
     } else {
         if (held->block != place.block) {
@@ -87,7 +88,7 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place plac
             *held = (struct held_view){ .block = place.block };
         }
         if (!held->mapped) {
-            tutti_status status = view_acquire(comm->peers[rank], place.block, &held->view);
+            tutti_status status = view_acquire(comm->group.peers[rank], place.block, &held->view);
             if (status != TUTTI_OK) return status;
             held->mapped = true;
         }
@@ -95,24 +96,25 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place plac
     }
     if (*out) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
-        rank, comm->name);
+        rank, comm->group.name);
 }
 static tutti_status find_one(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *x = &comm->executor;
     struct operand found = { NULL, NULL, NULL, 0 };
+    int index = group_index(&comm->group, rank);
     if (op->uneven) {
-        found.lengths = segment_counts(x->segment, rank, x->parity, (int)buffer);
-        found.offsets = segment_counts(x->segment, rank, x->parity, COUNTS_OFFSETS + (int)buffer);
+        found.lengths = segment_counts(x->site.segment, index, x->run.parity, (int)buffer);
+        found.offsets = segment_counts(x->site.segment, index, x->run.parity, COUNTS_OFFSETS + (int)buffer);
     }
-    size_t bytes = tensor_bytes(op, rank, buffer, comm->size, found.lengths, found.offsets);
+    size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
     if (bytes) {
         tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, rank)->tensor[buffer], bytes,
             &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
-    x->theirs[rank - x->host_first][buffer] = found;
+    x->theirs[index][buffer] = found;
     return TUTTI_OK;
 }
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op)
@@ -126,27 +128,34 @@ tutti_status tensors_find(tutti_comm *comm, const struct operation *op)
     return TUTTI_OK;
 }
 
+/* ---- lifetime ---- */
+tutti_status reach_init(struct reach *reach, int ranks)
+{
+    reach->ranks = ranks;
+    reach->held = memory_zeroed((size_t)ranks, sizeof *reach->held);
+    return reach->held ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the tensors of %d peers", ranks);
+}
+void reach_finish(struct reach *reach)
+{
+    for (int peer = 0; reach->held && peer < reach->ranks; peer++)
+        for (int use = 0; use < HELD_COUNT; use++) view_release(reach->held[peer][use].view);
+    free(reach->held);
+    reach->held = NULL;
+}
+
 /* ---- the end ---- */
 bool tensors_let_go(tutti_comm *comm)
 {
-    for (int r = 0; r < comm->size; r++) {
-        bool gone = r == comm->rank || (comm->peers[r] && peer_is_gone(comm->peers[r]));
-        const struct control *c = &comm_segment(comm)->controls[r];
+    for (int r = 0; r < comm->group.size; r++) {
+        bool gone = r == comm->group.rank || (comm->group.peers[r] && peer_is_gone(comm->group.peers[r]));
+        const struct control *c = group_control(&comm->group, group_index(&comm->group, r));
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
-        if (!comm->let_go_ms) comm->let_go_ms = clock_deadline(LET_GO_MS);
-        if (clock_ms() < comm->let_go_ms) return false;
-        if (comm->let_go_told) continue;
+        if (!comm->reach.let_go_ms) comm->reach.let_go_ms = clock_deadline(LET_GO_MS);
+        if (clock_ms() < comm->reach.let_go_ms) return false;
+        if (comm->reach.let_go_told) continue;
         LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
-            "slow, and may still read or write them", comm->name, r, comm->rank);
+            "slow, and may still read or write them", comm->group.name, r, comm->group.rank);
     }
-    comm->let_go_told |= comm->let_go_ms && clock_ms() >= comm->let_go_ms;
+    comm->reach.let_go_told |= comm->reach.let_go_ms && clock_ms() >= comm->reach.let_go_ms;
     return true;
-}
-void tensors_release(tutti_comm *comm)
-{
-    for (int r = 0; comm->held && r < comm->size; r++)
-        for (int use = 0; use < HELD_COUNT; use++) {
-            view_release(comm->held[r][use].view);
-            comm->held[r][use] = (struct held_view){ 0 };
-        }
 }

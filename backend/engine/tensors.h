@@ -2,7 +2,19 @@
  * that, and the addresses under which peers' tensors are reached here. Of the operation at the head of the queue;
  * driver only. */
 #pragma once
-#include "backend/comm/comm.h"
+#include "backend/engine/operation.h"
+
+struct view;
+struct held_view { uint64_t block; struct view *view; bool mapped; };  /* not mapped: on its way, or NULL */
+enum { HELD_RECEIVING = OUTPUT + 1, HELD_SENDING, HELD_COUNT };        /* messages: of a peer one each at a time */
+struct reach {                                          /* of the driver */
+    int ranks;
+    struct held_view (*held)[HELD_COUNT];               /* [index on this host][INPUT, OUTPUT and so on] */
+    int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
+    bool let_go_told;                                   /* and who did not let go by then */
+};
+tutti_status reach_init(struct reach *reach, int ranks);
+void reach_finish(struct reach *reach);                 /* unholds what was held for the next operation */
 
 enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 };       /* of a descriptor */
 /* Fills in the part of the descriptor that the fingerprint does not cover. asked: this rank wants its algorithm and no
@@ -21,4 +33,3 @@ bool tensors_let_go(tutti_comm *comm);
 /* The address here of a rank's tensor, valid until the next call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING,
    HELD_SENDING). IN_PROGRESS: it is being mapped. */
 tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out);
-void tensors_release(tutti_comm *comm);                 /* unholds what was held for the next operation */

@@ -35,15 +35,14 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
 /* ---- addresses ---- */
 static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
 {
-    const struct cut *c = x->cut;
+    const struct cut *c = x->run.cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
     size_t length = x->launch.uneven ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
-    int owner = a.rank - x->host_first;
-    if (c->in_line)
-        return (struct piece){ x->segment->controls[owner].line[parity].payload + at * c->slot_stride, length,
-            length };
+    int owner = site_index(&x->site, a.rank);
+    unsigned char *payload = segment_control(x->site.segment, owner)->line[parity].payload;
+    if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
     size_t place = c->single ? 0 : (uint32_t)tile % c->places;
-    unsigned char *slots = segment_slots(x->segment, owner) + x->slots_at;
+    unsigned char *slots = segment_slots(x->site.segment, owner) + x->run.slots_at;
     return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
 /* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
@@ -51,15 +50,16 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
     size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
-    size_t length = from < whole ? size_smaller(x->cut->tile_bytes, whole - from) : 0;
+    size_t length = from < whole ? size_smaller(x->run.cut->tile_bytes, whole - from) : 0;
     if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
     return (struct piece){ length ? o->base + offset + from : o->base, length, length };
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {
-    if (a.buffer == SCRATCH) return locate_scratch(x, x->parity, a, index, tile);
-    const struct operand *o = a.rank == x->rank ? &x->operand[a.buffer] : &x->theirs[a.rank - x->host_first][a.buffer];
-    const struct cut *c = x->cut;
+    if (a.buffer == SCRATCH) return locate_scratch(x, x->run.parity, a, index, tile);
+    const struct operand *o = a.rank == x->site.rank ? &x->run.operand[a.buffer]
+        : &x->theirs[site_index(&x->site, a.rank)][a.buffer];
+    const struct cut *c = x->run.cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
     if (o->lengths) return locate_uneven(x, o, at, from);
     size_t cut = (size_t)x->launch.program->schedule->cut;
@@ -76,16 +76,16 @@ static size_t fix_one(const struct executor *x, struct span a, int index, struct
     out->buffer = a.buffer;
     if (a.buffer != SCRATCH) {
         struct piece p = bind_locate(x, a, index, 0);
-        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->operand[a.buffer].base;
+        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->run.operand[a.buffer].base;
         return p.length;
     }
     for (int parity = 0; parity < 2; parity++)
-        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - x->slots_at;
+        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - x->run.slots_at;
     return locate_scratch(x, 0, a, index, 0).length;
 }
 static struct buffers buffers_of(const struct executor *x)
 {
-    return (struct buffers){ x->launch.input, x->launch.output, x->slots_at };
+    return (struct buffers){ x->launch.input, x->launch.output, x->run.slots_at };
 }
 static void aim(struct program *p, int parity, struct buffers at)
 {
@@ -125,9 +125,9 @@ static void repeat(struct executor *x)
 {
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
-    const struct buffers *aimed = &p->aimed[x->parity];
-    if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->slots_at)
-        aim(p, x->parity, buffers_of(x));
+    const struct buffers *aimed = &p->aimed[x->run.parity];
+    if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->run.slots_at)
+        aim(p, x->run.parity, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
 static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
@@ -135,7 +135,7 @@ static size_t buffer_bytes(const struct executor *x, enum buffer buffer)        
     const struct schedule *s = x->launch.program->schedule;
     size_t bytes = 0;
     if (!x->launch.uneven) return x->launch.part_bytes * (size_t)family_parts(s->family, buffer, s->size);
-    for (int q = 0; q < s->size; q++) bytes += x->operand[buffer].lengths[q];              /* as if all were like me */
+    for (int q = 0; q < s->size; q++) bytes += x->run.operand[buffer].lengths[q];      /* as if all were like me */
     return bytes;
 }
 /* What an operation reads and writes, on all ranks. When that is more than the cache holds, an output that was written
@@ -150,7 +150,7 @@ static bool is_beyond_cache(const struct executor *x)
         size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
         bytes += plan_in_place(plan, r) ? size_larger(input, output) : input + output;
     }
-    return bytes >= x->cache_bytes;
+    return bytes >= x->site.cache_bytes;
 }
 void bind_operands(struct executor *x)
 {
@@ -160,14 +160,14 @@ void bind_operands(struct executor *x)
     size_t cut = (size_t)program->schedule->cut;
     bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes;
     assert(!u || cut == 1);
-    x->cut = &program->cut;
+    x->run.cut = &program->cut;
     if (again) slots_take(x);
     if (again && program->is_fixed) { repeat(x); return; }
     for (int b = INPUT; b <= OUTPUT; b++) {
-        x->operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
-        x->operand[b].lengths = u ? u->lengths[b] : NULL;
-        x->operand[b].offsets = u ? u->offsets[b] : NULL;
-        x->operand[b].bytes = SIZE_MAX;
+        x->run.operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
+        x->run.operand[b].lengths = u ? u->lengths[b] : NULL;
+        x->run.operand[b].offsets = u ? u->offsets[b] : NULL;
+        x->run.operand[b].bytes = SIZE_MAX;
     }
     if (again) {
         if (program->cut.single && program->parts) fix(x);             /* it may come once more */
@@ -187,13 +187,13 @@ enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below,
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
-    bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->cut->in_line;
-    return waited_for && bytes >= STREAM_AT_LEAST && x->stream && (!x->paced || pace_streams(to));
+    bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->run.cut->in_line;
+    return waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && (!x->site.paced || pace_streams(to));
 }
 /* Outputs that no cache will hold: around it they need not be read before they are written. */
 static bool goes_around_cache(const struct executor *x, struct span span, size_t bytes)
 {
-    return bytes >= OUTPUT_AT_LEAST && x->cut->beyond_cache && span.buffer == OUTPUT && x->stream;
+    return bytes >= OUTPUT_AT_LEAST && x->run.cut->beyond_cache && span.buffer == OUTPUT && x->site.stream;
 }
 /* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
@@ -208,7 +208,7 @@ static void copy(const struct executor *x, const struct step *t, struct span spa
     const struct launch *l = &x->launch;
     if (t->raw && l->scale) l->scale(to, from, bytes / l->element_bytes, l->factor);
     else if (to == from || !bytes) return;
-    else if (is_streamed(x, t, span, to, bytes) || goes_around_cache(x, span, bytes)) x->stream(to, from, bytes);
+    else if (is_streamed(x, t, span, to, bytes) || goes_around_cache(x, span, bytes)) x->site.stream(to, from, bytes);
     else copy_bytes(to, from, bytes);
 }
 /* A sum that goes around the cache does so from where it is made, unless it replaces what was just read. */
@@ -243,7 +243,7 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     bool around = is_streamed_sum(x, t, to, direct, from, part->bytes);
     if (around && are_aligned_alike(to, t->to_count)) direct = t->to_count;
     (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
-    for (int k = direct; k < t->to_count; k++) x->stream(to[k], to[0], part->bytes);
+    for (int k = direct; k < t->to_count; k++) x->site.stream(to[k], to[0], part->bytes);
 }
 /* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
 static void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
@@ -259,7 +259,7 @@ void bind_compute_fixed(const struct executor *x, int step)
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
-        void *const *from = p->pointers[x->parity] + p->parts[i].first;
+        void *const *from = p->pointers[x->run.parity] + p->parts[i].first;
         compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
     }
 }

@@ -9,50 +9,11 @@
  * operation n has finished n - 1: two lines, used in turns, and slots that are not those of the last operation need no
  * other protection. */
 #pragma once
+#include "backend/execute/program.h"
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
-#include "backend/schedule/schedule.h"
-#include "backend/transports/transport.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
-
-struct cut {                                            /* how a message is cut; see bind.c */
-    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
-    size_t place_bytes, slots_bytes;                    /* of a tile's slots, of all that the operation needs */
-    uint32_t places;                                    /* for tiles in turns */
-    bool goes_round;                                    /* its slots are in the ring: see slots.c */
-    int tiles;
-    bool single, in_line;                               /* one tile; and its slot is the payload of the line */
-    bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
-};
-struct touch { int rank; enum buffer buffer; };
-struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
-struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
-struct buffers { const void *input; void *output; size_t slots_at; };
-struct program {                                        /* a plan made ready to run, kept with its communicator */
-    const struct plan *plan;
-    const struct schedule *schedule;                    /* mine */
-    struct transfer *transfers;                         /* [slots][step_count]; NULL without messages */
-    struct piece *pieces;                               /* [slots][piece_count] */
-    int *piece_at, piece_count;                         /* where a step's pieces begin */
-    void **to;
-    const void **from;                                  /* room for the pointers of the widest step */
-    struct touch *touches;                              /* the peers' tensors that its steps name */
-    int touch_count;
-    struct cut cut;                                     /* of the last message: most calls repeat it */
-    bool is_cut, is_fixed;
-    bool tells;                                         /* with one tile, the prelude publishes */
-    bool alone;                                         /* only one rank writes into slots */
-    struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
-    struct address *addresses;
-    int *part_at, address_count;                        /* [step_count + 1] */
-    void **pointers[2];                                 /* by parity: what the addresses are ... */
-    struct buffers aimed[2];                            /* ... for these tensors and slots */
-    size_t element_bytes;                               /* of the counts */
-    struct program *next;
-};
-tutti_status program_create(const struct plan *plan, int rank, struct program **out);
-void program_destroy(struct program *program);
 
 struct uneven {                                         /* bytes, by peer; each array has an entry per rank */
     size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT] */
@@ -74,26 +35,23 @@ struct launch {                                         /* what is bound to a pr
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
 struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t bytes; };    /* bytes: that are mapped */
 
-struct executor {
-    /* of the group */
+struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
     struct control *mine;
     struct transport *transport;
-    int rank, host_first, host_ranks;
+    int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
+    int first;                                          /* rank of index 0 */
     int polls;                                          /* looks at a counter before it returns, with one tile */
-    bool crowded;                                       /* not then: others have waited on my core */
     stream_function *stream;                            /* a copy around the cache, or NULL */
     bool paced;                                         /* slots are written so if it is better at present: pace.h */
     size_t cache_bytes;                                 /* the last cache of the host's ranks, all of them */
     size_t ring_bytes;                                  /* of each rank's slots, those that operations go round in */
-    /* between operations; equal on all ranks of the host */
-    uint64_t base, operation;
-    uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
-    size_t ring_first, ring_at, ring_taken;             /* where the last slots of the ring begin and end; bytes ever */
+};
+struct ring {                                           /* of slots.c; equal on all ranks of the host but `reserved` */
+    size_t first, at, taken;                            /* where the last slots begin and end; bytes ever */
     size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
-    struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
-    /* of the operation that runs; whoever begins it fills launch and the descriptor first */
-    struct launch launch;
+};
+struct run {                                            /* of the operation that runs */
     struct descriptor *descriptor;                      /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
@@ -103,13 +61,30 @@ struct executor {
     bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
     bool started, arrived, agreed;
     tutti_status broken;                                /* why a message failed, or OK */
-    uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
-    /* why it is blocked */
-    int blocked_peer;                                   /* a rank, or -1: a message */
+};
+struct executor {
+    struct site site;
+    struct ring ring;
+    uint64_t base, operation;                           /* of counters; of collectives: equal on the host */
+    uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
+    struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
+    uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
+    bool crowded;                                       /* others have waited on my core: no polls then */
+    struct launch launch;                               /* whoever begins an operation fills it, and the descriptor */
+    struct run run;
+    int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */
     struct wait_set blocked;
 };
-tutti_status executor_init(struct executor *x, const struct segment *segment, int rank, int host_first, int host_ranks);
+static inline int site_index(const struct site *s, int rank) { return rank - s->first; }       /* of a rank here */
+static inline int site_rank(const struct site *s, int index) { return s->first + index; }
+
+/* Of the segment's rank `index`, and its ranks are `first` and those that follow. */
+tutti_status executor_init(struct executor *x, const struct segment *segment, int index, int first,
+    stream_function *stream, bool paced);
+void executor_connect(struct executor *x, struct transport *transport);
+/* polls: looks at a counter before a small operation returns; the other two as in struct site. */
+void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);
 void executor_finish(struct executor *x);
 /* Chooses the line of the next operation, and with it the descriptor to fill. */
 void executor_prepare(struct executor *x);

@@ -15,23 +15,23 @@ enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALO
 
 static size_t ring_bytes(const struct executor *x)
 {
-    return size_smaller(x->ring_bytes, x->segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
+    return size_smaller(x->site.ring_bytes, x->site.segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
 }
 size_t slots_most_bytes(const struct executor *x)
 {
-    return (x->segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
+    return (x->site.segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
 }
 static bool begins_a_lap(const struct executor *x, size_t bytes)
 {
-    size_t lap = size_smaller(size_larger(x->ring_taken / LAPS, 3 * bytes), ring_bytes(x));
-    return x->ring_at + bytes > lap && bytes <= x->ring_first;
+    size_t lap = size_smaller(size_larger(x->ring.taken / LAPS, 3 * bytes), ring_bytes(x));
+    return x->ring.at + bytes > lap && bytes <= x->ring.first;
 }
 void slots_take(struct executor *x)
 {
-    const struct cut *c = x->cut;
-    if (c->in_line) x->slots_at = 0;
-    else if (!c->goes_round) x->slots_at = ring_bytes(x) + (size_t)x->parity * slots_most_bytes(x);
-    else x->slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring_at;
+    const struct cut *c = x->run.cut;
+    if (c->in_line) x->run.slots_at = 0;
+    else if (!c->goes_round) x->run.slots_at = ring_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
+    else x->run.slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring.at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
 static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
@@ -52,21 +52,22 @@ void slots_place(struct executor *x, struct cut *c)
 /* As much as operations have come to: a group that is seldom used takes little. */
 tutti_status slots_reserve(struct executor *x)
 {
-    const struct cut *c = x->cut;
-    size_t first = c->goes_round ? 0 : x->slots_at;
-    size_t *reserved = &x->reserved[c->goes_round ? 2 : x->parity], bytes = x->slots_at - first + c->slots_bytes;
+    const struct cut *c = x->run.cut;
+    size_t first = c->goes_round ? 0 : x->run.slots_at;
+    size_t *reserved = &x->ring.reserved[c->goes_round ? 2 : x->run.parity];
+    size_t bytes = x->run.slots_at - first + c->slots_bytes;
     if (bytes <= *reserved) return TUTTI_OK;
     size_t more = size_smaller(size_larger(2 * *reserved, FIRST_RESERVED), ring_bytes(x));
     if (c->goes_round) bytes = size_larger(bytes, more);
-    unsigned char *slots = segment_slots(x->segment, x->rank - x->host_first);
-    TRY(segment_reserve(x->segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
+    unsigned char *slots = segment_slots(x->site.segment, x->site.index);
+    TRY(segment_reserve(x->site.segment, slots + first + *reserved, bytes - *reserved, "staging slots"));
     *reserved = bytes;
     return TUTTI_OK;
 }
 void slots_leave(struct executor *x)
 {
-    if (!x->cut->goes_round) return;
-    x->ring_first = x->slots_at;
-    x->ring_at = x->slots_at + x->cut->slots_bytes;
-    x->ring_taken += x->cut->slots_bytes;
+    if (!x->run.cut->goes_round) return;
+    x->ring.first = x->run.slots_at;
+    x->ring.at = x->run.slots_at + x->run.cut->slots_bytes;
+    x->ring.taken += x->run.cut->slots_bytes;
 }

@@ -97,14 +97,20 @@ void segment_detach(struct segment *segment);          /* NULL and zeroed are fi
 /* Makes the memory real before it is touched, so that a full machine is an error and not a SIGBUS: NO_MEMORY names the
    bytes and what they were for. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
-static inline unsigned char *segment_slots(const struct segment *s, int rank)
+/* Of the rank with that index on this host, which is not its rank in the group. */
+static inline struct control *segment_control(const struct segment *s, int index) { return &s->controls[index]; }
+static inline struct introduction *segment_introduction(const struct segment *s, int index)
 {
-    return s->slots + (size_t)rank * s->slot_bytes;
+    return &s->introductions[index];
+}
+static inline unsigned char *segment_slots(const struct segment *s, int index)
+{
+    return s->slots + (size_t)index * s->slot_bytes;
 }
 enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };         /* lengths of INPUT and OUTPUT, then offsets of both       */
-static inline uint64_t *segment_counts(const struct segment *s, int rank, int parity, int array)
+static inline uint64_t *segment_counts(const struct segment *s, int index, int parity, int array)
 {
-    return s->counts + (((size_t)rank * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->ranks;
+    return s->counts + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->ranks;
 }
 static inline unsigned char *segment_pair(const struct segment *s, int from, int to)
 {

@@ -6,22 +6,11 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 enum { BACKLOG = 512, MOST_DESCRIPTORS = 4 };
-
-tutti_status random_fill(void *bytes, size_t count)
-{
-    for (size_t filled = 0; filled < count;) {
-        ssize_t got = getrandom((unsigned char *)bytes + filled, count - filled, 0);
-        if (got < 0 && errno != EINTR) return status_fail(TUTTI_SYSTEM, "getrandom: %s", strerror(errno));
-        if (got > 0) filled += (size_t)got;
-    }
-    return TUTTI_OK;
-}
 
 /* ---- names ---- */
 static socklen_t name_socket(struct sockaddr_un *out, const char *purpose, const unsigned char nonce[NONCE_BYTES])

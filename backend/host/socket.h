@@ -5,7 +5,6 @@
 #include "c_api/tutti.h"
 
 enum { NONCE_BYTES = 16 };
-tutti_status random_fill(void *bytes, size_t count);
 
 /* The name is made of what the socket is for, a short word, and a nonce. */
 int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES]);

@@ -29,8 +29,6 @@ enum {
 static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
 static const char first_key[] = "r0";
 
-tutti_status bootstrap_random(void *bytes, size_t count) { return random_fill(bytes, count); }
-
 /* ---- keys and records ---- */
 static void name_key(const struct member *first, const char *what, char out[KEY_BYTES])
 {

@@ -3,21 +3,8 @@
  * table, so the store sees O(p) requests; what earlier groups left there is not believed), a unique id (rank 0 listens
  * on a socket named by it), or an existing communicator (backend/comm/comm.c). */
 #pragma once
-#include "backend/processes/peers.h"
-#include <string.h>
+#include "backend/processes/member.h"
 
-struct member {                                         /* fixed size, no padding: travels as bytes */
-    struct identity identity;
-    unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
-    int64_t timeout_ms;
-    uint32_t size;                                      /* what this rank thinks the group's size is */
-    uint32_t build;                                     /* of what sources its tutti was made; never 0 */
-    char group[32];                                     /* name, for messages */
-};
-static inline bool member_shares_process(const struct member *a, const struct member *b)
-{
-    return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
-}
 /* Both check that sizes and builds agree (MISMATCH shows both sides) and that a rank that does not come is named
    (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
    goes to all. `table` has room for mine->size records, and holds something only when all is well. */
@@ -25,5 +12,3 @@ tutti_status bootstrap_store(const tutti_store *store, int rank, const struct me
                              struct member *table);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
                           struct member *table);
-/* Random bytes of the operating system, for ids and tokens. */
-tutti_status bootstrap_random(void *bytes, size_t count);

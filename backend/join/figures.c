@@ -3,7 +3,7 @@
    those of the last group. So rank 0 first sends a ball to and fro with the others, a few microseconds with each, and
    takes the figures that are known of that distance; only if there are none does it measure them, on its own core and
    that of the rank farthest from it. The others return the ball and wait for its word. All waits have a limit. */
-#include "backend/comm/comm.h"
+#include "backend/join/figures.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/pause.h"
@@ -13,14 +13,15 @@
 
 enum { VOLLEYS = 8, SETS = 5, MATCH_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
-enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
 _Static_assert(sizeof(struct machine) <= FIGURES_BYTES, "the segment has room for the figures");
+
+static bool is_first(const tutti_comm *comm) { return comm->executor.site.index == 0; }
 
 /* ---- cores ---- */
 void figures_introduce(const tutti_comm *comm)
 {
     cpu_set_t set;
-    struct introduction *mine = &comm_segment(comm)->introductions[comm->rank];
+    struct introduction *mine = segment_introduction(comm->group.segment, group_index(&comm->group, comm->group.rank));
     atomic_store(&mine->core, wait_core());
     if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
     for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
@@ -28,13 +29,14 @@ void figures_introduce(const tutti_comm *comm)
 }
 static int count_cores(const tutti_comm *comm)          /* where the ranks may run, all of them together */
 {
+    const struct segment *s = comm->group.segment;
     int count = 0;
     for (int word = 0; word < CORE_WORDS; word++) {
         uint64_t cores = 0;
-        for (int r = 0; r < comm->size; r++) cores |= comm_segment(comm)->introductions[r].cores[word];
+        for (int peer = 0; peer < s->ranks; peer++) cores |= segment_introduction(s, peer)->cores[word];
         count += __builtin_popcountll(cores);
     }
-    return count ? count : comm->size;
+    return count ? count : s->ranks;
 }
 
 /* ---- the ball: odd on its way to the other rank, even when it is back ---- */
@@ -90,8 +92,8 @@ static struct farthest measure_distance(const tutti_comm *comm)
     int64_t until = clock_ns() + MATCH_NS;
     struct farthest far = { 0 };
     is_new(seen, wait_core());
-    for (int r = comm->size - 1; r > 0 && clock_ns() < until; r--) {
-        struct introduction *other = &comm_segment(comm)->introductions[r];
+    for (int peer = comm->group.segment->ranks - 1; peer > 0 && clock_ns() < until; peer--) {
+        struct introduction *other = segment_introduction(comm->group.segment, peer);
         if (!is_new(seen, atomic_load(&other->core))) continue;
         double line = measure_line(other, until);
         if (line > far.line)
@@ -110,19 +112,19 @@ static struct machine measure_figures(const tutti_comm *comm, const struct farth
     struct machine figures;
     bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &figures);
     *keep = complete && distance && are_still_there(comm, distance);
-    LOG(DEBUG, "%s: the machine was measured%s%s", comm->name, complete ? "" : " in part",
+    LOG(DEBUG, "%s: the machine was measured%s%s", comm->group.name, complete ? "" : " in part",
         *keep ? "" : "; later jobs measure again");
     return figures;
 }
 static void tell(const tutti_comm *comm)
 {
-    struct told *told = comm_segment(comm)->told;
+    struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
     struct machine figures;
     int distance = machine_distance(far.line);
     bool keep = false, known = machine_recall(distance, &figures);
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
-    LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->name, far.line);
+    LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
     told->distance = distance;
     memcpy(told->figures, &figures, sizeof figures);
     atomic_store(&told->ready, 1);
@@ -134,17 +136,17 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 {
     static const struct wait_set none;
     const struct ladder ladder = ladder_of(PAUSES / 10, AWAKE);
-    const struct segment *segment = comm_segment(comm);
+    const struct segment *segment = comm->group.segment;
     bool doubt = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
         if (doubt) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
-        if (return_ball(&segment->introductions[comm->rank])) n = 1;
+        if (return_ball(segment_introduction(segment, comm->executor.site.index))) n = 1;
         ladder_climb(&ladder, n, &none, 1);
         if (n % POLLS) continue;
         doubt = comm_is_in_doubt(comm);
         if (!doubt && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s has joined but did not say in time what the machine is "
-                "like: it is too slow, stopped or gone", comm->name);
+                "like: it is too slow, stopped or gone", comm->group.name);
     }
     return TUTTI_OK;
 }
@@ -153,27 +155,23 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 /* The figures were checked by rank 0; here once more, as for all that is shared. */
 static struct machine told_figures(const tutti_comm *comm)
 {
-    const struct told *told = comm_segment(comm)->told;
+    const struct told *told = comm->group.segment->told;
     struct machine figures;
     memcpy(&figures, told->figures, sizeof figures);
     if (!machine_is_sane(&figures)) return machine_typical();
-    if (comm->rank == 0) return figures;
+    if (is_first(comm)) return figures;
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &figures, false);
     return figures;
 }
 tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms)
 {
-    struct machine figures = machine_typical();
-    if (comm->size > 1 && comm->rank == 0) tell(comm);
-    if (comm->size > 1 && comm->rank > 0) TRY(await_word(comm, deadline_ms));
-    if (comm->size > 1) figures = told_figures(comm);   /* one rank alone has nothing to choose */
-    comm->chooser = (struct chooser){ .layout = &comm->layout, .cache = comm->cache, .size = comm->size, .cores =
-        count_cores(comm), .machine = figures };
-    struct patience patience = price_patience(&figures);
-    if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);
-    comm->executor.polls = comm->ladder.pauses / 10 < MOST_POLLS ? comm->ladder.pauses / 10 : MOST_POLLS;
-    comm->executor.cache_bytes = (size_t)figures.last;
-    comm->executor.ring_bytes = (size_t)(4 * figures.l2) / (size_t)comm->size;
+    struct machine figures = machine_typical();         /* one rank alone has nothing to choose */
+    if (comm->executor.site.ranks > 1) {
+        if (is_first(comm)) tell(comm);
+        else TRY(await_word(comm, deadline_ms));
+        figures = told_figures(comm);
+    }
+    comm_tune(comm, &figures, count_cores(comm));
     return TUTTI_OK;
 }

@@ -6,6 +6,7 @@
 #include "backend/processes/peers.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
+#include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/memory/arena.h"
 #include "backend/host/socket.h"

@@ -2,7 +2,7 @@
    the same on all ranks even if each of them believes something else of the machine. */
 #include "tests/support/world.h"
 #include "tests/unit/model/machines.h"
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include <setjmp.h>
@@ -18,21 +18,22 @@
 #include <unistd.h>
 
 static const size_t KIB = 1024, MIB = 1 << 20;
-struct group { int first[2]; struct layout layout; struct chooser chooser; };
-static void group_init(struct group *g, const struct machine *machine, int size, int cores)
+struct machine_group { int first[2]; struct layout layout; struct chooser chooser; };
+static void machine_group_init(struct machine_group *g, const struct machine *machine, int size, int cores)
 {
-    *g = (struct group){ .first = { 0, size } };
+    *g = (struct machine_group){ .first = { 0, size } };
     g->layout = (struct layout){ 1, g->first };
     g->chooser = (struct chooser){ .layout = &g->layout, .cache = cache_create(), .size = size, .cores = cores,
         .machine = *machine };
     assert_non_null(g->chooser.cache);
 }
-static void group_finish(struct group *g)
+static void machine_group_finish(struct machine_group *g)
 {
     chooser_finish(&g->chooser);
     cache_destroy(g->chooser.cache);
 }
-static struct choice ask(struct group *g, enum family family, size_t bytes, enum placement_kind placement, bool uneven)
+static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
+    bool uneven)
 {
     struct question q = { family, NULL, bytes, placement, uneven };
     struct choice c;
@@ -43,8 +44,8 @@ static void is_always_an_algorithm_for_one_host(void **state)
 {
     (void)state;
     for (int size = 1; size <= 20; size = 2 * size + 1) {
-        struct group g;
-        group_init(&g, &near_cores, size, 2);
+        struct machine_group g;
+        machine_group_init(&g, &near_cores, size, 2);
         for (int f = 0; f < FAMILY_COUNT; f++)
             for (size_t bytes = 0; bytes < SIZE_MAX / 64; bytes = 64 * bytes + 1)
                 for (int way = 0; way < 6; way++) {
@@ -54,14 +55,14 @@ static void is_always_an_algorithm_for_one_host(void **state)
                     assert_false(way % 2 && c.algorithm->equal_chunks);
                     assert_true(c.tile_bytes >= 4 * KIB && c.slots >= 2 && c.slots <= 8);
                 }
-        group_finish(&g);
+        machine_group_finish(&g);
     }
 }
-static const char *name(struct group *g, enum family family, size_t bytes, enum placement_kind placement)
+static const char *name(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement)
 {
     return ask(g, family, bytes, placement, false).algorithm->name;
 }
-static void two_rounds(struct group *g, size_t bytes, enum placement_kind placement)
+static void two_rounds(struct machine_group *g, size_t bytes, enum placement_kind placement)
 {
     assert_int_equal(strncmp(name(g, ALLREDUCE, bytes, placement), "two_shot", 8), 0);
 }
@@ -69,33 +70,33 @@ static void two_rounds(struct group *g, size_t bytes, enum placement_kind placem
 static void what_was_measured_best_is_chosen(void **state)
 {
     (void)state;
-    struct group g;
+    struct machine_group g;
     for (int size = 2; size <= 8; size *= 2) {
-        group_init(&g, &near_cores, size, 2);
+        machine_group_init(&g, &near_cores, size, 2);
         for (size_t bytes = 8; bytes <= (size == 2 ? 2 * KIB : 4 * KIB); bytes *= 2)
             assert_string_equal(name(&g, ALLREDUCE, bytes, TENSORS_PRIVATE), "one_shot");
         for (size_t bytes = 256 * KIB; bytes <= 64 * MIB && size > 2; bytes *= 2)
             two_rounds(&g, bytes, TENSORS_PRIVATE);
         for (size_t bytes = 256 * KIB; bytes <= 64 * MIB; bytes *= 2) two_rounds(&g, bytes, TENSORS_SHARED_IN_PLACE);
-        group_finish(&g);
+        machine_group_finish(&g);
     }
 }
 static void a_root_does_not_do_alone_what_all_can_do(void **state)
 {
     (void)state;
-    struct group g;
-    group_init(&g, &near_cores, 4, 4);
+    struct machine_group g;
+    machine_group_init(&g, &near_cores, 4, 4);
     assert_string_equal(name(&g, REDUCE, 8, TENSORS_PRIVATE), "read");
     assert_string_equal(name(&g, REDUCE, 16 * MIB, TENSORS_PRIVATE), "two_shot_read");
     assert_string_equal(name(&g, GATHER, 16 * MIB, TENSORS_SHARED_APART), "write");
-    group_finish(&g);
+    machine_group_finish(&g);
 }
 static void a_root_does_its_share_in_shared_tensors(void **state)
 {
     (void)state;
-    struct group g;
+    struct machine_group g;
     for (int size = 2; size <= 8; size *= 2) {
-        group_init(&g, &near_cores, size, 2);
+        machine_group_init(&g, &near_cores, size, 2);
         for (size_t bytes = 64 * KIB; bytes <= 64 * MIB; bytes *= 4) {
             assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_APART), "two_shot");
             assert_string_equal(name(&g, REDUCE, bytes, TENSORS_SHARED_IN_PLACE), "two_shot");
@@ -105,43 +106,43 @@ static void a_root_does_its_share_in_shared_tensors(void **state)
             assert_string_equal(name(&g, GATHER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
             assert_string_equal(name(&g, SCATTER, bytes, TENSORS_SHARED_IN_PLACE), "read_write");
         }
-        group_finish(&g);
+        machine_group_finish(&g);
     }
 }
 static void a_root_with_a_copy_of_its_own_does_not_help(void **state)
 {
     (void)state;
     static const struct machine *const machines[] = { &near_cores, &far_cores };
-    struct group g;
+    struct machine_group g;
     for (int m = 0; m < 2; m++) {
-        group_init(&g, machines[m], 2, 2);
+        machine_group_init(&g, machines[m], 2, 2);
         for (size_t bytes = MIB; bytes <= 64 * MIB; bytes *= 4) {
             assert_string_equal(name(&g, GATHER, bytes, TENSORS_SHARED_APART), "write");
             if (m && bytes == MIB) continue;            /* there, reading costs five times as much as writing */
             assert_string_equal(name(&g, BROADCAST, bytes, TENSORS_SHARED_APART), "read");
             assert_string_equal(name(&g, SCATTER, bytes, TENSORS_SHARED_APART), "read");
         }
-        group_finish(&g);
+        machine_group_finish(&g);
     }
 }
 static void looking_first_is_for_messages_that_take_longer(void **state)
 {
     (void)state;
-    struct group g;
-    group_init(&g, &near_cores, 2, 2);
+    struct machine_group g;
+    machine_group_init(&g, &near_cores, 2, 2);
     struct choice small = ask(&g, ALLREDUCE, 512, TENSORS_PRIVATE, false);
     struct choice large = ask(&g, ALLREDUCE, MIB, TENSORS_PRIVATE, false);
     assert_false(choice_looks_first(&g.chooser, &small));
     assert_true(choice_looks_first(&g.chooser, &large));
-    group_finish(&g);
+    machine_group_finish(&g);
 }
 /* Not of what was asked before, so that ranks that were asked different things still choose alike. */
 static void a_choice_is_a_function_of_the_question(void **state)
 {
     (void)state;
-    struct group once, often;
-    group_init(&once, &far_cores, 4, 4);
-    group_init(&often, &far_cores, 4, 4);
+    struct machine_group once, often;
+    machine_group_init(&once, &far_cores, 4, 4);
+    machine_group_init(&often, &far_cores, 4, 4);
     for (size_t bytes = 16 * MIB; bytes; bytes /= 3)
         for (int f = 0; f < FAMILY_COUNT; f++) ask(&often, (enum family)f, bytes, TENSORS_SHARED_APART, false);
     for (size_t bytes = 16 * MIB; bytes; bytes /= 2) {
@@ -152,8 +153,8 @@ static void a_choice_is_a_function_of_the_question(void **state)
             assert_true(a.tile_bytes == b.tile_bytes && a.slots == b.slots && a.price == b.price);
         }
     }
-    group_finish(&once);
-    group_finish(&often);
+    machine_group_finish(&once);
+    machine_group_finish(&often);
 }
 
 /* ---- ranks that believe different things ---- */
@@ -168,12 +169,12 @@ static const struct machine believed[2] = {             /* a round for nothing; 
 static void beliefs_are_different(void **state)
 {
     (void)state;
-    struct group g[2];
-    for (int i = 0; i < 2; i++) group_init(&g[i], &believed[i], 3, 3);
+    struct machine_group g[2];
+    for (int i = 0; i < 2; i++) machine_group_init(&g[i], &believed[i], 3, 3);
     assert_string_not_equal(name(&g[0], ALLREDUCE, MIB, TENSORS_PRIVATE), name(&g[1], ALLREDUCE, MIB, TENSORS_PRIVATE));
     assert_true(ask(&g[0], ALLREDUCE, MIB, TENSORS_PRIVATE, false).tile_bytes
         != ask(&g[1], ALLREDUCE, MIB, TENSORS_PRIVATE, false).tile_bytes);
-    for (int i = 0; i < 2; i++) group_finish(&g[i]);
+    for (int i = 0; i < 2; i++) machine_group_finish(&g[i]);
 }
 #ifndef NO_PROCESSES
 enum { RANKS = 3, MOST_FLOATS = 1 << 19 };
@@ -190,7 +191,7 @@ static void sum_all_sizes(tutti_comm *comm, int rank)
 }
 static void all_go_by_the_same(tutti_comm *comm)
 {
-    struct machine theirs[RANKS], *mine = &comm->chooser.machine;
+    struct machine theirs[RANKS], *mine = &comm->launcher.chooser.machine;
     REQUIRE(tutti_all_gather(mine, theirs, sizeof *mine, TUTTI_UINT8, comm, NULL) == TUTTI_OK);
     for (int r = 0; r < RANKS; r++) REQUIRE(memcmp(&theirs[r], mine, sizeof *mine) == 0);
 }
@@ -208,7 +209,7 @@ static void join_believing(int rank, tutti_unique_id id, const char *folder)
     }
     machine_learn(0, &believed[rank % 2], false);
     REQUIRE(tutti_comm_init_rank(&comm, RANKS, id, rank) == TUTTI_OK);
-    REQUIRE(memcmp(&comm->chooser.machine, &believed[0], sizeof *believed) == 0);
+    REQUIRE(memcmp(&comm->launcher.chooser.machine, &believed[0], sizeof *believed) == 0);
     all_go_by_the_same(comm);
     sum_all_sizes(comm, rank);
     REQUIRE(tutti_comm_split(comm, 0, rank != 1, &other) == TUTTI_OK);     /* led by who believes something else */

@@ -1,6 +1,6 @@
 /* What goes wrong, and what is said about it: every text that a user can cause is read here. */
 #include "tests/support/world.h"
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -233,7 +233,7 @@ static void two_reach_their_timeout(struct rank *me)
     static _Atomic bool rank_1_has_failed;
     int32_t summand = 1, sum = 0;
     tutti_request r = { .timeout_ms = me->rank == 1 ? 50 : 20000, .blocking = true };
-    _Atomic uint32_t *state = &comm_segment(me->comm)->failure->state;
+    _Atomic uint32_t *state = &me->comm->group.segment->failure->state;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     atomic_fetch_add(&ready, 1);
     while (me->rank == 0 && atomic_load(&ready) < 3) usleep(1000);

@@ -1,7 +1,7 @@
 /* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
    come to. Whatever came before, every operation finds its own bytes. */
 #include "tests/support/world.h"
-#include "backend/comm/comm.h"
+#include "backend/engine/comm.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,30 +31,31 @@ static void go_round(struct rank *me)
 {
     struct executor *x = &me->comm->executor;
     float *data = floats();
-    x->ring_bytes = 1024 * KIB;
+    x->site.ring_bytes = 1024 * KIB;
     size_t end = 0, used = 0, slots = 64 * KIB;
     for (size_t call = 0; call < 100; call++) {
         size_t lap = call * slots / 4 > 3 * slots ? call * slots / 4 : 3 * slots;
         sum(me, data, slots, (int)call);
-        REQUIRE(x->slots_at == (end + slots > lap || end == x->ring_bytes ? 0 : end));
-        end = x->slots_at + slots;
+        REQUIRE(x->run.slots_at == (end + slots > lap || end == x->site.ring_bytes ? 0 : end));
+        end = x->run.slots_at + slots;
         if (end > used) used = end;
-        REQUIRE(x->reserved[2] >= used && (x->reserved[2] < 2 * used || used == slots));
+        REQUIRE(x->ring.reserved[2] >= used && (x->ring.reserved[2] < 2 * used || used == slots));
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* needs none */
     }
-    REQUIRE(used == x->ring_bytes);
-    REQUIRE(x->reserved[0] == 0 && x->reserved[1] == 0 && x->reserved[2] == x->ring_bytes);
+    REQUIRE(used == x->site.ring_bytes);
+    REQUIRE(x->ring.reserved[0] == 0 && x->ring.reserved[1] == 0 && x->ring.reserved[2] == x->site.ring_bytes);
     free(data);
 }
 static void stay(struct rank *me)
 {
     struct executor *x = &me->comm->executor;
     float *data = floats();
-    x->ring_bytes = 1024 * KIB;
+    x->site.ring_bytes = 1024 * KIB;
     for (int call = 0; call < 20; call++) {
         sum(me, data, KIB, call);
-        REQUIRE(x->slots_at == x->ring_bytes + (size_t)(call % 2) * (x->segment->slot_bytes - x->ring_bytes) / 2);
-        REQUIRE(x->reserved[call % 2] == KIB && x->reserved[2] == 0);
+        size_t half = (x->site.segment->slot_bytes - x->site.ring_bytes) / 2;
+        REQUIRE(x->run.slots_at == x->site.ring_bytes + (size_t)(call % 2) * half);
+        REQUIRE(x->ring.reserved[call % 2] == KIB && x->ring.reserved[2] == 0);
     }
     free(data);
 }
@@ -80,20 +81,21 @@ static void mix(struct rank *me)
     float *data = floats();
     uint32_t together = 1;
     size_t last = 0, last_bytes = 0;
-    x->ring_bytes = shared->ring_bytes;
+    x->site.ring_bytes = shared->ring_bytes;
     for (int call = 0; call < MIXED; call++) {
         together = together * 1664525u + 1013904223u;
         size_t bytes = sizes[(together >> 16) % (sizeof sizes / sizeof *sizes)];
         for (int again = 0; again < 3; again++) {
             sum(me, data, bytes, call + again);
-            const struct cut *c = x->cut;               /* tiles of one place are of one counter */
+            const struct cut *c = x->run.cut;               /* tiles of one place are of one counter */
             REQUIRE(c->single || c->places % (uint32_t)x->launch.program->plan->slots == 0);
             size_t said = 0;                            /* all ranks say the same */
-            bool first = atomic_compare_exchange_strong(&shared->slots_at[3 * call + again], &said, x->slots_at + 1);
-            REQUIRE(first || said == x->slots_at + 1);
-            REQUIRE(!meet(last, last_bytes, x->slots_at, c->slots_bytes));
-            REQUIRE(x->slots_at + c->slots_bytes <= x->segment->slot_bytes);
-            last = x->slots_at;
+            _Atomic size_t *at = &shared->slots_at[3 * call + again];
+            bool first = atomic_compare_exchange_strong(at, &said, x->run.slots_at + 1);
+            REQUIRE(first || said == x->run.slots_at + 1);
+            REQUIRE(!meet(last, last_bytes, x->run.slots_at, c->slots_bytes));
+            REQUIRE(x->run.slots_at + c->slots_bytes <= x->site.segment->slot_bytes);
+            last = x->run.slots_at;
             last_bytes = c->slots_bytes;
         }
     }

@@ -1,8 +1,7 @@
 /* Sends and receives of shared tensors through communicators: what arrives does not depend on where it lay or where it
  * goes, nothing leaks, and when something goes wrong in the middle the memory belongs to its owner again. */
 #include "tests/support/world.h"
-#include "backend/comm/comm.h"
-#include "backend/join/mapping.h"
+#include "backend/engine/comm.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,7 +126,7 @@ static void drive_alone(tutti_comm *comm)               /* as soon as its messag
 {
     for (int n = 0;; n++) {
         driver_acquire(comm);
-        if (comm->messages) return;
+        if (comm->messages.open) return;
         driver_release(comm);
         REQUIRE(n < SECONDS * 1000);
         nap_us(1000);
@@ -145,13 +144,13 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
 {
     enum { BYTES = 16384 };                             /* so few that the sender need not help */
     _Atomic int *step = me->context;
-    atomic_uint *copying = &comm_segment(me->comm)->controls[1].copying;
+    atomic_uint *copying = &group_control(&me->comm->group, 1)->copying;
     if (me->rank == 0) {
         REQUIRE(start(me, false, in, BYTES, 1, request) == TUTTI_OK);
         drive_alone(me->comm);
         atomic_store(step, 1);
         reach_step(step, 2);
-        for (int n = 0; me->comm->messages->transfer.state == TRANSFER_POSTED; n++) {
+        for (int n = 0; me->comm->messages.open->message.transfer.state == TRANSFER_POSTED; n++) {
             REQUIRE(n < SECONDS * 1000);
             transport_poll(me->comm->transport);
         }
@@ -174,14 +173,14 @@ static void failed_while_a_peer_copies(struct rank *me)
     meet_freed_tensor(me, in, &request);
     if (me->rank == 0) {
         REQUIRE(turn(me->comm));
-        REQUIRE(atomic_load(&me->comm->failed));
+        REQUIRE(atomic_load(&me->comm->outcome.failed));
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
-        messages_fail(me->comm, me->comm->status);
+        messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
         for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10);           /* rank 1 may say that it gives up, but then */
         REQUIRE(!turn(me->comm));                       /* there is nothing to be busy with, while it waits */
-        atomic_store(&comm_segment(me->comm)->controls[1].copying, 0);
-        messages_fail(me->comm, me->comm->status);
+        atomic_store(&group_control(&me->comm->group, 1)->copying, 0);
+        messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_INVALID_ARGUMENT);
         driver_release(me->comm);
     }
@@ -200,7 +199,7 @@ static void told_by_another(struct rank *me)
     unsigned char *in = shared(MOST);
     meet_freed_tensor(me, in, &request);
     if (me->rank == 0) {
-        atomic_store(&comm_segment(me->comm)->controls[1].copying, 0);
+        atomic_store(&group_control(&me->comm->group, 1)->copying, 0);
         status_fail(TUTTI_TIMEOUT, "something else");
         driver_release(me->comm);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
@@ -221,20 +220,20 @@ static void listen_soon(struct rank *me)
     tutti_request request = { 0 };
     unsigned char byte = 1;
     if (me->rank == 0) {
-        struct control *mine = me->comm->executor.mine;
+        struct control *mine = me->comm->executor.site.mine;
         REQUIRE(start(me, false, &byte, 1, 1, &request) == TUTTI_OK);
         drive_alone(me->comm);
-        struct ladder ladder = me->comm->ladder;
-        me->comm->ladder.pauses = 1000000;
-        me->comm->idle_polls = 0;
+        struct ladder ladder = me->comm->group.ladder;
+        me->comm->group.ladder.pauses = 1000000;
+        me->comm->messages.idle_polls = 0;
         atomic_store(&mine->listening, 0);
         REQUIRE(!turn(me->comm) && !atomic_load(&mine->listening));
         for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
         REQUIRE(atomic_load(&mine->listening));
-        int counted = me->comm->idle_polls;
+        int counted = me->comm->messages.idle_polls;
         for (int n = 0; n < 1000; n++) REQUIRE(!turn(me->comm));
-        REQUIRE(me->comm->idle_polls == counted);
-        me->comm->ladder = ladder;
+        REQUIRE(me->comm->messages.idle_polls == counted);
+        me->comm->group.ladder = ladder;
         driver_release(me->comm);
         atomic_store((_Atomic int *)me->context, 1);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_OK);

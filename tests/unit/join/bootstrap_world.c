@@ -2,6 +2,7 @@
 #include "tests/unit/join/bootstrap_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
 #include <setjmp.h>
@@ -140,7 +141,7 @@ void run_id(const struct way *way, struct outcome outcomes[MOST])
 {
     pid_t children[MOST] = { 0 };
     tutti_unique_id id;
-    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
     memset(outcomes, 0, MOST * sizeof *outcomes);
     for (int r = 0; r < way->size; r++) {
         if (way->absent >> r & 1) continue;

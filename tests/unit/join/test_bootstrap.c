@@ -2,6 +2,7 @@
    missing and shows both sides of what does not agree. Ranks are threads (store) or processes (id). */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
 #include "tests/unit/join/bootstrap_world.h"
@@ -103,7 +104,7 @@ static void test_id_taken_twice_is_noticed(void **state)
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct member mine = member_of(&way, 0), table[2];
     tutti_unique_id id;
-    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
     int taken = socket_listen("id", id.bytes);
     assert_true(taken >= 0);
     assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table), TUTTI_INVALID_ARGUMENT);
@@ -116,7 +117,7 @@ static void test_rank_that_gives_up_is_named(void **state)
     struct way way = { .size = 4, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
     tutti_unique_id id;
-    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
     pid_t children[3];                                                 /* rank 3 never comes */
     for (int r = 0; r < 3; r++)
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
@@ -150,7 +151,7 @@ static void test_strangers_do_not_take_a_place(void **state)
     struct outcome *outcomes = outcomes_create();
     tutti_unique_id id;
     pid_t children[3];
-    assert_int_equal(bootstrap_random(&id, sizeof id), TUTTI_OK);
+    assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
     pid_t stranger = fork();
     if (stranger == 0) disturb(&id);
     for (int r = 0; r < 3; r++) {
@@ -226,7 +227,7 @@ static void join_when_stopped(int guests, int later)
     pthread_t thread;
     int sockets[32];
     atomic_store(&seconds, 1000);
-    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(random_fill(&first.id, sizeof first.id), TUTTI_OK);
     assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
     for (int i = 0; i < guests; i++) sockets[i] = connect_to(&first.id);
     await_polled(guests);
@@ -263,7 +264,7 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
     pthread_t thread;
     int sockets[ARE];
     theirs.size = ARE;
-    assert_int_equal(bootstrap_random(&first.id, sizeof first.id), TUTTI_OK);
+    assert_int_equal(random_fill(&first.id, sizeof first.id), TUTTI_OK);
     assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
     for (int r = ARE - 1; r > 0; r--) {                                /* those that it knows come last */
         sockets[r] = connect_to(&first.id);

@@ -2,7 +2,7 @@
    nobody waits for its word for ever. */
 #include "tests/support/world.h"
 #include "backend/base/clock.h"
-#include "backend/comm/comm.h"
+#include "backend/join/figures.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,8 +49,8 @@ static void split_there(struct rank *me)
     tutti_comm *comm;
     stand_on(stage->core[me->rank]);
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
-    int32_t distance = comm_segment(comm)->told->distance;
-    REQUIRE(distance == 0 || comm->chooser.machine.line == marked(distance));
+    int32_t distance = comm->group.segment->told->distance;
+    REQUIRE(distance == 0 || comm->launcher.chooser.machine.line == marked(distance));
     if (me->rank == 0) stage->distance = distance;
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
@@ -79,7 +79,7 @@ static void ranks_of_two_cores_have_one(void **state)
 /* ---- what rank 0 says ---- */
 static void listen_to_nobody(struct rank *me)
 {
-    struct told *told = comm_segment(me->comm)->told;
+    struct told *told = me->comm->group.segment->told;
     if (me->rank == 0) return;
     atomic_store(&told->ready, 0);
     REQUIRE(figures_agree(me->comm, clock_ms() + 20) == TUTTI_TIMEOUT);
@@ -93,12 +93,12 @@ static void a_silent_rank_0_is_an_error(void **state)
 }
 static void listen_to_nonsense(struct rank *me)
 {
-    struct told *told = comm_segment(me->comm)->told;
+    struct told *told = me->comm->group.segment->told;
     struct machine typical = machine_typical(), known;
     if (me->rank == 0) return;
     memset(told->figures, 0xff, sizeof told->figures);  /* not even numbers */
     REQUIRE(figures_agree(me->comm, clock_ms() + 20) == TUTTI_OK);
-    REQUIRE(memcmp(&me->comm->chooser.machine, &typical, sizeof typical) == 0);
+    REQUIRE(memcmp(&me->comm->launcher.chooser.machine, &typical, sizeof typical) == 0);
     memcpy(told->figures, &typical, sizeof typical);
     told->distance = 1 << 30;                           /* fine figures, but of nowhere */
     REQUIRE(figures_agree(me->comm, clock_ms() + 20) == TUTTI_OK);

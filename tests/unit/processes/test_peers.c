@@ -3,6 +3,7 @@
 #include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include <setjmp.h>

@@ -1,0 +1,53 @@
+/* Making communicators. Whatever fails on the way is undone by comm_destroy. */
+#include "backend/comm/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/join/bootstrap.h"
+#include "backend/join/join.h"
+#include <pthread.h>
+
+static void choose_isa(void)                            /* once per process */
+{
+    const char *isa = settings_get()->isa;
+    if (isa[0] && !kernels_use(isa)) LOG(WARN, "TUTTI_ISA=%s is not to be had here; using %s", isa, kernels_isa());
+}
+tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
+{
+    if (size < 1 || rank < 0 || rank >= size)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %d: the rank must be at least 0 and less than the size",
+            rank, size);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_isa);
+    tutti_comm *comm = memory_aligned(sizeof *comm);
+    if (!comm) return status_fail(TUTTI_NO_MEMORY, "no memory for a communicator");
+    *out = comm;
+    return comm_init(comm, rank, size, name, timeout_ms);
+}
+static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
+{
+    TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
+    tutti_comm *comm = *out;
+    struct group *g = &comm->group;
+    if (config->algorithm) TRY(algorithms_parse(config->algorithm, comm->chosen));
+    int64_t deadline_ms = clock_deadline(comm->timeout_ms);
+    struct member mine;
+    TRY(join_introduce(comm, &mine));
+    if (g->size == 1) g->members[0] = mine;
+    else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));
+    else TRY(bootstrap_store(&config->store, g->rank, &mine, deadline_ms, g->members));
+    return join_members(comm, deadline_ms);
+}
+tutti_status comm_or_nothing(tutti_status status, tutti_comm **out)
+{
+    if (status == TUTTI_OK) return status;
+    comm_destroy(*out);
+    *out = NULL;
+    return status;
+}
+tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
+{
+    *out = NULL;
+    return comm_or_nothing(create(config, id, out), out);
+}

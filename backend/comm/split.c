@@ -1,0 +1,67 @@
+/* Splitting: every rank says its color and key in an all-gather of the parent; the rest is joining as ever. */
+#include "backend/comm/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/random.h"
+#include "backend/join/join.h"
+#include <stdlib.h>
+
+struct split { struct member member; int32_t color, key; };
+static int split_order(const struct split *all, int a, int b)
+{
+    if (all[a].key != all[b].key) return all[a].key < all[b].key ? -1 : 1;
+    return a - b;
+}
+static tutti_status split_join(const tutti_comm *parent, const struct split *all, tutti_comm *comm)
+{
+    int color = all[parent->group.rank].color;
+    for (int r = 0; r < parent->group.size; r++) {
+        int at = 0;
+        if (all[r].color != color) continue;
+        for (int q = 0; q < parent->group.size; q++) at += all[q].color == color && split_order(all, q, r) < 0;
+        comm->group.members[at] = all[r].member;
+    }
+    return join_members(comm, clock_deadline(comm->timeout_ms));
+}
+static const unsigned char *split_token(const tutti_comm *parent, const struct split *all)      /* of its first rank */
+{
+    int first = parent->group.rank;
+    for (int q = 0; q < parent->group.size; q++)
+        if (all[q].color == all[first].color && split_order(all, q, first) < 0) first = q;
+    return all[first].member.token;
+}
+static tutti_status split(tutti_comm *parent, const struct split *all, int rank, int size, tutti_comm **out)
+{
+    struct member mine;
+    tutti_status status = comm_new(rank, size, parent->group.name, parent->timeout_ms, out);
+    if (status == TUTTI_OK) status = join_introduce(*out, &mine);
+    if (status != TUTTI_OK) { peers_give_up(split_token(parent, all)); return status; }
+    for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
+    return split_join(parent, all, *out);
+}
+static tutti_status gather(tutti_comm *parent, const struct split *mine, struct split *all)
+{
+    struct operation op = { .comm = parent, .family = ALLGATHER, .input = mine, .output = all, .count = sizeof *mine,
+        .part_bytes = sizeof *mine, .dtype = TUTTI_UINT8, .generation = process_generation(),
+        .limit.timeout_ms = parent->timeout_ms };
+    return operation_run(&op, true);
+}
+tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)
+{
+    *out = NULL;
+    const struct group *g = &parent->group;
+    struct split *all = memory_zeroed((size_t)g->size, sizeof *all);
+    if (!all) return status_fail(TUTTI_NO_MEMORY, "no memory to split %d ranks", g->size);
+    struct split mine = { .member = g->members[g->rank], .color = color, .key = key };
+    /* whoever becomes rank 0 names the group */
+    tutti_status status = random_fill(mine.member.token, sizeof mine.member.token);
+    if (status == TUTTI_OK) status = gather(parent, &mine, all);
+    int rank = 0, size = 0;
+    for (int q = 0; q < g->size; q++) {
+        size += all[q].color == color;
+        rank += all[q].color == color && split_order(all, q, g->rank) < 0;
+    }
+    if (status == TUTTI_OK && color >= 0) status = comm_or_nothing(split(parent, all, rank, size, out), out);
+    free(all);
+    return status;
+}

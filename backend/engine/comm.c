@@ -1,0 +1,55 @@
+/* The parts of a communicator come and go together here; what they do is theirs. */
+#include "backend/engine/comm.h"
+#include "backend/base/settings.h"
+#include "backend/model/price.h"
+
+enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
+
+tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
+{
+    comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
+    TRY(group_init(&comm->group, rank, size, name));
+    TRY(engine_acquire());
+    comm->group.generation = process_generation();
+    TRY(launcher_init(&comm->launcher));
+    TRY(reach_init(&comm->reach, size));
+    return algorithms_of_settings(comm->chosen);
+}
+tutti_status comm_attach(tutti_comm *comm, const struct segment *segment)
+{
+    int64_t streaming = settings_get()->streaming;
+    comm->group.segment = segment;
+    return executor_init(&comm->executor, segment, group_index(&comm->group, comm->group.rank), group_rank(&comm->group,
+        0), streaming == 0 ? NULL : stream_find(), streaming < 0);
+}
+void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
+{
+    struct group *g = &comm->group;
+    launcher_tune(&comm->launcher, &g->layout, g->size, cores, machine);
+    struct patience patience = price_patience(machine);
+    if (g->size <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
+    int polls = g->ladder.pauses / 10;
+    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last,
+        (size_t)(4 * machine->l2) / (size_t)g->segment->ranks);
+}
+void comm_finish(tutti_comm *comm)
+{
+    transport_destroy(comm->transport);
+    executor_finish(&comm->executor);
+    launcher_finish(&comm->launcher);
+    reach_finish(&comm->reach);
+    bool acquired = comm->group.generation;
+    group_finish(&comm->group);
+    if (acquired) engine_release();
+}
+void comm_pause(const tutti_comm *comm, int n)
+{
+    static const struct wait_set none;
+    ladder_climb(&comm->group.ladder, n, &none, 1);
+}
+bool comm_has_left(const tutti_comm *comm, int rank)
+{
+    const struct control *c = group_control(&comm->group, group_index(&comm->group, rank));
+    return atomic_load_explicit(&c->departed, memory_order_acquire) != 0;
+}
+void comm_leave(tutti_comm *comm) { atomic_store(&group_mine(&comm->group)->departed, 1); }

@@ -1,0 +1,43 @@
+/* A communicator: one rank's membership of a group. Its parts say by their types who may touch them: the group is
+ * constant once joined, the gate is any thread's, the listing is the progress thread's, and all else is the driver's,
+ * who holds gate.driver. */
+#pragma once
+#include "backend/engine/driver.h"
+#include "backend/engine/failure.h"
+#include "backend/engine/group.h"
+#include "backend/engine/launch.h"
+#include "backend/engine/messages.h"
+#include "backend/engine/names.h"
+#include "backend/engine/progress.h"
+#include "backend/engine/rest.h"
+#include "backend/engine/tensors.h"
+
+struct tutti_comm {
+    struct group group;                                 /* constant */
+    struct membership *membership;                      /* what joining has left, see join/join.h */
+    struct transport *transport;
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
+    _Atomic int64_t timeout_ms;
+    struct gate gate;
+    struct listing listing;
+    struct executor executor;                           /* of the driver, from here on */
+    struct backlog backlog;
+    struct messages messages;
+    struct launcher launcher;
+    struct reach reach;
+    struct outcome outcome;                             /* of any thread; written by the driver but for its words */
+};
+static inline bool comm_has_failed(const tutti_comm *comm)             /* a look that costs nothing; see comm_failure */
+{
+    return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
+}
+/* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
+tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
+/* The segment of its host is mapped: now it can wait for the others, and fail with them. */
+tutti_status comm_attach(tutti_comm *comm, const struct segment *segment);
+/* The machine is known, and how many cores the ranks of the host may use, all of them together. */
+void comm_tune(tutti_comm *comm, const struct machine *machine, int cores);
+void comm_finish(tutti_comm *comm);
+void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless look at something nobody wakes us for */
+bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */
+void comm_leave(tutti_comm *comm);                      /* says that this rank has */

@@ -1,0 +1,43 @@
+/* The end of an operation. Its memory is the caller's again the moment its state says OVER, so all that is needed
+   afterwards is read before; and whoever waits sleeps on a word of the process, not of the operation. */
+#include "backend/engine/comm.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Atomic uint32_t completions, sleepers;
+
+static void complete(struct operation *op, tutti_status status, const char *detail)
+{
+    tutti_request *request = op->request;
+    bool is_driven = op->comm->backlog.driven == op;
+    if (op->uneven) free(op->uneven);
+    op->uneven = NULL;
+    op->status = status;
+    if (status != TUTTI_OK) snprintf(op->detail, sizeof op->detail, "%.500s", detail);
+    if (!request) {
+        atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+    } else {
+        void (*done)(tutti_request *, void *) = request->done;
+        void *context = request->context;
+        request->source = op->family == POINT_TO_POINT ? op->message.transfer.source : -1;
+        request->sequence = op->sequence;
+        atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+        if (done) done(request, context);
+    }
+    if (is_driven) return;
+    word_ring(&completions, &sleepers, false);
+}
+void operation_complete(struct operation *op, tutti_status status) { complete(op, status, op->comm->outcome.detail); }
+void operation_refuse(struct operation *op, tutti_status status)
+{
+    if (op->request) op->request->refused = true;
+    complete(op, status, status_detail());
+}
+tutti_status operation_result(const struct operation *op)
+{
+    return op->status == TUTTI_OK ? TUTTI_OK : status_repeat(op->status, op->detail);
+}
+void completions_await(struct wait_set *set)
+{
+    wait_add(set, &completions, atomic_load(&completions), &sleepers, false);
+}

@@ -1,0 +1,200 @@
+/* The backlog of a communicator, and the role of its driver. Submitting is a push on a list without locks. */
+#include "backend/base/clock.h"
+#include "backend/base/pause.h"
+#include "backend/engine/comm.h"
+
+enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
+
+/* ---- the backlog; driver only ---- */
+bool driver_has_open(const tutti_comm *comm) { return comm->backlog.head || comm->messages.open; }
+bool driver_is_idle(const tutti_comm *comm)
+{
+    return !driver_has_open(comm) && !atomic_load_explicit(&comm->gate.intake, memory_order_relaxed)
+        && !comm_has_failed(comm);
+}
+void driver_accept(tutti_comm *comm, struct operation *op)
+{
+    op->next = NULL;
+    if (comm_has_failed(comm)) { operation_complete(op, comm->outcome.status); return; }
+    if (op->family == POINT_TO_POINT) { message_post(comm, op); return; }
+    if (comm->backlog.tail) comm->backlog.tail->next = op;
+    else comm->backlog.head = op;
+    comm->backlog.tail = op;
+}
+void driver_take_intake(tutti_comm *comm)
+{
+    if (!atomic_load_explicit(&comm->gate.intake, memory_order_relaxed)) return;
+    struct operation *newest = atomic_exchange_explicit(&comm->gate.intake, NULL, memory_order_acquire), *oldest = NULL;
+    while (newest) {
+        struct operation *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    while (oldest) {
+        struct operation *next = oldest->next;
+        driver_accept(comm, oldest);
+        oldest = next;
+    }
+}
+static void leave_queue(tutti_comm *comm, tutti_status status)         /* the head is over */
+{
+    struct operation *op = comm->backlog.head;
+    comm->backlog.head = op->next;
+    if (!comm->backlog.head) comm->backlog.tail = NULL;
+    comm->backlog.running = false;
+    operation_complete(op, status);
+}
+/* The failed operation ends for its caller, and what is queued behind it, when no peer is at its tensors any more: this
+   is called again until then. */
+static void fail_all(tutti_comm *comm)
+{
+    driver_take_intake(comm);
+    messages_fail(comm, comm->outcome.status);
+    if (comm->backlog.running) {
+        launch_cancel(comm);
+        if (comm->executor.run.exposed && !tensors_let_go(comm)) return;
+    }
+    while (comm->backlog.head) leave_queue(comm, comm->outcome.status);
+}
+static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
+{
+    struct backlog *b = &comm->backlog;
+    if (!b->running) {
+        b->head->sequence = ++b->sequence;
+        TRY(launch_start(comm, b->head));
+        b->running = true;
+    }
+    return launch_step(comm, b->head);
+}
+static void fail(tutti_comm *comm, tutti_status status)                /* because of the head */
+{
+    if (status == TUTTI_MISMATCH) comm_mismatch(comm);
+    else comm_fail(comm, status, "%s", status_detail());
+    fail_all(comm);
+}
+void driver_begin(tutti_comm *comm, struct operation *op)
+{
+    op->next = NULL;
+    comm->backlog.head = comm->backlog.tail = op;
+    tutti_status status = advance(comm);
+    if (status == TUTTI_OK) leave_queue(comm, TUTTI_OK);
+    else if (status != TUTTI_IN_PROGRESS) fail(comm, status);
+}
+bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
+{
+    driver_take_intake(comm);
+    bool moved = comm->messages.open && messages_progress(comm, blocked);
+    if (comm->messages.open && !moved) blocked->in_the_way |= executor_is_in_the_way(&comm->executor);
+    if (comm_has_failed(comm)) { fail_all(comm); return moved; }
+    while (comm->backlog.head) {
+        uint64_t moves = comm->executor.moves;
+        tutti_status status = advance(comm);
+        moved |= comm->executor.moves != moves;
+        if (status == TUTTI_IN_PROGRESS) {
+            const struct wait_set *b = &comm->executor.blocked;
+            blocked->in_the_way |= b->in_the_way;
+            for (int i = 0; i < b->count; i++)
+                wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters, b->item[i].shared);
+            break;
+        }
+        moved = true;
+        if (status == TUTTI_OK) { leave_queue(comm, TUTTI_OK); continue; }
+        fail(comm, status);
+        break;
+    }
+    return moved;
+}
+/* A rank may have lost its core for long since it last looked at its peers, and what they had done when a reason to
+   fail came does not fail because of it: so it goes on once more, as far as it gets. */
+bool operations_check(tutti_comm *comm)
+{
+    struct wait_set unused = { .count = 0 };
+    if (!comm_is_in_doubt(comm)) return false;
+    bool moved = driver_progress(comm, &unused);
+    if (moved && !driver_has_open(comm)) return true;   /* nothing is left that would have to fail */
+    if (comm_check(comm) == TUTTI_OK) return moved;
+    fail_all(comm);
+    return true;
+}
+void operations_go_on(tutti_comm *comm)
+{
+    struct wait_set unused = { .count = 0 };
+    int64_t until_ms = clock_ms() + GO_ON_MS;
+    while (driver_has_open(comm) && clock_ms() < until_ms && driver_progress(comm, &unused)) unused.count = 0;
+}
+bool driver_check(tutti_comm *comm, int n)
+{
+    bool fruitless = n % CHECK_EVERY == CHECK_EVERY - 1;
+    if (fruitless) peers_rouse(comm);
+    return (fruitless || ++comm->backlog.visits % 1024 == 0) && operations_check(comm);
+}
+int driver_soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
+bool operations_abandon(tutti_comm *comm)
+{
+    comm_check(comm);
+    fail_all(comm);
+    return !driver_has_open(comm);
+}
+
+/* ---- the role ---- */
+void driver_call(tutti_comm *comm) { word_ring(&comm->gate.bell, &comm->gate.bell_waiters, false); }
+void comm_call(tutti_comm *comm)
+{
+    driver_call(comm);
+    engine_ring();
+}
+bool driver_try(tutti_comm *comm)
+{
+    _Atomic uint32_t *driver = &comm->gate.driver;
+    return !atomic_load_explicit(driver, memory_order_relaxed)
+        && !atomic_exchange_explicit(driver, 1, memory_order_acquire);
+}
+void driver_leave(tutti_comm *comm) { atomic_store_explicit(&comm->gate.driver, 0, memory_order_release); }
+void driver_acquire(tutti_comm *comm)
+{
+    for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
+}
+/* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its ladder
+   anew for every asking, much longer than a store takes to become visible. The communicator may be gone afterwards. */
+void driver_release(tutti_comm *comm)
+{
+    bool open = driver_has_open(comm), rests = open && rest_is_possible(comm), rested = comm->gate.resting;
+    rest_note(comm, rests);
+    if (rests) atomic_store_explicit(&comm->executor.site.mine->listening, RESTS, memory_order_relaxed);
+    else if (!open || rested) comm_awake(comm);
+    /* what rested has been enlisted before */
+    bool asks = open && !(rests && rested) && (engine_enlist(comm) || !rests);
+    driver_leave(comm);
+    if (asks) engine_ring();                            /* only now, or the thread finds the role taken and sleeps */
+}
+
+/* ---- driving ---- */
+void driver_drive(tutti_comm *comm, struct operation *op)
+{
+    comm_awake(comm);
+    for (int n = 0; !operation_is_over(op); n++) {
+        struct wait_set blocked;
+        blocked.count = 0;
+        blocked.in_the_way = false;
+        uint32_t bell = atomic_load_explicit(&comm->gate.bell, memory_order_acquire);
+        if (driver_progress(comm, &blocked) || driver_check(comm, n)) { n = -1; continue; }
+        bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
+        if (alone && message_take_back(comm, op)) return;
+        wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
+        if (ladder_climb(&comm->group.ladder, n, &blocked, MOST_MS)) n = driver_soon(n);
+    }
+}
+bool driver_drive_briefly(tutti_comm *comm, int turns)
+{
+    bool moved = false;
+    for (int n = 0; n < turns && driver_has_open(comm); n++) {
+        struct wait_set blocked;
+        blocked.count = 0;
+        blocked.in_the_way = false;
+        if (driver_progress(comm, &blocked)) { moved = true; continue; }
+        if (blocked.in_the_way || n == turns - 1) break;
+        pause_briefly();
+    }
+    return moved;
+}

@@ -1,0 +1,55 @@
+/* Who does the work. Each communicator has a driver: the one thread that may touch its backlog and its executor. A
+ * blocking call takes the role if it is free, so that on an idle group nothing stands between the caller and the
+ * shared memory; otherwise, and for everything that is only started, there is one progress thread per process
+ * (progress.h). Whoever drives does all the work of the communicator, whoever's it is; when it leaves while something
+ * is left, it hands the communicator to the progress thread, and wakes that unless what is left can rest (rest.h). */
+#pragma once
+#include "backend/engine/operation.h"
+
+/* Nobody sleeps longer without looking for reasons not to. */
+enum { MOST_MS = 20 };
+struct gate {                                           /* of any thread */
+    _Atomic uint32_t driver;                            /* 1: somebody drives */
+    _Atomic(struct operation *) intake;                 /* submitted, newest first */
+    _Atomic uint32_t inside;                            /* threads that wait for an operation, or submit one */
+    _Atomic uint32_t bell, bell_waiters;                /* wakes a driver that sleeps */
+    _Atomic bool resting;                               /* what is open can be left alone; see rest.h */
+};
+struct backlog {                                        /* of the driver */
+    struct operation *head, *tail;                      /* collectives, oldest first */
+    bool running;                                       /* head has begun */
+    const struct operation *driven;                     /* the driver's own: nobody else waits for it */
+    uint64_t sequence;                                  /* of the last collective that has begun */
+    unsigned visits;                                    /* of whoever drives: every so often it looks for failures */
+    unsigned idle_tests;                                /* of callers that only test, since something moved */
+};
+/* ---- the role ---- */
+bool driver_try(tutti_comm *comm);
+void driver_acquire(tutti_comm *comm);                  /* waits for whoever drives */
+void driver_release(tutti_comm *comm);                  /* hands what is left to the progress thread */
+void driver_leave(tutti_comm *comm);                    /* leaves everything as it is */
+void driver_call(tutti_comm *comm);                     /* something to look at for whoever drives as a caller */
+void comm_call(tutti_comm *comm);                       /* for whoever drives, the progress thread too */
+
+/* ---- the work; driver only ---- */
+bool driver_has_open(const tutti_comm *comm);
+bool driver_is_idle(const tutti_comm *comm);            /* nothing open, submitted or failed */
+void driver_take_intake(tutti_comm *comm);
+void driver_accept(tutti_comm *comm, struct operation *op);
+/* At once, on an idle communicator: as far as it gets without waiting. */
+void driver_begin(tutti_comm *comm, struct operation *op);
+/* As far as it gets without waiting. True: something moved. */
+bool driver_progress(tutti_comm *comm, struct wait_set *blocked);
+/* In every 64th fruitless turn n and every 1024th of any: a look for failures. True: something moved. */
+bool driver_check(tutti_comm *comm, int n);
+int driver_soon(int n);                                 /* the number of a turn after which the next one looks */
+/* Until the operation is over. */
+void driver_drive(tutti_comm *comm, struct operation *op);
+/* So many turns at most, no longer than it takes to wake another thread, and not while a peer needs this core. True:
+   something moved. */
+bool driver_drive_briefly(tutti_comm *comm, int turns);
+/* Looks for a reason not to go on. true: there is one and all have failed, or they got on. */
+bool operations_check(tutti_comm *comm);
+void operations_go_on(tutti_comm *comm);                /* as far as they get within a second */
+/* Ends all with the reason to stop. false: not all yet, as a peer may still be at its tensors. */
+bool operations_abandon(tutti_comm *comm);

@@ -1,0 +1,25 @@
+/* A group's tables, empty until the ranks have found each other. */
+#include "backend/engine/group.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+tutti_status group_init(struct group *g, int rank, int size, const char *name)
+{
+    g->rank = rank;
+    g->size = size;
+    snprintf(g->name, sizeof g->name, "%.31s", name ? name : "the group");
+    g->layout = (struct layout){ 1, g->layout_first };
+    g->layout_first[1] = size;
+    g->ladder = ladder_for(true);
+    g->members = memory_zeroed((size_t)size, sizeof *g->members);
+    g->peers = memory_zeroed((size_t)size, sizeof *g->peers);
+    return g->members && g->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
+}
+void group_finish(struct group *g)
+{
+    for (int r = 0; g->peers && r < g->size; r++) peer_release(g->peers[r]);
+    free(g->members);
+    free(g->peers);
+}

@@ -1,0 +1,30 @@
+/* Who is in a group, and where. Constant once the communicator has joined. What lies in the memory of one host is found
+ * by a rank's index on that host, never by the rank itself. */
+#pragma once
+#include "backend/host/segment.h"
+#include "backend/host/wait.h"
+#include "backend/processes/member.h"
+#include "backend/schedule/schedule.h"
+
+struct group {
+    int rank, size;
+    char name[32];
+    unsigned generation;                                /* of the process: changes with fork */
+    struct member *members;                             /* [size] */
+    struct peer **peers;                                /* [size]; NULL: this process */
+    const struct segment *segment;                      /* of my host; NULL: not mapped yet */
+    struct layout layout;
+    int layout_first[2];
+    struct ladder ladder;                               /* of a thread that drives */
+};
+tutti_status group_init(struct group *group, int rank, int size, const char *name);
+void group_finish(struct group *group);
+
+/* ---- the ranks of my host ---- */
+static inline int group_index(const struct group *g, int rank) { return rank - g->layout.first[0]; }
+static inline int group_rank(const struct group *g, int index) { return g->layout.first[0] + index; }
+static inline struct control *group_control(const struct group *g, int index)
+{
+    return segment_control(g->segment, index);
+}
+static inline struct control *group_mine(const struct group *g) { return group_control(g, group_index(g, g->rank)); }

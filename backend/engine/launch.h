@@ -1,0 +1,48 @@
+/* From an operation to something that runs: start, step, cancel; the driver is the one caller. */
+#pragma once
+#include "backend/engine/choice.h"
+#include "backend/engine/operation.h"
+
+struct recent {                                         /* the last choice of a family: most calls repeat it */
+    uint64_t bytes;                                     /* 0 with uneven counts */
+    int root;
+    bool stage_inputs, uneven;
+    const struct algorithm *asked;
+    const struct algorithm *algorithm;                  /* if all tensors are private */
+    size_t tile_bytes;
+    int slots;
+    bool late;                                          /* the plan is chosen after the roll call */
+    struct program *program;                            /* late: for this placement; NULL: none yet */
+    uint64_t shared, in_place;
+    bool obeys;                                         /* late: a rank has asked for this algorithm */
+};
+/* What makes two calls of the same kind: only their buffers and their sequence differ. */
+struct call {
+    int family, root;
+    tutti_dtype dtype;
+    tutti_op op;
+    size_t part_bytes;
+    double factor;
+    const struct algorithm *asked;
+    bool uneven;
+};
+struct launcher {                                       /* of the driver */
+    int64_t tile_setting, slots_setting;                /* 0: by price */
+    struct cache *cache;
+    struct chooser chooser;
+    struct program *programs;
+    struct recent recent[FAMILY_COUNT];
+    struct call last;                                   /* what the executor's launch is for */
+    int repeats;                                        /* descriptors that say so: 0 (last does not count) to 2 */
+};
+tutti_status launcher_init(struct launcher *launcher);
+/* layout: of the ranks of one host; cores: that they may run on, all of them together */
+void launcher_tune(struct launcher *launcher, const struct layout *layout, int size, int cores,
+    const struct machine *machine);
+void launcher_finish(struct launcher *launcher);
+/* Announces the operation. An error leaves nothing announced. */
+tutti_status launch_start(tutti_comm *comm, struct operation *op);
+/* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */
+tutti_status launch_step(tutti_comm *comm, struct operation *op);
+/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_let_go says so. */
+void launch_cancel(tutti_comm *comm);

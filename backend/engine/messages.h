@@ -1,0 +1,17 @@
+/* Sends and receives of the user, and what the transport stands on. Driver only, but for messages_connect. */
+#pragma once
+#include "backend/engine/operation.h"
+
+struct messages {                                       /* of the driver */
+    struct operation *open;
+    int idle_polls;                                     /* since something came */
+    bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
+};
+tutti_status messages_connect(tutti_comm *comm);        /* makes the transport, when the segment is mapped */
+void message_post(tutti_comm *comm, struct operation *op);
+bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
+/* Of a rank to itself, and its other end is not there: who waits for it waits for himself. After progress. */
+bool message_is_alone(const tutti_comm *comm, const struct operation *op);
+bool message_take_back(tutti_comm *comm, struct operation *op);        /* and refuses it; false: not yet */
+/* Ends them; those that peers may be copying stay until they are not: call again while there are messages. */
+void messages_fail(tutti_comm *comm, tutti_status status);

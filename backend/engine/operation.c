@@ -1,0 +1,130 @@
+/* What callers do with operations: they run one, wait for it, test it. Whoever can drives himself. */
+#include "backend/engine/comm.h"
+#include "backend/base/clock.h"
+
+enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
+enum { IDLE_TESTS = 8 };                                /* of callers that only test: they are far apart */
+static _Atomic uint32_t entering;                       /* threads that look whether an operation is over */
+
+static void submit(tutti_comm *comm, struct operation *op)
+{
+    struct operation *newest = atomic_load_explicit(&comm->gate.intake, memory_order_relaxed);
+    atomic_fetch_add(&comm->gate.inside, 1);
+    do op->next = newest;
+    while (!atomic_compare_exchange_weak_explicit(&comm->gate.intake, &newest, op, memory_order_release,
+        memory_order_relaxed));
+    engine_schedule(comm);
+    driver_call(comm);
+    atomic_fetch_sub(&comm->gate.inside, 1);
+}
+/* A blocking call, by whoever has become the driver. If nothing else is to be done and the peers are quick, there is no
+   queue and no polling between the call and the shared memory. */
+static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
+{
+    comm->backlog.driven = op;
+    if (driver_is_idle(comm) && op->family != POINT_TO_POINT) {
+        driver_begin(comm, op);
+    } else {
+        driver_take_intake(comm);
+        driver_accept(comm, op);
+    }
+    if (!operation_is_over(op)) driver_drive(comm, op);
+    comm->backlog.driven = NULL;
+    driver_release(comm);
+    return operation_result(op);
+}
+/* One that is only started, by the thread that starts it, if it is small and nothing large is under way: it says its
+   part to the other ranks, and if theirs is there already, it is over. */
+static bool start_as_driver(tutti_comm *comm, struct operation *op)
+{
+    if (!rest_is_small(comm, op) || !driver_try(comm)) return false;
+    if (!driver_is_idle(comm) && !comm->gate.resting) {
+        driver_leave(comm);
+        return false;
+    }
+    driver_take_intake(comm);
+    driver_accept(comm, op);
+    driver_drive_briefly(comm, 1);
+    driver_release(comm);
+    return true;
+}
+tutti_status operation_run(struct operation *op, bool blocking)
+{
+    tutti_comm *comm = op->comm;
+    atomic_store_explicit(&op->state, OPERATION_PENDING, memory_order_relaxed);
+    if (blocking && driver_try(comm)) return run_as_driver(comm, op);
+    if (!blocking && start_as_driver(comm, op)) return TUTTI_OK;
+    submit(comm, op);
+    return blocking ? operation_wait(op, 0) : TUTTI_OK;
+}
+static void shorten_deadline(struct operation *op, int64_t timeout_ms)
+{
+    int64_t wanted = clock_deadline(timeout_ms), now = atomic_load(&op->limit.deadline_ms);
+    while (wanted < (now ? now : clock_deadline(atomic_load(&op->limit.timeout_ms))))
+        if (atomic_compare_exchange_weak(&op->limit.deadline_ms, &now, wanted)) {
+            atomic_store(&op->limit.timeout_ms, timeout_ms);
+            return;
+        }
+}
+/* The communicator of an operation that is over may be gone. Whoever destroys it ends its operations, waits until
+   nobody is entering, and then until nobody is inside. */
+static bool enter(const struct operation *op)           /* false: it is over */
+{
+    atomic_fetch_add(&entering, 1);
+    bool open = !operation_is_over(op);
+    if (open) atomic_fetch_add(&op->comm->gate.inside, 1);
+    atomic_fetch_sub(&entering, 1);
+    return open;
+}
+void operations_after_fork(void) { atomic_store(&entering, 0); }
+void operations_await_leaving(tutti_comm *comm)
+{
+    for (int n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
+    for (int n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) comm_pause(comm, n);
+}
+tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
+{
+    if (!enter(op)) return operation_result(op);
+    tutti_comm *comm = op->comm;
+    if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
+    for (int n = 0;; n++) {
+        struct wait_set set;
+        set.count = 0;
+        set.in_the_way = atomic_load(&comm->executor.site.mine->core) == wait_core();       /* the driver's */
+        completions_await(&set);
+        if (operation_is_over(op)) break;
+        if (driver_try(comm)) {
+            driver_drive(comm, op);
+            atomic_fetch_sub(&comm->gate.inside, 1);    /* now the driver is what keeps it from being destroyed */
+            driver_release(comm);
+            return operation_result(op);
+        }
+        ladder_climb(&comm->group.ladder, n, &set, MOST_MS);
+    }
+    atomic_fetch_sub(&comm->gate.inside, 1);
+    return operation_result(op);
+}
+/* If nobody else is to see to it, this thread does, for a moment. */
+static void look_after(struct operation *op, int turns)
+{
+    tutti_comm *comm = op->comm;
+    if (!enter(op)) return;
+    bool drives = atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) && driver_try(comm);
+    if (drives && driver_drive_briefly(comm, turns)) comm->backlog.idle_tests = 0;
+    else if (drives && ++comm->backlog.idle_tests % IDLE_TESTS == 0) peers_rouse(comm);
+    atomic_fetch_sub(&comm->gate.inside, 1);            /* now the driver is what keeps it from being destroyed */
+    if (drives) driver_release(comm);
+}
+tutti_status operation_test(struct operation *op)
+{
+    if (!operation_is_over(op)) look_after(op, 1);
+    return operation_is_over(op) ? operation_result(op) : TUTTI_IN_PROGRESS;
+}
+void operation_hasten(struct operation *op)
+{
+    if (!operation_is_over(op)) look_after(op, POLLS_BEFORE_WAKING);
+    if (!enter(op)) return;
+    atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
+    engine_schedule(op->comm);
+    atomic_fetch_sub(&op->comm->gate.inside, 1);
+}

@@ -1,0 +1,59 @@
+/* An operation: one call, from its arguments to its result; and what callers do with it. */
+#pragma once
+#include "backend/execute/execute.h"
+
+enum { POINT_TO_POINT = FAMILY_COUNT };
+enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
+struct limit {                                          /* on an operation's time */
+    _Atomic int64_t timeout_ms;
+    _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
+    int64_t looked_ms;                                  /* when a driver last looked whether it is late */
+    bool forgiven;                                      /* the time between the last two looks does not count */
+};
+struct message { uint32_t tag; struct piece piece; struct transfer transfer; };
+struct operation {                                      /* lives in tutti_request.reserved, or on the caller's stack */
+    struct operation *next;
+    tutti_comm *comm;
+    tutti_request *request;                             /* NULL: a blocking call */
+    _Atomic uint32_t state;
+    tutti_status status;
+    int family;                                         /* enum family, or POINT_TO_POINT */
+    const void *input;
+    void *output;
+    uint64_t count;                                     /* elements of one rank's part */
+    size_t part_bytes;
+    tutti_dtype dtype;
+    tutti_op op;
+    reduce_function *reduce;                            /* of families that reduce */
+    int root;
+    double factor;
+    const struct algorithm *algorithm;                  /* of this call, or NULL */
+    unsigned generation;                                /* of the process that started it */
+    struct limit limit;
+    _Atomic bool hastened;                              /* it must not rest any more */
+    struct uneven *uneven;                              /* owned */
+    uint64_t sequence;
+    struct message message;                             /* of POINT_TO_POINT only */
+    char detail[OPERATION_DETAIL_BYTES];  /* why it failed, kept here because it outlives the communicator */
+};
+/* Starts the operation; with `blocking` drives it to its end. Takes over op->uneven. */
+tutti_status operation_run(struct operation *op, bool blocking);
+tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
+tutti_status operation_test(struct operation *op);      /* IN_PROGRESS, or how it ended */
+void operation_hasten(struct operation *op);            /* the progress thread sees to it, if nobody else does */
+/* When its operations have ended: returns when no thread is in one of them. */
+void operations_await_leaving(tutti_comm *comm);
+
+void operations_after_fork(void);                       /* in the child: no thread is in one */
+
+/* ---- completion.c ---- */
+static inline bool operation_is_over(const struct operation *op)
+{
+    return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
+}
+tutti_status operation_result(const struct operation *op);             /* of one that is over */
+/* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
+void operation_complete(struct operation *op, tutti_status status);
+/* The same, for one that ends alone: this thread's last error tells why, and the communicator is as it was. */
+void operation_refuse(struct operation *op, tutti_status status);
+void completions_await(struct wait_set *set);           /* adds the word that changes when an operation has ended */

@@ -1,0 +1,167 @@
+/* One thread for all communicators of the process that are in its hands. */
+#include "backend/engine/comm.h"
+#include "backend/base/clock.h"
+#include <pthread.h>
+#include <signal.h>
+
+enum { LINGER_MS = 1000, MOST_LINGERING = 8 };          /* with communicators that are idle */
+
+static struct engine {
+    pthread_mutex_t lock;                               /* of users, thread */
+    int users;
+    pthread_t thread;
+    _Atomic bool stop;
+    _Atomic uint32_t bell, sleepers;
+    _Atomic(tutti_comm *) intake;
+} engine = { .lock = PTHREAD_MUTEX_INITIALIZER };
+static unsigned generation = 1;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void after_fork(void)                                           /* in the child: no thread of ours lives here */
+{
+    generation++;
+    engine = (struct engine){ .lock = PTHREAD_MUTEX_INITIALIZER };
+    operations_after_fork();
+}
+static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
+unsigned process_generation(void) { return generation; }
+
+void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
+/* Into the progress thread's hands. False: it was there already, and so its bell is among what that thread sleeps
+   on. */
+bool engine_enlist(tutti_comm *comm)
+{
+    if (atomic_fetch_add(&comm->listing.scheduled, 1)) return false;
+    tutti_comm *first = atomic_load(&engine.intake);
+    do comm->listing.next = first;
+    while (!atomic_compare_exchange_weak(&engine.intake, &first, comm));
+    return true;
+}
+void engine_schedule(tutti_comm *comm)
+{
+    engine_enlist(comm);
+    engine_ring();
+}
+/* One visit of the progress thread. OPEN: there is something to wait for awake. LINGERS: not, but it stays in the list,
+   and the bell among what is slept on, so that whoever leaves something to rest there need not wake this thread. GONE:
+   it has let go; then the communicator may be gone. */
+enum visit { OPEN, LINGERS, GONE };
+static bool lingers(tutti_comm *comm, bool active)
+{
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_relaxed)) return false;
+    int64_t now = clock_ms();
+    if (active) comm->listing.lingers_until_ms = now + LINGER_MS;
+    return now < comm->listing.lingers_until_ms;
+}
+static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_set *blocked, bool *moved)
+{
+    uint64_t asked = atomic_load(&comm->listing.scheduled);
+    struct control *mine = comm->executor.site.mine;
+    wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
+    /* a caller drives, and will say so when it leaves something; who has asked before that is not to be missed */
+    if (!driver_try(comm)) {
+        *moved |= asked != comm->listing.answered && asked != comm->listing.noticed;
+        comm->listing.noticed = asked;
+        return asked == comm->listing.answered ? LINGERS : OPEN;
+    }
+    bool active = asked != comm->listing.answered || comm->listing.was_open, went = driver_progress(comm, blocked);
+    *moved |= asked != comm->listing.answered;
+    comm->listing.answered = asked;
+    if (driver_has_open(comm)) went |= driver_check(comm, n);
+    bool open = comm->listing.was_open = driver_has_open(comm);
+    /* a thread that sees to messages listens for them */
+    if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
+    rest_note(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
+    *moved |= went;
+    driver_leave(comm);
+    if (open) return OPEN;
+    if (may_linger && lingers(comm, active)) return LINGERS;
+    /* asked again meanwhile: OPEN */
+    return atomic_compare_exchange_strong(&comm->listing.scheduled, &asked, 0) ? GONE : OPEN;
+}
+/* True: one of them is open. */
+static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *moved)
+{
+    tutti_comm *kept = NULL, *next;
+    bool open = false;
+    int lingering = 0;
+    for (tutti_comm *comm = *list; comm; comm = next) {
+        int words = blocked->count;
+        next = comm->listing.next;
+        enum visit found = visit(comm, n, lingering < MOST_LINGERING, blocked, moved);
+        if (found == GONE) {
+            blocked->count = words;                     /* its memory may be unmapped from now on */
+            continue;
+        }
+        open |= found == OPEN;
+        lingering += found == LINGERS;
+        comm->listing.next = kept;
+        kept = comm;
+    }
+    *list = kept;
+    return open;
+}
+static void *progress_main(void *unused)
+{
+    struct ladder ladder = ladder_for(false);
+    tutti_comm *list = NULL;
+    for (int n = 0; !atomic_load(&engine.stop); n++) {
+        struct wait_set blocked;
+        bool moved = false;
+        blocked.count = 0;
+        blocked.in_the_way = false;
+        wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
+        tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
+        for (; arrived; arrived = next) {
+            next = arrived->listing.next;
+            arrived->listing.next = list;
+            list = arrived;
+            moved = true;
+        }
+        bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
+        if (sleeps) wait_sleep(&blocked, list ? MOST_MS : 1000);
+        else if (!moved) sleeps = ladder_climb(&ladder, n, &blocked, MOST_MS);
+        if (moved || !list) n = -1;
+        else if (sleeps) n = driver_soon(n);                   /* time has passed: check at the next visit */
+    }
+    return unused;
+}
+static tutti_status start_thread(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    atomic_store(&engine.stop, false);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (refused) return status_fail(TUTTI_SYSTEM,
+        "cannot start the progress thread: pthread_create gave error %d (limit on threads? see ulimit -u)", refused);
+    pthread_setname_np(engine.thread, "tutti-progress");
+    return TUTTI_OK;
+}
+tutti_status engine_acquire(void)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&engine.lock);
+    tutti_status status = engine.users++ ? TUTTI_OK : start_thread();
+    if (status != TUTTI_OK) engine.users--;
+    pthread_mutex_unlock(&engine.lock);
+    return status;
+}
+void engine_release(void)
+{
+    pthread_mutex_lock(&engine.lock);
+    if (--engine.users == 0) {
+        atomic_store(&engine.stop, true);
+        engine_ring();
+        pthread_join(engine.thread, NULL);
+    }
+    pthread_mutex_unlock(&engine.lock);
+}
+void engine_forget(tutti_comm *comm)
+{
+    for (int n = 0; atomic_load(&comm->listing.scheduled); n++) {
+        engine_ring();
+        comm_pause(comm, n);
+    }
+}

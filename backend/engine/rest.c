@@ -1,0 +1,47 @@
+/* What may rest, and how those who wait for it say so. */
+#include "backend/engine/comm.h"
+
+enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operations of so many bytes on all ranks */
+
+bool rest_is_small(const tutti_comm *comm, const struct operation *op)
+{
+    return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size;
+}
+static bool is_urgent(const struct operation *op)
+{
+    const tutti_request *request = op->request;
+    return !request || (request->done && !request->on_demand)
+        || atomic_load_explicit(&op->hastened, memory_order_relaxed);
+}
+static bool all_may_rest(const tutti_comm *comm, const struct operation *op)
+{
+    for (int n = 0; op; op = op->next)
+        if (++n > MOST_RESTING || !rest_is_small(comm, op) || is_urgent(op)) return false;
+    return true;
+}
+bool rest_is_possible(tutti_comm *comm)
+{
+    return !comm->messages.reaching && !comm_has_failed(comm) && !atomic_load(&comm->gate.inside)
+        && all_may_rest(comm, comm->backlog.head) && all_may_rest(comm, comm->messages.open);
+}
+void rest_note(tutti_comm *comm, bool rests)
+{
+    if (atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) == rests) return;
+    atomic_store_explicit(&comm->gate.resting, rests, memory_order_relaxed);
+}
+void comm_awake(tutti_comm *comm)
+{
+    _Atomic uint32_t *listening = &comm->executor.site.mine->listening;
+    if (atomic_load_explicit(listening, memory_order_relaxed) != LISTENS_NOT)
+        atomic_store_explicit(listening, LISTENS_NOT, memory_order_relaxed);
+}
+/* Somebody waits: peers whose part rests are to do it now. */
+void peers_rouse(const tutti_comm *comm)
+{
+    const struct site *s = &comm->executor.site;
+    for (int peer = 0; peer < s->ranks; peer++) {
+        struct control *c = group_control(&comm->group, peer);
+        if (peer != s->index && atomic_load_explicit(&c->listening, memory_order_relaxed) == RESTS)
+            word_ring(&c->bell, &c->bell_waiters, true);
+    }
+}

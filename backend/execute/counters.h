@@ -1,0 +1,46 @@
+/* Positions. (tile, step) is published as one number, base + 2 + (tile / slots) * period + step, in the counter of the
+ * tile's slot; base + 1 is the arrival. What was read of a peer is kept, so a counter is looked at again only when more
+ * than that is wanted. Part of the executor. */
+#pragma once
+#include "backend/execute/execute.h"
+
+static inline uint64_t arrival(const struct executor *x) { return x->base + 1; }
+static inline uint64_t position(const struct executor *x, int tile, int step)
+{
+    unsigned round = x->run.cut->single ? 0 : (unsigned)tile / (unsigned)x->launch.program->plan->slots;
+    return x->base + 2 + (uint64_t)round * (uint64_t)x->launch.program->plan->period + (uint64_t)step;
+}
+static inline int slot_of(const struct executor *x, int tile)
+{
+    return x->run.cut->single ? 0 : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots);
+}
+static inline _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
+{
+    struct line *line = &c->line[x->run.parity];
+    return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
+}
+static inline int counter_index(const struct executor *x, int tile)
+{
+    return x->run.cut->single ? SEEN_COUNTER : SEEN_SLOTS + slot_of(x, tile);
+}
+/* Of the peer with that index on this host: looks once, and then `polls` times more. False: notes what is waited
+   for. */
+bool counter_look(struct executor *x, int peer, int counter, uint64_t target, int polls);
+static inline bool reached_soon(struct executor *x, int peer, int counter, uint64_t target, int polls)
+{
+    return x->seen[peer][counter] >= target || counter_look(x, peer, counter, target, polls);
+}
+static inline int polls(const struct executor *x) { return x->crowded ? 0 : x->site.polls; }
+static inline bool reached(struct executor *x, int peer, int counter, uint64_t target)
+{
+    return reached_soon(x, peer, counter, target, 0);
+}
+static inline void publish(struct executor *x, int index, uint64_t value)
+{
+    counter_publish(counter_at(x, x->site.mine, index), value, &x->site.mine->waiters);
+}
+static inline void arrive(struct executor *x)
+{
+    x->site.mine->line[x->run.parity].fingerprint = x->run.fingerprint;
+    publish(x, SEEN_COUNTER, arrival(x));
+}

@@ -1,0 +1,32 @@
+/* Uneven counts: every rank writes its own into the segment before the roll call; after it everybody knows
+   everybody's. */
+#include "backend/execute/counts.h"
+
+void counts_announce(struct executor *x)
+{
+    const struct uneven *u = x->launch.uneven;
+    const struct segment *s = x->site.segment;
+    uint64_t extent = 0;
+    int me = x->site.index;
+    for (int direction = INPUT; direction <= OUTPUT; direction++)
+        for (int q = 0; q < x->site.ranks; q++) {
+            segment_counts(s, me, x->run.parity, direction)[q] = u->lengths[direction][q];
+            segment_counts(s, me, x->run.parity, COUNTS_OFFSETS + direction)[q] = u->offsets[direction][q];
+            if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
+        }
+    x->run.descriptor->extent = extent;
+}
+tutti_status counts_agree(struct executor *x)
+{
+    uint64_t extent = 0;
+    for (int a = 0; a < x->site.ranks; a++) {
+        const struct descriptor *d = &segment_control(x->site.segment, a)->descriptor[x->run.parity];
+        if (d->extent > extent) extent = d->extent;
+        for (int b = 0; b < x->site.ranks; b++)
+            if (segment_counts(x->site.segment, a, x->run.parity, INPUT)[b]
+                != segment_counts(x->site.segment, b, x->run.parity, OUTPUT)[a])
+                return TUTTI_MISMATCH;
+    }
+    x->run.extent = (size_t)extent;
+    return TUTTI_OK;
+}

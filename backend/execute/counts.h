@@ -1,0 +1,6 @@
+/* Uneven counts, by way of the segment. Part of the executor. */
+#pragma once
+#include "backend/execute/execute.h"
+
+void counts_announce(struct executor *x);               /* mine, before the roll call */
+tutti_status counts_agree(struct executor *x);          /* after it: OK and run.extent, or MISMATCH */

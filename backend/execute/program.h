@@ -1,0 +1,43 @@
+/* A program: a plan made ready to run by one rank, with what can be worked out once for all operations that repeat it:
+ * messages, cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
+#pragma once
+#include "backend/schedule/schedule.h"
+#include "backend/transports/transport.h"
+
+struct cut {                                            /* how a message is cut; see bind.c */
+    size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
+    size_t place_bytes, slots_bytes;                    /* of a tile's slots, of all that the operation needs */
+    uint32_t places;                                    /* for tiles in turns */
+    bool goes_round;                                    /* its slots are in the ring: see slots.c */
+    int tiles;
+    bool single, in_line;                               /* one tile; and its slot is the payload of the line */
+    bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
+};
+struct touch { int rank; enum buffer buffer; };
+struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
+struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
+struct buffers { const void *input; void *output; size_t slots_at; };
+struct program {                                        /* a plan made ready to run, kept with its communicator */
+    const struct plan *plan;
+    const struct schedule *schedule;                    /* mine */
+    struct transfer *transfers;                         /* [slots][step_count]; NULL without messages */
+    struct piece *pieces;                               /* [slots][piece_count] */
+    int *piece_at, piece_count;                         /* where a step's pieces begin */
+    void **to;
+    const void **from;                                  /* room for the pointers of the widest step */
+    struct touch *touches;                              /* the peers' tensors that its steps name */
+    int touch_count;
+    struct cut cut;                                     /* of the last message: most calls repeat it */
+    bool is_cut, is_fixed;
+    bool tells;                                         /* with one tile, the prelude publishes */
+    bool alone;                                         /* only one rank writes into slots */
+    struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
+    struct address *addresses;
+    int *part_at, address_count;                        /* [step_count + 1] */
+    void **pointers[2];                                 /* by parity: what the addresses are ... */
+    struct buffers aimed[2];                            /* ... for these tensors and slots */
+    size_t element_bytes;                               /* of the counts */
+    struct program *next;
+};
+tutti_status program_create(const struct plan *plan, int rank, struct program **out);
+void program_destroy(struct program *program);

@@ -1,0 +1,7 @@
+/* Who has come to the operation that begins, and do all mean the same? Part of the executor. */
+#pragma once
+#include "backend/execute/execute.h"
+
+void fingerprint_make(struct executor *x);              /* of the descriptor, its sequence included */
+/* True: all have arrived. *status is MISMATCH when one of them does something else. */
+bool roll_call(struct executor *x, tutti_status *status);

@@ -1,0 +1,12 @@
+/* Joining: from a list of members to ranks that can work together, and the way back. */
+#pragma once
+#include "backend/engine/comm.h"
+
+/* What this rank tells the others of itself; from here on its process can be reached. */
+tutti_status join_introduce(tutti_comm *comm, struct member *out);
+/* The group's members are known: when it returns OK all have come, and operations can run. */
+tutti_status join_members(tutti_comm *comm, int64_t deadline_ms);
+/* Leaving, in two steps: first nobody is told of deaths any more; when the communicator's parts are gone, so is what
+   they stood on. Both take what an unsuccessful joining has left. */
+void join_unwatch(tutti_comm *comm);
+void join_undo(struct membership *membership);

@@ -1,0 +1,17 @@
+/* What the ranks of a group tell each other of themselves. */
+#pragma once
+#include "backend/processes/peers.h"
+#include <string.h>
+
+struct member {                                         /* fixed size, no padding: travels as bytes */
+    struct identity identity;
+    unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
+    int64_t timeout_ms;
+    uint32_t size;                                      /* what this rank thinks the group's size is */
+    uint32_t build;                                     /* of what sources its tutti was made; never 0 */
+    char group[32];                                     /* name, for messages */
+};
+static inline bool member_shares_process(const struct member *a, const struct member *b)
+{
+    return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;
+}
