@@ -100,7 +100,7 @@ static bool complete(struct checker *k, int thread, int step, int tile, int oper
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     struct message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
-    struct place end = match_of(k->match, s->rank, step);
+    struct position end = match_of(k->match, s->rank, step);
     if (!m) checker_fail(k, "awaits a message before posting it", s->rank, step, tile);
     if (!m || m->done_at) return m != NULL;
     if (end.rank >= 0) other = *checker_message(k, end.rank, end.step, tile, operation);

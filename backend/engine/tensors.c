@@ -41,7 +41,7 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 {
     struct descriptor *d = comm->executor.descriptor;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct place){ 0, 0 };
+    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct location){ 0, 0 };
     bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
         && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
     bool in_place = !input || !output || is_in_place(comm, op);
@@ -76,22 +76,22 @@ bool placement_is_shared(const tutti_comm *comm, const struct placement *placeme
 }
 
 /* ---- addresses of peers' tensors ---- */
-tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out)
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out)
 {
     struct held_view *held = &comm->held[rank][use];
     if (!comm->peers[rank]) {
-        *out = arena_at(place, bytes);
+        *out = arena_at(at, bytes);
     } else {
-        if (held->block != place.block) {
+        if (held->block != at.block) {
             view_release(held->view);
-            *held = (struct held_view){ .block = place.block };
+            *held = (struct held_view){ .block = at.block };
         }
         if (!held->mapped) {
-            tutti_status status = view_acquire(comm->peers[rank], place.block, &held->view);
+            tutti_status status = view_acquire(comm->peers[rank], at.block, &held->view);
             if (status != TUTTI_OK) return status;
             held->mapped = true;
         }
-        *out = view_at(held->view, place.offset, bytes);
+        *out = view_at(held->view, at.offset, bytes);
     }
     if (*out) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",

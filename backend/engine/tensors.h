@@ -20,5 +20,5 @@ enum { LET_GO_MS = 2000 };
 bool tensors_let_go(tutti_comm *comm);
 /* The address here of a rank's tensor, valid until the next call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING,
    HELD_SENDING). IN_PROGRESS: it is being mapped. */
-tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out);
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out);
 void tensors_release(tutti_comm *comm);                 /* unholds what was held for the next operation */

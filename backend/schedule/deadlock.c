@@ -19,7 +19,7 @@ static bool is_met(const struct run *x, int rank, const struct wait *w)
     const struct plan *p = x->plan;
     if (w->lag == SLOT_REUSE) return true;
     if (w->rank != rank) return x->at[w->rank - p->first] > w->step;
-    struct place other = match_of(x->match, rank, w->step);
+    struct position other = match_of(x->match, rank, w->step);
     return other.rank < 0 || x->at[other.rank - p->first] > other.step;
 }
 /* As far as the member gets; true: it moved. */
