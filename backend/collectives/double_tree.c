@@ -7,7 +7,7 @@
  * stands one position further, which turns all inner nodes of the first into leaves. */
 #include "backend/collectives/common.h"
 
-static int rank_at(const struct schedule *s, int root, int tree, int position)
+static int rank_standing_at(const struct schedule *s, int root, int tree, int position)
 {
     int others = s->size - 1;
     if (position && tree) position = position == 1 ? others : position - 1;
@@ -19,9 +19,9 @@ struct node double_tree_node(const struct schedule *s, int root, int tree)
     int height = at ? at & -at : 2 * power_below(others), up = (at - height) | 2 * height, right = height / 2;
     struct node node = { -1, { -1, -1 } };
     while (right && at + right > others) right /= 2;
-    if (at) node.parent = rank_at(s, root, tree, up <= others ? up : at - height);
-    if (at && height > 1) node.child[0] = rank_at(s, root, tree, at - height / 2);
-    if (right) node.child[1] = rank_at(s, root, tree, at + right);
+    if (at) node.parent = rank_standing_at(s, root, tree, up <= others ? up : at - height);
+    if (at && height > 1) node.child[0] = rank_standing_at(s, root, tree, at - height / 2);
+    if (right) node.child[1] = rank_standing_at(s, root, tree, at + right);
     return node;
 }
 /* The tree to serve first: where I am a leaf, so that what is needed of me there does not wait for my children here. */

@@ -41,8 +41,6 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->size = size;
     snprintf(comm->name, sizeof comm->name, "%.31s", name ? name : "the group");
     comm->timeout_ms = timeout_ms > 0 ? timeout_ms : settings_get()->timeout_ms;
-    comm->layout = (struct layout){ 1, comm->layout_first };
-    comm->layout_first[1] = size;
     comm->ladder = ladder_for(true);
     int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
     comm->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
@@ -55,6 +53,8 @@ static tutti_status comm_new(int rank, int size, const char *name, int64_t timeo
     comm->watches = memory_zeroed((size_t)size, sizeof *comm->watches);
     comm->held = memory_zeroed((size_t)size, sizeof *comm->held);
     comm->cache = cache_create();
+    TRY(layout_create(NULL, size, &comm->layout));
+    TRY(tensors_prepare(comm));
     if (!comm->members || !comm->peers || !comm->watches || !comm->held || !comm->cache)
         return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
     return algorithms_of_settings(comm->chosen);
@@ -189,6 +189,8 @@ static void release_everything(tutti_comm *comm)
     free(comm->peers);
     free(comm->watches);
     free(comm->held);
+    free(comm->masks);
+    layout_destroy(comm->layout);
 }
 void comm_destroy(tutti_comm *comm)
 {

@@ -51,7 +51,7 @@ struct recent {                                         /* the last choice of a 
     int slots;
     bool late;                                          /* the plan is chosen after the roll call */
     struct program *program;                            /* late: for this placement; NULL: none yet */
-    uint64_t shared, in_place;
+    uint64_t *shared, *in_place;                        /* masks of all ranks, in the communicator's `masks` */
     bool obeys;                                         /* late: a rank has asked for this algorithm */
 };
 /* What makes two calls of the same kind: only their buffers and their sequence differ. */
@@ -81,8 +81,8 @@ struct tutti_comm {
     struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
     struct transport *transport;
     struct held_view (*held)[HELD_COUNT];               /* [size][INPUT, OUTPUT and so on]: of the driver */
-    struct layout layout;
-    int layout_first[2];
+    struct layout *layout;
+    uint64_t *masks;                                    /* of placements: this operation's two, then two per family */
     struct ladder ladder;                               /* of a thread that drives */
     int64_t tile_setting, slots_setting;                /* 0: by price */
 

@@ -43,13 +43,13 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
 {
     bool host = algorithm->host_memory;
     struct plan key = {
-        .algorithm = algorithm, .layout = &comm->layout, .size = comm->size, .root = op->root, .count = comm->size,
-        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
+        .algorithm = algorithm, .layout = comm->layout, .root = op->root, .slots = r->slots,
+        .in_place = placement->in_place, .shared = host ? placement->shared : NULL,
         .stage_inputs = r->stage_inputs, .hoist = !host,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", comm->name, comm->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots,
-        r->tile_bytes, (unsigned long long)key.shared);
+        r->tile_bytes, (unsigned long long)mask_word(key.shared, 0, comm->size));
     const struct plan *plan;
     TRY(cache_plan(comm->cache, &key, &plan));
     return program_for(comm, plan, &r->program);
@@ -62,13 +62,13 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 {
     size_t bytes = message_bytes(comm, op);
     struct recent r = { .bytes = recent_bytes(op), .uneven = op->uneven != NULL, .root = op->root,
-        .stage_inputs = stage_inputs, .asked = asked };
+        .stage_inputs = stage_inputs, .asked = asked, .shared = out->shared, .in_place = out->in_place };
     struct choice choice;
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
     TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.late = op->uneven || (bytes && choice_looks_first(&comm->chooser, &choice));
-    struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
+    struct placement private = { NULL, op->family == ALL_TO_ALL ? NULL : mask_all, false };
     if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
     return TUTTI_OK;
@@ -148,14 +148,16 @@ tutti_status launch_prepare(tutti_comm *comm, struct operation *op)
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct placement p = tensors_placement(comm, op);
-    if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
+    bool repeated = r->program && r->obeys == p.asked && mask_equal(r->shared, p.shared, comm->size)
+        && mask_equal(r->in_place, p.in_place, comm->size);
+    if (repeated) return TUTTI_OK;
     struct choice choice;
-    enum placement_kind kind = !placement_is_shared(comm, &p) ? TENSORS_PRIVATE
-        : (p.in_place & p.shared) == p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    enum placement_kind kind = !mask_full(p.shared, comm->size) ? TENSORS_PRIVATE
+        : mask_full(p.in_place, comm->size) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
     TRY(select(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
-    r->shared = p.shared;
-    r->in_place = p.in_place;
+    mask_copy(r->shared, p.shared, comm->size);
+    mask_copy(r->in_place, p.in_place, comm->size);
     r->obeys = p.asked;
     return TUTTI_OK;
 }

@@ -3,10 +3,12 @@
 #include "backend/engine/tensors.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/base/memory.h"
 #include "backend/memory/arena.h"
 #include "backend/join/mapping.h"
 #include "backend/processes/views.h"
 #include <assert.h>
+#include <string.h>
 
 /* ---- what this rank says ---- */
 /* Bytes from the beginning of a rank's tensor to its end; 0: it has none. */
@@ -54,25 +56,30 @@ static const struct descriptor *descriptor_of(const tutti_comm *comm, int rank)
 {
     return &comm_segment(comm)->controls[rank].descriptor[comm->executor.parity];
 }
-/* Ranks that have a bit in common are shared if all of them are, and in place or not alike. */
+static uint64_t *masks_of(const tutti_comm *comm, int pair) { return comm->masks + 2 * pair * mask_words(comm->size); }
+tutti_status tensors_prepare(tutti_comm *comm)
+{
+    size_t pair = 2 * (size_t)mask_words(comm->size);
+    comm->masks = memory_zeroed((1 + FAMILY_COUNT) * pair, sizeof *comm->masks);
+    if (!comm->masks) return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", comm->size);
+    for (int f = 0; f < FAMILY_COUNT; f++) {
+        comm->recent[f].shared = masks_of(comm, 1 + f);
+        comm->recent[f].in_place = masks_of(comm, 1 + f) + mask_words(comm->size);
+    }
+    return TUTTI_OK;
+}
 struct placement tensors_placement(const tutti_comm *comm, const struct operation *op)
 {
-    uint64_t private = 0, in_place = 0, apart = 0;
+    uint64_t *shared = masks_of(comm, 0), *in_place = shared + mask_words(comm->size);
     bool asked = false;
+    memset(shared, 0, 2 * (size_t)mask_words(comm->size) * sizeof *shared);
     for (int r = 0; r < comm->size; r++) {
-        uint64_t flags = descriptor_of(comm, r)->flags, bit = (uint64_t)1 << (r % 64);
+        uint64_t flags = descriptor_of(comm, r)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
-        if (!(flags & TENSOR_SHARED)) private |= bit;
-        if (flags & TENSOR_IN_PLACE) in_place |= bit;
-        else apart |= bit;
+        if (flags & TENSOR_SHARED) mask_add(shared, r);
+        if (op->family != ALL_TO_ALL && (!(flags & TENSOR_SHARED) || flags & TENSOR_IN_PLACE)) mask_add(in_place, r);
     }
-    uint64_t shared = (in_place | apart) & ~(in_place & apart) & ~private;
-    return (struct placement){ shared, op->family == ALL_TO_ALL ? 0 : ~shared | in_place, asked };
-}
-bool placement_is_shared(const tutti_comm *comm, const struct placement *placement)
-{
-    uint64_t all = comm->size < 64 ? ((uint64_t)1 << comm->size) - 1 : UINT64_MAX;
-    return placement->shared == all;
+    return (struct placement){ shared, in_place, asked };
 }
 
 /* ---- addresses of peers' tensors ---- */

@@ -8,11 +8,12 @@ enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 }; 
 /* Fills in the part of the descriptor that the fingerprint does not cover. asked: this rank wants its algorithm and no
    other. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked);
-/* What all ranks see alike once all have come: whose tensors are shared, and in place (bits as in struct plan; all
-   private ones count as in place, so that few plans serve them), and whether a rank has asked for its algorithm. */
-struct placement { uint64_t shared, in_place; bool asked; };
+/* What all ranks see alike once all have come: whose tensors are shared, and in place (masks as in struct plan, valid
+   until the next call; all private ones count as in place, so that few plans serve them), and whether a rank has asked
+   for its algorithm. */
+struct placement { const uint64_t *shared, *in_place; bool asked; };
+tutti_status tensors_prepare(tutti_comm *comm);         /* makes room for the masks */
 struct placement tensors_placement(const tutti_comm *comm, const struct operation *op);
-bool placement_is_shared(const tutti_comm *comm, const struct placement *placement);   /* everybody's */
 /* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
 /* After a failure: whether no living peer touches this rank's tensors any more, or has for LET_GO_MS not said so. */

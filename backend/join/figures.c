@@ -168,7 +168,7 @@ tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms)
     if (comm->size > 1 && comm->rank == 0) tell(comm);
     if (comm->size > 1 && comm->rank > 0) TRY(await_word(comm, deadline_ms));
     if (comm->size > 1) figures = told_figures(comm);   /* one rank alone has nothing to choose */
-    comm->chooser = (struct chooser){ .layout = &comm->layout, .cache = comm->cache, .size = comm->size, .cores =
+    comm->chooser = (struct chooser){ .layout = comm->layout, .cache = comm->cache, .size = comm->size, .cores =
         count_cores(comm), .machine = figures };
     struct patience patience = price_patience(&figures);
     if (comm->size <= comm->chooser.cores) comm->ladder = ladder_of(patience.pauses, patience.yields);

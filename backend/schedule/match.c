@@ -70,7 +70,7 @@ static void table_fill(struct match *m, struct table *t)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
             m->other[m->begin[i] + (size_t)j] = (struct position){ -1, -1 };
             if (!step_is_message(&p->ranks[i].steps[j])) continue;
-            struct end e = end_of(p->first + i, j, &p->ranks[i].steps[j]);
+            struct end e = end_of(p->ranks[i].rank, j, &p->ranks[i].steps[j]);
             *table_find(t, e) = e;
         }
 }
@@ -81,7 +81,7 @@ static void table_pair(struct match *m, const struct table *t)
         if (e.number < 0) continue;
         e.kind = e.kind == SEND ? RECV : SEND;
         const struct end *other = table_find(t, e);
-        if (other->number >= 0) m->other[m->begin[e.at.rank - m->plan->first] + (size_t)e.at.step] = other->at;
+        if (other->number >= 0) m->other[m->begin[plan_index(m->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
     }
 }
 static bool table_init(struct table *t, size_t ends)
@@ -126,7 +126,7 @@ void match_destroy(struct match *m)
 }
 struct position match_of(const struct match *m, int rank, int step)
 {
-    return m->other[m->begin[rank - m->plan->first] + (size_t)step];
+    return m->other[m->begin[plan_index(m->plan, rank)] + (size_t)step];
 }
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
@@ -141,7 +141,7 @@ bool match_complete(const struct match *m)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
             const struct step *t = &p->ranks[i].steps[j];
             if (!step_is_message(t) || !plan_member(p, t->peer)) continue;
-            struct position o = match_of(m, p->first + i, j);
+            struct position o = match_of(m, p->ranks[i].rank, j);
             const struct schedule *s = o.rank < 0 ? NULL : plan_member(p, o.rank);
             if (!s || chunks_of(&p->ranks[i], t) != chunks_of(s, &s->steps[o.step])) return false;
         }
