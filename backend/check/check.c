@@ -46,11 +46,14 @@ static bool roll_call(struct checker *k, int rank)
     const struct schedule *s = &k->plan->ranks[rank];
     struct walker *w = &k->walker[rank];
     if (w->arrived) return true;
-    for (int q = s->host_first; q < s->host_end; q++)
-        if (!has_arrived(&k->walker[q], w->operation)) return false;
-    for (int q = s->host_first; q < s->host_end; q++)
+    int host = s->place.host, size = host_size(s->layout, host);
+    for (int n = 0; n < size; n++)
+        if (!has_arrived(&k->walker[rank_at(s->layout, host, n)], w->operation)) return false;
+    for (int n = 0; n < size; n++) {
+        int q = rank_at(s->layout, host, n);
         for (int i = 0; q != rank && i < k->slots; i++)
             checker_learn(k, rank * k->slots + i, &k->walker[q].arrival[(size_t)w->operation * (size_t)k->threads]);
+    }
     return w->arrived = true;
 }
 
@@ -100,7 +103,7 @@ static bool complete(struct checker *k, int thread, int step, int tile, int oper
 {
     const struct schedule *s = &k->plan->ranks[thread / k->slots];
     struct message *m = *checker_message(k, s->rank, step, tile, operation), *other = NULL;
-    struct place end = match_of(k->match, s->rank, step);
+    struct position end = match_of(k->match, s->rank, step);
     if (!m) checker_fail(k, "awaits a message before posting it", s->rank, step, tile);
     if (!m || m->done_at) return m != NULL;
     if (end.rank >= 0) other = *checker_message(k, end.rank, end.step, tile, operation);

@@ -47,8 +47,8 @@ struct branch branch_of(struct schedule *s);
 struct run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first, int count);
 
 /* Where a rank stands in one of two binary trees whose inner nodes differ. Ranks; -1: none. */
-struct place { int parent, child[2]; };
-struct place double_tree_place(const struct schedule *s, int root, int tree);
+struct node { int parent, child[2]; };
+struct node double_tree_node(const struct schedule *s, int root, int tree);
 /* Of a message cut in two. The sum is left at the root in `sum` (elsewhere `sum` holds what goes up). */
 void double_tree_reduce(struct schedule *s, int root, struct span sum);
 void double_tree_broadcast(struct schedule *s, int root);              /* of what the root has in OUTPUT */

@@ -23,10 +23,9 @@ static size_t half_octave(size_t bytes)
 static tutti_status plan_of(const struct chooser *x, const struct algorithm *a, enum placement_kind placement,
     const struct plan **out)
 {
-    uint64_t all = x->size < 64 ? ((uint64_t)1 << x->size) - 1 : UINT64_MAX;
     bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
-    struct plan key = { .algorithm = a, .layout = x->layout, .size = x->size, .count = x->size,
-        .slots = SLOTS_TO_PRICE, .in_place = apart ? 0 : UINT64_MAX, .shared = placement == TENSORS_PRIVATE ? 0 : all };
+    struct plan key = { .algorithm = a, .layout = x->layout, .slots = SLOTS_TO_PRICE,
+        .in_place = apart ? NULL : mask_all, .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
     return cache_plan(x->cache, &key, out);
 }
 static tutti_status price(const struct chooser *x, const struct question *q, const struct algorithm *a,

@@ -11,23 +11,29 @@ tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, i
     TRY(group_init(&comm->group, rank, size, name));
     TRY(engine_acquire());
     comm->group.generation = process_generation();
-    TRY(launcher_init(&comm->launcher));
-    TRY(reach_init(&comm->reach, size));
     return algorithms_of_settings(comm->chosen);
+}
+void comm_place(tutti_comm *comm, struct layout *layout)
+{
+    comm->group.layout = layout;
+    comm->group.host = host_of(layout, comm->group.rank);
 }
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment)
 {
+    struct group *g = &comm->group;
     int64_t streaming = settings_get()->streaming;
-    comm->group.segment = segment;
-    return executor_init(&comm->executor, segment, group_index(&comm->group, comm->group.rank), group_rank(&comm->group,
-        0), streaming == 0 ? NULL : stream_find(), streaming < 0);
+    g->segment = segment;
+    TRY(launcher_init(&comm->launcher, segment->ranks));
+    TRY(reach_init(&comm->reach, segment->ranks));
+    return executor_init(&comm->executor, segment, g->layout, g->rank, streaming == 0 ? NULL : stream_find(),
+        streaming < 0);
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
 {
     struct group *g = &comm->group;
-    launcher_tune(&comm->launcher, &g->layout, g->size, cores, machine);
+    launcher_tune(&comm->launcher, g->layout, cores, machine);
     struct patience patience = price_patience(machine);
-    if (g->size <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
+    if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
     int polls = g->ladder.pauses / 10;
     executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last,
         (size_t)(4 * machine->l2) / (size_t)g->segment->ranks);

@@ -33,6 +33,8 @@ static inline bool comm_has_failed(const tutti_comm *comm)             /* a look
 }
 /* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
+/* Its members and their places are known; takes over the layout. */
+void comm_place(tutti_comm *comm, struct layout *layout);
 /* The segment of its host is mapped: now it can wait for the others, and fail with them. */
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment);
 /* The machine is known, and how many cores the ranks of the host may use, all of them together. */

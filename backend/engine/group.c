@@ -10,8 +10,6 @@ tutti_status group_init(struct group *g, int rank, int size, const char *name)
     g->rank = rank;
     g->size = size;
     snprintf(g->name, sizeof g->name, "%.31s", name ? name : "the group");
-    g->layout = (struct layout){ 1, g->layout_first };
-    g->layout_first[1] = size;
     g->ladder = ladder_for(true);
     g->members = memory_zeroed((size_t)size, sizeof *g->members);
     g->peers = memory_zeroed((size_t)size, sizeof *g->peers);
@@ -22,4 +20,5 @@ void group_finish(struct group *g)
     for (int r = 0; g->peers && r < g->size; r++) peer_release(g->peers[r]);
     free(g->members);
     free(g->peers);
+    layout_destroy(g->layout);
 }

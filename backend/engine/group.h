@@ -13,16 +13,18 @@ struct group {
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */
-    struct layout layout;
-    int layout_first[2];
+    struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
+    int host;                                           /* mine */
     struct ladder ladder;                               /* of a thread that drives */
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 void group_finish(struct group *group);
 
 /* ---- the ranks of my host ---- */
-static inline int group_index(const struct group *g, int rank) { return rank - g->layout.first[0]; }
-static inline int group_rank(const struct group *g, int index) { return g->layout.first[0] + index; }
+static inline bool group_has_here(const struct group *g, int rank) { return host_of(g->layout, rank) == g->host; }
+/* Of a rank of my host. */
+static inline int group_index(const struct group *g, int rank) { return place_of(g->layout, rank).index; }
+static inline int group_rank(const struct group *g, int index) { return rank_at(g->layout, g->host, index); }
 static inline struct control *group_control(const struct group *g, int index)
 {
     return segment_control(g->segment, index);

@@ -4,7 +4,9 @@
 #include "backend/engine/comm.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
+#include "backend/base/memory.h"
 #include "backend/base/settings.h"
+#include <stdlib.h>
 #include <string.h>
 
 enum { LEAST_TILE_BYTES = 4096 };
@@ -20,7 +22,7 @@ static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
 /* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
-static tutti_status select(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
+static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     enum placement_kind placement, struct recent *r, struct choice *out)
 {
     struct question question = { (enum family)op->family, asked, message_bytes(comm, op), placement,
@@ -46,13 +48,13 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     const struct group *g = &comm->group;
     bool host = algorithm->host_memory;
     struct plan key = {
-        .algorithm = algorithm, .layout = &g->layout, .size = g->size, .root = op->root, .count = g->size,
-        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : 0,
+        .algorithm = algorithm, .layout = g->layout, .root = op->root, .one_host = true, .host = g->host,
+        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : NULL,
         .stage_inputs = r->stage_inputs, .hoist = !host,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,
-        (unsigned long long)key.shared);
+        (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
     const struct plan *plan;
     TRY(cache_plan(comm->launcher.cache, &key, &plan));
     return program_for(comm, plan, &r->program);
@@ -65,13 +67,13 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 {
     size_t bytes = message_bytes(comm, op);
     struct recent r = { .bytes = recent_bytes(op), .uneven = op->uneven != NULL, .root = op->root,
-        .stage_inputs = stage_inputs, .asked = asked };
+        .stage_inputs = stage_inputs, .asked = asked, .shared = out->shared, .in_place = out->in_place };
     struct choice choice;
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
-    TRY(select(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
+    TRY(choose_for(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.late = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
-    struct placement private = { 0, op->family == ALL_TO_ALL ? 0 : UINT64_MAX, false };
+    struct placement private = { NULL, op->family == ALL_TO_ALL ? NULL : mask_all, false };
     if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
     return TUTTI_OK;
@@ -151,14 +153,17 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct placement p = tensors_placement(comm, op);
-    if (r->program && r->shared == p.shared && r->in_place == p.in_place && r->obeys == p.asked) return TUTTI_OK;
+    int ranks = comm->launcher.ranks;
+    bool repeated = r->program && r->obeys == p.asked && mask_equal(r->shared, p.shared, ranks)
+        && mask_equal(r->in_place, p.in_place, ranks);
+    if (repeated) return TUTTI_OK;
     struct choice choice;
-    enum placement_kind kind = !placement_is_shared(comm, &p) ? TENSORS_PRIVATE
-        : (p.in_place & p.shared) == p.shared ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
-    TRY(select(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
+    enum placement_kind kind = !mask_full(p.shared, ranks) ? TENSORS_PRIVATE
+        : mask_full(p.in_place, ranks) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
-    r->shared = p.shared;
-    r->in_place = p.in_place;
+    mask_copy(r->shared, p.shared, ranks);
+    mask_copy(r->in_place, p.in_place, ranks);
     r->obeys = p.asked;
     return TUTTI_OK;
 }
@@ -194,17 +199,25 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
 void launch_cancel(tutti_comm *comm) { executor_cancel(&comm->executor); }
 
 /* ---- lifetime ---- */
-tutti_status launcher_init(struct launcher *l)
+tutti_status launcher_init(struct launcher *l, int ranks)
 {
+    size_t words = (size_t)mask_words(ranks);
     int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
     l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
     l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
+    l->ranks = ranks;
     l->cache = cache_create();
-    return l->cache ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
+    l->masks = memory_zeroed(2 * FAMILY_COUNT * words, sizeof *l->masks);
+    if (!l->cache || !l->masks) return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
+    for (int f = 0; f < FAMILY_COUNT; f++) {
+        l->recent[f].shared = l->masks + 2 * (size_t)f * words;
+        l->recent[f].in_place = l->recent[f].shared + words;
+    }
+    return TUTTI_OK;
 }
-void launcher_tune(struct launcher *l, const struct layout *layout, int size, int cores, const struct machine *machine)
+void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine)
 {
-    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .size = size, .cores = cores,
+    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .size = l->ranks, .cores = cores,
         .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
@@ -215,4 +228,5 @@ void launcher_finish(struct launcher *l)
     }
     chooser_finish(&l->chooser);
     cache_destroy(l->cache);
+    free(l->masks);
 }

@@ -13,7 +13,7 @@ struct recent {                                         /* the last choice of a 
     int slots;
     bool late;                                          /* the plan is chosen after the roll call */
     struct program *program;                            /* late: for this placement; NULL: none yet */
-    uint64_t shared, in_place;
+    uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
     bool obeys;                                         /* late: a rank has asked for this algorithm */
 };
 /* What makes two calls of the same kind: only their buffers and their sequence differ. */
@@ -28,17 +28,18 @@ struct call {
 };
 struct launcher {                                       /* of the driver */
     int64_t tile_setting, slots_setting;                /* 0: by price */
+    int ranks;                                          /* of this host */
     struct cache *cache;
     struct chooser chooser;
     struct program *programs;
     struct recent recent[FAMILY_COUNT];
+    uint64_t *masks;                                    /* two for each family */
     struct call last;                                   /* what the executor's launch is for */
     int repeats;                                        /* descriptors that say so: 0 (last does not count) to 2 */
 };
-tutti_status launcher_init(struct launcher *launcher);
-/* layout: of the ranks of one host; cores: that they may run on, all of them together */
-void launcher_tune(struct launcher *launcher, const struct layout *layout, int size, int cores,
-    const struct machine *machine);
+tutti_status launcher_init(struct launcher *launcher, int ranks);
+/* cores: that the ranks of this host may run on, all of them together */
+void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine);
 void launcher_finish(struct launcher *launcher);
 /* Announces the operation. An error leaves nothing announced. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);

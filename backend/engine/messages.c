@@ -33,7 +33,7 @@ static void ring_bell(void *context, int rank)
 }
 static bool find(void *context, const void *at, size_t bytes, struct shm_place *out)
 {
-    struct place place;
+    struct location place;
     (void)context;
     if (!arena_find(at, bytes, &place)) return false;
     *out = (struct shm_place){ place.block, place.offset };
@@ -44,7 +44,7 @@ static tutti_status reach(void *context, int rank, bool sends, struct shm_place 
 {
     tutti_comm *comm = context;
     tutti_status status = tensor_reach(comm, rank, sends ? HELD_SENDING : HELD_RECEIVING,
-        (struct place){ place.block, place.offset }, bytes, out);
+        (struct location){ place.block, place.offset }, bytes, out);
     comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }
@@ -181,7 +181,7 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
 /* ---- the end ---- */
 static bool is_exposed(const struct operation *op)
 {
-    struct place place;
+    struct location place;
     return arena_find(op->message.piece.at, op->message.piece.length, &place);
 }
 void messages_fail(tutti_comm *comm, tutti_status status)

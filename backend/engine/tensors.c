@@ -8,6 +8,7 @@
 #include "backend/processes/views.h"
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- what this rank says ---- */
 /* Bytes from the beginning of a rank's tensor to its end; 0: it has none. */
@@ -42,7 +43,7 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 {
     struct descriptor *d = comm->executor.run.descriptor;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct place){ 0, 0 };
+    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct location){ 0, 0 };
     bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
         && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
     bool in_place = !input || !output || is_in_place(comm, op);
@@ -51,48 +52,44 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 }
 
 /* ---- what all see alike ---- */
-static const struct descriptor *descriptor_of(const tutti_comm *comm, int rank)
+static const struct descriptor *descriptor_of(const tutti_comm *comm, int peer)        /* by its index on this host */
 {
-    return &group_control(&comm->group, group_index(&comm->group, rank))->descriptor[comm->executor.run.parity];
+    return &group_control(&comm->group, peer)->descriptor[comm->executor.run.parity];
 }
-/* Ranks that have a bit in common are shared if all of them are, and in place or not alike. */
-struct placement tensors_placement(const tutti_comm *comm, const struct operation *op)
+struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
 {
-    uint64_t private = 0, in_place = 0, apart = 0;
+    struct reach *reach = &comm->reach;
+    size_t words = (size_t)mask_words(reach->ranks);
     bool asked = false;
-    for (int r = 0; r < comm->group.size; r++) {
-        uint64_t flags = descriptor_of(comm, r)->flags, bit = (uint64_t)1 << (r % 64);
+    memset(reach->shared, 0, words * sizeof *reach->shared);
+    memset(reach->in_place, 0, words * sizeof *reach->in_place);
+    for (int peer = 0; peer < reach->ranks; peer++) {
+        uint64_t flags = descriptor_of(comm, peer)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
-        if (!(flags & TENSOR_SHARED)) private |= bit;
-        if (flags & TENSOR_IN_PLACE) in_place |= bit;
-        else apart |= bit;
+        if (flags & TENSOR_SHARED) mask_add(reach->shared, peer);
+        bool in_place = !(flags & TENSOR_SHARED) || flags & TENSOR_IN_PLACE;
+        if (in_place && op->family != ALL_TO_ALL) mask_add(reach->in_place, peer);
     }
-    uint64_t shared = (in_place | apart) & ~(in_place & apart) & ~private;
-    return (struct placement){ shared, op->family == ALL_TO_ALL ? 0 : ~shared | in_place, asked };
-}
-bool placement_is_shared(const tutti_comm *comm, const struct placement *placement)
-{
-    uint64_t all = comm->group.size < 64 ? ((uint64_t)1 << comm->group.size) - 1 : UINT64_MAX;
-    return placement->shared == all;
+    return (struct placement){ reach->shared, reach->in_place, asked };
 }
 
 /* ---- addresses of peers' tensors ---- */
-tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out)
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out)
 {
     struct held_view *held = &comm->reach.held[group_index(&comm->group, rank)][use];
     if (!comm->group.peers[rank]) {
-        *out = arena_at(place, bytes);
+        *out = arena_at(at, bytes);
     } else {
-        if (held->block != place.block) {
+        if (held->block != at.block) {
             view_release(held->view);
-            *held = (struct held_view){ .block = place.block };
+            *held = (struct held_view){ .block = at.block };
         }
         if (!held->mapped) {
-            tutti_status status = view_acquire(comm->group.peers[rank], place.block, &held->view);
+            tutti_status status = view_acquire(comm->group.peers[rank], at.block, &held->view);
             if (status != TUTTI_OK) return status;
             held->mapped = true;
         }
-        *out = view_at(held->view, place.offset, bytes);
+        *out = view_at(held->view, at.offset, bytes);
     }
     if (*out) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s has freed a shared tensor while an operation used it",
@@ -109,7 +106,7 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
     }
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
     if (bytes) {
-        tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, rank)->tensor[buffer], bytes,
+        tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, index)->tensor[buffer], bytes,
             &found.base);
         if (status != TUTTI_OK) return status;
     }
@@ -133,28 +130,34 @@ tutti_status reach_init(struct reach *reach, int ranks)
 {
     reach->ranks = ranks;
     reach->held = memory_zeroed((size_t)ranks, sizeof *reach->held);
-    return reach->held ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the tensors of %d peers", ranks);
+    reach->shared = memory_zeroed(2 * (size_t)mask_words(ranks), sizeof *reach->shared);
+    if (reach->shared) reach->in_place = reach->shared + mask_words(ranks);
+    if (reach->held && reach->shared) return TUTTI_OK;
+    return status_fail(TUTTI_NO_MEMORY, "no memory for the tensors of %d peers", ranks);
 }
 void reach_finish(struct reach *reach)
 {
     for (int peer = 0; reach->held && peer < reach->ranks; peer++)
         for (int use = 0; use < HELD_COUNT; use++) view_release(reach->held[peer][use].view);
     free(reach->held);
+    free(reach->shared);
     reach->held = NULL;
 }
 
 /* ---- the end ---- */
 bool tensors_let_go(tutti_comm *comm)
 {
-    for (int r = 0; r < comm->group.size; r++) {
-        bool gone = r == comm->group.rank || (comm->group.peers[r] && peer_is_gone(comm->group.peers[r]));
-        const struct control *c = group_control(&comm->group, group_index(&comm->group, r));
+    const struct group *g = &comm->group;
+    for (int peer = 0; peer < comm->reach.ranks; peer++) {
+        int r = group_rank(g, peer);
+        bool gone = r == g->rank || (g->peers[r] && peer_is_gone(g->peers[r]));
+        const struct control *c = group_control(g, peer);
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
         if (!comm->reach.let_go_ms) comm->reach.let_go_ms = clock_deadline(LET_GO_MS);
         if (clock_ms() < comm->reach.let_go_ms) return false;
         if (comm->reach.let_go_told) continue;
         LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
-            "slow, and may still read or write them", comm->group.name, r, comm->group.rank);
+            "slow, and may still read or write them", g->name, r, g->rank);
     }
     comm->reach.let_go_told |= comm->reach.let_go_ms && clock_ms() >= comm->reach.let_go_ms;
     return true;

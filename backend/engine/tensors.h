@@ -10,6 +10,7 @@ enum { HELD_RECEIVING = OUTPUT + 1, HELD_SENDING, HELD_COUNT };        /* messag
 struct reach {                                          /* of the driver */
     int ranks;
     struct held_view (*held)[HELD_COUNT];               /* [index on this host][INPUT, OUTPUT and so on] */
+    uint64_t *shared, *in_place;                        /* of this operation's placement */
     int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
     bool let_go_told;                                   /* and who did not let go by then */
 };
@@ -20,11 +21,11 @@ enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 }; 
 /* Fills in the part of the descriptor that the fingerprint does not cover. asked: this rank wants its algorithm and no
    other. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked);
-/* What all ranks see alike once all have come: whose tensors are shared, and in place (bits as in struct plan; all
-   private ones count as in place, so that few plans serve them), and whether a rank has asked for its algorithm. */
-struct placement { uint64_t shared, in_place; bool asked; };
-struct placement tensors_placement(const tutti_comm *comm, const struct operation *op);
-bool placement_is_shared(const tutti_comm *comm, const struct placement *placement);   /* everybody's */
+/* What all ranks of a host see alike once all have come: whose tensors are shared, and in place (masks as in struct
+   plan, valid until the next call; all private ones count as in place, so that few plans serve them), and whether a
+   rank has asked for its algorithm. */
+struct placement { const uint64_t *shared, *in_place; bool asked; };
+struct placement tensors_placement(tutti_comm *comm, const struct operation *op);
 /* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
 /* After a failure: whether no living peer touches this rank's tensors any more, or has for LET_GO_MS not said so. */
@@ -32,4 +33,4 @@ enum { LET_GO_MS = 2000 };
 bool tensors_let_go(tutti_comm *comm);
 /* The address here of a rank's tensor, valid until the next call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING,
    HELD_SENDING). IN_PROGRESS: it is being mapped. */
-tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct place place, size_t bytes, unsigned char **out);
+tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out);

@@ -138,14 +138,15 @@ static size_t buffer_bytes(const struct executor *x, enum buffer buffer)        
     for (int q = 0; q < s->size; q++) bytes += x->run.operand[buffer].lengths[q];      /* as if all were like me */
     return bytes;
 }
-/* What an operation reads and writes, on all ranks. When that is more than the cache holds, an output that was written
-   through it would have been displaced, or would have displaced what is read. */
+/* What an operation reads and writes, on all members of the plan. When that is more than the cache holds, an output
+   that was written through it would have been displaced, or would have displaced what is read. */
 static bool is_beyond_cache(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
     enum family family = plan->algorithm->family;
     size_t inputs = buffer_bytes(x, INPUT), outputs = buffer_bytes(x, OUTPUT), bytes = 0;
-    for (int r = 0; r < plan->size; r++) {
+    for (int m = 0; m < plan->count; m++) {
+        int r = plan_rank(plan, m);
         size_t input = family_has(family, plan->root, r, INPUT) ? inputs : 0;
         size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
         bytes += plan_in_place(plan, r) ? size_larger(input, output) : input + output;

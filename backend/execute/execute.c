@@ -167,11 +167,13 @@ void executor_cancel(struct executor *x)
 }
 
 /* ---- lifetime ---- */
-tutti_status executor_init(struct executor *x, const struct segment *segment, int index, int first,
+tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced)
 {
-    *x = (struct executor){ .site = { .segment = segment, .rank = first + index, .index = index, .first = first,
-        .ranks = segment->ranks, .stream = stream, .paced = paced, .mine = segment_control(segment, index) } };
+    struct place mine = place_of(layout, rank);
+    *x = (struct executor){ .site = { .segment = segment, .rank = rank, .index = mine.index, .ranks = segment->ranks,
+        .places = layout->place, .rank_at = layout->rank + layout->first[mine.host], .stream = stream, .paced = paced,
+        .mine = segment_control(segment, mine.index) } };
     x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;

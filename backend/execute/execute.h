@@ -40,7 +40,8 @@ struct site {                                           /* where it runs; consta
     struct control *mine;
     struct transport *transport;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
-    int first;                                          /* rank of index 0 */
+    const struct place *places;                         /* of each rank of the group */
+    const int *rank_at;                                 /* by index */
     int polls;                                          /* looks at a counter before it returns, with one tile */
     stream_function *stream;                            /* a copy around the cache, or NULL */
     bool paced;                                         /* slots are written so if it is better at present: pace.h */
@@ -76,11 +77,11 @@ struct executor {
     int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */
     struct wait_set blocked;
 };
-static inline int site_index(const struct site *s, int rank) { return rank - s->first; }       /* of a rank here */
-static inline int site_rank(const struct site *s, int index) { return s->first + index; }
+static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; } /* of a rank here */
+static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }
 
-/* Of the segment's rank `index`, and its ranks are `first` and those that follow. */
-tutti_status executor_init(struct executor *x, const struct segment *segment, int index, int first,
+/* The segment is that of the rank's host. */
+tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
 void executor_connect(struct executor *x, struct transport *transport);
 /* polls: looks at a counter before a small operation returns; the other two as in struct site. */

@@ -22,7 +22,7 @@ struct descriptor {                                    /* what I think we are do
     uint64_t tile_bytes, slots;                        /* settings that must agree                                */
     uint64_t algorithm;                                /* row of collectives_table                                */
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
-    struct place tensor[2];                            /* of operations that look where tensors lie: of INPUT and */
+    struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h          */
 };
 /* Of one rank. Peers that read the lines in turns prefetch what follows at the same distance: nothing that the rank

@@ -167,6 +167,16 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 }
 
 /* ---- schedules ---- */
+/* One host, or, of messages, every rank on a host of its own. */
+static tutti_status schedule_layout(const struct algorithm *algorithm, int ranks, struct layout **out)
+{
+    int *hosts = memory_zeroed((size_t)ranks, sizeof *hosts);
+    if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
+    for (int r = 0; r < ranks && !algorithm->host_memory; r++) hosts[r] = r;
+    tutti_status status = layout_create(hosts, ranks, out);
+    free(hosts);
+    return status;
+}
 tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
     size_t *bytes)
 {
@@ -174,19 +184,15 @@ tutti_status info_schedule(const struct algorithm *algorithm, int ranks, int roo
         return status_fail(TUTTI_INVALID_ARGUMENT, "a schedule of %d ranks: 1 to 4096 can be printed", ranks);
     if (root < 0 || root >= ranks)
         return status_fail(TUTTI_INVALID_ARGUMENT, "root %d is not one of %d ranks", root, ranks);
-    int *first = memory_zeroed((size_t)ranks + 1, sizeof *first);
-    if (!first) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
-    for (int r = 0; r <= ranks; r++) first[r] = r;
-    if (algorithm->host_memory) first[1] = ranks;       /* one host; else every rank is a host of its own */
-    struct layout layout = { algorithm->host_memory ? 1 : ranks, first };
-    struct plan plan = { .algorithm = algorithm, .layout = &layout, .size = ranks, .root = root, .count = ranks,
-        .slots = 1 };
+    struct layout *layout;
+    TRY(schedule_layout(algorithm, ranks, &layout));
+    struct plan plan = { .algorithm = algorithm, .layout = layout, .root = root, .slots = 1 };
     tutti_status status = plan_build_staging(&plan);
     size_t length = status == TUTTI_OK ? plan_print(&plan, buffer, capacity) : 0;
     if (status != TUTTI_OK)
         status_fail(status, "%s %s: %s", family_name(algorithm->family), algorithm->name, plan.error);
     plan_finish(&plan);
-    free(first);
+    layout_destroy(layout);
     if (bytes) *bytes = length;
     return status;
 }

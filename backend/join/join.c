@@ -106,8 +106,16 @@ static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
 }
 
 /* ---- all of it ---- */
+static tutti_status place_ranks(tutti_comm *comm)
+{
+    struct layout *layout;
+    TRY(layout_create(NULL, comm->group.size, &layout));
+    comm_place(comm, layout);
+    return TUTTI_OK;
+}
 static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 {
+    TRY(place_ranks(comm));
     TRY(connect_peers(comm, deadline_ms));
     TRY(map_segment(comm, deadline_ms));
     watch_peers(comm);

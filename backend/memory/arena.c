@@ -92,22 +92,22 @@ static bool table_read(uintptr_t at, uint64_t number, struct block *out)
             return out->number != 0;
     }
 }
-bool arena_find(const void *at, size_t bytes, struct place *out)
+bool arena_find(const void *at, size_t bytes, struct location *out)
 {
     struct block b;
     uintptr_t address = (uintptr_t)at;
     if (!table_read(address, 0, &b) || address < (uintptr_t)b.base) return false;
     size_t offset = address - (uintptr_t)b.base;
     if (offset >= b.bytes || bytes > b.bytes - offset) return false;
-    *out = (struct place){ b.number, offset };
+    *out = (struct location){ b.number, offset };
     return true;
 }
-void *arena_at(struct place place, uint64_t bytes)
+void *arena_at(struct location location, uint64_t bytes)
 {
     struct block b;
-    bool inside = place.block && table_read(0, place.block, &b) && place.offset <= b.bytes
-        && bytes <= b.bytes - place.offset;
-    return inside ? b.base + place.offset : NULL;
+    bool inside = location.block && table_read(0, location.block, &b) && location.offset <= b.bytes
+        && bytes <= b.bytes - location.offset;
+    return inside ? b.base + location.offset : NULL;
 }
 struct arena_extent arena_extent(void)
 {

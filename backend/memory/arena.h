@@ -1,5 +1,5 @@
 /* Memory of this process for tensors that the other ranks of the host may map: blocks, each a sealed memfd that was
- * allocated in full before it is used. A place in it is named by the number of its block, never used twice by a
+ * allocated in full before it is used. A location in it is named by the number of its block, never used twice by a
  * process, and an offset. Safe for several threads.
  *
  * fork: in the child the parent's blocks are no arena any more. They are mapped privately: what the child writes stays
@@ -7,7 +7,7 @@
 #pragma once
 #include "c_api/tutti.h"
 
-struct place { uint64_t block, offset; };               /* block 0: none */
+struct location { uint64_t block, offset; };            /* block 0: none */
 
 /* At a multiple of 64; of 64 KiB and more at the beginning of a page, and in whole pages. NO_MEMORY names the bytes. */
 tutti_status arena_allocate(size_t bytes, void **out);
@@ -15,9 +15,9 @@ tutti_status arena_allocate(size_t bytes, void **out);
 tutti_status arena_free(void *at);
 /* Where `bytes` bytes from `at` on lie; false: not in the arena, or not all. Takes no lock and no more than some ten
    nanoseconds. */
-bool arena_find(const void *at, size_t bytes, struct place *out);
-/* The address of a place, or NULL: no such block, or it ends before `bytes` more. As quick. */
-void *arena_at(struct place place, uint64_t bytes);
+bool arena_find(const void *at, size_t bytes, struct location *out);
+/* The address of a location, or NULL: no such block, or it ends before `bytes` more. As quick. */
+void *arena_at(struct location location, uint64_t bytes);
 struct arena_extent { int blocks; size_t bytes; };
 struct arena_extent arena_extent(void);                 /* what the arena holds, used or not */
 /* A wholly free block is kept, of 64 MiB at most, for a program that frees and allocates the same tensor over and over.

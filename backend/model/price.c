@@ -109,7 +109,7 @@ static bool begin_of(const struct pricing *x, const struct schedule *s, const st
 {
     for (int w = 0; w < t->wait_count; w++) {
         const struct wait *wait = &s->waits[t->wait + w];
-        int member = wait->rank - x->plan->first;
+        int member = plan_index(x->plan, wait->rank);
         if (wait->rank == s->rank || wait->lag == SLOT_REUSE) continue;
         if (x->at[member] <= wait->step) return false;
         double there = *ends_at(x, member, wait->step) + x->round;

@@ -23,7 +23,7 @@ static tutti_status plan_status(struct plan *p)
 }
 
 /* ---- recording ---- */
-static void record(const struct plan *p, int rank, int host, struct schedule *s)
+static void record(const struct plan *p, int rank, struct schedule *s)
 {
     enum family family = p->algorithm->family;
     *s = (struct schedule){
@@ -33,9 +33,7 @@ static void record(const struct plan *p, int rank, int host, struct schedule *s)
         .root = p->root,
         .layout = p->layout,
         .cut = 1,
-        .host = host,
-        .host_first = p->layout->first[host],
-        .host_end = p->layout->first[host + 1],
+        .place = place_of(p->layout, rank),
         .error_rank = -1,
         .first_message = -1,
         .last_message = -1,
@@ -45,14 +43,6 @@ static void record(const struct plan *p, int rank, int host, struct schedule *s)
     s->absent[INPUT] = !family_has(family, p->root, rank, INPUT);
     s->absent[OUTPUT] = !family_has(family, p->root, rank, OUTPUT);
     p->algorithm->record(s);
-}
-static void record_all(struct plan *p)
-{
-    int host = host_of(p->layout, p->first);
-    for (int m = 0; m < p->count; m++) {
-        while (p->first + m >= p->layout->first[host + 1]) host++;
-        record(p, p->first + m, host, &p->ranks[m]);
-    }
 }
 /* All members are cut alike, else their chunks would not be the same bytes. */
 static void check_cuts(struct plan *p)
@@ -65,7 +55,7 @@ static void check_cuts(struct plan *p)
 static tutti_status prepare(struct build *b)
 {
     struct plan *p = b->plan;
-    record_all(p);
+    for (int m = 0; m < p->count; m++) record(p, plan_rank(p, m), &p->ranks[m]);
     check_cuts(p);
     TRY(plan_status(p));
     writers_find(b);
@@ -99,40 +89,59 @@ static tutti_status infer(struct build *b)
     TRY(plan_status(p));
     return fine ? TUTTI_OK : TUTTI_INTERNAL;
 }
+static tutti_status plan_no_memory(struct plan *p)
+{
+    snprintf(p->error, sizeof p->error, "%s", schedule_no_memory);
+    return TUTTI_NO_MEMORY;
+}
 tutti_status plan_build(struct plan *p)
 {
     struct build b = { .plan = p };
-    assert(p->size > 0 && p->count > 0 && p->slots > 0 && p->first >= 0 && p->first + p->count <= p->size);
-    assert(p->layout->first[p->layout->hosts] == p->size);
+    assert(p->slots > 0 && (!p->one_host || (p->host >= 0 && p->host < p->layout->hosts)));
+    p->size = p->layout->ranks;
+    p->count = plan_members(p);
     p->cycle_rank = -1;
     p->error[0] = 0;
     p->stage_sends |= p->algorithm->stage_in_place;
     p->ranks = memory_zeroed((size_t)p->count, sizeof *p->ranks);
-    if (!p->ranks) {
-        snprintf(p->error, sizeof p->error, "%s", schedule_no_memory);
-        return TUTTI_NO_MEMORY;
-    }
+    if (!p->ranks) return plan_no_memory(p);
     tutti_status status = prepare(&b);
     if (status == TUTTI_OK) status = infer(&b);
     free(b.writers);
     return status;
+}
+static void release_schedules(struct plan *p)
+{
+    for (int m = 0; p->ranks && m < p->count; m++) schedule_release(&p->ranks[m]);
+    free(p->ranks);
+    p->ranks = NULL;
+}
+/* The next to be treated as private: the one that waits for itself, or else the first that is not yet; -1: all are. */
+static int member_to_stage(const struct plan *p)
+{
+    if (plan_shared(p, p->cycle_rank)) return plan_index(p, p->cycle_rank);
+    for (int m = 0; m < p->count; m++)
+        if (plan_shared(p, plan_rank(p, m))) return m;
+    return -1;
 }
 /* First the sent chunks that are overwritten are staged, then the tensors of the ranks found waiting for themselves. */
 tutti_status plan_build_staging(struct plan *p)
 {
     for (;;) {
         tutti_status status = plan_build(p);
-        bool curable = status == TUTTI_INTERNAL && p->cycle_rank >= 0 && (!p->stage_sends || p->shared);
-        if (!curable) return status;
-        plan_finish(p);
-        if (!p->stage_sends) p->stage_sends = true;
-        else if (plan_shared(p, p->cycle_rank)) p->shared &= ~((uint64_t)1 << (p->cycle_rank % 64));
-        else p->shared &= p->shared - 1;
+        if (status != TUTTI_INTERNAL || p->cycle_rank < 0) return status;
+        int member = p->stage_sends ? member_to_stage(p) : -1;
+        if (p->stage_sends && member < 0) return status;
+        if (member >= 0 && !p->unshared) p->unshared = memory_zeroed((size_t)mask_words(p->count), sizeof(uint64_t));
+        release_schedules(p);
+        if (member < 0) p->stage_sends = true;
+        else if (p->unshared) mask_add(p->unshared, member);
+        else return plan_no_memory(p);
     }
 }
 void plan_finish(struct plan *p)
 {
-    for (int m = 0; p->ranks && m < p->count; m++) schedule_release(&p->ranks[m]);
-    free(p->ranks);
-    p->ranks = NULL;
+    release_schedules(p);
+    free(p->unshared);
+    p->unshared = NULL;
 }

@@ -9,6 +9,7 @@ enum { CACHE_ROWS = 64 };
 struct entry {
     struct plan key, plan;
     struct entry *next;
+    uint64_t masks[];                                       /* in_place, then shared, of both */
 };
 struct cache {
     struct entry *rows[CACHE_ROWS];
@@ -32,17 +33,35 @@ void cache_destroy(struct cache *cache)
 }
 static bool key_equal(const struct plan *a, const struct plan *b)
 {
-    return a->algorithm == b->algorithm && a->size == b->size && a->root == b->root && a->first == b->first &&
-           a->count == b->count && a->slots == b->slots && a->in_place == b->in_place && a->shared == b->shared &&
-           a->stage_inputs == b->stage_inputs && a->hoist == b->hoist;
+    int members = plan_members(a);
+    return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root &&
+           a->one_host == b->one_host && a->host == b->host && a->slots == b->slots &&
+           a->stage_inputs == b->stage_inputs && a->hoist == b->hoist &&
+           mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
 }
 /* What differs between the operations of one communicator. */
 static size_t row_of(const struct plan *key)
 {
     uint64_t h = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
     h = h * 31 + (uint64_t)key->root;
-    h = h * 31 + key->in_place % 31;
-    return (size_t)((h * 31 + key->shared % 31) % CACHE_ROWS);
+    for (int w = 0, members = plan_members(key); w < mask_words(members); w++) {
+        h = h * 31 + mask_word(key->in_place, w, members) % 31;
+        h = h * 31 + mask_word(key->shared, w, members) % 31;
+    }
+    return (size_t)(h % CACHE_ROWS);
+}
+static struct entry *entry_create(const struct plan *key)
+{
+    int members = plan_members(key), words = mask_words(members);
+    struct entry *e = memory_zeroed(1, sizeof *e + 2 * (size_t)words * sizeof *e->masks);
+    if (!e) return NULL;
+    mask_copy(e->masks, key->in_place, members);
+    mask_copy(e->masks + words, key->shared, members);
+    e->key = *key;
+    e->key.in_place = e->masks;
+    e->key.shared = e->masks + words;
+    e->plan = e->key;
+    return e;
 }
 /* What the builder finds on its way (staging, unshared ranks) must not change what the plan is found by. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out)
@@ -53,12 +72,12 @@ tutti_status cache_plan(struct cache *cache, const struct plan *key, const struc
             *out = &e->plan;
             return TUTTI_OK;
         }
-    struct entry *e = memory_zeroed(1, sizeof *e);
-    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, key->size);
-    e->key = e->plan = *key;
+    int ranks = key->layout->ranks;
+    struct entry *e = entry_create(key);
+    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, ranks);
     tutti_status status = plan_build_staging(&e->plan);
     if (status != TUTTI_OK) {
-        status_fail(status, "cannot plan %s for %d ranks: %s", key->algorithm->name, key->size, e->plan.error);
+        status_fail(status, "cannot plan %s for %d ranks: %s", key->algorithm->name, ranks, e->plan.error);
         entry_destroy(e);
         return status;
     }

@@ -18,9 +18,9 @@ static bool is_met(const struct run *x, int rank, const struct wait *w)
 {
     const struct plan *p = x->plan;
     if (w->lag == SLOT_REUSE) return true;
-    if (w->rank != rank) return x->at[w->rank - p->first] > w->step;
-    struct place other = match_of(x->match, rank, w->step);
-    return other.rank < 0 || x->at[other.rank - p->first] > other.step;
+    if (w->rank != rank) return x->at[plan_index(p, w->rank)] > w->step;
+    struct position other = match_of(x->match, rank, w->step);
+    return other.rank < 0 || x->at[plan_index(p, other.rank)] > other.step;
 }
 /* As far as the member gets; true: it moved. */
 static bool run_member(const struct run *x, int member)
@@ -38,9 +38,9 @@ static bool judge(const struct run *x, struct plan *p)
 {
     for (int m = 0; m < p->count; m++)
         if (x->at[m] < p->ranks[m].step_count) {
-            p->cycle_rank = p->first + m;
+            p->cycle_rank = plan_rank(p, m);
             snprintf(p->error, sizeof p->error, "cycle: rank %d step %d waits for itself through its peers",
-                p->first + m, x->at[m]);
+                p->cycle_rank, x->at[m]);
             return false;
         }
     bool complete = match_complete(x->match);

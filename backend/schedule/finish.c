@@ -27,7 +27,7 @@ static struct step *summed_by(const struct build *b, const struct schedule *s, c
     struct span from = *step_from(s, t);
     const struct writer *w = writer_of(b, from, index);
     if (from.buffer != SCRATCH || !w->exists) return NULL;
-    struct step *sum = &p->ranks[w->rank - p->first].steps[w->last];
+    struct step *sum = &plan_member(p, w->rank)->steps[w->last];
     return sum->kind == WORK && sum->from_count > 1 ? sum : NULL;
 }
 /* A sum that only has to be copied into OUTPUT is divided where it is made, while it is exact: rounded to a narrow type

@@ -35,7 +35,7 @@ static bool handles_init(struct handles *h, const struct build *b, struct schedu
 {
     size_t steps = (size_t)s->step_count, cells;
     *h = (struct handles){ .build = b, .s = s };
-    bool fits = size_multiply((size_t)(s->host_end - s->host_first), (size_t)b->cells, &cells);
+    bool fits = size_multiply((size_t)host_size(s->layout, s->place.host), (size_t)b->cells, &cells);
     h->cells = fits ? memory_zeroed(cells, sizeof *h->cells) : NULL;
     h->due = memory_zeroed(steps, sizeof *h->due);
     h->open = memory_zeroed(steps, sizeof *h->open);
@@ -46,7 +46,7 @@ static bool handles_init(struct handles *h, const struct build *b, struct schedu
 }
 static struct cell *cell_at(const struct handles *h, struct span a, int index)
 {
-    size_t row = (size_t)(a.rank - h->s->host_first) * (size_t)h->build->cells;
+    size_t row = (size_t)place_of(h->s->layout, a.rank).index * (size_t)h->build->cells;
     return &h->cells[row + (size_t)cell_of(h->build->plan, a, index)];
 }
 static void add_due(struct handles *h, int message)
@@ -167,7 +167,7 @@ void awaits_insert(const struct build *b, struct schedule *s)
 static void wait_message(struct handles *h, struct edges *edges, int step, int message, int *completed)
 {
     struct wait wait = { h->s->rank, message, SAME_TILE };
-    edge_add(edges, (struct edge){ h->s->rank - h->build->plan->first, step, wait });
+    edge_add(edges, (struct edge){ plan_index(h->build->plan, h->s->rank), step, wait });
     completed[message] = step;
 }
 void awaits_find(const struct build *b, struct schedule *s, struct edges *edges, int *completed)

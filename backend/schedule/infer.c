@@ -27,14 +27,14 @@ void edge_add(struct edges *e, struct edge edge)
 /* `rank`, before its step, waits for the position of `other`. */
 static void infer_wait(struct inference *x, int rank, int step, int other, int position, enum lag lag)
 {
-    edge_add(&x->edges, (struct edge){ rank - x->b->plan->first, step, { other, position, lag } });
+    edge_add(&x->edges, (struct edge){ plan_index(x->b->plan, rank), step, { other, position, lag } });
 }
 /* The step at which rank is known to be done with its step j. */
 static int completion(const struct inference *x, int rank, int j)
 {
     struct schedule *s = plan_member(x->b->plan, rank);
     if (!step_is_message(&s->steps[j])) return j;
-    int at = x->completed[rank - x->b->plan->first][j];
+    int at = x->completed[plan_index(x->b->plan, rank)][j];
     if (at < 0) schedule_fail(s, "nobody awaits a message that a peer depends on");
     return at < 0 ? j : at;
 }

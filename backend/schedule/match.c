@@ -7,12 +7,12 @@
 struct end {
     int from, to, number;
     enum step_kind kind;
-    struct place place;
+    struct position at;
 }; /* number -1: free */
 struct match {
     const struct plan *plan;
     size_t *begin;       /* [member]: where its steps begin in `other` */
-    struct place *other; /* [begin + step] */
+    struct position *other; /* [begin + step] */
 };
 
 /* ---- numbers ---- */
@@ -68,9 +68,9 @@ static void table_fill(struct match *m, struct table *t)
     const struct plan *p = m->plan;
     for (int i = 0; i < p->count; i++)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
-            m->other[m->begin[i] + (size_t)j] = (struct place){ -1, -1 };
+            m->other[m->begin[i] + (size_t)j] = (struct position){ -1, -1 };
             if (!step_is_message(&p->ranks[i].steps[j])) continue;
-            struct end e = end_of(p->first + i, j, &p->ranks[i].steps[j]);
+            struct end e = end_of(p->ranks[i].rank, j, &p->ranks[i].steps[j]);
             *table_find(t, e) = e;
         }
 }
@@ -81,7 +81,7 @@ static void table_pair(struct match *m, const struct table *t)
         if (e.number < 0) continue;
         e.kind = e.kind == SEND ? RECV : SEND;
         const struct end *other = table_find(t, e);
-        if (other->number >= 0) m->other[m->begin[e.place.rank - m->plan->first] + (size_t)e.place.step] = other->place;
+        if (other->number >= 0) m->other[m->begin[plan_index(m->plan, e.at.rank)] + (size_t)e.at.step] = other->at;
     }
 }
 static bool table_init(struct table *t, size_t ends)
@@ -124,9 +124,9 @@ void match_destroy(struct match *m)
     free(m->other);
     free(m);
 }
-struct place match_of(const struct match *m, int rank, int step)
+struct position match_of(const struct match *m, int rank, int step)
 {
-    return m->other[m->begin[rank - m->plan->first] + (size_t)step];
+    return m->other[m->begin[plan_index(m->plan, rank)] + (size_t)step];
 }
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
@@ -141,7 +141,7 @@ bool match_complete(const struct match *m)
         for (int j = 0; j < p->ranks[i].step_count; j++) {
             const struct step *t = &p->ranks[i].steps[j];
             if (!step_is_message(t) || !plan_member(p, t->peer)) continue;
-            struct place o = match_of(m, p->first + i, j);
+            struct position o = match_of(m, p->ranks[i].rank, j);
             const struct schedule *s = o.rank < 0 ? NULL : plan_member(p, o.rank);
             if (!s || chunks_of(&p->ranks[i], t) != chunks_of(s, &s->steps[o.step])) return false;
         }

@@ -92,8 +92,9 @@ static bool step_reads(const struct schedule *s, const struct step *t, struct sp
 }
 static void pull_rank(const struct plan *p, struct schedule *s, const struct schedule *old, struct pulls *pulls)
 {
-    const struct schedule *mine = &old[s->rank - p->first];
-    for (int hop = 1; hop < p->count; hop++) pulls_collect(p, s, &old[(s->rank - p->first + hop) % p->count], pulls);
+    int member = plan_index(p, s->rank);
+    const struct schedule *mine = &old[member];
+    for (int hop = 1; hop < p->count; hop++) pulls_collect(p, s, &old[(member + hop) % p->count], pulls);
     for (int j = 0; j < mine->step_count; j++) {
         for (int i = 0; i < pulls->count; i++)
             if (!pulls->list[i].done && step_reads(mine, &mine->steps[j], pulls->list[i].to))

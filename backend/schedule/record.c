@@ -30,18 +30,7 @@ struct schedule schedule_restart(struct schedule *s)
     return old;
 }
 
-/* ---- layouts, families, teams ---- */
-int host_size(const struct layout *l, int host) { return l->first[host + 1] - l->first[host]; }
-int host_of(const struct layout *l, int rank)
-{
-    int low = 0, high = l->hosts;
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (l->first[middle] <= rank) low = middle;
-        else high = middle;
-    }
-    return low;
-}
+/* ---- families, teams ---- */
 bool family_has(enum family family, int root, int rank, enum buffer buffer)
 {
     bool input_on_root = family == BROADCAST || family == SCATTER,
@@ -63,18 +52,18 @@ struct team team_all(const struct schedule *s)
 }
 struct team team_host(const struct schedule *s)
 {
-    int size = s->host_end - s->host_first;
-    return (struct team){ s->layout, TEAM_HOST, s->host, size, s->rank - s->host_first, 0, 1, INPUT };
+    int host = s->place.host;
+    return (struct team){ s->layout, TEAM_HOST, host, host_size(s->layout, host), s->place.index, 0, 1, INPUT };
 }
 struct team team_across(const struct schedule *s, int slice)
 {
-    return (struct team){ s->layout, TEAM_ACROSS, slice, s->layout->hosts, s->host, 0, 1, INPUT };
+    return (struct team){ s->layout, TEAM_ACROSS, slice, s->layout->hosts, s->place.host, 0, 1, INPUT };
 }
 int team_rank(const struct team *t, int index)
 {
     int i = (index % t->size + t->size) % t->size;
-    if (t->kind == TEAM_HOST) return t->layout->first[t->slice] + i;
-    return t->kind == TEAM_ACROSS ? t->layout->first[i] + t->slice % host_size(t->layout, i) : i;
+    if (t->kind == TEAM_HOST) return rank_at(t->layout, t->slice, i);
+    return t->kind == TEAM_ACROSS ? rank_at(t->layout, i, t->slice % host_size(t->layout, i)) : i;
 }
 
 /* ---- spans ---- */
@@ -113,7 +102,8 @@ bool span_overlaps(struct span a, struct span b)
 static bool span_valid(struct schedule *s, struct span a)
 {
     if (s->error) return false;
-    if (a.rank < s->host_first || a.rank >= s->host_end) schedule_fail(s, "touches the memory of another host");
+    bool near = a.rank >= 0 && a.rank < s->size && host_of(s->layout, a.rank) == s->place.host;
+    if (!near) schedule_fail(s, "touches the memory of another host");
     else if (a.first < 0 || a.count < 1 || a.count > INT_MAX - a.first) schedule_fail(s, "span out of range");
     else if (a.buffer == SCRATCH && a.first + a.count > s->chunks[SCRATCH]) s->chunks[SCRATCH] = a.first + a.count;
     else if (a.first + a.count > s->chunks[a.buffer]) schedule_fail(s, "span out of range");

@@ -1,14 +1,16 @@
 /* The data model. A collective is one *schedule* per rank: a list of copy, reduce, send and recv steps over *spans*
  * (rank, buffer, range of chunks). A span may name a peer of the same host, then the step reads or writes the peer's
  * memory; messages go to anyone. Algorithms (backend/collectives) only record steps; which step waits for which is
- * inferred. A *plan* holds the schedules of consecutive ranks: those of one host, to run them; all, to prove them.
+ * inferred. A *plan* holds the schedules of several ranks, its members: those of one host, to run them; all, to prove
+ * them.
  *
  * What a name means. Every chunk has one writing rank; that rank sees its own updates in program order. Everyone else
  * sees INPUT as its caller passed it, and OUTPUT and SCRATCH as they are finally left; nobody sees anything between. In
  * place means only that INPUT and OUTPUT chunks share a home. Messages: send and recv post and return; the k-th send to
  * a peer is its k-th receive from me. */
 #pragma once
-#include "c_api/tutti.h"
+#include "backend/schedule/layout.h"
+#include "backend/schedule/mask.h"
 
 /* ---- what algorithms use ---- */
 enum buffer { INPUT, OUTPUT, SCRATCH };
@@ -19,8 +21,6 @@ enum family { ALLREDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALL_TO_AL
    INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. REDUCE and GATHER have OUTPUT on
    the root only, BROADCAST and SCATTER have INPUT on the root only: touching what is absent is a build error. BARRIER:
    every OUTPUT holds every contribution at least once. */
-
-struct layout { int hosts; const int *first; };         /* ranks first[h] … first[h + 1] - 1 live on host h */
 
 enum step_kind { WORK, SEND, RECV, AWAIT, LEAVE };
 enum lag { SAME_TILE, SLOT_REUSE, EVERY_TILE };         /* which tile of the other a wait means */
@@ -38,7 +38,7 @@ struct step {                                           /* WORK: to[0] = to[1] =
 struct schedule {
     enum family family;
     int rank, size, root;
-    int host, host_first, host_end;                     /* my host, and its ranks host_first … host_end - 1 */
+    struct place place;                                 /* my host, and my index there */
     int cut;                                            /* pieces the message of one rank is cut into */
     int chunks[3];                                      /* by buffer */
     bool absent[3];                                     /* this rank has no such buffer */
@@ -74,8 +74,6 @@ struct team team_all(const struct schedule *s);
 struct team team_host(const struct schedule *s);
 struct team team_across(const struct schedule *s, int slice);  /* the ranks that carry this slice between the hosts */
 int team_rank(const struct team *t, int index);         /* index wraps */
-int host_size(const struct layout *l, int host);
-int host_of(const struct layout *l, int rank);
 
 /* ---- the table of algorithms (backend/collectives) ---- */
 struct algorithm {
@@ -93,20 +91,26 @@ struct algorithm {
 struct plan {
     const struct algorithm *algorithm;
     const struct layout *layout;
-    int size, root, first, count;                       /* members: ranks first … first + count - 1 */
+    int root;
+    bool one_host;                                      /* members: the ranks of `host`, in their order; else all */
+    int host;
     int slots;                                          /* tiles in flight */
-    int period;                                         /* the longest schedule of the members, in steps */
-    uint64_t in_place, shared;                          /* bit rank % 64: INPUT and OUTPUT are one tensor; lie in memory
-                                                           the host's ranks share (else: are staged) */
+    const uint64_t *in_place, *shared;                  /* masks of members whose INPUT and OUTPUT are one tensor; lie
+                                                           in memory the host's ranks share (else: are staged) */
     bool stage_sends;                                   /* copy sent INPUT chunks that are overwritten */
     bool stage_inputs;                                  /* copy every INPUT chunk first (PREMUL_SUM) */
     bool hoist;                                         /* post receives as early as possible */
+
+    int size, count;                                    /* ranks of the group; members */
+    int period;                                         /* the longest schedule of the members, in steps */
+    uint64_t *unshared;                                 /* a mask: shared members that are staged to cure a cycle */
     int cycle_rank;                                     /* after a failed build: who waits for itself, or -1 */
     char error[160];
-    struct schedule *ranks;
+    struct schedule *ranks;                             /* of the members */
 };
-/* The caller zeroes the plan and fills algorithm … hoist but period. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with
-   error filled (cycle_rank >= 0: staging may cure it). plan_finish is due in every case. */
+/* The caller zeroes the plan and fills what stands above the gap; the masks stay the caller's. TUTTI_OK;
+   TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0: staging may cure it). plan_finish is due in every
+   case. */
 tutti_status plan_build(struct plan *plan);
 tutti_status plan_build_staging(struct plan *plan);     /* the same, curing cycles by staging */
 void plan_finish(struct plan *plan);                    /* frees what the plan holds, not the plan */
@@ -118,17 +122,40 @@ size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
 bool family_has(enum family family, int root, int rank, enum buffer buffer);
 int family_parts(enum family family, enum buffer buffer, int size);    /* chunks of a buffer, before schedule_cut */
-static inline struct schedule *plan_member(const struct plan *p, int rank)
+static inline int plan_members(const struct plan *p)    /* their number, also before the plan is built */
 {
-    return rank >= p->first && rank < p->first + p->count ? &p->ranks[rank - p->first] : NULL;
+    return p->one_host ? host_size(p->layout, p->host) : p->layout->ranks;
+}
+/* The how-manieth member a rank is, or -1; and the rank of a member. */
+static inline int plan_index(const struct plan *p, int rank)
+{
+    if (!p->one_host) return rank;
+    struct place at = place_of(p->layout, rank);
+    return at.host == p->host ? at.index : -1;
+}
+static inline int plan_rank(const struct plan *p, int member)
+{
+    return p->one_host ? rank_at(p->layout, p->host, member) : member;
+}
+static inline struct schedule *plan_member(const struct plan *p, int rank)      /* NULL: is none */
+{
+    int member = plan_index(p, rank);
+    return member >= 0 ? &p->ranks[member] : NULL;
 }
 static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
 static inline struct span *step_to(const struct schedule *s, const struct step *t)
 {
     return &s->spans[t->span + t->from_count];
 }
-static inline bool plan_in_place(const struct plan *p, int rank) { return p->in_place >> (rank % 64) & 1; }
-static inline bool plan_shared(const struct plan *p, int rank) { return p->shared >> (rank % 64) & 1; }
+static inline bool plan_in_place(const struct plan *p, int rank)
+{
+    return mask_has(p->in_place, plan_index(p, rank));
+}
+static inline bool plan_shared(const struct plan *p, int rank)
+{
+    int member = plan_index(p, rank);
+    return mask_has(p->shared, member) && !mask_has(p->unshared, member);
+}
 /* The cell a chunk lives in; in place the smaller buffer lies inside the larger. */
 static inline int plan_home(const struct plan *p, int rank, enum buffer b, int index)
 {
@@ -148,6 +175,6 @@ static inline bool step_publishes(const struct step *t, int tile, int tiles, int
 struct cache;
 struct cache *cache_create(void);
 void cache_destroy(struct cache *cache);
-/* The key is: algorithm, size, root, first, count, slots, in_place, shared, stage_inputs, hoist of `key`; layout must
-   outlive the cache. *out stays valid until cache_destroy. */
+/* The key is what the caller of plan_build fills, but stage_sends; layout must outlive the cache, the masks are copied.
+   *out stays valid until cache_destroy. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out);

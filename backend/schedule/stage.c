@@ -14,7 +14,7 @@ struct staging {
 static int *slot_at(const struct staging *g, int rank, enum buffer buffer, int index)
 {
     const struct plan *p = g->b->plan;
-    return &g->slot[buffer][(size_t)(rank - p->first) * (size_t)p->ranks[0].chunks[buffer] + (size_t)index];
+    return &g->slot[buffer][(size_t)plan_index(p, rank) * (size_t)p->ranks[0].chunks[buffer] + (size_t)index];
 }
 /* Own INPUT that is read after it was overwritten; with stage_sends also INPUT that is sent and ever overwritten. */
 static bool is_overwritten(const struct build *b, const struct schedule *s, int step, struct span a)
@@ -52,7 +52,7 @@ static void assign_slots(const struct staging *g)
     for (int m = 0; m < p->count; m++)
         for (int buffer = INPUT; buffer <= OUTPUT; buffer++)
             for (int c = 0; c < p->ranks[m].chunks[buffer]; c++) {
-                int *slot = slot_at(g, p->first + m, (enum buffer)buffer, c);
+                int *slot = slot_at(g, p->ranks[m].rank, (enum buffer)buffer, c);
                 if (*slot) *slot = ++p->ranks[m].chunks[SCRATCH];
             }
 }

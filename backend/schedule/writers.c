@@ -6,7 +6,7 @@
 
 struct writer *writer_of(const struct build *b, struct span a, int index)
 {
-    size_t member = (size_t)(a.rank - b->plan->first);
+    size_t member = (size_t)plan_index(b->plan, a.rank);
     return &b->writers[member * (size_t)b->cells + (size_t)cell_of(b->plan, a, index)];
 }
 /* All members have the same cells, so that a slot of a peer is found without knowing its schedule. */

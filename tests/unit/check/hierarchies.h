@@ -4,13 +4,7 @@
 #pragma once
 #include "tests/unit/schedule/plans.h"
 
-static inline int slices_of(const struct schedule *s)
-{
-    int most = 1;
-    for (int h = 0; h < s->layout->hosts; h++)
-        if (host_size(s->layout, h) > most) most = host_size(s->layout, h);
-    return most;
-}
+static inline int slices_of(const struct schedule *s) { return s->layout->largest; }
 static inline void sum_over_host(struct schedule *s, struct span into, int first)
 {
     struct team host = team_host(s);
@@ -72,14 +66,14 @@ static void broadcast_slices(struct schedule *s)
 {
     struct team host = team_host(s);
     int hosts = s->layout->hosts, slices = slices_of(s), root_host = host_of(s->layout, s->root);
-    int nth = (s->host - root_host + hosts) % hosts;
+    int nth = (s->place.host - root_host + hosts) % hosts;
     schedule_cut(s, slices);
     if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
     for (int k = host.me; k < slices; k += host.size) {
         struct team across = team_across(s, k);
         if (nth == 0 && s->rank != s->root) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
-        if (nth > 0) step_recv(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->host - 1));
-        if (nth < hosts - 1) step_send(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->host + 1));
+        if (nth > 0) step_recv(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->place.host - 1));
+        if (nth < hosts - 1) step_send(s, chunk(s->rank, OUTPUT, k), team_rank(&across, s->place.host + 1));
     }
     for (int k = 0; k < slices && s->rank != s->root; k++)
         if (k % host.size != host.me) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(team_rank(&host, k), OUTPUT, k));
@@ -88,15 +82,17 @@ static void broadcast_slices(struct schedule *s)
 static void all_to_all_gathered(struct schedule *s)
 {
     struct team host = team_host(s);
-    const int *first = s->layout->first;
     for (int hop = 1; hop < s->layout->hosts; hop++) {
-        int to = (s->host + hop) % s->layout->hosts, from = (s->host + s->layout->hosts - hop) % s->layout->hosts;
+        int hosts = s->layout->hosts, to = (s->place.host + hop) % hosts, from = (s->place.host + hosts - hop) % hosts;
         for (int i = host.me; i < host_size(s->layout, to); i += host.size) {
-            step_send(s, chunk(team_rank(&host, 0), INPUT, first[to] + i), first[to] + i);
-            for (int j = 1; j < host.size; j++) step_also(s, chunk(team_rank(&host, j), INPUT, first[to] + i));
+            int peer = rank_at(s->layout, to, i);
+            step_send(s, chunk(team_rank(&host, 0), INPUT, peer), peer);
+            for (int j = 1; j < host.size; j++) step_also(s, chunk(team_rank(&host, j), INPUT, peer));
         }
-        struct span landing = { s->rank, OUTPUT, first[from], host_size(s->layout, from) };
-        step_recv(s, landing, first[from] + host.me % host_size(s->layout, from));
+        step_recv(s, chunk(s->rank, OUTPUT, rank_at(s->layout, from, 0)),
+            rank_at(s->layout, from, host.me % host_size(s->layout, from)));
+        for (int i = 1; i < host_size(s->layout, from); i++)
+            step_also(s, chunk(s->rank, OUTPUT, rank_at(s->layout, from, i)));
     }
     for (int i = 0; i < host.size; i++) {
         int peer = team_rank(&host, host.me + i);

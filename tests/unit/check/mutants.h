@@ -36,7 +36,7 @@ static inline void search_tile(struct search *x, int rank, int tile)
     const struct schedule *s = &x->p->ranks[rank];
     search_back(x, rank, s->step_count - 1, tile);
     for (int j = 0; j < s->step_count; j++) {
-        struct place o = match_of(x->match, rank, j);
+        struct position o = match_of(x->match, rank, j);
         if (s->steps[j].kind == RECV) search_back(x, o.rank, o.step, tile);
     }
 }
@@ -56,7 +56,7 @@ static inline void search_back(struct search *x, int rank, int step, int tile)
     else search_tile(x, rank, tile - slots);
     for (int w = 0; w < s->steps[step].wait_count; w++) {
         const struct wait *a = &s->waits[s->steps[step].wait + w];
-        struct place o = a->rank == rank ? match_of(x->match, rank, a->step) : (struct place){ a->rank, a->step };
+        struct position o = a->rank == rank ? match_of(x->match, rank, a->step) : (struct position){ a->rank, a->step };
         if (a->rank != rank || s->steps[a->step].kind == RECV)
             search_back(x, o.rank, o.step, a->lag == SLOT_REUSE ? tile - slots : tile);
     }

@@ -6,12 +6,12 @@ enum { IN_PLACE = 1, SHARED = 2, STAGE_INPUTS = 4, WAYS = 8 };
 
 static void mutate_algorithm(const struct algorithm *a, int size, int root, int way)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     struct plan p = plan_of(a, a->host_memory ? together(&hosts, size) : apart(&hosts, size), root);
     char why[200];
     p.slots = 2;
-    p.in_place = way & IN_PLACE ? UINT64_MAX : 0;
-    p.shared = way & SHARED ? UINT64_MAX : 0;
+    p.in_place = way & IN_PLACE ? mask_all : NULL;
+    p.shared = way & SHARED ? mask_all : NULL;
     p.stage_inputs = way & STAGE_INPUTS;
     p.hoist = !a->host_memory && way & IN_PLACE;
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);

@@ -17,7 +17,7 @@ static void accepts(const struct plan *p)
 static struct plan built(const struct algorithm *a, const struct layout *l, uint64_t shared)
 {
     struct plan p = plan_of(a, l, 0);
-    p.shared = shared;
+    p.shared = mask_of(shared);
     p.slots = 2;
     assert_int_equal(plan_build(&p), TUTTI_OK);
     accepts(&p);
@@ -153,7 +153,7 @@ static void a_plan_of_some_ranks_cannot_be_checked(void **state)
 {
     struct plan p = plan_of(&ring, apart(&hosts, 2), 0);
     (void)state;
-    p.count = 1;
+    p.one_host = true;
     assert_int_equal(plan_build(&p), TUTTI_OK);
     rejects(&p, 1, "all ranks");
     plan_finish(&p);

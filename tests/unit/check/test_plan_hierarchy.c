@@ -7,15 +7,15 @@ enum { IN_PLACE = 1, SHARED = 2, HOIST = 4, STAGE_INPUTS = 8, WAYS = 16, MIXED =
 
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int way, uint64_t *random)
 {
-    struct plan p = plan_of(a, l, (int)(draw(random) % (uint64_t)l->first[l->hosts]));
+    struct plan p = plan_of(a, l, (int)(draw(random) % (uint64_t)l->ranks));
     p.slots = 1 + way / 2 % 3;
-    p.in_place = way & IN_PLACE ? UINT64_MAX : 0;
-    p.shared = way & SHARED ? UINT64_MAX : 0;
+    p.in_place = way & IN_PLACE ? mask_all : NULL;
+    p.shared = way & SHARED ? mask_all : NULL;
     p.hoist = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->family);
     if (way < WAYS) return p;
-    p.in_place = draw(random);
-    p.shared = draw(random);
+    p.in_place = mask_of(draw(random));
+    p.shared = mask_of(draw(random));
     p.stage_inputs = way % 4 == 3 && is_reducing(a->family);
     return p;
 }
@@ -30,7 +30,7 @@ static void prove(struct plan *p)
 }
 static void every_placement_is_proved(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     uint64_t random = 271828;
     int plans = 0;
     (void)state;
@@ -46,7 +46,7 @@ static void every_placement_is_proved(void **state)
 static void every_mutant_is_rejected(void **state)
 {
     enum { SMALL_LAYOUTS = 4 };
-    struct hosts hosts;
+    static struct hosts hosts;
     uint64_t random = 577215;
     (void)state;
     for (int a = 0; a < HIERARCHIES; a++)
@@ -92,20 +92,29 @@ static void compare_rank(const struct schedule *a, const struct schedule *b, con
     for (int j = 0; j < a->step_count; j++)
         if (!steps_equal(a, b, j)) fail_msg("%s: rank %d step %d differs", name, a->rank, j);
 }
+/* The part of a mask of all that is this host's. */
+static const uint64_t *on_host(const uint64_t *mask, const struct layout *l, int host)
+{
+    uint64_t bits = 0;
+    for (int i = 0; i < host_size(l, host); i++) bits |= (uint64_t)mask_has(mask, rank_at(l, host, i)) << i;
+    return mask_of(bits);
+}
 static bool host_builds(const struct plan *all, bool built, const struct plan *key, int host)
 {
     struct plan p = *key;
-    p.first = p.layout->first[host];
-    p.count = host_size(p.layout, host);
+    p.one_host = true;
+    p.host = host;
+    p.in_place = on_host(key->in_place, key->layout, host);
+    p.shared = on_host(key->shared, key->layout, host);
     bool fine = plan_build(&p) == TUTTI_OK;
     for (int m = 0; built && m < p.count; m++)
-        compare_rank(&p.ranks[m], plan_member(all, p.first + m), p.algorithm->name);
+        compare_rank(&p.ranks[m], plan_member(all, plan_rank(&p, m)), p.algorithm->name);
     plan_finish(&p);
     return fine;
 }
 static void a_host_alone_builds_the_same(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     uint64_t random = 161803;
     int compared = 0, refused = 0;
     (void)state;

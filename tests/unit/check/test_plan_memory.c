@@ -43,8 +43,8 @@ static void builder(void **state)
         for (int way = 0; way < 4; way++) {
             bool flat = i < 3;
             struct plan p = plan_of(algorithms[i], flat ? together(&hosts, 3) : hosts_of(&hosts, sizes, 2), 0);
-            p.in_place = way & 1 ? UINT64_MAX : 0;
-            p.shared = way & 2 ? UINT64_MAX : 0;
+            p.in_place = way & 1 ? mask_all : NULL;
+            p.shared = way & 2 ? mask_all : NULL;
             p.hoist = true;
             p.slots = 2;
             fail_every_allocation_of(&p);

@@ -20,7 +20,7 @@ static bool build(struct plan *p)
         complain(p, p->error);
         return false;
     }
-    cured += p->stage_sends > (first.stage_sends || first.algorithm->stage_in_place) || p->shared != first.shared;
+    cured += p->stage_sends > (first.stage_sends || first.algorithm->stage_in_place) || p->unshared;
     return true;
 }
 static void check(const struct plan *p, int tiles, int operations, unsigned seed)
@@ -45,8 +45,8 @@ static bool is_a_way(const struct algorithm *a, int way)
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
 {
     struct plan p = plan_of(a, l, root);
-    p.in_place = way & IN_PLACE ? UINT64_MAX : 0;
-    p.shared = way & SHARED ? UINT64_MAX : 0;
+    p.in_place = way & IN_PLACE ? mask_all : NULL;
+    p.shared = way & SHARED ? mask_all : NULL;
     p.hoist = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS;
     return p;
@@ -65,7 +65,7 @@ static void report(const char *what)
 
 static void small_groups_in_every_way(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= EXHAUSTIVE; size++)
@@ -85,7 +85,7 @@ static void small_groups_in_every_way(void **state)
 static void larger_groups(void **state)
 {
     static const int sizes_beyond[] = { 64, 100 };
-    struct hosts hosts;
+    static struct hosts hosts;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int i = EXHAUSTIVE + 1; i <= THINNER + 2; i++)
@@ -103,7 +103,7 @@ static void larger_groups(void **state)
 /* A program is chosen once; only some of its ranks may then be called in place. */
 static void plans_for_in_place_serve_out_of_place(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     uint64_t random = 20240229;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -114,7 +114,7 @@ static void plans_for_in_place_serve_out_of_place(void **state)
                 p.stage_inputs = is_reducing(a->family) && size % 4 == 3;
                 bool built = build(&p);
                 for (int k = 0; built && a->family != ALL_TO_ALL && k < 5; k++) {
-                    p.in_place = k ? draw(&random) : 0;
+                    p.in_place = k ? mask_of(draw(&random)) : NULL;
                     check(&p, k % 2 ? 2 * p.slots : 1, 3, 0);
                 }
                 if (built) check(&p, 2, 2, 0);
@@ -124,15 +124,15 @@ static void plans_for_in_place_serve_out_of_place(void **state)
 }
 static void some_ranks_shared_some_in_place(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     uint64_t random = 314159;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 2; size <= 12 && a->host_memory; size++)
             for (int k = 0; k < 8; k++) {
                 struct plan p = plan_of(a, together(&hosts, size), (int)(draw(&random) % (uint64_t)size));
-                p.in_place = draw(&random) & all_ranks(size);
-                p.shared = draw(&random) & all_ranks(size);
+                p.in_place = mask_of(draw(&random));
+                p.shared = mask_of(draw(&random));
                 p.stage_inputs = is_reducing(a->family) && k % 4 == 3;
                 p.slots = 1 + k % 4;
                 if (build(&p)) check(&p, 2 * p.slots + k % 2, 3, 0);
@@ -142,7 +142,7 @@ static void some_ranks_shared_some_in_place(void **state)
 }
 static void messages_between_ranks_of_one_host(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= 17 && !a->host_memory; size++)
@@ -156,7 +156,7 @@ static void messages_between_ranks_of_one_host(void **state)
 }
 static void orders_drawn_at_random(void **state)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 2; size <= 8; size++)
@@ -175,10 +175,10 @@ static void orders_drawn_at_random(void **state)
    where there is no cycle. */
 static int steps_in_place(const struct algorithm *a, int size, int root)
 {
-    struct hosts hosts;
+    static struct hosts hosts;
     struct plan p = plan_of(a, apart(&hosts, size), root);
     int steps = 0;
-    p.in_place = UINT64_MAX;
+    p.in_place = mask_all;
     if (plan_build(&p) != TUTTI_OK) steps = -1;
     for (int m = 0; m < p.count && steps >= 0; m++) steps += p.ranks[m].step_count;
     plan_finish(&p);

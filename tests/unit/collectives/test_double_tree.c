@@ -7,10 +7,10 @@
 
 enum { MOST = 130 };
 
-static struct place place_of(int size, int root, int tree, int rank)
+static struct node node_of(int size, int root, int tree, int rank)
 {
     struct schedule s = { .rank = rank, .size = size, .root = root };
-    return double_tree_place(&s, root, tree);
+    return double_tree_node(&s, root, tree);
 }
 static int log_above(int n)
 {
@@ -24,12 +24,12 @@ static void children_and_parents_agree(void **state)
     for (int size = 1; size <= MOST; size++)
         for (int tree = 0; tree < 2; tree++)
             for (int rank = 0, root = size / 3; rank < size; rank++) {
-                struct place p = place_of(size, root, tree, rank);
+                struct node p = node_of(size, root, tree, rank);
                 assert_int_equal(p.parent < 0, rank == root);
                 for (int i = 0; i < 2; i++)
-                    if (p.child[i] >= 0) assert_int_equal(place_of(size, root, tree, p.child[i]).parent, rank);
+                    if (p.child[i] >= 0) assert_int_equal(node_of(size, root, tree, p.child[i]).parent, rank);
                 if (p.parent < 0) continue;
-                struct place above = place_of(size, root, tree, p.parent);
+                struct node above = node_of(size, root, tree, p.parent);
                 assert_true((above.child[0] == rank) + (above.child[1] == rank) == 1);
             }
 }
@@ -40,7 +40,7 @@ static void every_rank_is_near_the_root(void **state)
         for (int tree = 0; tree < 2; tree++)
             for (int rank = 0, root = size - 1; rank < size; rank++) {
                 int depth = 0;
-                for (int at = rank; at != root; at = place_of(size, root, tree, at).parent)
+                for (int at = rank; at != root; at = node_of(size, root, tree, at).parent)
                     assert_true(++depth <= size);
                 assert_true(depth <= log_above(size));
             }
@@ -52,7 +52,7 @@ static void inner_nodes_of_one_are_leaves_of_the_other(void **state)
         for (int rank = 1; rank < size; rank++) {
             int inner = 0;
             for (int tree = 0; tree < 2; tree++) {
-                struct place p = place_of(size, 0, tree, rank);
+                struct node p = node_of(size, 0, tree, rank);
                 inner += p.child[0] >= 0 || p.child[1] >= 0;
             }
             assert_true(inner <= 1);
@@ -63,7 +63,7 @@ static void the_root_has_one_child_in_each(void **state)
     (void)state;
     for (int size = 2; size <= MOST; size++)
         for (int tree = 0; tree < 2; tree++) {
-            struct place p = place_of(size, 0, tree, 0);
+            struct node p = node_of(size, 0, tree, 0);
             assert_true((p.child[0] >= 0) + (p.child[1] >= 0) == 1);
         }
 }

@@ -1,13 +1,10 @@
 /* Every host-memory algorithm crosses what its comment says, for 1 to 17 ranks: how many chunks the busiest rank reads
  * from its peers and writes to them, when all tensors are shared and nothing has to be staged. */
 #include "backend/collectives/common.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <string.h>
+#include "tests/unit/schedule/plans.h"
 
 enum { MOST_RANKS = 17 };
+static struct hosts hosts;
 typedef int formula(int p);
 static int none(int p) { (void)p; return 0; }
 static int one(int p) { return p > 1; }
@@ -75,10 +72,8 @@ static void costs_are_as_stated(void **state)
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= MOST_RANKS && a->host_memory; size++) {
-            int first[2] = { 0, size };
-            struct layout together = { 1, first };
-            struct plan plan = { .algorithm = a, .layout = &together, .size = size, .root = size / 2, .count = size,
-                .slots = 1, .shared = UINT64_MAX };
+            struct plan plan = plan_of(a, together(&hosts, size), size / 2);
+            plan.shared = mask_all;
             if (plan_build(&plan) != TUTTI_OK)
                 fail_msg("%s %s of %d ranks: %s", family_name(a->family), a->name, size, plan.error);
             count(&plan, cost_of(a));
@@ -89,11 +84,10 @@ static void costs_are_as_stated(void **state)
 static void sums_are_in_rank_order(void **state)
 {
     (void)state;
-    int first[2] = { 0, 5 }, sums = 0;
-    struct layout together = { 1, first };
+    int sums = 0;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
-        struct plan plan = { .algorithm = a, .layout = &together, .size = 5, .root = 3, .count = 5, .slots = 1,
-            .shared = UINT64_MAX };
+        struct plan plan = plan_of(a, together(&hosts, 5), 3);
+        plan.shared = mask_all;
         if (!a->host_memory) continue;
         assert_int_equal(plan_build(&plan), TUTTI_OK);
         for (int r = 0; r < plan.size; r++)

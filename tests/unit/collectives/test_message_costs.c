@@ -2,14 +2,10 @@
  * message and receive one at a time; the chunks that the busiest rank sends; and into how many chunks a rank's message
  * is cut. */
 #include "backend/collectives/common.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdio.h>
-#include <string.h>
+#include "tests/unit/schedule/plans.h"
 
 enum { MOST_RANKS = 17, MOST_STEPS = 256 };
+static struct hosts hosts;
 
 /* ---- formulas ---- */
 typedef int formula(int p);
@@ -194,11 +190,7 @@ static void costs_are_as_stated(void **state)
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= MOST_RANKS && !a->host_memory; size++) {
-            int first[MOST_RANKS + 1];
-            for (int h = 0; h <= size; h++) first[h] = h;
-            struct layout apart = { size, first };                     /* every rank on a host of its own */
-            struct plan plan = { .algorithm = a, .layout = &apart, .size = size, .root = size / 2, .count = size,
-                .slots = 1 };
+            struct plan plan = plan_of(a, apart(&hosts, size), size / 2);  /* every rank on a host of its own */
             if (plan_build(&plan) != TUTTI_OK)
                 fail_msg("%s %s of %d ranks: %s", family_name(a->family), a->name, size, plan.error);
             count(&plan, cost_of(a));

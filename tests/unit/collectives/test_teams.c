@@ -2,23 +2,14 @@
  * on every slice across the hosts, and the hosts' ranks read the other slices. Proved for equal and unequal hosts, in
  * place and not, with shared tensors and without. */
 #include "backend/collectives/common.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/unit/schedule/plans.h"
 
 enum { MOST_HOSTS = 7 };
 static team_function *across_hosts;                                    /* what is under test between the hosts */
 static int (*pieces_of)(int hosts);
 
 /* As many slices as the largest host has ranks; on a host the ranks take turns to own one. */
-static int slices(const struct schedule *s)
-{
-    int most = 1;
-    for (int h = 0; h < s->layout->hosts; h++)
-        most = host_size(s->layout, h) > most ? host_size(s->layout, h) : most;
-    return most;
-}
+static int slices(const struct schedule *s) { return s->layout->largest; }
 static struct team slice_team(const struct schedule *s, int slice, int pieces)
 {
     struct team across = team_across(s, slice);
@@ -62,7 +53,7 @@ static void hierarchical_broadcast(struct schedule *s)
     schedule_cut(s, count);
     for (int k = host.me; k < count; k += host.size) {
         struct team across = slice_team(s, k, 1);
-        if (s->host == from) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
+        if (s->place.host == from) step_copy(s, chunk(s->rank, OUTPUT, k), chunk(s->root, INPUT, k));
         team_broadcast_binomial(s, &across, from);
     }
     collect_slices(s, &host, count, 1);
@@ -70,13 +61,13 @@ static void hierarchical_broadcast(struct schedule *s)
 
 static void prove(const struct algorithm *a, const int *sizes, int hosts, int root, unsigned mode)
 {
-    int first[MOST_HOSTS + 1] = { 0 };
+    static struct hosts placed_hosts;
     char why[160] = "";
-    for (int h = 0; h < hosts; h++) first[h + 1] = first[h] + sizes[h];
-    struct layout layout = { hosts, first };
-    struct plan plan = { .algorithm = a, .layout = &layout, .size = first[hosts], .root = root,
-        .count = first[hosts], .slots = 2, .in_place = mode & 1 ? UINT64_MAX : 0, .shared = mode & 2 ? UINT64_MAX : 0,
-        .hoist = (mode & 4) != 0 };
+    struct plan plan = plan_of(a, hosts_of(&placed_hosts, sizes, hosts), root);
+    plan.slots = 2;
+    plan.in_place = mode & 1 ? mask_all : NULL;
+    plan.shared = mode & 2 ? mask_all : NULL;
+    plan.hoist = (mode & 4) != 0;
     if (plan_build_staging(&plan) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, plan.size, plan.error);
     if (!plan_check(&plan, 5, 2, mode, why, sizeof why))
         fail_msg("%s of %d ranks, mode %u: %s", a->name, plan.size, mode, why);

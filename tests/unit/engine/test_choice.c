@@ -18,12 +18,11 @@
 #include <unistd.h>
 
 static const size_t KIB = 1024, MIB = 1 << 20;
-struct machine_group { int first[2]; struct layout layout; struct chooser chooser; };
+struct machine_group { struct layout *layout; struct chooser chooser; };
 static void machine_group_init(struct machine_group *g, const struct machine *machine, int size, int cores)
 {
-    *g = (struct machine_group){ .first = { 0, size } };
-    g->layout = (struct layout){ 1, g->first };
-    g->chooser = (struct chooser){ .layout = &g->layout, .cache = cache_create(), .size = size, .cores = cores,
+    assert_int_equal(layout_create(NULL, size, &g->layout), TUTTI_OK);
+    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .size = size, .cores = cores,
         .machine = *machine };
     assert_non_null(g->chooser.cache);
 }
@@ -31,6 +30,7 @@ static void machine_group_finish(struct machine_group *g)
 {
     chooser_finish(&g->chooser);
     cache_destroy(g->chooser.cache);
+    layout_destroy(g->layout);
 }
 static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
     bool uneven)

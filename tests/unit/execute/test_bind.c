@@ -15,7 +15,8 @@ static struct piece locate(size_t length, size_t offset, int tile)
     size_t lengths[] = { length }, offsets[] = { offset };
     struct operand theirs[1][2] = { { { memory, lengths, offsets, MAPPED } } };
     struct cut cut = { .tile_bytes = TILE };
-    struct executor x = { .site.rank = 1, .theirs = theirs, .run.cut = &cut };
+    static const struct place places[] = { { 0, 0 }, { 0, 1 } };
+    struct executor x = { .site.rank = 1, .site.places = places, .theirs = theirs, .run.cut = &cut };
     return bind_locate(&x, (struct span){ .rank = 0, .buffer = INPUT, .count = 1 }, 0, tile);
 }
 static void expect_inside(size_t length, size_t offset, int tile)

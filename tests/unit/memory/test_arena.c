@@ -51,29 +51,29 @@ static void *allocate(size_t bytes)
     return at;
 }
 
-/* ---- places ---- */
+/* ---- locations ---- */
 static void test_places_are_found_again(void **state)
 {
-    struct place place;
+    struct location location;
     static char outside;
     (void)state;
-    assert_false(arena_find(&outside, 1, &place));
+    assert_false(arena_find(&outside, 1, &location));
     unsigned char *small = allocate(100), *large = allocate(3 * MIB + 1), *huge = allocate(40 * MIB);
     assert_int_equal((uintptr_t)small % 64, 0);
     assert_int_equal((uintptr_t)large % page_bytes(), 0);
     assert_int_equal((uintptr_t)huge % page_bytes(), 0);
     unsigned char *all[] = { small, large + 12345, huge + 40 * MIB - 1 };
     for (int i = 0; i < 3; i++) {
-        assert_true(arena_find(all[i], 1, &place));
-        assert_ptr_equal(arena_at(place, 1), all[i]);
+        assert_true(arena_find(all[i], 1, &location));
+        assert_ptr_equal(arena_at(location, 1), all[i]);
     }
-    assert_false(arena_find(huge, 1000 * (size_t)MIB, &place));       /* begins there, but does not end there */
-    assert_false(arena_find(&outside, 1, &place));
-    assert_true(arena_find(huge, 1, &place));
-    assert_null(arena_at((struct place){ place.block, 0 }, 1000 * (uint64_t)MIB));
-    assert_null(arena_at((struct place){ place.block, UINT64_MAX }, 1));
-    assert_null(arena_at((struct place){ place.block + 100, 0 }, 1));
-    assert_null(arena_at((struct place){ 0, 0 }, 0));
+    assert_false(arena_find(huge, 1000 * (size_t)MIB, &location));       /* begins there, but does not end there */
+    assert_false(arena_find(&outside, 1, &location));
+    assert_true(arena_find(huge, 1, &location));
+    assert_null(arena_at((struct location){ location.block, 0 }, 1000 * (uint64_t)MIB));
+    assert_null(arena_at((struct location){ location.block, UINT64_MAX }, 1));
+    assert_null(arena_at((struct location){ location.block + 100, 0 }, 1));
+    assert_null(arena_at((struct location){ 0, 0 }, 0));
     arena_free(small);
     arena_free(large);
     arena_free(huge);
@@ -161,38 +161,38 @@ static void test_what_is_kept_is_bounded(void **state)
 /* However much there is besides, a small tensor that is freed and allocated over and over makes no block each time. */
 static void test_a_small_tensor_costs_no_block_each_time(void **state)
 {
-    struct place places[2];
+    struct location locations[2];
     void *much = allocate(300 * MIB);
     (void)state;
     for (int i = 0; i < 2; i++) {
         void *small = allocate(MIB);
-        assert_true(arena_find(small, MIB, &places[i]));
+        assert_true(arena_find(small, MIB, &locations[i]));
         arena_free(small);
     }
-    assert_int_equal(places[0].block, places[1].block);
+    assert_int_equal(locations[0].block, locations[1].block);
     arena_free(much);
     arena_give_up_spare();
 }
 /* A peer that still has the block mapped does not keep the memory. */
 static void test_memory_returns_although_it_is_mapped(void **state)
 {
-    struct place place;
+    struct location location;
     struct stat file;
     size_t bytes;
     void *theirs, *mine = allocate(100 * MIB);
     (void)state;
-    assert_true(arena_find(mine, 100 * MIB, &place));
-    int descriptor = arena_descriptor(place.block, &bytes), second = arena_descriptor(place.block, &bytes);
+    assert_true(arena_find(mine, 100 * MIB, &location));
+    int descriptor = arena_descriptor(location.block, &bytes), second = arena_descriptor(location.block, &bytes);
     assert_true(descriptor >= 0 && second >= 0 && bytes >= 100 * MIB);
-    assert_int_equal(arena_attach(descriptor, place.block, bytes, "process 7's", &theirs), TUTTI_OK);
+    assert_int_equal(arena_attach(descriptor, location.block, bytes, "process 7's", &theirs), TUTTI_OK);
     memcpy(mine, "hello", 6);
-    assert_string_equal((char *)theirs + place.offset, "hello");
+    assert_string_equal((char *)theirs + location.offset, "hello");
     assert_false(arena_is_retired(theirs));
     arena_free(mine);
     assert_true(arena_is_retired(theirs));
     assert_int_equal(fstat(second, &file), 0);
     assert_true((size_t)file.st_blocks * 512 <= page_bytes());
-    assert_int_equal(arena_descriptor(place.block, &bytes), -1);
+    assert_int_equal(arena_descriptor(location.block, &bytes), -1);
     close(second);
     arena_detach(theirs, 100 * MIB + page_bytes());
 }
@@ -251,15 +251,15 @@ static void test_what_is_kept_is_given_up_before_memory_is_refused(void **state)
 }
 static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void **state)
 {
-    struct place place;
+    struct location location;
     size_t bytes;
     void *theirs, *mine = allocate(20 * MIB), *other = allocate(40 * MIB);
     (void)state;
-    assert_true(arena_find(mine, 20 * MIB, &place));
+    assert_true(arena_find(mine, 20 * MIB, &location));
     arena_free(other);
-    int before = arena_extent().blocks, descriptor = arena_descriptor(place.block, &bytes);
+    int before = arena_extent().blocks, descriptor = arena_descriptor(location.block, &bytes);
     no_addresses = true;
-    assert_int_equal(arena_attach(descriptor, place.block, bytes, "process 7's", &theirs), TUTTI_OK);
+    assert_int_equal(arena_attach(descriptor, location.block, bytes, "process 7's", &theirs), TUTTI_OK);
     assert_int_equal(arena_extent().blocks, before - 1);
     arena_detach(theirs, bytes);
     arena_free(mine);
@@ -272,11 +272,11 @@ static void test_signals_do_not_keep_a_block_from_being_made(void **state)
         fallocate_most = most[i];
         unsigned char *at = allocate(150 * MIB);
         fallocate_most = 0;
-        struct place place;
+        struct location location;
         struct stat file;
         size_t bytes;
-        assert_true(arena_find(at, 150 * MIB, &place));
-        int descriptor = arena_descriptor(place.block, &bytes);
+        assert_true(arena_find(at, 150 * MIB, &location));
+        int descriptor = arena_descriptor(location.block, &bytes);
         assert_int_equal(fstat(descriptor, &file), 0);
         assert_true((size_t)file.st_blocks * 512 >= bytes);            /* all of it is there */
         close(descriptor);
@@ -302,15 +302,15 @@ static void test_what_is_no_block_is_not_mapped(void **state)
 /* ---- fork ---- */
 static void child(unsigned char *small, unsigned char *large)
 {
-    struct place place;
+    struct location location;
     alarm(30);
     bool fine = small[0] == 1 && large[MIB] == 2;
     small[0] = 10;
     large[MIB] = 20;
-    fine &= !arena_find(small, 1, &place) && arena_extent().blocks == 0;
+    fine &= !arena_find(small, 1, &location) && arena_extent().blocks == 0;
     fine &= arena_free(small) == TUTTI_OK && arena_free(large) == TUTTI_OK && large[MIB] == 20;
     unsigned char *own = NULL;
-    fine &= arena_allocate(MIB, (void **)&own) == TUTTI_OK && arena_find(own, MIB, &place);
+    fine &= arena_allocate(MIB, (void **)&own) == TUTTI_OK && arena_find(own, MIB, &location);
     fine &= arena_free(own) == TUTTI_OK && arena_free(own) == TUTTI_INVALID_ARGUMENT;
     pid_t grandchild = fork();
     if (grandchild == 0) _exit(arena_free(small) == TUTTI_OK && small[0] == 10 ? 0 : 1);
@@ -351,9 +351,9 @@ static void *churn(void *seed_at)
 }
 static void *look_up(void *always)
 {
-    struct place place;
+    struct location location;
     for (int i = 0; !atomic_load(&stop) || i < 1000; i++)
-        if (!arena_find(always, 5000, &place) || arena_at(place, 5000) != always) return (void *)1;
+        if (!arena_find(always, 5000, &location) || arena_at(location, 5000) != always) return (void *)1;
     return NULL;
 }
 static void test_threads_find_what_does_not_change(void **state)

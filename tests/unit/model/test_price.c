@@ -9,13 +9,18 @@
 #include <cmocka.h>
 #include <string.h>
 
-static struct plan plan_of(const struct algorithm *a, int size, struct layout *layout, int *first, bool shared)
+/* One host of so many ranks; kept. */
+static const struct layout *host_of_ranks(int size)
 {
-    first[0] = 0;
-    first[1] = size;
-    *layout = (struct layout){ 1, first };
-    struct plan plan = { .algorithm = a, .layout = layout, .size = size, .count = size, .slots = 3,
-        .in_place = shared || a->family == ALL_TO_ALL ? 0 : UINT64_MAX, .shared = shared ? UINT64_MAX : 0 };
+    enum { MOST_RANKS = 64 };
+    static struct layout *made[MOST_RANKS + 1];
+    if (!made[size]) assert_int_equal(layout_create(NULL, size, &made[size]), TUTTI_OK);
+    return made[size];
+}
+static struct plan plan_of(const struct algorithm *a, int size, bool shared)
+{
+    struct plan plan = { .algorithm = a, .layout = host_of_ranks(size), .slots = 3,
+        .in_place = shared || a->family == ALL_TO_ALL ? NULL : mask_all, .shared = shared ? mask_all : NULL };
     assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
     return plan;
 }
@@ -33,9 +38,8 @@ static void more_bytes_cost_more(void **state)
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 2; size <= 9 && a->host_memory; size++)
             for (int way = 0; way < 4; way++) {
-                int first[2], cores = way & 1 ? size : 2;
-                struct layout layout;
-                struct plan plan = plan_of(a, size, &layout, first, way & 2);
+                int cores = way & 1 ? size : 2;
+                struct plan plan = plan_of(a, size, way & 2);
                 double before = 0;
                 for (size_t bytes = 1; bytes <= (size_t)1 << 30; bytes *= 2) {
                     double now = price(&plan, &near_cores, bytes, cores);
@@ -50,10 +54,9 @@ static void two_rounds_pay_from_one_size_on(void **state)
 {
     (void)state;
     for (int size = 4; size <= 16; size *= 2) {
-        int first[2], changes = 0;
-        struct layout layout;
-        struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), size, &layout, first, false);
-        struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), size, &layout, first, false);
+        int changes = 0;
+        struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), size, false);
+        struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), size, false);
         bool is_better = false;
         for (size_t bytes = 8; bytes <= (size_t)1 << 28; bytes *= 2) {
             bool now = price(&two, &near_cores, bytes, size) < price(&one, &near_cores, bytes, size);
@@ -69,10 +72,8 @@ static void two_rounds_pay_from_one_size_on(void **state)
 /* A wrong figure by a quarter moves the switch by a factor of two at most. */
 static size_t switch_bytes(const struct machine *m)
 {
-    int first[2];
-    struct layout layout;
-    struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), 8, &layout, first, false);
-    struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), 8, &layout, first, false);
+    struct plan one = plan_of(collectives_find(ALLREDUCE, "one_shot"), 8, false);
+    struct plan two = plan_of(collectives_find(ALLREDUCE, "two_shot"), 8, false);
     size_t bytes = 8;
     while (price(&two, m, bytes, 8) >= price(&one, m, bytes, 8)) bytes *= 2;
     plan_finish(&one);
@@ -103,9 +104,7 @@ static void one_round_more_costs_a_hand_over_where_cores_are_short(void **state)
 /* ---- tiles ---- */
 static size_t tile_for(const struct machine *m, size_t bytes)
 {
-    int first[2];
-    struct layout layout;
-    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, &layout, first, false);
+    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, false);
     struct cutting cutting;
     double ns = 0;
     assert_int_equal(price_tile(&plan, m, bytes, 2, &cutting, &ns), TUTTI_OK);
@@ -172,9 +171,7 @@ static void patience_is_about_what_a_sleep_costs(void **state)
 static void too_little_memory_is_an_error(void **state)
 {
     (void)state;
-    int first[2];
-    struct layout layout;
-    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, &layout, first, false);
+    struct plan plan = plan_of(collectives_find(ALLREDUCE, "one_shot"), 2, false);
     struct cutting cutting;
     double ns = 7;
     memory_fail_after(1);

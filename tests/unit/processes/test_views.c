@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum { BYTES = 20 << 20 };
-static struct told { struct place place[2]; } *told;   /* rank 1 tells where its tensors are */
+static struct told { struct location place[2]; } *told;   /* rank 1 tells where its tensors are */
 static int views_mapped(void)                           /* memfds of ours in this process, its own blocks excluded */
 {
     int count = 0;
@@ -71,7 +71,7 @@ static void a_view_is_shared_and_goes(void)
     if (rank == 1) allocate(2, mine);
     world_barrier(2);
     for (int i = 0; rank == 0 && i < 2; i++) {
-        struct place p = told->place[i];
+        struct location p = told->place[i];
         REQUIRE(acquire(peer, p.block, &view[i]) == TUTTI_OK);
         REQUIRE(!strcmp((char *)view_at(view[i], p.offset, BYTES), i ? "second" : "first"));
         REQUIRE(!view_at(view[i], p.offset, 2 * (uint64_t)BYTES) && !view_at(view[i], UINT64_MAX, 1));

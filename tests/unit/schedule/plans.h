@@ -9,31 +9,47 @@
 #include <string.h>
 #include <cmocka.h>
 
-enum { MOST_HOSTS = 128 };
-struct hosts { struct layout layout; int first[MOST_HOSTS + 1]; };
+/* The layout that is being looked at: making the next one ends the last. Static, so that it starts as none. */
+enum { MOST_PLACED = 128 };
+struct hosts { struct layout *layout; };
 
-static inline const struct layout *hosts_of(struct hosts *h, const int *sizes, int hosts)
+static inline const struct layout *placed(struct hosts *h, const int *host_of_rank, int ranks)
 {
-    h->layout = (struct layout){ hosts, h->first };
-    h->first[0] = 0;
-    for (int i = 0; i < hosts; i++) h->first[i + 1] = h->first[i] + sizes[i];
-    return &h->layout;
+    layout_destroy(h->layout);
+    h->layout = NULL;
+    assert_int_equal(layout_create(host_of_rank, ranks, &h->layout), TUTTI_OK);
+    return h->layout;
 }
-static inline const struct layout *together(struct hosts *h, int size) { return hosts_of(h, &size, 1); }
+static inline const struct layout *hosts_of(struct hosts *h, const int *sizes, int hosts)      /* in blocks */
+{
+    int host[MOST_PLACED], ranks = 0;
+    for (int i = 0; i < hosts; i++)
+        for (int n = 0; n < sizes[i]; n++) host[ranks++] = i;
+    return placed(h, host, ranks);
+}
+static inline const struct layout *together(struct hosts *h, int size) { return placed(h, NULL, size); }
 static inline const struct layout *apart(struct hosts *h, int size)
 {
-    h->layout = (struct layout){ size, h->first };
-    for (int i = 0; i <= size; i++) h->first[i] = i;
-    return &h->layout;
+    int host[MOST_PLACED];
+    for (int r = 0; r < size; r++) host[r] = r;
+    return placed(h, host, size);
 }
 static inline struct plan plan_of(const struct algorithm *a, const struct layout *l, int root)
 {
-    int size = l->first[l->hosts];
-    return (struct plan){ .algorithm = a, .layout = l, .size = size, .root = root, .count = size, .slots = 1 };
+    return (struct plan){ .algorithm = a, .layout = l, .root = root, .slots = 1 };
+}
+/* A mask of 64 members at most, for some hundred masks to come. */
+static inline const uint64_t *mask_of(uint64_t bits)
+{
+    enum { KEPT = 256 };
+    static uint64_t words[KEPT];
+    static int next;
+    next = (next + 1) % KEPT;
+    words[next] = bits;
+    return &words[next];
 }
 static inline bool is_rooted(enum family f) { return f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER; }
 static inline bool is_reducing(enum family f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
-static inline uint64_t all_ranks(int size) { return size >= 64 ? UINT64_MAX : ((uint64_t)1 << size) - 1; }
 static inline uint64_t draw(uint64_t *state)                            /* xorshift (Marsaglia 2003); state is not 0 */
 {
     *state ^= *state << 13;
@@ -43,7 +59,8 @@ static inline uint64_t draw(uint64_t *state)                            /* xorsh
 static inline void describe(const struct plan *p, char *out, size_t bytes)
 {
     snprintf(out, bytes, "%s (family %d) of %d ranks on %d hosts, root %d, slots %d, in place %llx, shared %llx%s%s",
-        p->algorithm->name, (int)p->algorithm->family, p->size, p->layout->hosts, p->root, p->slots,
-        (unsigned long long)p->in_place, (unsigned long long)p->shared, p->hoist ? ", hoisted" : "",
+        p->algorithm->name, (int)p->algorithm->family, p->layout->ranks, p->layout->hosts, p->root, p->slots,
+        (unsigned long long)mask_word(p->in_place, 0, p->layout->ranks),
+        (unsigned long long)mask_word(p->shared, 0, p->layout->ranks), p->hoist ? ", hoisted" : "",
         p->stage_inputs ? ", inputs staged" : "");
 }

@@ -6,8 +6,8 @@ static struct hosts hosts;
 static struct plan built(const struct algorithm *a, const struct layout *l, uint64_t in_place, uint64_t shared)
 {
     struct plan p = plan_of(a, l, 0);
-    p.in_place = in_place;
-    p.shared = shared;
+    p.in_place = mask_of(in_place);
+    p.shared = mask_of(shared);
     p.slots = 2;
     assert_int_equal(plan_build(&p), TUTTI_OK);
     return p;
@@ -90,7 +90,7 @@ static void inputs_are_multiplied_on_their_way_into_slots(void **state)
     for (int i = 0; i < 3; i++) {
         struct plan p = plan_of(algorithms[i], together(&hosts, 4), 0);
         p.stage_inputs = true;
-        p.shared = i % 2 ? UINT64_MAX : 0;
+        p.shared = i % 2 ? mask_all : NULL;
         assert_int_equal(plan_build(&p), TUTTI_OK);
         for (int r = 0; r < 4; r++)
             for (int j = 0; j < p.ranks[r].step_count; j++)
@@ -184,14 +184,14 @@ static void a_cycle_is_found_and_cured(void **state)
     struct plan p = plan_of(&one_shot, together(&hosts, 3), 0);
     char why[200];
     (void)state;
-    p.in_place = p.shared = 7;
+    p.in_place = p.shared = mask_all;
     p.slots = 2;
     assert_int_equal(plan_build(&p), TUTTI_INTERNAL);
     assert_true(p.cycle_rank >= 0);
     assert_non_null(strstr(p.error, "waits for itself"));
     plan_finish(&p);
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
-    assert_true(p.shared != 0 && p.shared != 7);
+    assert_true(mask_any(p.unshared, 3) && !mask_full(p.unshared, 3));
     if (!plan_check(&p, 5, 3, 0, why, sizeof why)) fail_msg("%s", why);
     plan_finish(&p);
 }
@@ -208,10 +208,10 @@ static void sent_chunks_are_staged_first(void **state)
     struct plan p = plan_of(&swap, apart(&hosts, 2), 0);
     char why[200];
     (void)state;
-    p.in_place = p.shared = 3;
+    p.in_place = p.shared = mask_all;
     assert_int_equal(plan_build_staging(&p), TUTTI_OK);
     assert_true(p.stage_sends);
-    assert_int_equal(p.shared, 3);
+    assert_null(p.unshared);
     if (!plan_check(&p, 3, 3, 0, why, sizeof why)) fail_msg("%s", why);
     plan_finish(&p);
 }

@@ -30,11 +30,11 @@ static void every_part_of_the_key_counts(void **state)
     keys[1].algorithm = &two_shot;
     keys[2].root = 1;
     keys[3].slots = 2;
-    keys[4].in_place = 2;
-    keys[5].shared = 2;
+    keys[4].in_place = mask_of(2);
+    keys[5].shared = mask_of(2);
     keys[6].stage_inputs = true;
     keys[7].hoist = true;
-    keys[8].in_place = keys[8].shared = 7;
+    keys[8].in_place = keys[8].shared = mask_of(7);
     for (int i = 0; i < 9; i++)
         for (int j = 0; j < i; j++) assert_ptr_not_equal(found(c, keys[i]), found(c, keys[j]));
     cache_destroy(c);
@@ -44,8 +44,8 @@ static void members_are_a_part_of_the_key(void **state)
     struct cache *c = cache_create();
     struct plan all = plan_of(&ring, apart(&hosts, 3), 0), mine = all, other = all;
     (void)state;
-    mine.count = other.count = 1;
-    other.first = 1;
+    mine.one_host = other.one_host = true;
+    other.host = 1;
     assert_ptr_not_equal(found(c, all), found(c, mine));
     assert_ptr_not_equal(found(c, mine), found(c, other));
     assert_int_equal(found(c, other)->ranks[0].rank, 1);
@@ -56,9 +56,9 @@ static void a_plan_cured_by_staging_is_found_again(void **state)
     struct cache *c = cache_create();
     struct plan key = plan_of(&one_shot, together(&hosts, 3), 0);
     (void)state;
-    key.in_place = key.shared = 7;
+    key.in_place = key.shared = mask_of(7);
     const struct plan *plan = found(c, key);
-    assert_true(plan->shared != 7);
+    assert_non_null(plan->unshared);
     assert_ptr_equal(found(c, key), plan);
     cache_destroy(c);
 }

@@ -35,10 +35,10 @@ static void messages(void **state)
     static const int sizes[] = { 2, 2 };
     struct plan p = plan_of(&hierarchies[3], hosts_of(&hosts, sizes, 2), 0);
     (void)state;
-    p.shared = UINT64_MAX;
+    p.shared = mask_all;
     print(&p);
     has("send in[2], r1.in[2] -> 2\n");
-    has("recv out[2..3] <- 2");
+    has("recv out[2], out[3] <- 2");
     has("await  ");
     has("leave  ");
     has("after message 0");

@@ -6,13 +6,23 @@
 
 enum { LARGE = 4096, LARGEST = 65536 };
 
+static struct layout *layout_apart(int ranks)
+{
+    struct layout *l = NULL;
+    int *hosts = calloc((size_t)ranks, sizeof *hosts);
+    assert_non_null(hosts);
+    for (int r = 0; r < ranks; r++) hosts[r] = r;
+    assert_int_equal(layout_create(hosts, ranks, &l), TUTTI_OK);
+    free(hosts);
+    return l;
+}
 static void build_one(const struct algorithm *a, const struct layout *l, int size)
 {
     struct plan p = plan_of(a, l, 0);
-    p.first = size / 3;
-    p.count = 1;
+    p.one_host = true;
+    p.host = size / 3;
     p.slots = 4;
-    p.in_place = UINT64_MAX;
+    p.in_place = mask_all;
     p.hoist = true;
     int64_t start = clock_ns();
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s of %d ranks: %s", a->name, size, p.error);
@@ -23,25 +33,21 @@ static void build_one(const struct algorithm *a, const struct layout *l, int siz
 }
 static void every_algorithm_at_4096_ranks(void **state)
 {
-    int *first = calloc(LARGE + 1, sizeof *first);
-    struct layout l = { LARGE, first };
+    struct layout *l = layout_apart(LARGE);
     (void)state;
-    for (int r = 0; r <= LARGE; r++) first[r] = r;
     for (const struct algorithm *a = collectives_table; a->name; a++)
-        if (!a->host_memory) build_one(a, &l, LARGE);
-    free(first);
+        if (!a->host_memory) build_one(a, l, LARGE);
+    layout_destroy(l);
 }
 static void short_messages_at_65536_ranks(void **state)
 {
-    int *first = calloc(LARGEST + 1, sizeof *first);
-    struct layout l = { LARGEST, first };
+    struct layout *l = layout_apart(LARGEST);
     (void)state;
-    for (int r = 0; r <= LARGEST; r++) first[r] = r;
-    build_one(collectives_find(ALLREDUCE, "doubling"), &l, LARGEST);
-    build_one(collectives_find(ALLREDUCE, "double_tree"), &l, LARGEST);
-    build_one(collectives_find(BROADCAST, "binomial"), &l, LARGEST);
-    build_one(collectives_find(BARRIER, "dissemination"), &l, LARGEST);
-    free(first);
+    build_one(collectives_find(ALLREDUCE, "doubling"), l, LARGEST);
+    build_one(collectives_find(ALLREDUCE, "double_tree"), l, LARGEST);
+    build_one(collectives_find(BROADCAST, "binomial"), l, LARGEST);
+    build_one(collectives_find(BARRIER, "dissemination"), l, LARGEST);
+    layout_destroy(l);
 }
 int main(void)
 {

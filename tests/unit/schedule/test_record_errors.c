@@ -7,11 +7,11 @@ static void record(struct schedule *s) { recorded(s); }
 static void expect(enum family family, record_function *function, const char *error)
 {
     static const int sizes[] = { 2, 2 };
-    struct hosts hosts;
+    static struct hosts hosts;
     struct algorithm algorithm = { .name = "wrong", .family = family, .record = record };
     struct plan p = plan_of(&algorithm, hosts_of(&hosts, sizes, 2), 1);
     recorded = function;
-    p.shared = UINT64_MAX;
+    p.shared = mask_all;
     assert_int_equal(plan_build(&p), TUTTI_INTERNAL);
     assert_string_equal(p.error, error);
     assert_true(p.cycle_rank < 0);
@@ -131,7 +131,10 @@ static void absent_buffers(void **state)
     expect(BROADCAST, record_peer_input, "rank 1: rank 0 has no such buffer");
     expect(SCATTER, record_peer_input, "rank 1: rank 0 has no such buffer");
 }
-static void record_two_writers(struct schedule *s) { step_copy(s, chunk(s->host_first, OUTPUT, 0), in(s)); }
+static void record_two_writers(struct schedule *s)
+{
+    step_copy(s, chunk(rank_at(s->layout, s->place.host, 0), OUTPUT, 0), in(s));
+}
 static void two_writers(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-foreach(name record_errors plan_build plan_print plan_cache plan_random)
+foreach(name layout record_errors plan_build plan_print plan_cache plan_random)
   tutti_unit(schedule/test_${name} check)
 endforeach()
 tutti_unit(schedule/test_plan_scale collectives)

@@ -1,0 +1,56 @@
+/* A layout is made once, from the host of each rank, and never changes. It is one piece of memory. */
+#include "backend/schedule/layout.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+
+struct arrays { struct layout layout; struct place *place; int *first, *rank, *number; };
+
+static struct arrays *arrays_create(int ranks)
+{
+    size_t count = (size_t)ranks, bytes;
+    bool fits = size_multiply(count + 1, sizeof(struct place) + 3 * sizeof(int), &bytes);
+    struct arrays *a = fits ? memory_zeroed(1, sizeof *a + bytes) : NULL;
+    if (!a) return NULL;
+    a->place = (struct place *)(void *)(a + 1);
+    a->first = (int *)(void *)(a->place + count);
+    a->rank = a->first + count + 1;
+    a->number = a->rank + count;
+    return a;
+}
+/* number: of the host that has this label, plus 1; 0: no rank so far has had it. Counts the ranks of host h in
+   first[h + 1]. */
+static tutti_status number_hosts(struct arrays *a, const int *hosts, int ranks)
+{
+    for (int r = 0; r < ranks; r++) {
+        int label = hosts ? hosts[r] : 0;
+        if (label < 0 || label >= ranks)
+            return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d is said to live on host %d: hosts of %d ranks are 0 to "
+                "%d", r, label, ranks, ranks - 1);
+        if (!a->number[label]) a->number[label] = ++a->layout.hosts;
+        int host = a->number[label] - 1, index = a->first[host + 1]++;
+        a->place[r] = (struct place){ host, index };
+        if (index >= a->layout.largest) a->layout.largest = index + 1;
+    }
+    return TUTTI_OK;
+}
+tutti_status layout_create(const int *hosts, int ranks, struct layout **out)
+{
+    if (ranks < 1) return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks", ranks);
+    struct arrays *a = arrays_create(ranks);
+    if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the places of %d ranks", ranks);
+    tutti_status status = number_hosts(a, hosts, ranks);
+    if (status != TUTTI_OK) {
+        free(a);
+        return status;
+    }
+    for (int h = 0; h < a->layout.hosts; h++) a->first[h + 1] += a->first[h];
+    for (int r = 0; r < ranks; r++) a->rank[a->first[a->place[r].host] + a->place[r].index] = r;
+    a->layout.ranks = ranks;
+    a->layout.place = a->place;
+    a->layout.first = a->first;
+    a->layout.rank = a->rank;
+    *out = &a->layout;
+    return TUTTI_OK;
+}
+void layout_destroy(struct layout *layout) { free(layout); }            /* it is the first part of its arrays */

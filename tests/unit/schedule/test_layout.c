@@ -1,0 +1,100 @@
+/* Places and masks: any list of hosts makes a layout in which rank, host and index lead to each other; members of a
+ * plan beyond the 64th have bits of their own. */
+#include "tests/unit/schedule/examples.h"
+#include "backend/base/status.h"
+
+static struct hosts hosts;
+
+static void expect_places(const int *host_of_rank, int ranks, const struct place *expected)
+{
+    const struct layout *l = placed(&hosts, host_of_rank, ranks);
+    int counted = 0, largest = 0;
+    assert_int_equal(l->ranks, ranks);
+    for (int r = 0; r < ranks; r++) {
+        struct place at = place_of(l, r);
+        assert_int_equal(at.host, expected[r].host);
+        assert_int_equal(at.index, expected[r].index);
+        assert_int_equal(host_of(l, r), at.host);
+        assert_int_equal(rank_at(l, at.host, at.index), r);
+    }
+    for (int h = 0; h < l->hosts; h++) {
+        counted += host_size(l, h);
+        largest = host_size(l, h) > largest ? host_size(l, h) : largest;
+        for (int i = 1; i < host_size(l, h); i++) assert_true(rank_at(l, h, i - 1) < rank_at(l, h, i));
+    }
+    assert_int_equal(counted, ranks);
+    assert_int_equal(l->largest, largest);
+}
+static void blocks_round_robin_and_every_second_rank(void **state)
+{
+    (void)state;
+    expect_places((int[]){ 0, 0, 0, 1, 1 }, 5, (struct place[]){ { 0, 0 }, { 0, 1 }, { 0, 2 }, { 1, 0 }, { 1, 1 } });
+    expect_places((int[]){ 0, 1, 0, 1, 0 }, 5, (struct place[]){ { 0, 0 }, { 1, 0 }, { 0, 1 }, { 1, 1 }, { 0, 2 } });
+    expect_places((int[]){ 0, 0, 1, 1, 0, 0 }, 6,
+        (struct place[]){ { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 }, { 0, 2 }, { 0, 3 } });
+    expect_places(NULL, 3, (struct place[]){ { 0, 0 }, { 0, 1 }, { 0, 2 } });
+}
+static void hosts_are_numbered_by_their_first_ranks(void **state)
+{
+    (void)state;
+    expect_places((int[]){ 3, 1, 3, 0 }, 4, (struct place[]){ { 0, 0 }, { 1, 0 }, { 0, 1 }, { 2, 0 } });
+    assert_int_equal(hosts.layout->hosts, 3);
+}
+static void a_host_beyond_the_ranks_is_refused(void **state)
+{
+    struct layout *l = NULL;
+    (void)state;
+    assert_int_equal(layout_create((int[]){ 0, 2 }, 2, &l), TUTTI_INVALID_ARGUMENT);
+    assert_string_equal(status_detail(), "rank 1 is said to live on host 2: hosts of 2 ranks are 0 to 1");
+    assert_int_equal(layout_create((int[]){ -1 }, 1, &l), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(layout_create(NULL, 0, &l), TUTTI_INVALID_ARGUMENT);
+    assert_null(l);
+    memory_fail_after(1);
+    assert_int_equal(layout_create(NULL, 2, &l), TUTTI_NO_MEMORY);
+    memory_fail_after(0);
+}
+static void masks_of_many_members(void **state)
+{
+    enum { MEMBERS = 130 };
+    uint64_t some[3] = { 0 }, copy[3] = { 0 };
+    (void)state;
+    mask_add(some, 0);
+    mask_add(some, 64);
+    mask_add(some, 129);
+    for (int m = 0; m < MEMBERS; m++) {
+        assert_int_equal(mask_has(some, m), m == 0 || m == 64 || m == 129);
+        assert_true(mask_has(mask_all, m) && !mask_has(NULL, m));
+    }
+    assert_true(mask_any(some, MEMBERS) && !mask_full(some, MEMBERS) && mask_full(some, 1));
+    assert_false(mask_equal(some, mask_all, MEMBERS) || mask_equal(some, NULL, MEMBERS));
+    assert_true(mask_equal(NULL, copy, MEMBERS));
+    mask_copy(copy, mask_all, MEMBERS);
+    assert_true(mask_equal(mask_all, copy, MEMBERS) && copy[2] == 3);
+    copy[2] = UINT64_MAX;                                   /* what lies beyond the last member does not count */
+    assert_true(mask_full(copy, MEMBERS));
+}
+/* Of 70 ranks the last is private, the sixth, whose bit it would share, is not. */
+static void a_private_rank_stages_alone(void **state)
+{
+    enum { RANKS = 70 };
+    uint64_t shared[2] = { UINT64_MAX, (1 << (RANKS - 1 - 64)) - 1 };
+    struct plan p = plan_of(&one_shot, together(&hosts, RANKS), 0);
+    (void)state;
+    p.shared = shared;
+    assert_int_equal(plan_build(&p), TUTTI_OK);
+    const struct step *sum = &p.ranks[0].steps[p.ranks[0].prelude];
+    for (int f = 0; f < RANKS; f++)
+        assert_int_equal(step_from(&p.ranks[0], sum)[f].buffer, f == RANKS - 1 ? SCRATCH : INPUT);
+    plan_finish(&p);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_round_robin_and_every_second_rank),
+        cmocka_unit_test(hosts_are_numbered_by_their_first_ranks),
+        cmocka_unit_test(a_host_beyond_the_ranks_is_refused),
+        cmocka_unit_test(masks_of_many_members),
+        cmocka_unit_test(a_private_rank_stages_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
