@@ -114,7 +114,8 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)
         return status_fail(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
-    return algorithm_for((enum family)op->family, request->algorithm, &op->algorithm);
+    TRY(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm));
+    return comm_allows(op->comm, op->algorithm);
 }
 /* Takes over prepared->uneven. An error leaves the request as it was. */
 static tutti_status run(struct operation *prepared, tutti_request *request)
@@ -216,6 +217,7 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
     TRY(check_comm(comm));
     const struct algorithm *found;
     TRY(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found));
+    TRY(comm_allows(comm, algorithm ? found : NULL));
     atomic_store(&comm->chosen[found->family], algorithm ? found : NULL);
     return TUTTI_OK;
 }

@@ -22,6 +22,8 @@
       "polls with a pause before a waiting thread yields (-1: by what a sleep costs)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "-1 or more", \
       "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
+    X(hosts, "TUTTI_HOSTS", TEXT, "", "", "pretends that the ranks of a job are on several hosts: a number of blocks," \
+      " or the host of each rank as in 0,1,0,1 (empty: no)") \
     X(cache, "TUTTI_CACHE", TEXT, "", "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "-1 to 1", \

@@ -34,10 +34,13 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     struct member mine;
     TRY(join_introduce(comm, &mine));
+    TRY(join_pretend(g->rank, g->size, &mine));
     if (g->size == 1) g->members[0] = mine;
     else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));
     else TRY(bootstrap_store(&config->store, g->rank, &mine, deadline_ms, g->members));
-    return join_members(comm, deadline_ms);
+    TRY(join_members(comm, deadline_ms));
+    for (int f = 0; f < FAMILY_COUNT; f++) TRY(comm_allows(comm, comm->chosen[f]));
+    return TUTTI_OK;
 }
 tutti_status comm_or_nothing(tutti_status status, tutti_comm **out)
 {

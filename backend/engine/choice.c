@@ -39,16 +39,17 @@ static tutti_status price(const struct chooser *x, const struct question *q, con
     *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
     return TUTTI_OK;
 }
-static bool is_candidate(const struct question *q, const struct algorithm *a)
+static bool is_candidate(const struct chooser *x, const struct question *q, const struct algorithm *a)
 {
     if (q->algorithm) return a == q->algorithm;
-    return a->family == q->family && a->host_memory && !(q->uneven && a->equal_chunks);
+    bool fits = a->host_memory == (x->layout->hosts == 1);
+    return a->family == q->family && fits && !(q->uneven && a->equal_chunks);
 }
 static tutti_status compare(const struct chooser *x, const struct question *q, struct choice *best)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
-        if (!is_candidate(q, a)) continue;
+        if (!is_candidate(x, q, a)) continue;
         TRY(price(x, q, a, &c));
         if (!best->algorithm || c.price < WORTH_IT * best->price) *best = c;
     }
@@ -57,7 +58,7 @@ static tutti_status compare(const struct chooser *x, const struct question *q, s
 static struct choice only_one(const struct chooser *x, const struct question *q)
 {
     const struct algorithm *a = collectives_table;
-    while (!is_candidate(q, a)) a++;
+    while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
     if (a->host_memory) return (struct choice){ a, largest, price_slots(&x->machine, largest, x->size > x->cores), 0 };
     return (struct choice){ a, largest / SLOTS_WITH_MESSAGES, SLOTS_WITH_MESSAGES, 0 };   /* half the cache in flight */
@@ -84,7 +85,7 @@ static tutti_status answer(struct chooser *x, const struct question *q, struct c
 tutti_status choose(struct chooser *x, const struct question *asked, struct choice *out)
 {
     struct question q = *asked;
-    bool messages = q.algorithm && !q.algorithm->host_memory;
+    bool messages = x->layout->hosts > 1 || (q.algorithm && !q.algorithm->host_memory);
     if (x->size == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
     for (int i = 0; i < x->answer_count; i++)

@@ -22,9 +22,9 @@ struct choice {
     double price;                                       /* ns; 0: there was nothing to choose from */
 };
 struct chooser {                                        /* of one communicator */
-    const struct layout *layout;                        /* of the ranks of one host */
+    const struct layout *layout;
     struct cache *cache;
-    int size, cores;                                    /* cores: that the ranks may run on, all of them together */
+    int size, cores;                                    /* of one host: ranks, and the cores that they may run on */
     struct machine machine;                             /* alike on all ranks */
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;

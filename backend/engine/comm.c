@@ -18,25 +18,38 @@ void comm_place(tutti_comm *comm, struct layout *layout)
     comm->group.layout = layout;
     comm->group.host = host_of(layout, comm->group.rank);
 }
-tutti_status comm_attach(tutti_comm *comm, const struct segment *segment)
+tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network)
 {
     struct group *g = &comm->group;
     int64_t streaming = settings_get()->streaming;
     g->segment = segment;
+    g->network = network;
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(reach_init(&comm->reach, segment->ranks));
-    return executor_init(&comm->executor, segment, g->layout, g->rank, streaming == 0 ? NULL : stream_find(),
-        streaming < 0);
+    TRY(executor_init(&comm->executor, segment, g->layout, g->rank, streaming == 0 ? NULL : stream_find(),
+        streaming < 0));
+    executor_reach_out(&comm->executor, group_contact(g, g->rank), group_failure(g));
+    return TUTTI_OK;
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
 {
     struct group *g = &comm->group;
-    launcher_tune(&comm->launcher, g->layout, cores, machine);
+    struct machine typical = machine_typical();
+    bool alone = g->layout->hosts == 1;
+    launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical);
     struct patience patience = price_patience(machine);
     if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
     int polls = g->ladder.pauses / 10;
-    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last,
-        (size_t)(4 * machine->l2) / (size_t)g->segment->ranks);
+    /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */
+    size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
+    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring);
+}
+tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
+{
+    const struct group *g = &comm->group;
+    if (!a || !a->host_memory || g->layout->hosts == 1) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s by algorithm %s needs all ranks on one host, and those of %s are on "
+        "%d; tutti algorithms lists what there is", family_name(a->family), a->name, g->name, g->layout->hosts);
 }
 void comm_finish(tutti_comm *comm)
 {
@@ -55,7 +68,6 @@ void comm_pause(const tutti_comm *comm, int n)
 }
 bool comm_has_left(const tutti_comm *comm, int rank)
 {
-    const struct control *c = group_control(&comm->group, group_index(&comm->group, rank));
-    return atomic_load_explicit(&c->departed, memory_order_acquire) != 0;
+    return atomic_load_explicit(&group_contact(&comm->group, rank)->departed, memory_order_acquire) != 0;
 }
-void comm_leave(tutti_comm *comm) { atomic_store(&group_mine(&comm->group)->departed, 1); }
+void comm_leave(tutti_comm *comm) { atomic_store(&group_contact(&comm->group, comm->group.rank)->departed, 1); }

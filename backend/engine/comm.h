@@ -35,10 +35,14 @@ static inline bool comm_has_failed(const tutti_comm *comm)             /* a look
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Its members and their places are known; takes over the layout. */
 void comm_place(tutti_comm *comm, struct layout *layout);
-/* The segment of its host is mapped: now it can wait for the others, and fail with them. */
-tutti_status comm_attach(tutti_comm *comm, const struct segment *segment);
-/* The machine is known, and how many cores the ranks of the host may use, all of them together. */
+/* The segment of its host is mapped, and what stands for the network if there are several (else NULL): now it can wait
+   for the others, and fail with them. */
+tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
+/* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen
+   by what all ranks of the group know alike: by this on one host, by typical figures on several. */
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores);
+/* INVALID_ARGUMENT when the algorithm (NULL is fine) needs all ranks on one host and they are not. */
+tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
 void comm_finish(tutti_comm *comm);
 void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless look at something nobody wakes us for */
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */

@@ -161,7 +161,7 @@ void driver_release(tutti_comm *comm)
 {
     bool open = driver_has_open(comm), rests = open && rest_is_possible(comm), rested = comm->gate.resting;
     rest_note(comm, rests);
-    if (rests) atomic_store_explicit(&comm->executor.site.mine->listening, RESTS, memory_order_relaxed);
+    if (rests) atomic_store_explicit(&comm->executor.site.contact->listening, RESTS, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);
     /* what rested has been enlisted before */
     bool asks = open && !(rests && rested) && (engine_enlist(comm) || !rests);

@@ -60,7 +60,7 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
     size_t used = 0;
     out[0] = 0;
     for (int r = 0; r < comm->group.size && used + 16 < bytes; r++)
-        if (!executor_has_arrived(&comm->executor, r))
+        if (group_has_here(&comm->group, r) && !executor_has_arrived(&comm->executor, r))
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
@@ -68,14 +68,13 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who
 /* So that who arrives need not read one word of the group more, as long as nothing has failed. */
 static void raise_doubt(const tutti_comm *comm)
 {
-    for (int peer = 0; peer < comm->executor.site.ranks; peer++)
-        atomic_store(&group_control(&comm->group, peer)->doubt, 1);
+    for (int r = 0; r < comm->group.size; r++) atomic_store(&group_contact(&comm->group, r)->doubt, 1);
 }
 /* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
    not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
 {
-    _Atomic uint32_t *state = &comm->group.segment->failure->state;
+    _Atomic uint32_t *state = &group_failure(&comm->group)->state;
     if (!comm->backlog.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
@@ -101,15 +100,17 @@ static void control_wake(struct control *c)            /* whoever sleeps on any 
 }
 static void tell_others(const tutti_comm *comm)
 {
-    const struct segment *segment = comm->group.segment;
-    if (!segment || !may_tell(segment->failure)) return;
+    const struct group *g = &comm->group;
+    if (!g->segment || !may_tell(group_failure(g))) return;
+    struct failure *failure = group_failure(g);
     raise_doubt(comm);
-    segment->failure->status = comm->outcome.status;
-    segment->failure->rank = comm->group.rank;
-    segment->failure->operation = comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
-    snprintf(segment->failure->detail, sizeof segment->failure->detail, "%.499s", comm->outcome.detail);
-    atomic_fetch_or(&segment->failure->state, FAILURE_READY);
-    for (int peer = 0; peer < segment->ranks; peer++) control_wake(segment_control(segment, peer));
+    failure->status = comm->outcome.status;
+    failure->rank = g->rank;
+    failure->operation = comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
+    snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
+    atomic_fetch_or(&failure->state, FAILURE_READY);
+    for (int peer = 0; peer < g->segment->ranks; peer++) control_wake(group_control(g, peer));
+    for (int r = 0; g->network && r < g->size; r++) control_wake(group_contact(g, r));
 }
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
 {
@@ -144,7 +145,7 @@ void failure_ask_to_stop(tutti_comm *comm, tutti_status status)
 }
 static tutti_status fail_with_others(tutti_comm *comm)
 {
-    const struct failure *f = comm->group.segment->failure;
+    const struct failure *f = group_failure(&comm->group);
     char detail[sizeof f->detail];
     memcpy(detail, f->detail, sizeof detail);
     detail[sizeof detail - 1] = 0;
@@ -183,10 +184,12 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
     if (op->family == POINT_TO_POINT) return fail_late_message(comm, op);
     describe_running(comm, what, sizeof what);
     list_absent(comm, absent, sizeof absent);
+    const char *why = comm->group.network
+        ? "all ranks of this host have come, but one of another has not, is too slow or stopped"
+        : "all ranks have come, but one is too slow or stopped";
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
-        absent);
+        absent[0] ? "this call has not been made by rank " : why, absent);
 }
 static struct operation *find_left_alone(const tutti_comm *comm)
 {
@@ -247,7 +250,7 @@ enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, LEFT_ALONE, LA
 struct reason { enum cause cause; struct operation *late; };
 static struct reason find_reason(const tutti_comm *comm)
 {
-    const struct failure *f = comm->group.segment->failure;
+    const struct failure *f = group_failure(&comm->group);
     struct operation *late;
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
     if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
@@ -295,10 +298,23 @@ static tutti_status mismatch_counts(tutti_comm *comm)
         }
     return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
 }
+/* Of a schedule: ranks of one host have agreed before, so the other end is on another. */
+static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
+{
+    const struct group *g = &comm->group;
+    uint64_t mine = 0;
+    char what[224];
+    describe_running(comm, what, sizeof what);
+    for (int i = 0; i < t->piece_count; i++) mine += t->pieces[i].wire;
+    return comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s runs %s and %s %llu bytes there, but rank %d on another host "
+        "%s %llu: all ranks must make the same call", g->rank, g->name, what, t->is_send ? "sends" : "expects",
+        (unsigned long long)mine, t->peer, t->is_send ? "expects" : "sends", (unsigned long long)t->theirs);
+}
 tutti_status comm_mismatch(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
     int other = executor_disagreement(x);
+    if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
     if (other < 0) return mismatch_counts(comm);
     struct descriptor mine = *x->run.descriptor, theirs = segment_control(x->site.segment, group_index(&comm->group,
         other))->descriptor[x->run.parity];

@@ -13,6 +13,7 @@ struct group {
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */
+    const struct segment *network;                      /* stands for it between pretended hosts, or NULL */
     struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
     int host;                                           /* mine */
     struct ladder ladder;                               /* of a thread that drives */
@@ -29,4 +30,15 @@ static inline struct control *group_control(const struct group *g, int index)
 {
     return segment_control(g->segment, index);
 }
-static inline struct control *group_mine(const struct group *g) { return group_control(g, group_index(g, g->rank)); }
+
+/* ---- all ranks ---- */
+/* The control block in which any rank, of this host or another, says that it has joined or left, and has its bell. Only
+   what is told there may be used between hosts: it stands for messages of a control connection. */
+static inline struct control *group_contact(const struct group *g, int rank)
+{
+    return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));
+}
+static inline struct failure *group_failure(const struct group *g)
+{
+    return g->network ? g->network->failure : g->segment->failure;
+}

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_TILE_BYTES = 4096 };
+enum { LEAST_TILE_BYTES = 4096, MOST_TILE_BYTES = 512 << 10 };          /* the most: between hosts */
 
 static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
 
@@ -30,6 +30,11 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     TRY(choose(&comm->launcher.chooser, &question, out));
     r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
     r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
+    if (!comm->group.network) return TUTTI_OK;
+    /* All hosts must cut alike. How long the longest block is, only the ranks of one host tell each other, so uneven
+       blocks are not cut; and a tile's scratch must fit into the slots of every host. */
+    if (op->uneven) r->tile_bytes = SIZE_MAX;
+    else if (r->tile_bytes > MOST_TILE_BYTES) r->tile_bytes = MOST_TILE_BYTES;
     return TUTTI_OK;
 }
 static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)

@@ -17,16 +17,17 @@ static const struct group *group_of(const void *context) { return &((const tutti
 static unsigned char *pair_at(void *context, int from, int to)
 {
     const struct group *g = group_of(context);
+    if (g->network) return segment_pair(g->network, from, to);
     return segment_pair(g->segment, group_index(g, from), group_index(g, to));
 }
 static tutti_status reserve(void *context, void *at, size_t bytes)
 {
-    return segment_reserve(group_of(context)->segment, at, bytes, "message buffers");
+    const struct group *g = group_of(context);
+    return segment_reserve(g->network ? g->network : g->segment, at, bytes, "message buffers");
 }
 static void ring_bell(void *context, int rank)
 {
-    const struct group *g = group_of(context);
-    struct control *c = group_control(g, group_index(g, rank));
+    struct control *c = group_contact(group_of(context), rank);
     fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
     word_ring(&c->bell, &c->bell_waiters, true);
@@ -53,7 +54,7 @@ static bool enter(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.site.mine->copying, 1);
-    if (!(atomic_load(&comm->group.segment->failure->state) & FAILURE_CERTAIN)) return true;
+    if (!(atomic_load(&group_failure(&comm->group)->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
@@ -68,6 +69,7 @@ tutti_status messages_connect(tutti_comm *comm)
     struct shm_ground ground = { .context = comm, .pair = pair_at, .reserve = reserve, .ring = ring_bell,
         .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream, .find = find, .reach = reach,
         .enter = enter, .leave = leave };
+    if (comm->group.network) ground.find = NULL;        /* hosts do not share tensors */
     TRY(shm_connect(&ground, comm->group.rank, comm->group.size, &comm->transport));
     executor_connect(&comm->executor, comm->transport);
     return TUTTI_OK;
@@ -112,7 +114,7 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
    who goes to sleep nevertheless wakes at once. */
 static uint32_t bell_before_poll(tutti_comm *comm)
 {
-    struct control *mine = comm->executor.site.mine;
+    struct control *mine = comm->executor.site.contact;
     int pauses = comm->group.ladder.pauses, most = pauses < POLLS_BEFORE_LISTENING ? pauses : POLLS_BEFORE_LISTENING;
     int *polls = &comm->messages.idle_polls;
     if (*polls < most && atomic_load_explicit(&mine->listening, memory_order_relaxed) == LISTENS_NOT) {
@@ -129,7 +131,7 @@ static void stop_listening(tutti_comm *comm)
 }
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
 {
-    struct control *mine = comm->executor.site.mine;
+    struct control *mine = comm->executor.site.contact;
     uint32_t bell = bell_before_poll(comm);
     bool reached = comm->messages.reaching;
     if (reached) views_await(blocked);

@@ -56,7 +56,7 @@ static bool lingers(tutti_comm *comm, bool active)
 static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_set *blocked, bool *moved)
 {
     uint64_t asked = atomic_load(&comm->listing.scheduled);
-    struct control *mine = comm->executor.site.mine;
+    struct control *mine = comm->executor.site.contact;
     wait_add(blocked, &mine->bell, atomic_load(&mine->bell), &mine->bell_waiters, true);
     /* a caller drives, and will say so when it leaves something; who has asked before that is not to be missed */
     if (!driver_try(comm)) {

@@ -5,7 +5,7 @@ enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operat
 
 bool rest_is_small(const tutti_comm *comm, const struct operation *op)
 {
-    return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size;
+    return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size && !comm->group.network;
 }
 static bool is_urgent(const struct operation *op)
 {
@@ -31,7 +31,7 @@ void rest_note(tutti_comm *comm, bool rests)
 }
 void comm_awake(tutti_comm *comm)
 {
-    _Atomic uint32_t *listening = &comm->executor.site.mine->listening;
+    _Atomic uint32_t *listening = &comm->executor.site.contact->listening;
     if (atomic_load_explicit(listening, memory_order_relaxed) != LISTENS_NOT)
         atomic_store_explicit(listening, LISTENS_NOT, memory_order_relaxed);
 }
@@ -40,7 +40,7 @@ void peers_rouse(const tutti_comm *comm)
 {
     const struct site *s = &comm->executor.site;
     for (int peer = 0; peer < s->ranks; peer++) {
-        struct control *c = group_control(&comm->group, peer);
+        struct control *c = group_contact(&comm->group, group_rank(&comm->group, peer));
         if (peer != s->index && atomic_load_explicit(&c->listening, memory_order_relaxed) == RESTS)
             word_ring(&c->bell, &c->bell_waiters, true);
     }

@@ -1,6 +1,7 @@
 /* Rest. Most asynchronous calls are waited for at once, and to wake the progress thread costs more than a small
  * operation. So whoever starts one takes its first turn himself; what is left then *rests*: nobody drives it until
- * somebody needs it, here (wait, test, hasten) or on another rank, which rings the bells of ranks that say RESTS. */
+ * somebody needs it, here (wait, test, hasten) or on another rank, which rings the bells of ranks that say RESTS. Where
+ * a group has several hosts nothing rests: who waits could not ring. */
 #pragma once
 #include "backend/engine/driver.h"
 

@@ -17,17 +17,17 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     const struct schedule *s = x->launch.program->schedule;
     struct cut *c = &x->launch.program->cut;
     size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
-    size_t scratch = (size_t)(s->chunks[SCRATCH] ? s->chunks[SCRATCH] : 1), tile = chunk_bytes;
+    size_t scratch = (size_t)s->chunks[SCRATCH], tile = chunk_bytes, most = SIZE_MAX;
     if (chunk_bytes * chunks > x->launch.tile_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
-    size_t most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+    if (scratch) most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
     assert(most);                                       /* up to a hundred thousand chunks */
     tile = size_smaller(size_smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;
     c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
     c->single = c->tiles == 1;
-    c->in_line = c->single && s->first_message < 0 && scratch * chunk_bytes <= LINE_PAYLOAD;
+    c->in_line = c->single && s->first_message < 0 && size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
     slots_place(x, c);
 }

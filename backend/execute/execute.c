@@ -86,7 +86,7 @@ static tutti_status announce(struct executor *x)
 static bool may_touch(struct executor *x)
 {
     atomic_store(&x->site.mine->touching, 1);
-    if (!(atomic_load(&x->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
+    if (!(atomic_load(&x->site.failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&x->site.mine->touching, 0);
     return false;
 }
@@ -110,6 +110,7 @@ tutti_status executor_begin(struct executor *x)
     x->run.arrived = x->site.ranks == 1;
     x->run.started = x->run.agreed = false;
     x->run.broken = TUTTI_OK;
+    x->run.breaker = NULL;
     memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) counts_announce(x);
     fingerprint_make(x);
@@ -141,17 +142,16 @@ tutti_status executor_step(struct executor *x)
     bool messages = x->launch.program->schedule->first_message >= 0;
     uint32_t bell = 0;                                  /* as it was before the poll */
     if (messages) {
-        bell_listen(x->site.mine);
-        bell = atomic_load_explicit(&x->site.mine->bell, memory_order_acquire);
+        bell_listen(x->site.contact);
+        bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
         transport_poll(x->site.transport);
     }
     status = is_straight(x) ? run_straight(x) : tiles_run(x);
     if (x->run.broken != TUTTI_OK)
-        return status_fail(x->run.broken == TUTTI_MISMATCH ? TUTTI_INTERNAL : x->run.broken,
-            "a message of the schedule failed: %s", status_message(x->run.broken));
+        return status_fail(x->run.broken, "a message of the schedule failed: %s", status_message(x->run.broken));
     if (status == TUTTI_OK) { end(x); return TUTTI_OK; }
     x->blocked.in_the_way = executor_is_in_the_way(x);
-    if (messages) wait_add(&x->blocked, &x->site.mine->bell, bell, &x->site.mine->bell_waiters, true);
+    if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
     return status;
 }
 void executor_cancel(struct executor *x)
@@ -178,6 +178,11 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", segment->ranks);
+}
+void executor_reach_out(struct executor *x, struct control *contact, struct failure *failure)
+{
+    x->site.contact = contact;
+    x->site.failure = failure;
 }
 void executor_connect(struct executor *x, struct transport *transport) { x->site.transport = transport; }
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes)

@@ -38,6 +38,8 @@ struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t by
 struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
     struct control *mine;
+    struct control *contact;                            /* where the transport rings; mine if all are on one host */
+    struct failure *failure;                            /* of the group */
     struct transport *transport;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
     const struct place *places;                         /* of each rank of the group */
@@ -62,6 +64,7 @@ struct run {                                            /* of the operation that
     bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
     bool started, arrived, agreed;
     tutti_status broken;                                /* why a message failed, or OK */
+    const struct transfer *breaker;                     /* which one */
     uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
 };
 struct executor {
@@ -83,6 +86,7 @@ static inline int site_rank(const struct site *s, int index) { return s->rank_at
 /* The segment is that of the rank's host. */
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
+void executor_reach_out(struct executor *x, struct control *contact, struct failure *failure);
 void executor_connect(struct executor *x, struct transport *transport);
 /* polls: looks at a counter before a small operation returns; the other two as in struct site. */
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);

@@ -24,7 +24,10 @@ static bool is_reached_by_all(struct executor *x, const struct wait *w)         
 }
 static bool is_done(struct executor *x, const struct transfer *transfer)
 {
-    if (transfer->state == TRANSFER_FAILED) x->run.broken = transfer->status;
+    if (transfer->state == TRANSFER_FAILED) {
+        x->run.broken = transfer->status;
+        x->run.breaker = transfer;
+    }
     return transfer->state == TRANSFER_DONE;
 }
 static bool is_met(struct executor *x, const struct wait *w, int tile)

@@ -29,7 +29,7 @@ static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
 
 /* ---- where things lie ---- */
-struct layout { size_t controls, introductions, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
+struct offsets { size_t controls, introductions, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
 static bool place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
@@ -46,45 +46,46 @@ static bool round_to_pages(size_t bytes, size_t *out)
     return true;
 }
 /* Fills in all of *out but the addresses. */
-static bool layout_compute(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes, struct layout *layout)
+static bool offsets_compute(struct segment *out, const struct segment_shape *shape, struct offsets *at)
 {
-    size_t page = page_bytes(), end = sizeof(struct header), square = (size_t)ranks * (size_t)ranks, none = 0;
-    *out = (struct segment){ .ranks = ranks };
-    bool fits = round_to_pages(slot_bytes, &out->slot_bytes) && round_to_pages(pair_bytes, &out->pair_bytes)
-        && place(&end, (size_t)ranks, sizeof(struct control), ALIGNMENT, &layout->controls)
-        && place(&end, (size_t)ranks, sizeof(struct introduction), ALIGNMENT, &layout->introductions)
-        && place(&end, square, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &layout->counts)
-        && place(&end, (size_t)ranks, out->slot_bytes, page, &layout->slots)
-        && place(&end, square, out->pair_bytes, page, &layout->pairs)
+    size_t page = page_bytes(), end = sizeof(struct header), ranks = (size_t)shape->ranks, none = 0;
+    size_t counts = ranks * (size_t)shape->columns;
+    *out = (struct segment){ .ranks = shape->ranks, .columns = shape->columns };
+    bool fits = round_to_pages(shape->slot_bytes, &out->slot_bytes)
+        && round_to_pages(shape->pair_bytes, &out->pair_bytes)
+        && place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
+        && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
+        && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &at->counts)
+        && place(&end, ranks, out->slot_bytes, page, &at->slots)
+        && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
         && place(&end, 0, 0, page, &none);
-    layout->bytes = out->bytes = none;
+    at->bytes = out->bytes = none;
     return fits && none <= INT64_MAX;
 }
-static tutti_status segment_plan(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
-                                 struct layout *layout)
+static tutti_status segment_plan(struct segment *out, const struct segment_shape *shape, struct offsets *offsets)
 {
-    assert(ranks > 0);
-    if (layout_compute(out, ranks, slot_bytes, pair_bytes, layout)) return TUTTI_OK;
+    assert(shape->ranks > 0);
+    if (offsets_compute(out, shape, offsets)) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY,
-        "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", ranks,
-        slot_bytes);
+        "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", shape->ranks,
+        shape->slot_bytes);
 }
-static tutti_status segment_map(struct segment *out, const struct layout *layout, int descriptor)
+static tutti_status segment_map(struct segment *out, const struct offsets *offsets, int descriptor)
 {
-    void *base = arena_map(descriptor, layout->bytes);
+    void *base = arena_map(descriptor, offsets->bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,
-            "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", layout->bytes,
+            "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", offsets->bytes,
             strerror(errno));
-    memfd_keep_out(base, layout->bytes);
+    memfd_keep_out(base, offsets->bytes);
     out->base = base;
     out->failure = &((struct header *)base)->failure;
     out->told = &((struct header *)base)->told;
-    out->introductions = (struct introduction *)(void *)(out->base + layout->introductions);
-    out->controls = (struct control *)(void *)(out->base + layout->controls);
-    out->counts = (uint64_t *)(void *)(out->base + layout->counts);
-    out->slots = out->base + layout->slots;
-    out->pairs = out->base + layout->pairs;
+    out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
+    out->controls = (struct control *)(void *)(out->base + offsets->controls);
+    out->counts = (uint64_t *)(void *)(out->base + offsets->counts);
+    out->slots = out->base + offsets->slots;
+    out->pairs = out->base + offsets->pairs;
     return TUTTI_OK;
 }
 
@@ -121,27 +122,27 @@ static tutti_status allocate(int descriptor, size_t bytes, const char *what)
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }
-static tutti_status build(struct segment *out, const struct layout *layout, const unsigned char nonce[16], int *fd)
+static tutti_status build(struct segment *out, const struct offsets *offsets, const unsigned char nonce[16], int *fd)
 {
-    TRY(memfd_create_sealed(layout->bytes, fd));
-    TRY(allocate(*fd, layout->slots, "control blocks"));
-    TRY(segment_map(out, layout, *fd));
+    TRY(memfd_create_sealed(offsets->bytes, fd));
+    TRY(allocate(*fd, offsets->slots, "control blocks"));
+    TRY(segment_map(out, offsets, *fd));
     struct header *header = (struct header *)(void *)out->base;
     header->filled = populate(out->base, page_bytes()) == EINVAL;
     if (header->filled)
-        TRY(allocate(*fd, layout->bytes, "all slots, at once because this kernel is older than 5.14"));
+        TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;
 }
-tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
-                            const unsigned char nonce[16], int *fd)
+tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
+    int *fd)
 {
     struct segment made;
-    struct layout layout = { 0 };
+    struct offsets offsets = { 0 };
     int descriptor = -1;
-    TRY(segment_plan(&made, ranks, slot_bytes, pair_bytes, &layout));
-    tutti_status status = build(&made, &layout, nonce, &descriptor);
+    TRY(segment_plan(&made, shape, &offsets));
+    tutti_status status = build(&made, &offsets, nonce, &descriptor);
     if (status != TUTTI_OK) {
         segment_detach(&made);
         if (descriptor >= 0) close(descriptor);
@@ -160,14 +161,14 @@ static tutti_status check_header(const struct segment *segment, const unsigned c
         return status_fail(TUTTI_SYSTEM, "the shared memory that was received is not that of this group");
     return TUTTI_OK;
 }
-tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
-                            const unsigned char nonce[16], int fd)
+tutti_status segment_attach(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
+    int fd)
 {
     struct segment found;
-    struct layout layout = { 0 };
-    tutti_status status = segment_plan(&found, ranks, slot_bytes, pair_bytes, &layout);
-    if (status == TUTTI_OK) status = memfd_check(fd, layout.bytes, "the group's");
-    if (status == TUTTI_OK) status = segment_map(&found, &layout, fd);
+    struct offsets offsets = { 0 };
+    tutti_status status = segment_plan(&found, shape, &offsets);
+    if (status == TUTTI_OK) status = memfd_check(fd, offsets.bytes, "the group's");
+    if (status == TUTTI_OK) status = segment_map(&found, &offsets, fd);
     if (status == TUTTI_OK) status = check_header(&found, nonce);
     close(fd);
     if (status != TUTTI_OK) segment_detach(&found);

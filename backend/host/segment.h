@@ -72,27 +72,31 @@ struct told {                                          /* by rank 0 to the other
     int32_t distance;
     unsigned char figures[FIGURES_BYTES];              /* of the machine                                          */
 };
+struct segment_shape {
+    int ranks, columns;                                /* it is for so many ranks, of a group of so many          */
+    size_t slot_bytes, pair_bytes;                     /* of each rank, of each ordered pair                      */
+};
 struct segment {                                       /* this process's view                                     */
-    int ranks;
+    int ranks, columns;
     size_t bytes, slot_bytes;                          /* slot_bytes: of one rank; whole pages                    */
     unsigned char *base;
     struct failure *failure;
     struct told *told;
     struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
     struct control *controls;                          /* [ranks]                                                 */
-    uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][ranks]                    */
+    uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][columns]                  */
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */
     unsigned char *pairs;                              /* [ranks][ranks][pair_bytes]: the transport's             */
     size_t pair_bytes;                                 /* as asked for, rounded up to whole pages                 */
 };
 /* Creates the memfd and maps it. `nonce` (16 bytes) is written into it; who maps it reads it back to know that memory
    is shared. NO_MEMORY names the bytes; SYSTEM names the call that was refused. The caller closes *fd. */
-tutti_status segment_create(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
-                            const unsigned char nonce[16], int *fd);
+tutti_status segment_create(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
+    int *fd);
 /* Maps what a peer created; fails with SYSTEM when size, seals or nonce are not what they should be. Takes over fd and
    closes it. */
-tutti_status segment_attach(struct segment *out, int ranks, size_t slot_bytes, size_t pair_bytes,
-                            const unsigned char nonce[16], int fd);
+tutti_status segment_attach(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],
+    int fd);
 void segment_detach(struct segment *segment);          /* NULL and zeroed are fine                                */
 /* Makes the memory real before it is touched, so that a full machine is an error and not a SIGBUS: NO_MEMORY names the
    bytes and what they were for. */
@@ -110,7 +114,7 @@ static inline unsigned char *segment_slots(const struct segment *s, int index)
 enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };         /* lengths of INPUT and OUTPUT, then offsets of both       */
 static inline uint64_t *segment_counts(const struct segment *s, int index, int parity, int array)
 {
-    return s->counts + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->ranks;
+    return s->counts + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->columns;
 }
 static inline unsigned char *segment_pair(const struct segment *s, int from, int to)
 {

@@ -145,8 +145,8 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
         if (n % POLLS) continue;
         doubt = comm_is_in_doubt(comm);
         if (!doubt && clock_ms() > deadline_ms)
-            return comm_fail(comm, TUTTI_TIMEOUT, "rank 0 of %s has joined but did not say in time what the machine is "
-                "like: it is too slow, stopped or gone", comm->group.name);
+            return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s has joined but did not say in time what the machine "
+                "is like: it is too slow, stopped or gone", group_rank(&comm->group, 0), comm->group.name);
     }
     return TUTTI_OK;
 }

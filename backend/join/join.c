@@ -5,19 +5,23 @@
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
+#include "backend/base/settings.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/figures.h"
+#include "backend/join/hosts.h"
 #include "backend/join/mapping.h"
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CHECK_EVERY = 64 };
+enum { CHECK_EVERY = 64, NETWORK = -1 };                /* a number that no host has */
+/* of one rank; only what is used becomes memory */
+enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 64 << 20 };
 
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 struct membership {
     bool acquired, watching;                            /* peers_acquire was called; watches are set */
     int size;
-    struct mapping *mapping;                            /* the segment, shared by the ranks of this process */
+    struct mapping *host, *network;                     /* segments, shared by the ranks of this process */
     struct member_watch watches[];                      /* [size] */
 };
 
@@ -48,7 +52,8 @@ void join_unwatch(tutti_comm *comm)
 void join_undo(struct membership *m)
 {
     if (!m) return;
-    mapping_release(m->mapping);
+    mapping_release(m->host);
+    mapping_release(m->network);
     if (m->acquired) peers_release();
     free(m);
 }
@@ -67,6 +72,17 @@ tutti_status join_introduce(tutti_comm *comm, struct member *out)
     m->acquired = true;
     return g->rank == 0 ? random_fill(out->token, sizeof out->token) : TUTTI_OK;
 }
+tutti_status join_pretend(int rank, int size, struct member *out)
+{
+    const char *text = settings_get()->hosts;
+    int *hosts = memory_zeroed((size_t)size, sizeof *hosts);
+    if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", size);
+    tutti_status status = hosts_parse(text, size, hosts);
+    out->host = hosts[rank];
+    out->pretends = hosts_number(text, size);
+    free(hosts);
+    return status;
+}
 static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
@@ -84,40 +100,56 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
 static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
-    atomic_store(&group_mine(g)->joined, 1);
-    for (int peer = 0, n = 0; peer < g->segment->ranks; n++) {
+    atomic_store(&group_contact(g, g->rank)->joined, 1);
+    for (int r = 0, n = 0; r < g->size; n++) {
         bool doubt = comm_is_in_doubt(comm);            /* asked first: a rank may join and abort right after */
-        if (atomic_load(&group_control(g, peer)->joined)) { peer++; continue; }
+        if (atomic_load(&group_contact(g, r)->joined)) { r++; continue; }
         if (doubt) TRY(comm_check(comm));
-        if (n % CHECK_EVERY == 0) TRY(mapping_check(g->members, g->size));
+        if (n % CHECK_EVERY == 0) TRY(mapping_check(g));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s was seen but has not joined in time: it is too slow, "
-                "stopped or gone", group_rank(g, peer), g->name);
+                "stopped or gone", r, g->name);
         comm_pause(comm, n);
     }
     return TUTTI_OK;
 }
-static tutti_status map_segment(tutti_comm *comm, int64_t deadline_ms)
-{
-    const struct group *g = &comm->group;
-    struct mapping **mapping = &comm->membership->mapping;
-    TRY(mapping_acquire(g->rank, g->size, g->members, g->peers, deadline_ms, mapping));
-    return comm_attach(comm, &(*mapping)->segment);
-}
-
-/* ---- all of it ---- */
 static tutti_status place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
-    TRY(layout_create(NULL, comm->group.size, &layout));
+    TRY(hosts_layout(&comm->group, &layout));
     comm_place(comm, layout);
     return TUTTI_OK;
 }
+static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
+{
+    int ranks = host_size(g->layout, g->host);
+    struct sharers sharers = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
+    size_t slots = g->layout->hosts == 1 ? SLOT_BYTES : NETWORK_SLOT_BYTES;
+    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes() };
+    return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
+}
+/* Between pretended hosts: pairs for messages, and control blocks. All ranks, host by host. */
+static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
+{
+    if (g->layout->hosts == 1) return TUTTI_OK;
+    struct sharers sharers = { g->layout->rank, g->size, NETWORK };
+    struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes() };
+    return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
+}
+static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
+{
+    struct membership *m = comm->membership;
+    TRY(map_host(&comm->group, deadline_ms, &m->host));
+    TRY(map_network(&comm->group, deadline_ms, &m->network));
+    return comm_attach(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
+}
+
+/* ---- all of it ---- */
 static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 {
     TRY(place_ranks(comm));
     TRY(connect_peers(comm, deadline_ms));
-    TRY(map_segment(comm, deadline_ms));
+    TRY(map_segments(comm, deadline_ms));
     watch_peers(comm);
     figures_introduce(comm);
     TRY(await_joined(comm, deadline_ms));

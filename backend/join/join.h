@@ -4,6 +4,8 @@
 
 /* What this rank tells the others of itself; from here on its process can be reached. */
 tutti_status join_introduce(tutti_comm *comm, struct member *out);
+/* Where it pretends to be, as rank `rank` of a job of `size`. */
+tutti_status join_pretend(int rank, int size, struct member *out);
 /* The group's members are known: when it returns OK all have come, and operations can run. */
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms);
 /* Leaving, in two steps: first nobody is told of deaths any more; when the communicator's parts are gone, so is what

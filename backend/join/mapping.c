@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 enum { SLICE_MS = 50 };
-enum { SLOT_BYTES = 16 << 20 };                         /* of one rank; only what is used becomes memory */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;                          /* by the clock that nobody sets */
 static struct mapping *mappings;
@@ -34,20 +33,35 @@ static void prepare(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-static bool is_first_of_process(int rank, const struct member *table)
+/* What one rank knows of the segment it joins. */
+struct joining {
+    const struct group *group;
+    const struct sharers *sharers;
+    const struct segment_shape *shape;
+    int64_t deadline_ms;
+};
+static int maker_of(const struct joining *j) { return j->sharers->ranks[0]; }
+static bool is_first_of_process(const struct joining *j, int rank)
 {
-    for (int r = 0; r < rank; r++)
-        if (member_shares_process(&table[r], &table[rank])) return false;
-    return true;
+    const int *r = j->sharers->ranks;
+    while (*r != rank && !member_shares_process(&j->group->members[*r], &j->group->members[rank])) r++;
+    return *r == rank;
+}
+/* All segments of a group have names of their own, which begin with its token. */
+static void name_segment(const struct joining *j, unsigned char out[16])
+{
+    memcpy(out, j->group->members[0].token, 16);
+    for (int i = 0; i < 4; i++) out[12 + i] ^= (unsigned char)((unsigned)j->sharers->number >> 8 * i);
 }
 
 /* ---- giving up ---- */
-tutti_status mapping_check(const struct member *table, int size)
+tutti_status mapping_check(const struct group *group)
 {
+    const struct member *table = group->members;
     struct identity by;
-    int rank = size, ranks = 0;
+    int rank = group->size, ranks = 0;
     if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
-    for (int r = size - 1; r >= 0; r--)
+    for (int r = group->size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
     return status_fail(TUTTI_PEER_LOST,
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
@@ -55,32 +69,35 @@ tutti_status mapping_check(const struct member *table, int size)
 }
 
 /* ---- making it ---- */
-static tutti_status make(struct mapping *m, int size, const struct member *table, struct peer *const *peers)
+static tutti_status make(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
-    TRY(segment_create(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, &descriptor));
+    TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
     tutti_status status = TUTTI_OK;
-    for (int r = 1; r < size && status == TUTTI_OK; r++)
-        if (peers[r] && is_first_of_process(r, table)) status = peer_send_descriptor(peers[r], m->token, descriptor);
+    for (int i = 1; i < j->sharers->count && status == TUTTI_OK; i++) {
+        struct peer *peer = j->group->peers[j->sharers->ranks[i]];
+        if (peer && is_first_of_process(j, j->sharers->ranks[i]))
+            status = peer_send_descriptor(peer, m->token, descriptor);
+    }
     close(descriptor);
     return status;
 }
-static tutti_status receive(struct mapping *m, int size, const struct member *table, const struct peer *maker,
-    int64_t deadline_ms)
+static tutti_status receive(struct mapping *m, const struct joining *j)
 {
-    int descriptor = -1;
+    int descriptor = -1, maker = maker_of(j);
     tutti_status status = TUTTI_TIMEOUT;
-    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
-        TRY(mapping_check(table, size));
+    while (status == TUTTI_TIMEOUT && clock_ms() < j->deadline_ms && !peer_is_gone(j->group->peers[maker])) {
+        TRY(mapping_check(j->group));
         int64_t slice_ms = clock_ms() + SLICE_MS;
-        status = peers_await_descriptor(m->token, slice_ms < deadline_ms ? slice_ms : deadline_ms, &descriptor);
+        status = peers_await_descriptor(m->token, slice_ms < j->deadline_ms ? slice_ms : j->deadline_ms, &descriptor);
     }
-    if (status == TUTTI_TIMEOUT && peer_is_gone(maker))
-        return status_fail(TUTTI_PEER_LOST, "rank 0 died while the group was formed");
+    if (status == TUTTI_TIMEOUT && peer_is_gone(j->group->peers[maker]))
+        return status_fail(TUTTI_PEER_LOST, "rank %d died while the group was formed", maker);
     if (status == TUTTI_TIMEOUT)
-        return status_fail(status, "rank 0 has not sent the shared memory of the group: it is too slow or stopped");
+        return status_fail(status, "rank %d has not sent the shared memory of the group: it is too slow or stopped",
+            maker);
     TRY(status);
-    return segment_attach(&m->segment, size, SLOT_BYTES, shm_pair_bytes(), m->token, descriptor);
+    return segment_attach(&m->segment, j->shape, m->token, descriptor);
 }
 
 /* ---- sharing it ---- */
@@ -101,17 +118,17 @@ static struct mapping *find_or_add(const unsigned char token[16])      /* lock h
     if (m) m->users++;
     return m;
 }
-static tutti_status await_first(struct mapping *m, int size, const struct member *table, int64_t deadline_ms)
+static tutti_status await_first(struct mapping *m, const struct joining *j)
 {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&lock);
-    while (!m->over && status == TUTTI_OK && clock_ms() < deadline_ms) {
+    while (!m->over && status == TUTTI_OK && clock_ms() < j->deadline_ms) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
-        if (!m->over) status = mapping_check(table, size);
+        if (!m->over) status = mapping_check(j->group);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);
@@ -129,19 +146,22 @@ static void tell_process(struct mapping *m, tutti_status status)
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
-tutti_status mapping_acquire(int rank, int size, const struct member *table, struct peer *const *peers,
-    int64_t deadline_ms, struct mapping **out)
+tutti_status mapping_acquire(const struct group *group, const struct sharers *sharers,
+    const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out)
 {
+    const struct joining j = { group, sharers, shape, deadline_ms };
+    unsigned char token[16];
+    name_segment(&j, token);
     pthread_once(&once, prepare);
     pthread_mutex_lock(&lock);
-    struct mapping *m = find_or_add(table[0].token);
+    struct mapping *m = find_or_add(token);
     pthread_mutex_unlock(&lock);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
-    if (is_first_of_process(rank, table)) {
-        status = rank == 0 ? make(m, size, table, peers) : receive(m, size, table, peers[0], deadline_ms);
+    if (is_first_of_process(&j, group->rank)) {
+        status = group->rank == maker_of(&j) ? make(m, &j) : receive(m, &j);
         tell_process(m, status);
-    } else status = await_first(m, size, table, deadline_ms);
+    } else status = await_first(m, &j);
     if (status != TUTTI_OK) { mapping_release(m); return status; }
     *out = m;
     return TUTTI_OK;

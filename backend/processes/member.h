@@ -10,6 +10,8 @@ struct member {                                         /* fixed size, no paddin
     uint32_t size;                                      /* what this rank thinks the group's size is */
     uint32_t build;                                     /* of what sources its tutti was made; never 0 */
     char group[32];                                     /* name, for messages */
+    int32_t host;                                       /* where it is, or pretends to be: below the job's size */
+    uint32_t pretends;                                  /* how, alike on all ranks; 0: nobody does */
 };
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {

@@ -1,6 +1,8 @@
 /* Every collective, every algorithm, many sizes: results against what the definition says, with values that are exact
    in every type. */
 #include "tests/support/world.h"
+#include "backend/base/settings.h"
+#include "backend/collectives/collectives.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,8 +126,16 @@ static double expected(const struct test *t, const struct rank *me, size_t i)
     if (!strcmp(t->collective, "scatter")) return value(t->root, mine + i);
     return combined(me->size, !strcmp(t->collective, "reduce_scatter") ? mine + i : i, t->op);
 }
+/* Hosts are pretended, and this algorithm is for one. */
+static bool is_of_one_host(const struct test *t)
+{
+    enum family f = ALLREDUCE;
+    while (strcmp(family_name(f), t->collective) != 0) f++;
+    return *settings_get()->hosts && collectives_find(f, t->algorithm)->host_memory;
+}
 static void run(const struct test *t, struct rank *me)
 {
+    if (is_of_one_host(t)) return;
     struct buffers b = make(t, me);
     call(t, me, &b);
     bool rooted = !strcmp(t->collective, "reduce") || !strcmp(t->collective, "gather");
@@ -214,7 +224,41 @@ static void test_averages_are_divided_while_exact(void **state)
     on_threads(averages_of_large_values, 2, 4);
 }
 static void test_factors_that_compare_equal(void **state) { (void)state; on_threads(factors_of_both_zeros, 1, 3); }
+/* ---- over hosts ---- */
+static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "1", 3 }, { "2", 3 },
+    { "0,1,0", 3 }, { "2", 4 }, { "0,1,0,1", 4 }, { "4", 4 }, { "0,1,1,1", 4 }, { "2,0,2,1,0", 5 }, { "3", 5 } };
+enum { PLACEMENTS = sizeof placements / sizeof *placements };
+static void pretend(const char *hosts)
+{
+    setenv("TUTTI_HOSTS", hosts, 1);
+    settings_reload();
+}
+static void test_every_algorithm_over_hosts(void **state)
+{
+    (void)state;
+    for (int i = 0; i < PLACEMENTS; i++) {
+        pretend(placements[i].hosts);
+        world_threads(placements[i].size, NULL, body, NULL);
+    }
+    pretend("");
+}
+static void test_types_and_operations_over_hosts(void **state)
+{
+    (void)state;
+    for (int i = 2; i < PLACEMENTS; i += 2) {
+        pretend(placements[i].hosts);
+        world_threads(placements[i].size, NULL, types_and_operations, NULL);
+    }
+    pretend("");
+}
 #ifndef NO_PROCESSES
+static void test_every_algorithm_on_processes_over_hosts(void **state)
+{
+    (void)state;
+    pretend("0,1,0");
+    assert_int_equal(world_processes(3, 100, body, NULL), 0);
+    pretend("");
+}
 static void test_every_algorithm_on_processes(void **state)
 {
     (void)state;
@@ -227,9 +271,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_every_algorithm_on_processes),
+        cmocka_unit_test(test_every_algorithm_on_processes_over_hosts),
 #endif
         cmocka_unit_test(test_every_algorithm_on_threads),
         cmocka_unit_test(test_types_and_operations_on_threads),
+        cmocka_unit_test(test_every_algorithm_over_hosts),
+        cmocka_unit_test(test_types_and_operations_over_hosts),
         cmocka_unit_test(test_averages_are_divided_while_exact),
         cmocka_unit_test(test_factors_that_compare_equal),
     };

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 enum { RANKS = 3, SLOT_BYTES = 1 << 20, PAIR_BYTES = 5000 };
+static const struct segment_shape shape = { RANKS, RANKS, SLOT_BYTES, PAIR_BYTES };
 static const unsigned char nonce[16] = "0123456789abcde";
 
 /* ---- system calls that fail when told to ---- */
@@ -46,7 +47,7 @@ static int count_entries(const char *folder)
 static int create(struct segment *out)
 {
     int descriptor = -1;
-    assert_int_equal(segment_create(out, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, &descriptor), TUTTI_OK);
+    assert_int_equal(segment_create(out, &shape, nonce, &descriptor), TUTTI_OK);
     assert_true(descriptor >= 0);
     return descriptor;
 }
@@ -71,7 +72,7 @@ static void test_is_shared_with_another_process(void **state)
     pid_t child = fork();
     if (child == 0) {
         segment_detach(&mine);
-        if (segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, descriptor) != TUTTI_OK) _exit(1);
+        if (segment_attach(&theirs, &shape, nonce, descriptor) != TUTTI_OK) _exit(1);
         segment_slots(&theirs, 2)[SLOT_BYTES - 1] = 42;
         segment_pair(&theirs, 2, 1)[PAIR_BYTES - 1] = 43;
         segment_counts(&theirs, 2, 1, 1)[RANKS - 1] = 44;
@@ -117,7 +118,7 @@ static void test_wrong_nonce_is_refused(void **state)
     struct segment mine, theirs = { 0 };
     int descriptor = create(&mine);
     const unsigned char *wrong = (const unsigned char *)"another nonce..";
-    assert_int_equal(segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, wrong, descriptor), TUTTI_SYSTEM);
+    assert_int_equal(segment_attach(&theirs, &shape, wrong, descriptor), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "not that of this group"));
     assert_null(theirs.base);
     assert_int_equal(fcntl(descriptor, F_GETFD), -1);                  /* it has been closed */
@@ -128,7 +129,8 @@ static void test_wrong_size_is_refused(void **state)
 {
     struct segment mine, theirs;
     int descriptor = create(&mine);
-    assert_int_equal(segment_attach(&theirs, RANKS + 1, SLOT_BYTES, PAIR_BYTES, nonce, descriptor), TUTTI_SYSTEM);
+    struct segment_shape larger = { RANKS + 1, RANKS + 1, SLOT_BYTES, PAIR_BYTES };
+    assert_int_equal(segment_attach(&theirs, &larger, nonce, descriptor), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "bytes and should be"));
     segment_detach(&mine);
     (void)state;
@@ -139,7 +141,7 @@ static void test_unsealed_memory_is_refused(void **state)
     close(create(&mine));
     int descriptor = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(descriptor, (off_t)mine.bytes), 0);
-    assert_int_equal(segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, descriptor), TUTTI_SYSTEM);
+    assert_int_equal(segment_attach(&theirs, &shape, nonce, descriptor), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "not sealed"));
     segment_detach(&mine);
     (void)state;
@@ -179,7 +181,7 @@ static void test_full_machine_is_an_error_with_bytes(void **state)
     assert_non_null(strstr(status_detail(), "staging slots: 1048576 bytes"));
     madvise_error = 0;
     fallocate_error = ENOSPC;
-    assert_int_equal(segment_create(&none, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, &other), TUTTI_NO_MEMORY);
+    assert_int_equal(segment_create(&none, &shape, nonce, &other), TUTTI_NO_MEMORY);
     assert_non_null(strstr(status_detail(), "bytes of shared memory could not be had"));
     fallocate_error = 0;
     assert_null(none.base);
@@ -226,7 +228,7 @@ static void test_refused_memfd_is_named(void **state)
     struct segment none;
     int descriptor;
     memfd_error = EPERM;
-    assert_int_equal(segment_create(&none, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, &descriptor), TUTTI_SYSTEM);
+    assert_int_equal(segment_create(&none, &shape, nonce, &descriptor), TUTTI_SYSTEM);
     memfd_error = 0;
     assert_non_null(strstr(status_detail(), "memfd_create"));
     assert_non_null(strstr(status_detail(), "Operation not permitted"));
@@ -239,7 +241,7 @@ static void test_file_limit_is_an_error_not_a_signal(void **state)
         struct segment none;
         int descriptor;
         setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 65536, 65536 });
-        if (segment_create(&none, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, &descriptor) != TUTTI_SYSTEM) _exit(1);
+        if (segment_create(&none, &shape, nonce, &descriptor) != TUTTI_SYSTEM) _exit(1);
         _exit(strstr(status_detail(), "ulimit -f") ? 0 : 2);
     }
     assert_int_equal(exit_code(child), 0);
@@ -251,8 +253,10 @@ static void test_sizes_that_do_not_fit_are_refused(void **state)
     int descriptor;
     static const size_t sizes[] = { SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX / RANKS, SIZE_MAX / 2 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        assert_int_equal(segment_create(&none, RANKS, sizes[i], PAIR_BYTES, nonce, &descriptor), TUTTI_NO_MEMORY);
-        assert_int_equal(segment_create(&none, RANKS, SLOT_BYTES, sizes[i], nonce, &descriptor), TUTTI_NO_MEMORY);
+        struct segment_shape slots = { RANKS, RANKS, sizes[i], PAIR_BYTES };
+        struct segment_shape pairs = { RANKS, RANKS, SLOT_BYTES, sizes[i] };
+        assert_int_equal(segment_create(&none, &slots, nonce, &descriptor), TUTTI_NO_MEMORY);
+        assert_int_equal(segment_create(&none, &pairs, nonce, &descriptor), TUTTI_NO_MEMORY);
     }
     (void)state;
 }
@@ -274,7 +278,7 @@ static void test_neither_children_nor_core_files_get_it(void **state)
 {
     struct segment mine, theirs;
     int descriptor = create(&mine);
-    assert_int_equal(segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, descriptor), TUTTI_OK);
+    assert_int_equal(segment_attach(&theirs, &shape, nonce, descriptor), TUTTI_OK);
     const struct segment *both[] = { &mine, &theirs };
     for (int i = 0; i < 2; i++) {
         assert_true(has_flag(both[i]->base, " dc") && has_flag(both[i]->base, " dd"));
@@ -291,7 +295,7 @@ static void test_leaves_no_name_and_no_descriptor(void **state)
         struct segment mine, theirs;
         int descriptor = create(&mine);
         assert_int_equal(count_entries("/dev/shm"), names);
-        assert_int_equal(segment_attach(&theirs, RANKS, SLOT_BYTES, PAIR_BYTES, nonce, descriptor), TUTTI_OK);
+        assert_int_equal(segment_attach(&theirs, &shape, nonce, descriptor), TUTTI_OK);
         segment_detach(&theirs);
         segment_detach(&mine);
     }

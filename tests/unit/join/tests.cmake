@@ -1,4 +1,5 @@
 tutti_world(join/test_figures)
+tutti_world(join/test_hosts)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
   tutti_world(join/test_given_up)
 endif()

@@ -1,0 +1,177 @@
+/* Hosts that are pretended: what the setting says, what does not fit, and where the ranks of a group then are. */
+#include "tests/support/world.h"
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/join/hosts.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 8 };
+static void pretend(const char *hosts)
+{
+    setenv("TUTTI_HOSTS", hosts, 1);
+    settings_reload();
+}
+
+/* ---- the text ---- */
+static void expect(const char *text, int size, const int *hosts)
+{
+    int found[MOST];
+    assert_int_equal(hosts_parse(text, size, found), TUTTI_OK);
+    assert_memory_equal(found, hosts, (size_t)size * sizeof *hosts);
+}
+static void test_blocks_and_lists(void **state)
+{
+    (void)state;
+    expect("", 3, (int[]){ 0, 0, 0 });
+    expect("1", 3, (int[]){ 0, 0, 0 });
+    expect("2", 4, (int[]){ 0, 0, 1, 1 });
+    expect("2", 5, (int[]){ 0, 0, 0, 1, 1 });
+    expect("3", 5, (int[]){ 0, 0, 1, 1, 2 });
+    expect("4", 4, (int[]){ 0, 1, 2, 3 });
+    expect("0,1,0,1", 4, (int[]){ 0, 1, 0, 1 });
+    expect("2,0,2", 3, (int[]){ 2, 0, 2 });
+}
+static void refuse(const char *text, int size, const char *why)
+{
+    int found[MOST];
+    assert_int_equal(hosts_parse(text, size, found), TUTTI_INVALID_ARGUMENT);
+    if (!strstr(tutti_get_last_error(), why)) fail_msg("%s: %s", text, tutti_get_last_error());
+}
+static void test_what_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    refuse("3", 2, "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks give a number of hosts (1 to 2)");
+    refuse("0", 2, "is no number of hosts");
+    refuse("-1", 2, "is no number of hosts");
+    refuse("two", 2, "is no number of hosts");
+    refuse("2x", 2, "is no number of hosts");
+    refuse("0,1", 3, "does not name a host for each of them");
+    refuse("0,1,", 3, "does not name a host for each of them");
+    refuse(",0,1", 3, "does not name a host for each of them");
+    refuse("0,,1", 3, "does not name a host for each of them");
+    refuse("0,3,1", 3, "does not name a host for each of them");
+    refuse("0,1,0,1", 3, "names more hosts than there are ranks");
+    refuse("99999999999999999999", 3, "is no number of hosts");
+}
+
+/* ---- a group ---- */
+static void create_refused(struct rank *me)
+{
+    struct { tutti_store store; const char *why; tutti_status status; } *c = me->context;
+    tutti_comm *comm;
+    tutti_config config = { .rank = me->rank, .size = me->size, .store = c->store, .timeout_ms = 5000 };
+    REQUIRE(tutti_comm_init(&comm, &config) == c->status);
+    if (!strstr(tutti_get_last_error(), c->why)) fprintf(stderr, "%s\n", tutti_get_last_error());
+    REQUIRE(strstr(tutti_get_last_error(), c->why) != NULL);
+}
+static void test_a_group_that_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    struct { tutti_store store; const char *why; tutti_status status; } c = { world_store_create(),
+        "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks", TUTTI_INVALID_ARGUMENT };
+    pretend("3");
+    for (int r = 0; r < 2; r++) create_refused(&(struct rank){ .rank = r, .size = 2, .context = &c });
+    pretend("");
+    world_store_destroy(c.store);
+}
+#ifndef NO_PROCESSES
+/* The settings are a process's, so those who differ are processes. */
+static int joined_with(const char *const *hosts, int size, tutti_status status, const char *why)
+{
+    tutti_unique_id id;
+    int bad = 0;
+    assert_int_equal(tutti_get_unique_id(&id), TUTTI_OK);
+    for (int r = 0; r < size; r++) {
+        pid_t child = fork();
+        if (child) continue;
+        tutti_comm *comm;
+        alarm(60);
+        pretend(hosts[r]);
+        bool fine = tutti_comm_init_rank(&comm, size, id, r) == status && strstr(tutti_get_last_error(), why);
+        if (!fine) fprintf(stderr, "rank %d: %s\n", r, tutti_get_last_error());
+        _exit(!fine);
+    }
+    for (int r = 0, how; r < size; r++)
+        if (wait(&how) < 0 || !WIFEXITED(how) || WEXITSTATUS(how) != 0) bad++;
+    return bad;
+}
+static void test_one_that_pretends_otherwise_is_told_on_every_rank(void **state)
+{
+    (void)state;
+    const char *why = "TUTTI_HOSTS must be the same on all ranks, or unset on all";
+    assert_int_equal(joined_with((const char *[]){ "", "3", "" }, 3, TUTTI_MISMATCH, why), 0);
+    assert_int_equal(joined_with((const char *[]){ "3", "3", "0,1,2" }, 3, TUTTI_MISMATCH, why), 0);
+    assert_int_equal(joined_with((const char *[]){ "2", "", "" }, 3, TUTTI_MISMATCH, why), 0);
+}
+#endif
+
+/* ---- where they are ---- */
+static void expect_place(const tutti_comm *comm, int rank, int hosts, int host, int index)
+{
+    struct place p = place_of(comm->group.layout, rank);
+    REQUIRE(comm->group.layout->hosts == hosts && p.host == host && p.index == index);
+}
+static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
+{
+    tutti_comm *half;
+    expect_place(me->comm, 2, 3, 0, 1);
+    expect_place(me->comm, 4, 3, 2, 0);
+    REQUIRE(me->comm->executor.site.ranks == (me->rank == 4 ? 1 : 2));
+    REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
+    if (me->rank % 2) expect_place(half, 1, 1, 0, 1);   /* both on host 1: one host */
+    else expect_place(half, 2, 2, 1, 0);                /* ranks 0, 2 and 4 */
+    REQUIRE((half->group.network != NULL) == (me->rank % 2 == 0));
+    int32_t mine = me->rank, sum = 0;
+    REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
+    REQUIRE(sum == (me->rank % 2 ? 4 : 6));
+    REQUIRE(tutti_comm_destroy(half) == TUTTI_OK);
+}
+static void test_a_split_group_has_some_of_the_hosts(void **state)
+{
+    (void)state;
+    pretend("0,1,0,1,2");
+    world_threads(5, NULL, split_evens, NULL);
+    pretend("");
+}
+static void name_one_of_one_host(struct rank *me)
+{
+    float x = 1, y = 0;
+    tutti_request r = { .algorithm = "two_shot", .blocking = true };
+    REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
+    REQUIRE(strstr(tutti_get_last_error(), "allreduce by algorithm two_shot needs all ranks on one host, and those of "
+        "choir are on 2") != NULL);
+    REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "one_shot") == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK && y == 2);
+}
+static void test_algorithms_of_one_host_are_refused_on_two(void **state)
+{
+    (void)state;
+    tutti_config config = { .name = "choir" };
+    pretend("2");
+    world_threads(2, &config, name_one_of_one_host, NULL);
+    pretend("");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_and_lists),
+        cmocka_unit_test(test_what_does_not_fit_is_refused),
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_one_that_pretends_otherwise_is_told_on_every_rank),
+#endif
+        cmocka_unit_test(test_a_group_that_does_not_fit_is_refused),
+        cmocka_unit_test(test_a_split_group_has_some_of_the_hosts),
+        cmocka_unit_test(test_algorithms_of_one_host_are_refused_on_two),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
