@@ -34,11 +34,17 @@ void allreduce_tree(struct schedule *s)
 /* Double tree: each half of the message goes up and down a tree of its own. At most 4 ⌈log2 p⌉ + 1 rounds of n/2;
    nobody sends more than 2n, and tiles follow each other: 2n at full speed for long messages, at logarithmic depth.
    (Sanders, Speck, Träff 2009) */
+void team_allreduce_double_tree(struct schedule *s, const struct team *t)
+{
+    assert(t->pieces == 2);
+    team_reduce_double_tree(s, t, 0, team_part(s, t, OUTPUT));
+    team_broadcast_double_tree(s, t, 0);
+}
 void allreduce_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
-    double_tree_reduce(s, 0, whole(s, s->rank, OUTPUT));
-    double_tree_broadcast(s, 0);
+    struct team all = team_all(s);
+    team_allreduce_double_tree(s, &all);
 }
 
 /* Ring: partial sums travel once round, then the complete pieces do. 2(p - 1) rounds of n/p. (Patarasuk, Yuan 2009) */

@@ -35,12 +35,17 @@ void broadcast_binomial(struct schedule *s)
 }
 
 /* Chain: rank after rank. p - 1 rounds of n; in S tiles p - 2 + S rounds of n/S, for long messages. */
+void team_broadcast_chain(struct schedule *s, const struct team *t, int root)
+{
+    int v = mod(t->me - root, t->size);
+    if (v > 0) step_recv(s, team_part(s, t, OUTPUT), team_rank(t, t->me - 1));
+    if (v < t->size - 1) step_send(s, team_part(s, t, OUTPUT), team_rank(t, t->me + 1));
+}
 void broadcast_chain(struct schedule *s)
 {
-    int v = mod(s->rank - s->root, s->size);
+    struct team all = team_all(s);
     root_copies(s);
-    if (v > 0) step_recv(s, whole(s, s->rank, OUTPUT), mod(s->rank - 1, s->size));
-    if (v < s->size - 1) step_send(s, whole(s, s->rank, OUTPUT), mod(s->rank + 1, s->size));
+    team_broadcast_chain(s, &all, s->root);
 }
 
 /* Double tree: each half of the message goes down a tree of its own. At most 2 ⌈log2 p⌉ + 1 rounds of n/2; nobody sends
@@ -48,8 +53,9 @@ void broadcast_chain(struct schedule *s)
 void broadcast_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
+    struct team all = team_all(s);
     root_copies(s);
-    double_tree_broadcast(s, s->root);
+    team_broadcast_double_tree(s, &all, s->root);
 }
 
 /* ---- on one host ---- */

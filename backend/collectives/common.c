@@ -57,7 +57,12 @@ struct span team_part(const struct schedule *s, const struct team *t, enum buffe
 }
 bool team_is_alone(struct schedule *s, const struct team *t)
 {
-    if (t->size == 1 && t->source != OUTPUT) step_copy(s, team_part(s, t, OUTPUT), team_part(s, t, t->source));
+    return team_is_alone_with(s, t, team_part(s, t, OUTPUT));
+}
+bool team_is_alone_with(struct schedule *s, const struct team *t, struct span sum)
+{
+    struct span have = team_part(s, t, t->source);
+    if (t->size == 1 && !span_same(sum, have)) step_copy(s, sum, have);
     return t->size == 1;
 }
 void run_send(struct schedule *s, struct run from, int peer)

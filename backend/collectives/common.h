@@ -24,6 +24,7 @@ struct run team_run(const struct schedule *s, const struct team *t, enum buffer 
 struct span team_piece(const struct schedule *s, const struct team *t, enum buffer buffer, int index);
 struct span team_part(const struct schedule *s, const struct team *t, enum buffer buffer);    /* all pieces */
 bool team_is_alone(struct schedule *s, const struct team *t);  /* then the result is what it brings, done here */
+bool team_is_alone_with(struct schedule *s, const struct team *t, struct span sum);    /* the same, if it goes there */
 void run_send(struct schedule *s, struct run from, int peer);
 void run_recv(struct schedule *s, struct run into, int peer);
 void run_copy(struct schedule *s, struct span to, struct run from);
@@ -46,16 +47,16 @@ struct branch { int count, parent; struct span landing; };             /* parent
 struct branch branch_of(struct schedule *s);
 struct run branch_blocks(const struct schedule *s, const struct branch *b, enum buffer at_root, int first, int count);
 
-/* Where a rank stands in one of two binary trees whose inner nodes differ. Ranks; -1: none. */
+/* Where a rank stands in one of two binary trees whose inner nodes differ. Indices of a team; -1: none. */
 struct node { int parent, child[2]; };
-struct node double_tree_node(const struct schedule *s, int root, int tree);
-/* Of a message cut in two. The sum is left at the root in `sum` (elsewhere `sum` holds what goes up). */
-void double_tree_reduce(struct schedule *s, int root, struct span sum);
-void double_tree_broadcast(struct schedule *s, int root);              /* of what the root has in OUTPUT */
+struct node double_tree_node(int size, int me, int root, int tree);
 
 typedef void team_function(struct schedule *s, const struct team *t);
 team_function team_allreduce_ring, team_allreduce_doubling, team_allreduce_rabenseifner, team_allreduce_circulant;
+team_function team_allreduce_double_tree;                              /* of two pieces, as all double trees */
 team_function team_allgather_ring;                                     /* piece `me` is in OUTPUT */
 /* The team's sum, at the root in `sum` (elsewhere `sum` holds what goes up). `root` is an index of the team. */
-void team_reduce_binomial(struct schedule *s, const struct team *t, int root, struct span sum);
-void team_broadcast_binomial(struct schedule *s, const struct team *t, int root);  /* of what the root has in OUTPUT */
+typedef void team_reduction(struct schedule *s, const struct team *t, int root, struct span sum);
+team_reduction team_reduce_binomial, team_reduce_double_tree;
+typedef void team_spreading(struct schedule *s, const struct team *t, int root);       /* of what the root has in OUTPUT */
+team_spreading team_broadcast_binomial, team_broadcast_chain, team_broadcast_double_tree;

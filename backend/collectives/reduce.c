@@ -27,7 +27,7 @@ void team_reduce_binomial(struct schedule *s, const struct team *t, int root, st
 {
     int v = mod(t->me - root, t->size), half = 0, bit = 1;
     struct span have = team_part(s, t, t->source), landing = fresh(s, 2 * sum.count);
-    if (team_is_alone(s, t)) return;
+    if (team_is_alone_with(s, t, sum)) return;
     for (; bit < t->size && !(v & bit); bit *= 2, half = !half) {
         if (v + bit >= t->size) continue;
         struct span landed = span_part(landing, half * sum.count, sum.count);
@@ -47,7 +47,8 @@ void reduce_binomial(struct schedule *s)
 void reduce_double_tree(struct schedule *s)
 {
     schedule_cut(s, 2);
-    double_tree_reduce(s, s->root, own_sum(s));
+    struct team all = team_all(s);
+    team_reduce_double_tree(s, &all, s->root, own_sum(s));
 }
 
 /* ---- on one host ---- */

@@ -7,11 +7,7 @@
 
 enum { MOST = 130 };
 
-static struct node node_of(int size, int root, int tree, int rank)
-{
-    struct schedule s = { .rank = rank, .size = size, .root = root };
-    return double_tree_node(&s, root, tree);
-}
+static struct node node_of(int size, int root, int tree, int rank) { return double_tree_node(size, rank, root, tree); }
 static int log_above(int n)
 {
     int log = 0;
