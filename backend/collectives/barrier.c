@@ -4,17 +4,21 @@
 
 /* Dissemination: in round k signal the rank 2^k above, wait for the rank 2^k below. ⌈log2 p⌉ rounds for every p.
    (Hensgen, Finkel, Manber 1988) */
+void team_barrier_dissemination(struct schedule *s, const struct team *t)
+{
+    struct span have = team_part(s, t, t->source), landing = fresh(s, 2);
+    if (team_is_alone(s, t)) return;
+    for (int distance = 1, half = 0; distance < t->size; distance *= 2, half = !half) {
+        struct span landed = span_part(landing, half, 1);
+        step_send(s, have, team_rank(t, t->me + distance));
+        step_recv(s, landed, team_rank(t, t->me - distance));
+        have = accumulate(s, team_part(s, t, OUTPUT), have, landed);
+    }
+}
 void barrier_dissemination(struct schedule *s)
 {
     struct team all = team_all(s);
-    struct span have = whole(s, s->rank, INPUT), landing = fresh(s, 2);
-    if (team_is_alone(s, &all)) return;
-    for (int distance = 1, half = 0; distance < s->size; distance *= 2, half = !half) {
-        struct span landed = span_part(landing, half, 1);
-        step_send(s, have, mod(s->rank + distance, s->size));
-        step_recv(s, landed, mod(s->rank - distance, s->size));
-        have = accumulate(s, whole(s, s->rank, OUTPUT), have, landed);
-    }
+    team_barrier_dissemination(s, &all);
 }
 
 /* ---- on one host ---- */

@@ -55,8 +55,9 @@ typedef void team_function(struct schedule *s, const struct team *t);
 team_function team_allreduce_ring, team_allreduce_doubling, team_allreduce_rabenseifner, team_allreduce_circulant;
 team_function team_allreduce_double_tree;                              /* of two pieces, as all double trees */
 team_function team_allgather_ring;                                     /* piece `me` is in OUTPUT */
+team_function team_barrier_dissemination;
 /* The team's sum, at the root in `sum` (elsewhere `sum` holds what goes up). `root` is an index of the team. */
 typedef void team_reduction(struct schedule *s, const struct team *t, int root, struct span sum);
 team_reduction team_reduce_binomial, team_reduce_double_tree;
-typedef void team_spreading(struct schedule *s, const struct team *t, int root);       /* of what the root has in OUTPUT */
+typedef void team_spreading(struct schedule *s, const struct team *t, int root);   /* of what the root has in OUTPUT */
 team_spreading team_broadcast_binomial, team_broadcast_chain, team_broadcast_double_tree;

@@ -167,12 +167,13 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
 }
 
 /* ---- schedules ---- */
-/* One host, or, of messages, every rank on a host of its own. */
+/* One host; two, of hierarchical algorithms; of messages every rank on a host of its own. */
 static tutti_status schedule_layout(const struct algorithm *algorithm, int ranks, struct layout **out)
 {
     int *hosts = memory_zeroed((size_t)ranks, sizeof *hosts);
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
-    for (int r = 0; r < ranks && !algorithm->host_memory; r++) hosts[r] = r;
+    for (int r = 0; r < ranks && !algorithm->host_memory; r++)
+        hosts[r] = algorithm->hierarchical ? 2 * r / ranks : r;
     tutti_status status = layout_create(hosts, ranks, out);
     free(hosts);
     return status;

@@ -47,6 +47,7 @@ void finish_mark(const struct build *b)
     if (!family_reduces(p->algorithm->family)) return;
     for (int m = 0; m < p->count; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) finish_step(b, &p->ranks[m], j);
-    for (int m = 0; m < p->count && p->algorithm->host_memory; m++) /* in messages, such sums travel on to be summed */
+    bool stays = p->algorithm->host_memory || p->algorithm->hierarchical;  /* else such sums travel on to be summed */
+    for (int m = 0; m < p->count && stays; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) finish_sooner(b, &p->ranks[m], &p->ranks[m].steps[j]);
 }

@@ -81,6 +81,7 @@ struct algorithm {
     enum family family;
     record_function *record;
     bool host_memory;                                   /* touches peers' memory: all ranks on one host */
+    bool hierarchical;                                  /* touches peers on the host, sends between hosts: any layout */
     bool stage_in_place;                                /* in place, chunks that are sent must be copied first, or all
                                                            ranks wait for each other; no host can see this alone, so it
                                                            stands here and a test keeps it true */

@@ -4,10 +4,9 @@
 
 enum { IN_PLACE = 1, SHARED = 2, STAGE_INPUTS = 4, WAYS = 8 };
 
-static void mutate_algorithm(const struct algorithm *a, int size, int root, int way)
+static void mutate_algorithm(const struct algorithm *a, const struct layout *l, int root, int way)
 {
-    static struct hosts hosts;
-    struct plan p = plan_of(a, a->host_memory ? together(&hosts, size) : apart(&hosts, size), root);
+    struct plan p = plan_of(a, l, root);
     char why[200];
     p.slots = 2;
     p.in_place = way & IN_PLACE ? mask_all : NULL;
@@ -19,6 +18,11 @@ static void mutate_algorithm(const struct algorithm *a, int size, int root, int 
     mutate(&p);
     plan_finish(&p);
 }
+static const struct layout *usual(const struct algorithm *a, int size)
+{
+    static struct hosts hosts;
+    return a->host_memory ? together(&hosts, size) : apart(&hosts, size);
+}
 static void every_mutant_is_rejected(void **state)
 {
     (void)state;
@@ -26,12 +30,32 @@ static void every_mutant_is_rejected(void **state)
         for (int size = 1; size <= 5; size++)
             for (int way = 0; way < WAYS; way++) {
                 bool possible = !(way & SHARED && !a->host_memory) && !(way & STAGE_INPUTS && !is_reducing(a->family));
-                if (possible) mutate_algorithm(a, size, is_rooted(a->family) ? (size + way) % size : 0, way);
+                int root = is_rooted(a->family) ? (size + way) % size : 0;
+                if (possible) mutate_algorithm(a, usual(a, size), root, way);
+            }
+    mutants_report();
+}
+/* Hosts of unequal size, and ranks that are not placed in blocks. */
+static void every_mutant_over_several_hosts_is_rejected(void **state)
+{
+    static const int placements[][5] = { { 0, 0, 1 }, { 0, 1, 1 }, { 0, 1, 0, 1 }, { 0, 1, 2, 1, 1 } };
+    static const int ranks[] = { 3, 3, 4, 5 };
+    static struct hosts hosts;
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int l = 0; l < 4 && a->hierarchical; l++)
+            for (int way = l % 2; way < WAYS; way += 1 + l / 2 * 2) {
+                int root = is_rooted(a->family) ? way % ranks[l] : 0;
+                bool possible = !(way & STAGE_INPUTS && !is_reducing(a->family));
+                if (possible) mutate_algorithm(a, placed(&hosts, placements[l], ranks[l]), root, way);
             }
     mutants_report();
 }
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(every_mutant_is_rejected) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mutant_is_rejected),
+        cmocka_unit_test(every_mutant_over_several_hosts_is_rejected),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,13 +29,17 @@ static void families_stand_together(void **state)
     for (int f = 0; f < FAMILY_COUNT; f++)
         if (begun[f] != 1) fail_msg("%s begins %d times", family_name((enum family)f), begun[f]);
 }
-static void every_family_has_messages_and_host_memory(void **state)
+static void every_family_has_messages_host_memory_and_hierarchy(void **state)
 {
     (void)state;
-    int count[FAMILY_COUNT][2] = { 0 };
-    for (const struct algorithm *a = collectives_table; a->name; a++) count[a->family][a->host_memory]++;
+    int count[FAMILY_COUNT][3] = { 0 };
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        assert_false(a->host_memory && a->hierarchical);
+        count[a->family][a->host_memory ? 1 : a->hierarchical ? 2 : 0]++;
+    }
     for (int f = 0; f < FAMILY_COUNT; f++)
-        if (!count[f][0] || !count[f][1]) fail_msg("%s: %d, %d", family_name((enum family)f), count[f][0], count[f][1]);
+        for (int kind = 0; kind < 3; kind++)
+            if (!count[f][kind]) fail_msg("%s has none of kind %d", family_name((enum family)f), kind);
 }
 static void family_names_differ(void **state)
 {
@@ -56,7 +60,7 @@ int main(void)
         cmocka_unit_test(every_row_is_found_by_its_name),
         cmocka_unit_test(what_is_not_there_is_not_found),
         cmocka_unit_test(families_stand_together),
-        cmocka_unit_test(every_family_has_messages_and_host_memory),
+        cmocka_unit_test(every_family_has_messages_host_memory_and_hierarchy),
         cmocka_unit_test(family_names_differ),
         cmocka_unit_test(names_are_lower_case_words),
     };

@@ -1,0 +1,49 @@
+/* Allgather over several hosts: every block goes once to every other host, where all but the one that received it read
+ * it from there. */
+#include "backend/collectives/hierarchy.h"
+
+static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }
+/* The blocks of my host lie in INPUT of their ranks, those of others in OUTPUT of who received them. */
+static void collect(struct schedule *s, int host, int leader)          /* leader -1: each rank's carrier */
+{
+    for (int i = 0; i < host_size(s->layout, host); i++) {
+        int rank = rank_at(s->layout, host, i);
+        int holder = leader >= 0 ? leader : carrier_of(s->layout, s->place.host, rank);
+        if (host == s->place.host && rank != s->rank) step_copy(s, chunk(s->rank, OUTPUT, rank), whole(s, rank, INPUT));
+        if (host != s->place.host && holder != s->rank)
+            step_copy(s, chunk(s->rank, OUTPUT, rank), chunk(holder, OUTPUT, rank));
+    }
+}
+
+/* Each rank sends its block to one rank of every other host. H - 1 rounds, all posted at once; a host sends (H - 1)/H n
+   if all are alike. On the host each rank reads about n. */
+void allgather_hierarchy(struct schedule *s)
+{
+    const struct layout *l = s->layout;
+    int me = s->place.host;
+    copy_own(s);
+    for (int hop = 1; hop < l->hosts; hop++) {
+        int to = mod(me + hop, l->hosts), from = mod(me - hop, l->hosts);
+        step_send(s, whole(s, s->rank, INPUT), carrier_of(l, to, s->rank));
+        for (int i = 0; i < host_size(l, from); i++)
+            if (carrier_of(l, me, rank_at(l, from, i)) == s->rank)
+                step_recv(s, chunk(s->rank, OUTPUT, rank_at(l, from, i)), rank_at(l, from, i));
+    }
+    for (int hop = 0; hop < l->hosts; hop++) collect(s, mod(me + hop, l->hosts), -1);
+}
+
+/* Leaders: one rank of each host sends the blocks of all its ranks as one message to that of every other. H - 1 rounds;
+   the fewest messages. To compare, and for short blocks. */
+void allgather_leaders(struct schedule *s)
+{
+    struct team host = team_host(s), leaders = team_leaders(s);
+    int hosts = s->layout->hosts, me = s->place.host;
+    copy_own(s);
+    for (int hop = 1; hop < hosts && team_leads(s, &leaders); hop++) {
+        int from = mod(me - hop, hosts);
+        step_send(s, whole(s, team_rank(&host, 0), INPUT), team_rank(&leaders, me + hop));
+        for (int i = 1; i < host.size; i++) step_also(s, whole(s, team_rank(&host, i), INPUT));
+        blocks_recv(s, OUTPUT, from, team_rank(&leaders, from));
+    }
+    for (int hop = 0; hop < hosts; hop++) collect(s, mod(me + hop, hosts), team_rank(&leaders, me));
+}

@@ -1,0 +1,13 @@
+/* Barrier over several hosts. A contribution may be counted more than once (barrier.c). */
+#include "backend/collectives/hierarchy.h"
+
+/* One rank of each host looks at its peers; these ranks signal each other by dissemination; their peers look at them.
+   ⌈log2 H⌉ rounds between hosts, 2 on the host. */
+void barrier_hierarchy(struct schedule *s)
+{
+    struct team leaders = team_leaders(s);
+    int leader = team_rank(&leaders, s->place.host);
+    if (s->rank == leader && leaders.source == OUTPUT) sum_host(s, whole(s, s->rank, OUTPUT), 0);
+    if (s->rank == leader) team_barrier_dissemination(s, &leaders);
+    else step_copy(s, whole(s, s->rank, OUTPUT), whole(s, leader, OUTPUT));
+}

@@ -1,0 +1,43 @@
+/* Broadcast over several hosts: the ranks of the root's host take the slices from the root and pass each on to its
+ * owners on the other hosts; on every host the others read the slices from their owners. */
+#include "backend/collectives/hierarchy.h"
+
+static void root_copies(struct schedule *s)
+{
+    if (s->rank == s->root) step_copy(s, whole(s, s->rank, OUTPUT), whole(s, s->rank, INPUT));
+}
+/* On the root's host 1 round of reading before, on every host 1 after: each rank reads about n. Between hosts what H
+   ranks would send, from all ranks of a host at once. */
+static void broadcast_slices(struct schedule *s, team_spreading *between, int pieces)
+{
+    struct slices all = slices_cut(s, pieces);
+    int root_host = host_of(s->layout, s->root);
+    root_copies(s);
+    for (int k = all.host.me; k < all.count; k += all.host.size) {
+        struct team across = slice_team(s, &all, k);
+        if (s->place.host == root_host && s->rank != s->root)
+            step_copy(s, slice_of(&all, s->rank, OUTPUT, k), slice_of(&all, s->root, INPUT, k));
+        between(s, &across, root_host);
+    }
+    if (s->rank != s->root) slices_collect(s, &all);
+}
+
+/* ⌈log2 H⌉ rounds; the root's host sends ⌈log2 H⌉ n. */
+void broadcast_hierarchy_binomial(struct schedule *s) { broadcast_slices(s, team_broadcast_binomial, 1); }
+
+/* H - 1 rounds; no host sends more than n, and tiles follow each other: for long messages on few hosts. */
+void broadcast_hierarchy_chain(struct schedule *s) { broadcast_slices(s, team_broadcast_chain, 1); }
+
+/* At most 2 ⌈log2 H⌉ + 1 rounds of n/2; no host sends more than n, and tiles follow each other. */
+void broadcast_hierarchy_double_tree(struct schedule *s) { broadcast_slices(s, team_broadcast_double_tree, 2); }
+
+/* Leaders: a binomial tree over one rank of each host, whose peers read the whole message from it. To compare, and for
+   messages too short to be cut. */
+void broadcast_leaders(struct schedule *s)
+{
+    struct team leaders = team_leaders(s);
+    int leader = team_rank(&leaders, s->place.host);
+    root_copies(s);
+    if (s->rank == leader) team_broadcast_binomial(s, &leaders, host_of(s->layout, s->root));
+    else step_copy(s, whole(s, s->rank, OUTPUT), whole(s, leader, OUTPUT));
+}

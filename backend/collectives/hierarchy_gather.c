@@ -1,0 +1,49 @@
+/* Gather and scatter over several hosts: one message for each host but the root's, with the blocks of all its ranks. b
+ * is the bytes of one block. */
+#include "backend/collectives/hierarchy.h"
+
+/* One rank of each host sends the blocks of all, taken from where they lie, and they land in their places; on the own
+   host the root reads them. H - 1 rounds; the root receives every block once. */
+void gather_hierarchy(struct schedule *s)
+{
+    struct team host = team_host(s), leaders = team_leaders(s);
+    int me = s->place.host, hosts = s->layout->hosts, root_host = host_of(s->layout, s->root);
+    if (me != root_host && team_leads(s, &leaders)) {
+        step_send(s, whole(s, team_rank(&host, 0), INPUT), s->root);
+        for (int i = 1; i < host.size; i++) step_also(s, whole(s, team_rank(&host, i), INPUT));
+    }
+    if (s->rank != s->root) return;
+    for (int hop = 1; hop < hosts; hop++) {
+        int from = mod(me + hop, hosts);
+        blocks_recv(s, OUTPUT, from, team_rank(&leaders, from));
+    }
+    for (int i = 0; i < host.size; i++) {
+        int peer = team_rank(&host, host.me + i);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), whole(s, peer, INPUT));
+    }
+}
+
+/* The same backwards: one rank of each host receives the blocks of all, from where its peers read them; on the root's
+   host they read them from the root. H - 1 rounds; the root sends every block once. */
+void scatter_hierarchy(struct schedule *s)
+{
+    struct team host = team_host(s), leaders = team_leaders(s);
+    int me = s->place.host, hosts = s->layout->hosts, leader = team_rank(&leaders, me);
+    bool reads_root = me == host_of(s->layout, s->root);
+    struct span landing = fresh(s, reads_root ? 0 : host.size), out = whole(s, s->rank, OUTPUT);
+    for (int hop = 1; hop < hosts && s->rank == s->root; hop++) {
+        int to = mod(me + hop, hosts);
+        step_send(s, chunk(s->root, INPUT, rank_at(s->layout, to, 0)), team_rank(&leaders, to));
+        for (int i = 1; i < host_size(s->layout, to); i++)
+            step_also(s, chunk(s->root, INPUT, rank_at(s->layout, to, i)));
+    }
+    if (reads_root) step_copy(s, out, chunk(s->root, INPUT, s->rank));
+    else if (s->rank != leader) step_copy(s, out, chunk(leader, SCRATCH, landing.first + host.me));
+    else {
+        for (int i = 0; i < host.size; i++) {
+            struct span into = i == host.me ? out : span_part(landing, i, 1);
+            if (i) step_also(s, into);
+            else step_recv(s, into, s->root);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+/* Layouts to prove algorithms on: every list of equal hosts up to 6 x 6, every list of up to 4 hosts of up to 3 ranks,
+ * and ranks that are not placed in blocks: dealt round robin, every second pair elsewhere, in any order. */
+#pragma once
+#include "tests/unit/schedule/plans.h"
+
+enum { MOST_EQUAL = 6, MOST_UNEQUAL = 4, MOST_UNEVEN_RANKS = 3, SHUFFLED = 40 };
+typedef void layout_visitor(const struct layout *l);
+static struct hosts visited;
+
+static inline void visit_equal(layout_visitor *visit)
+{
+    for (int hosts = 1; hosts <= MOST_EQUAL; hosts++)
+        for (int ranks = 1; ranks <= MOST_EQUAL; ranks++) {
+            int sizes[MOST_EQUAL];
+            for (int h = 0; h < hosts; h++) sizes[h] = ranks;
+            visit(hosts_of(&visited, sizes, hosts));
+        }
+}
+static inline bool are_equal(const int *sizes, int hosts)
+{
+    for (int h = 1; h < hosts; h++)
+        if (sizes[h] != sizes[0]) return false;
+    return true;
+}
+/* The digits of `code` are the sizes of hosts, less 1. */
+static inline void visit_unequal(layout_visitor *visit)
+{
+    for (int hosts = 2, codes = 9; hosts <= MOST_UNEQUAL; hosts++, codes *= MOST_UNEVEN_RANKS)
+        for (int code = 0; code < codes; code++) {
+            int sizes[MOST_UNEQUAL];
+            for (int h = 0, rest = code; h < hosts; h++, rest /= MOST_UNEVEN_RANKS)
+                sizes[h] = 1 + rest % MOST_UNEVEN_RANKS;
+            if (!are_equal(sizes, hosts)) visit(hosts_of(&visited, sizes, hosts));
+        }
+}
+/* Round robin over 2 to 4 hosts, the last of them short of some ranks; every second pair of ranks on another host. */
+static inline void visit_interleaved(layout_visitor *visit)
+{
+    for (int hosts = 2; hosts <= 4; hosts++)
+        for (int ranks = hosts; ranks <= 3 * hosts; ranks++) {
+            int round_robin[MOST_PLACED], pairs[MOST_PLACED];
+            for (int r = 0; r < ranks; r++) {
+                round_robin[r] = r % hosts;
+                pairs[r] = r / 2 % hosts;
+            }
+            visit(placed(&visited, round_robin, ranks));
+            visit(placed(&visited, pairs, ranks));
+        }
+}
+static inline void visit_shuffled(layout_visitor *visit)
+{
+    uint64_t random = 662607015;
+    for (int i = 0; i < SHUFFLED; i++) {
+        int host[MOST_PLACED], hosts = 2 + (int)(draw(&random) % 4), ranks = hosts + (int)(draw(&random) % 6);
+        for (int r = 0; r < ranks; r++) host[r] = (int)(draw(&random) >> 16 & 0xffff) % hosts;
+        visit(placed(&visited, host, ranks));
+    }
+}
+static inline void visit_all(layout_visitor *visit)
+{
+    visit_equal(visit);
+    visit_unequal(visit);
+    visit_interleaved(visit);
+    visit_shuffled(visit);
+}

@@ -1,0 +1,170 @@
+/* What hierarchical algorithms send between hosts, counted in their plans, beside the least that can be sent. Bytes are
+ * those of all hosts together; n is the message of a rank, b a block, p the ranks, m the ranks of the root's host, H
+ * the hosts. Whatever the hosts' sizes and the placement, it can not be less than
+ *   broadcast       (H - 1)n   the message has to reach every other host
+ *   reduce          (H - 1)n   the same backwards
+ *   allreduce      2(H - 1)n   whoever makes the sum of an element hears from H - 1 hosts, and tells H - 1
+ *   reduce_scatter  (H - 1)pb  each of p blocks needs the sum of every host but its own
+ *   allgather       (H - 1)pb  each of p blocks has to reach every host but its own
+ *   gather, scatter (p - m)b   each block of another host has to cross once
+ *   all_to_all      the sum over hosts of their ranks x the ranks elsewhere, b each
+ * and every algorithm but those of leaders sends just that, on every layout, equal or not: 1.00. One does not want to:
+ * doubling takes the fewest rounds instead, and sends the more the more hosts there are, here 2^k + e hosts with
+ * 0 <= e < 2^k: 2^k k n + 2 e n in place of 2(H - 1)n, 1.00 for two and three hosts, 1.33 for four. */
+#include "backend/collectives/common.h"
+#include "tests/unit/check/placements.h"
+
+/* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */
+static int crossing(const struct plan *p)
+{
+    int chunks = 0;
+    for (int r = 0; r < p->size; r++) {
+        const struct schedule *s = &p->ranks[r];
+        for (int j = 0; j < s->step_count; j++) {
+            const struct step *t = &s->steps[j];
+            if (t->kind == SEND) assert_int_not_equal(host_of(p->layout, r), host_of(p->layout, t->peer));
+            for (int f = 0; t->kind == SEND && f < t->from_count; f++) chunks += step_from(s, t)[f].count;
+        }
+    }
+    return chunks;
+}
+/* In messages, or blocks, of a rank. */
+static int least_crossing(const struct plan *p)
+{
+    int hosts = p->layout->hosts, ranks = p->layout->ranks, crossing_blocks = 0;
+    for (int h = 0; h < hosts; h++) crossing_blocks += host_size(p->layout, h) * (ranks - host_size(p->layout, h));
+    switch (p->algorithm->family) {
+    case ALLREDUCE: return 2 * (hosts - 1);
+    case BROADCAST:
+    case REDUCE: return hosts - 1;
+    case REDUCE_SCATTER:
+    case ALLGATHER: return (hosts - 1) * ranks;
+    case GATHER:
+    case SCATTER: return ranks - host_size(p->layout, host_of(p->layout, p->root));
+    case ALL_TO_ALL: return crossing_blocks;
+    default: return -1;
+    }
+}
+static int by_doubling(int hosts)
+{
+    int rounds = 0, power = power_below(hosts);
+    for (int bit = 1; bit < power; bit *= 2) rounds++;
+    return power * rounds + 2 * (hosts - power);
+}
+static bool has(const struct algorithm *a, const char *word) { return strstr(a->name, word) != NULL; }
+static int plans, layouts;
+static double worst_doubling;
+
+static void count(const struct algorithm *a, const struct layout *l, int root)
+{
+    struct plan p = plan_of(a, l, root);
+    char text[300];
+    describe(&p, text, sizeof text);
+    if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", text, p.error);
+    int sent = crossing(&p), least_sent = least_crossing(&p), cut = p.ranks[0].cut;
+    bool doubles = a->family == ALLREDUCE && (has(a, "doubling") || has(a, "leaders"));
+    int expected = doubles ? by_doubling(l->hosts) : least_sent;
+    if (a->family != BARRIER && sent != expected * cut)
+        fail_msg("%s: %d chunks cross, not %d", text, sent, expected * cut);
+    if (a->family != BARRIER) assert_true(sent >= least_sent * cut);
+    if (doubles && least_sent && (double)sent / (least_sent * cut) > worst_doubling)
+        worst_doubling = (double)sent / (least_sent * cut);
+    plans++;
+    plan_finish(&p);
+}
+static void count_layout(const struct layout *l)
+{
+    layouts++;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int root = 0; root < (is_rooted(a->family) ? l->ranks : 1) && a->hierarchical; root += 1 + l->ranks / 8)
+            count(a, l, root);
+}
+static void what_crosses_is_the_least(void **state)
+{
+    (void)state;
+    visit_all(count_layout);
+    print_message("%d plans of %d layouts; doubling at worst %.2f of the least\n", plans, layouts, worst_doubling);
+    assert_true(plans > 0);
+}
+
+/* ---- how the load of a host is shared among its ranks ---- */
+static int sent_by(const struct schedule *s)
+{
+    int chunks = 0;
+    for (int j = 0; j < s->step_count; j++)
+        for (int f = 0; s->steps[j].kind == SEND && f < s->steps[j].from_count; f++)
+            chunks += step_from(s, &s->steps[j])[f].count;
+    return chunks;
+}
+/* Of equal hosts all ranks of a host send alike; so no network and no core waits for another. */
+static void count_ranks(const struct layout *l)
+{
+    static const enum family shared[] = { ALLREDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        for (const struct algorithm *a = collectives_table; a->name; a++) {
+            if (a->family != shared[i] || !a->hierarchical || has(a, "leaders")) continue;
+            struct plan p = plan_of(a, l, l->ranks / 2);
+            assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+            for (int r = 0; r < p.size; r++) {
+                int first = rank_at(l, host_of(l, r), 0);
+                if (sent_by(&p.ranks[r]) != sent_by(&p.ranks[first]))
+                    fail_msg("%s: ranks %d and %d of %d on %d hosts do not send alike", a->name, first, r, p.size,
+                        l->hosts);
+            }
+            plan_finish(&p);
+        }
+}
+static void ranks_of_a_host_send_alike(void **state)
+{
+    (void)state;
+    visit_equal(count_ranks);
+}
+
+/* ---- one rank per host, one host ---- */
+static int steps_of(const char *name, enum family family, const struct layout *l)
+{
+    struct plan p = plan_of(collectives_find(family, name), l, 0);
+    assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+    int steps = 0;
+    for (int r = 0; r < p.size; r++) steps += p.ranks[r].step_count;
+    plan_finish(&p);
+    return steps;
+}
+/* With a rank per host a hierarchy is the flat algorithm, to the step: there is nothing to add up and to collect. */
+static void a_rank_per_host_is_the_flat_algorithm(void **state)
+{
+    static const char *const between[] = { "ring", "circulant", "rabenseifner", "doubling", "double_tree" };
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        for (int size = 1; size <= 9; size++) {
+            char name[40];
+            snprintf(name, sizeof name, "hierarchy_%s", between[i]);
+            int flat = steps_of(between[i], ALLREDUCE, apart(&visited, size));
+            assert_int_equal(steps_of(name, ALLREDUCE, apart(&visited, size)), flat);
+        }
+}
+/* On one host nothing is sent, and the message is read in two rounds. */
+static void one_host_sends_nothing(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int size = 1; size <= 8 && a->hierarchical; size++) {
+            struct plan p = plan_of(a, together(&visited, size), size / 2);
+            p.shared = mask_all;
+            assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+            for (int r = 0; r < size; r++) assert_true(p.ranks[r].first_message < 0);
+            plan_finish(&p);
+        }
+    int two_shot = steps_of("two_shot_read", ALLREDUCE, together(&visited, 4));
+    assert_int_equal(steps_of("hierarchy_doubling", ALLREDUCE, together(&visited, 4)), two_shot);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_crosses_is_the_least),
+        cmocka_unit_test(ranks_of_a_host_send_alike),
+        cmocka_unit_test(a_rank_per_host_is_the_flat_algorithm),
+        cmocka_unit_test(one_host_sends_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
