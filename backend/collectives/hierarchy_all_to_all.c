@@ -1,10 +1,18 @@
-/* All-to-all over several hosts: the blocks that a host has for one rank elsewhere go there as one message. Blocks stay
- * whole and land where they belong, so those of different pairs may differ in size. */
+/* All-to-all over several hosts: blocks stay whole and land where they belong; those of the own host are read. n is the
+ * message of all p blocks. A host sends (H - 1)/H of what its ranks have. */
 #include "backend/collectives/hierarchy.h"
 
-/* For each rank of another host its carrier here sends what all ranks of this host have for it, taken from where it
-   lies; blocks of the own host are read. H - 1 messages arrive at a rank, in place of p - 1. A host sends (H - 1)/H of
-   what its ranks have. */
+static void read_host(struct schedule *s)
+{
+    struct team host = team_host(s);
+    for (int i = 0; i < host.size; i++) {
+        int peer = team_rank(&host, host.me + i);
+        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, INPUT, s->rank));
+    }
+}
+
+/* For each rank of another host its carrier here sends what all ranks of this host have for it as one message, taken
+   from where it lies. H - 1 messages arrive at a rank, in place of p - 1. */
 void all_to_all_hierarchy(struct schedule *s)
 {
     const struct layout *l = s->layout;
@@ -20,8 +28,20 @@ void all_to_all_hierarchy(struct schedule *s)
         }
         blocks_recv(s, OUTPUT, from, carrier_of(l, from, s->rank));
     }
-    for (int i = 0; i < host.size; i++) {
-        int peer = team_rank(&host, host.me + i);
-        step_copy(s, chunk(s->rank, OUTPUT, peer), chunk(peer, INPUT, s->rank));
+    read_host(s);
+}
+
+/* Direct between hosts: every rank sends its own blocks. Each goes from its place in a tensor to its place in another,
+   so those of different pairs may differ in size. p - p/H messages arrive at a rank. */
+void all_to_all_hierarchy_direct(struct schedule *s)
+{
+    const struct layout *l = s->layout;
+    for (int hop = 1; hop < l->hosts; hop++) {
+        int to = mod(s->place.host + hop, l->hosts), from = mod(s->place.host - hop, l->hosts);
+        for (int i = 0; i < host_size(l, from); i++)
+            step_recv(s, chunk(s->rank, OUTPUT, rank_at(l, from, i)), rank_at(l, from, i));
+        for (int i = 0; i < host_size(l, to); i++)
+            step_send(s, chunk(s->rank, INPUT, rank_at(l, to, i)), rank_at(l, to, i));
     }
+    read_host(s);
 }

@@ -5,9 +5,9 @@
 
 const struct algorithm collectives_table[] = {
 #define X(family_, name_, function_, flags_)                                                                        \
-    { .name = #name_, .family = family_, .record = function_, .host_memory = ((flags_) & HOST_MEMORY) != 0,          \
-      .hierarchical = ((flags_) & HIERARCHICAL) != 0,                                                                \
-      .stage_in_place = ((flags_) & STAGE_IN_PLACE) != 0, .equal_chunks = ((flags_) & EQUAL_CHUNKS) != 0 },
+    { .name = #name_, .family = family_, .record = function_, .host_memory = ((flags_) & HOST_MEMORY) != 0,         \
+      .hierarchical = ((flags_) & HIERARCHICAL) != 0, .stage_in_place = ((flags_) & STAGE_IN_PLACE) != 0,           \
+      .equal_chunks = ((flags_) & EQUAL_CHUNKS) != 0, .few_hosts = ((flags_) & FEW_HOSTS) != 0 },
     COLLECTIVES_TABLE(X)
 #undef X
     { .name = NULL },

@@ -5,12 +5,12 @@
  * family, name, function, flags
  *
  * MESSAGES: only send and recv between ranks, wherever they live. HOST_MEMORY: touches the memory of peers, all on
- * one host. HIERARCHICAL: touches the memory of peers on the host, and sends between hosts. STAGE_IN_PLACE and
- * EQUAL_CHUNKS: see struct algorithm in backend/schedule/schedule.h. */
+ * one host. HIERARCHICAL: touches the memory of peers on the host, and sends between hosts. STAGE_IN_PLACE,
+ * EQUAL_CHUNKS and FEW_HOSTS: see struct algorithm in backend/schedule/schedule.h. */
 #pragma once
 #include "backend/collectives/collectives.h"
 
-enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIERARCHICAL = 8 };
+enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIERARCHICAL = 8, FEW_HOSTS = 16 };
 #define COLLECTIVES_TABLE(X)                                                              \
     X(ALLREDUCE, naive, allreduce_naive, MESSAGES)                                        \
     X(ALLREDUCE, tree, allreduce_tree, MESSAGES)                                          \
@@ -45,7 +45,7 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(BROADCAST, read_write, broadcast_read_write, HOST_MEMORY)                           \
     X(BROADCAST, two_shot_read, broadcast_two_shot_read, HOST_MEMORY)                     \
     X(BROADCAST, hierarchy_binomial, broadcast_hierarchy_binomial, HIERARCHICAL)          \
-    X(BROADCAST, hierarchy_chain, broadcast_hierarchy_chain, HIERARCHICAL)                \
+    X(BROADCAST, hierarchy_chain, broadcast_hierarchy_chain, HIERARCHICAL | FEW_HOSTS)    \
     X(BROADCAST, hierarchy_double_tree, broadcast_hierarchy_double_tree, HIERARCHICAL)    \
     X(BROADCAST, leaders, broadcast_leaders, HIERARCHICAL)                                \
     X(REDUCE_SCATTER, ring, reduce_scatter_ring, MESSAGES)                                \
@@ -58,19 +58,21 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(ALLGATHER, read, allgather_read, HOST_MEMORY)                                       \
     X(ALLGATHER, write, allgather_write, HOST_MEMORY)                                     \
     X(ALLGATHER, hierarchy, allgather_hierarchy, HIERARCHICAL)                            \
-    X(ALLGATHER, leaders, allgather_leaders, HIERARCHICAL)                                \
+    X(ALLGATHER, leaders, allgather_leaders, HIERARCHICAL | EQUAL_CHUNKS)                 \
     X(ALL_TO_ALL, pairwise, all_to_all_pairwise, STAGE_IN_PLACE)                          \
     X(ALL_TO_ALL, direct, all_to_all_direct, MESSAGES)                                    \
     X(ALL_TO_ALL, bruck, all_to_all_bruck, STAGE_IN_PLACE | EQUAL_CHUNKS)                 \
     X(ALL_TO_ALL, read, all_to_all_read, HOST_MEMORY)                                     \
     X(ALL_TO_ALL, write, all_to_all_write, HOST_MEMORY)                                   \
-    X(ALL_TO_ALL, hierarchy, all_to_all_hierarchy, HIERARCHICAL | STAGE_IN_PLACE)         \
+    X(ALL_TO_ALL, hierarchy, all_to_all_hierarchy,                                        \
+      HIERARCHICAL | STAGE_IN_PLACE | EQUAL_CHUNKS)                                       \
+    X(ALL_TO_ALL, hierarchy_direct, all_to_all_hierarchy_direct, HIERARCHICAL | STAGE_IN_PLACE)\
     X(GATHER, naive, gather_naive, MESSAGES)                                              \
     X(GATHER, binomial, gather_binomial, MESSAGES)                                        \
     X(GATHER, read, gather_read, HOST_MEMORY)                                             \
     X(GATHER, write, gather_write, HOST_MEMORY)                                           \
     X(GATHER, read_write, gather_read_write, HOST_MEMORY | EQUAL_CHUNKS)                  \
-    X(GATHER, hierarchy, gather_hierarchy, HIERARCHICAL)                                  \
+    X(GATHER, hierarchy, gather_hierarchy, HIERARCHICAL | EQUAL_CHUNKS)                   \
     X(SCATTER, naive, scatter_naive, MESSAGES)                                            \
     X(SCATTER, binomial, scatter_binomial, MESSAGES)                                      \
     X(SCATTER, read, scatter_read, HOST_MEMORY)                                           \

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 struct answer { struct question question; struct choice choice; };
-enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20 };
+enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20, RANKS_TO_PRICE = 32 };
 static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
 
@@ -20,11 +20,13 @@ static size_t half_octave(size_t bytes)
 }
 
 /* ---- pricing ---- */
+/* Then the plan of one host, the first, stands for all: of many ranks a plan of all takes too long to build. */
+static bool is_large(const struct chooser *x) { return x->layout->hosts > 1 && x->layout->ranks > RANKS_TO_PRICE; }
 static tutti_status plan_of(const struct chooser *x, const struct algorithm *a, enum placement_kind placement,
     const struct plan **out)
 {
     bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
-    struct plan key = { .algorithm = a, .layout = x->layout, .slots = SLOTS_TO_PRICE,
+    struct plan key = { .algorithm = a, .layout = x->layout, .slots = SLOTS_TO_PRICE, .one_host = is_large(x),
         .in_place = apart ? NULL : mask_all, .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
     return cache_plan(x->cache, &key, out);
 }
@@ -42,8 +44,8 @@ static tutti_status price(const struct chooser *x, const struct question *q, con
 static bool is_candidate(const struct chooser *x, const struct question *q, const struct algorithm *a)
 {
     if (q->algorithm) return a == q->algorithm;
-    bool fits = a->host_memory == (x->layout->hosts == 1);
-    return a->family == q->family && fits && !(q->uneven && a->equal_chunks);
+    if (a->family != q->family || (q->uneven && a->equal_chunks)) return false;
+    return x->layout->hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && is_large(x));
 }
 static tutti_status compare(const struct chooser *x, const struct question *q, struct choice *best)
 {
@@ -60,7 +62,8 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     const struct algorithm *a = collectives_table;
     while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
-    if (a->host_memory) return (struct choice){ a, largest, price_slots(&x->machine, largest, x->size > x->cores), 0 };
+    int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
+    if (a->host_memory) return (struct choice){ a, largest, slots, 0 };
     return (struct choice){ a, largest / SLOTS_WITH_MESSAGES, SLOTS_WITH_MESSAGES, 0 };   /* half the cache in flight */
 }
 
@@ -77,7 +80,10 @@ static tutti_status answer(struct chooser *x, const struct question *q, struct c
     if (!answers) return status_fail(TUTTI_NO_MEMORY, "no memory to remember a choice");
     x->answers = answers;
     TRY(compare(x, q, &made));
-    assert(made.algorithm && made.algorithm->family == q->family);
+    if (!made.algorithm)
+        return status_fail(TUTTI_UNSUPPORTED, "%s of uneven counts between several hosts is not possible",
+            family_name(q->family));
+    assert(made.algorithm->family == q->family);
     answers[x->answer_count++] = (struct answer){ *q, made };
     *out = made;
     return TUTTI_OK;
@@ -85,8 +91,13 @@ static tutti_status answer(struct chooser *x, const struct question *q, struct c
 tutti_status choose(struct chooser *x, const struct question *asked, struct choice *out)
 {
     struct question q = *asked;
-    bool messages = x->layout->hosts > 1 || (q.algorithm && !q.algorithm->host_memory);
-    if (x->size == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
+    bool messages = q.algorithm && !q.algorithm->host_memory && !q.algorithm->hierarchical;
+    if (x->layout->hosts > 1 && q.algorithm && q.algorithm->host_memory)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "%s %s is for the ranks of one host, and the %d ranks live on %d "
+            "hosts: ask for another algorithm, or for none", family_name(q.family), q.algorithm->name, x->layout->ranks,
+            x->layout->hosts);
+    if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
+    if (x->layout->ranks == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
     for (int i = 0; i < x->answer_count; i++)
         if (is_same(&x->answers[i].question, &q)) { *out = x->answers[i].choice; return TUTTI_OK; }
@@ -100,5 +111,5 @@ void chooser_finish(struct chooser *x)
 }
 bool choice_looks_first(const struct chooser *x, const struct choice *choice)
 {
-    return choice->price > 0 && price_round(&x->machine, x->size, x->cores) <= LOOK_COSTS * choice->price;
+    return choice->price > 0 && price_round(&x->machine, x->layout->largest, x->cores) <= LOOK_COSTS * choice->price;
 }

@@ -1,9 +1,11 @@
-/* What runs when nobody chose, and how it is cut: of the host-memory algorithms of a family, and of the tile sizes, the
-   one of the least price on this machine (backend/model/price.h). It stands here because it asks three rooms that may
-   not know of each other: the table of algorithms, the builder of plans, and the model.
+/* What runs when nobody chose, and how it is cut: of the host-memory algorithms of a family, over several hosts of the
+   hierarchical ones, and of the tile sizes, the one of the least price on this machine (backend/model/price.h). It
+   stands here because it asks three rooms that may not know of each other: the table of algorithms, the builder of
+   plans, and the model.
 
    A choice is a function of the group's figures, its cores and ranks, the family, the size and the placement, and of
-   nothing else: not of what was asked before, nor of who asks. So all ranks choose alike without a word. */
+   nothing else: not of what was asked before, nor of who asks. So all ranks choose alike without a word. Over several
+   hosts the placement does not count either: a host knows only its own. */
 #pragma once
 #include "backend/model/price.h"
 
@@ -29,7 +31,8 @@ struct chooser {                                        /* of one communicator *
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;
 };
-/* NO_MEMORY, and then *out is untouched. Message sizes are told apart to half an octave. */
+/* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; UNSUPPORTED when none of several
+   hosts takes uneven counts; *out is then untouched. Message sizes are told apart to half an octave. */
 tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
 void chooser_finish(struct chooser *chooser);
 /* Is it worth while to look first where the tensors lie, before it is known that they are shared? */

@@ -12,30 +12,41 @@
    - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
+   - A message: when both ends have been posted, what a message takes, and its bytes at the rate of the host's link, of
+     which it has the part that it makes up of all that the host sends. In a plan of one host the other end is taken to
+     be posted when this one is: right where all hosts do the same, too little where they form a tree.
 
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/schedule/match.h"
 #include <limits.h>
 #include <stdlib.h>
 
 /* With its other tensor beside it, and what its owner does between calls. Out of place, ranks that did more in each
    other's tensors to be equally busy were slower from 256 KiB to 1 MiB on. */
 enum { HELD_OF_L2 = 8 };
-enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3 };
+enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, TILES_WITH_MESSAGES = 4 };
+/* Between hosts nothing is measured yet: what is typical of 25 Gbit/s Ethernet through TCP. */
+static const double MESSAGE_NS = 15000, WIRE_NS_PER_BYTE = 0.32;
 struct pricing {
     const struct plan *plan;
     const struct machine *machine;
     double *ends;                                       /* [member][step]: when it is over; rows of `period` */
     int *at;                                            /* [member] */
+    int ranks;                                          /* of a host, the most */
     double round, chunk_bytes, load;                    /* load: ranks per core, at least 1 */
     double peer_read, peer_write;                       /* of what a peer has; some share this core */
     bool fits;                                          /* the message does, in the cache */
     double held;                                        /* the part of it that is in the cache of who has made it */
+    struct match *match;                                /* NULL: there are no messages */
+    double *crosses;                                    /* [host]: chunks that it sends and receives */
+    double *share;                                      /* [member]: what its host's crosses ÷ its own */
 };
 
 static double least(double a, double b) { return a < b ? a : b; }
+static double most(double a, double b) { return a > b ? a : b; }
 
 /* ---- steps ---- */
 static double mixed(const struct pricing *x, double peer)               /* of a peer's tensor */
@@ -99,10 +110,69 @@ static double step_cost(const struct pricing *x, const struct schedule *s, const
     return bytes_cost(x, s, t) + lines_cost(x, s, t);
 }
 
+/* ---- messages ---- */
+static bool step_is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
+static int chunks_of(const struct schedule *s, const struct step *t)
+{
+    int chunks = 0;
+    for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
+    return chunks;
+}
+static double chunks_sent(const struct schedule *s)     /* and received */
+{
+    double chunks = 0;
+    for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
+        if (step_is_posted(&s->steps[j])) chunks += chunks_of(s, &s->steps[j]);
+    return chunks;
+}
+static bool has_messages(const struct plan *p)
+{
+    bool any = false;
+    for (int m = 0; m < p->count; m++) any |= p->ranks[m].first_message >= 0;
+    return any;
+}
+/* False: no memory. */
+static bool find_messages(struct pricing *x)
+{
+    const struct plan *p = x->plan;
+    if (!has_messages(p)) return true;
+    x->match = match_create(p);
+    x->crosses = memory_zeroed((size_t)p->layout->hosts, sizeof *x->crosses);
+    x->share = memory_zeroed((size_t)p->count, sizeof *x->share);
+    if (!x->match || !x->crosses || !x->share) return false;
+    for (int m = 0; m < p->count; m++) x->crosses[p->ranks[m].place.host] += chunks_sent(&p->ranks[m]);
+    for (int m = 0; m < p->count; m++)
+        x->share[m] = x->crosses[p->ranks[m].place.host] / most(1, chunks_sent(&p->ranks[m]));
+    return true;
+}
+/* Links carry as much each way. */
+static double busiest_link(const struct pricing *x)
+{
+    double chunks = 0;
+    for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++) chunks = most(chunks, x->crosses[h]);
+    return chunks / 2 * x->chunk_bytes * WIRE_NS_PER_BYTE;
+}
+
 /* ---- the critical path of one tile ---- */
 static double *ends_at(const struct pricing *x, int member, int step)
 {
     return &x->ends[(size_t)member * (size_t)x->plan->period + (size_t)step];
+}
+static double *ends_of_rank(const struct pricing *x, int rank, int step)        /* NULL: not yet, or not known here */
+{
+    int member = plan_index(x->plan, rank);
+    return member >= 0 && x->at[member] > step ? ends_at(x, member, step) : NULL;
+}
+/* When the message that the rank has posted at the step is over; false: its other end has no time yet. */
+static bool message_over(const struct pricing *x, const struct schedule *s, int step, double *out)
+{
+    struct position other = match_of(x->match, s->rank, step);
+    double posted = *ends_of_rank(x, s->rank, step), *there = NULL;
+    if (other.rank >= 0 && !(there = ends_of_rank(x, other.rank, other.step))) return false;
+    if (there && *there > posted) posted = *there;
+    double bytes = chunks_of(s, &s->steps[step]) * x->chunk_bytes;
+    *out = posted + MESSAGE_NS + WIRE_NS_PER_BYTE * bytes * x->share[plan_index(x->plan, s->rank)];
+    return true;
 }
 /* When the step's waits are over; false: one is for a step that has no time yet. */
 static bool begin_of(const struct pricing *x, const struct schedule *s, const struct step *t, double *begin)
@@ -110,9 +180,11 @@ static bool begin_of(const struct pricing *x, const struct schedule *s, const st
     for (int w = 0; w < t->wait_count; w++) {
         const struct wait *wait = &s->waits[t->wait + w];
         int member = plan_index(x->plan, wait->rank);
-        if (wait->rank == s->rank || wait->lag == SLOT_REUSE) continue;
+        double there = 0;
+        if (wait->lag == SLOT_REUSE) continue;
         if (x->at[member] <= wait->step) return false;
-        double there = *ends_at(x, member, wait->step) + x->round;
+        if (wait->rank != s->rank) there = *ends_at(x, member, wait->step) + x->round;
+        else if (!message_over(x, s, wait->step, &there)) return false;
         if (there > *begin) *begin = there;
     }
     return true;
@@ -124,7 +196,7 @@ static bool run_member(const struct pricing *x, int member)            /* true: 
     for (; x->at[member] < s->step_count; x->at[member]++) {
         int step = x->at[member];
         double begin = step ? *ends_at(x, member, step - 1) : 0;
-        if (step >= s->prelude && begin < x->round && x->plan->size > 1) begin = x->round;     /* the roll call */
+        if (step >= s->prelude && begin < x->round && x->ranks > 1) begin = x->round;          /* the roll call */
         if (!begin_of(x, s, &s->steps[step], &begin)) break;
         *ends_at(x, member, step) = begin + step_cost(x, s, &s->steps[step]);
     }
@@ -138,8 +210,12 @@ static double path(const struct pricing *x)
         for (int m = 0; m < x->plan->count; m++) moved |= run_member(x, m);
     }
     for (int m = 0; m < x->plan->count; m++) {
-        int steps = x->plan->ranks[m].step_count;
-        if (steps && *ends_at(x, m, steps - 1) > longest) longest = *ends_at(x, m, steps - 1);
+        const struct schedule *s = &x->plan->ranks[m];
+        if (s->step_count) longest = most(longest, *ends_at(x, m, s->step_count - 1));
+        for (int j = s->first_message; j >= 0 && j <= s->last_message; j++) {
+            double over = 0;
+            if (step_is_posted(&s->steps[j]) && message_over(x, s, j, &over)) longest = most(longest, over);
+        }
     }
     return longest;
 }
@@ -147,14 +223,14 @@ static double path(const struct pricing *x)
 /* ---- many tiles ---- */
 static double busiest(const struct pricing *x)
 {
-    double most = 0;
+    double busiest_rank = 0;
     for (int m = 0; m < x->plan->count; m++) {
         const struct schedule *s = &x->plan->ranks[m];
         double busy = 0;
         for (int j = 0; j < s->step_count; j++) busy += step_cost(x, s, &s->steps[j]);
-        if (busy > most) most = busy;
+        busiest_rank = most(busiest_rank, busy);
     }
-    return most;
+    return busiest_rank;
 }
 /* Bytes of slots, its own and its peers', that pass through a rank's cache for each byte of a chunk. */
 static double slot_chunks(const struct schedule *s)
@@ -171,14 +247,14 @@ static double slot_chunks(const struct schedule *s)
    it takes longer to fetch it from beyond. */
 static double displaced_cost(const struct pricing *x, const struct cutting *c, int in_flight)
 {
-    double most = 0, message = (double)c->message_bytes;
+    double passing = 0, message = (double)c->message_bytes;
     double longer = x->machine->far - x->machine->near, least_longer = x->machine->near / 8;
     for (int m = 0; m < x->plan->count; m++) {
         double bytes = slot_chunks(&x->plan->ranks[m]) * x->chunk_bytes * in_flight;
-        if (bytes > most) most = bytes;
+        passing = most(passing, bytes);
     }
     if (longer < least_longer) longer = least_longer;
-    return least(most, message) * least(1, (most + message) / x->machine->l2) * longer * x->load;
+    return least(passing, message) * least(1, (passing + message) / x->machine->l2) * longer * x->load;
 }
 static double total(struct pricing *x, const struct cutting *c)
 {
@@ -188,22 +264,26 @@ static double total(struct pricing *x, const struct cutting *c)
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
     double in_flight = least(c->slots, further + 1);
     x->chunk_bytes = tile / chunks;
-    double one = path(x), busy = busiest(x), each = one / c->slots > busy ? one / c->slots : busy;
+    double one = path(x), busy = most(busiest(x), busiest_link(x)), each = most(one / c->slots, busy);
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);
 }
 tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *c, double *out)
 {
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
-    x.round = price_round(machine, plan->size, c->cores);
+    x.ranks = plan->one_host ? plan->count : plan->layout->largest;
+    x.round = price_round(machine, x.ranks, c->cores);
     x.held = least(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
-    x.load = plan->size > c->cores ? (double)plan->size / c->cores : 1;
+    x.load = x.ranks > c->cores ? (double)x.ranks / c->cores : 1;
     x.peer_read = (machine->slot_read + (x.load - 1) * machine->near / 2) / x.load;
     x.peer_write = (machine->slot_write + (x.load - 1) * machine->near / 2) / x.load;
     x.ends = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.ends);
     x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
-    bool fine = x.ends && x.at;
+    bool fine = x.ends && x.at && find_messages(&x);
     if (fine) *out = total(&x, c);
+    match_destroy(x.match);
+    free(x.crosses);
+    free(x.share);
     free(x.ends);
     free(x.at);
     return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to price a plan of %d ranks", plan->size);
@@ -231,9 +311,11 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
     struct cutting *best, double *out)
 {
     size_t largest = price_largest_tile(machine);
-    bool found = false;
+    bool crowded = (plan->one_host ? plan->count : plan->layout->largest) > cores;
+    bool found = false, sends = has_messages(plan);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
-        struct cutting c = { message_bytes, tile, price_slots(machine, tile, plan->size > cores), cores };
+        int slots = sends ? TILES_WITH_MESSAGES : price_slots(machine, tile, crowded);
+        struct cutting c = { message_bytes, tile, slots, cores };
         double price = 0;
         TRY(price_plan(plan, machine, &c, &price));
         if (found && price >= *out) continue;

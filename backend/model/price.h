@@ -11,7 +11,8 @@ struct cutting {                                        /* how a message is work
     int slots;                                          /* tiles in flight */
     int cores;                                          /* that the ranks of the host share */
 };
-/* A plan of all ranks of one host, without messages. NO_MEMORY, and then *out is untouched. */
+/* A plan of all ranks, or of those of one host. `cores` are those of one host. NO_MEMORY, and then *out is
+   untouched. */
 tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
     double *out);
 /* The tile size of the least price for so many bytes, and with how many slots. */

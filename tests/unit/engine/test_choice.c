@@ -32,6 +32,13 @@ static void machine_group_finish(struct machine_group *g)
     cache_destroy(g->chooser.cache);
     layout_destroy(g->layout);
 }
+static void group_over(struct machine_group *g, const int *host_of_rank, int size, int cores)
+{
+    assert_int_equal(layout_create(host_of_rank, size, &g->layout), TUTTI_OK);
+    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .size = size, .cores = cores,
+        .machine = near_cores };
+    assert_non_null(g->chooser.cache);
+}
 static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
     bool uneven)
 {
@@ -57,6 +64,44 @@ static void is_always_an_algorithm_for_one_host(void **state)
                 }
         machine_group_finish(&g);
     }
+}
+/* Over several hosts: of the hierarchical ones, whatever is said of placements, on small layouts and large. */
+static void is_hierarchical_over_several_hosts(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 80; size = 3 * size + 1) {
+        struct machine_group g;
+        int host[80];
+        for (int r = 0; r < size; r++) host[r] = r % (size < 20 ? 2 : 10);
+        group_over(&g, host, size, 2);
+        for (int f = 0; f < FAMILY_COUNT; f++)
+            for (size_t bytes = 64; bytes <= 64 * MIB; bytes *= 64)
+                for (int uneven = 0; uneven <= (f == ALL_TO_ALL || f == ALLGATHER); uneven++) {
+                    struct choice c = ask(&g, (enum family)f, bytes, TENSORS_PRIVATE, uneven);
+                    struct choice shared = ask(&g, (enum family)f, bytes, TENSORS_SHARED_IN_PLACE, uneven);
+                    assert_true(c.algorithm->hierarchical && c.algorithm->family == (enum family)f);
+                    assert_false(uneven && c.algorithm->equal_chunks);
+                    assert_ptr_equal(c.algorithm, shared.algorithm);
+                    assert_int_equal(c.tile_bytes, shared.tile_bytes);
+                    assert_int_equal(c.slots, shared.slots);
+                }
+        machine_group_finish(&g);
+    }
+}
+static void what_several_hosts_cannot_do_is_refused(void **state)
+{
+    struct machine_group g;
+    (void)state;
+    group_over(&g, (int[]){ 0, 1, 0, 1 }, 4, 2);
+    struct question q = { ALLREDUCE, collectives_find(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false };
+    struct choice c;
+    assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
+    assert_string_equal(status_detail(), "allreduce two_shot is for the ranks of one host, and the 4 ranks live on 2 "
+        "hosts: ask for another algorithm, or for none");
+    q = (struct question){ REDUCE_SCATTER, NULL, MIB, TENSORS_PRIVATE, true };
+    assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_UNSUPPORTED);
+    assert_string_equal(status_detail(), "reduce_scatter of uneven counts between several hosts is not possible");
+    machine_group_finish(&g);
 }
 static const char *name(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement)
 {
@@ -255,6 +300,8 @@ int main(void)
 #endif
         cmocka_unit_test(beliefs_are_different),
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
+        cmocka_unit_test(is_hierarchical_over_several_hosts),
+        cmocka_unit_test(what_several_hosts_cannot_do_is_refused),
         cmocka_unit_test(what_was_measured_best_is_chosen),
         cmocka_unit_test(a_root_does_not_do_alone_what_all_can_do),
         cmocka_unit_test(a_root_does_its_share_in_shared_tensors),

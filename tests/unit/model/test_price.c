@@ -101,6 +101,68 @@ static void one_round_more_costs_a_hand_over_where_cores_are_short(void **state)
     assert_true(price_round(&near_cores, 8, 2) > price_round(&near_cores, 4, 2));
 }
 
+/* ---- several hosts ---- */
+static const struct layout *hosts_of_ranks(int hosts, int each)
+{
+    static struct layout *made;
+    int host[64];
+    layout_destroy(made);
+    made = NULL;
+    for (int r = 0; r < hosts * each; r++) host[r] = r / each;
+    assert_int_equal(layout_create(host, hosts * each, &made), TUTTI_OK);
+    return made;
+}
+static double price_between(enum family family, const char *name, const struct layout *l, bool one_host, size_t bytes)
+{
+    struct plan plan = { .algorithm = collectives_find(family, name), .layout = l, .slots = 3, .one_host = one_host,
+        .in_place = family == ALL_TO_ALL ? NULL : mask_all };
+    assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
+    double ns = price(&plan, &near_cores, bytes, l->largest);
+    plan_finish(&plan);
+    return ns;
+}
+static void more_bytes_between_hosts_cost_more(void **state)
+{
+    (void)state;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int one_host = 0; one_host < 2; one_host++) {
+            double before = 0;
+            for (size_t bytes = 64; bytes <= (size_t)1 << 28 && !a->host_memory; bytes *= 4) {
+                double now = price_between(a->family, a->name, hosts_of_ranks(3, 2), one_host, bytes);
+                assert_true(now > before);
+                before = now;
+            }
+        }
+}
+/* A long allreduce of 4 hosts takes what 1.5 messages take on a link of 25 Gbit/s, however many ranks share it. */
+static void long_messages_cost_what_the_link_carries(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "hierarchy_ring", "hierarchy_circulant", "hierarchy_rabenseifner" };
+    const size_t bytes = (size_t)256 << 20;
+    const double link_ns = 1.5 * 0.32 * (double)bytes;
+    for (int each = 1; each <= 4; each++)
+        for (int i = 0; i < 3; i++)
+            for (int one_host = 0; one_host < 2; one_host++) {
+                double ns = price_between(ALLREDUCE, names[i], hosts_of_ranks(4, each), one_host, bytes);
+                assert_true(ns >= link_ns && ns < 1.3 * link_ns);
+            }
+}
+static void short_messages_cost_rounds(void **state)
+{
+    (void)state;
+    const struct layout *l = hosts_of_ranks(8, 2);
+    double ring = price_between(ALLREDUCE, "hierarchy_ring", l, false, 1024);
+    double doubling = price_between(ALLREDUCE, "hierarchy_doubling", l, false, 1024);
+    double chain = price_between(BROADCAST, "hierarchy_chain", l, false, 1024);
+    double binomial = price_between(BROADCAST, "hierarchy_binomial", l, false, 1024);
+    assert_true(ring > 13 * 15000 && ring < 16 * 15000);               /* 14 rounds, and 3 */
+    assert_true(doubling > 3 * 15000 && doubling < 4 * 15000);
+    assert_true(chain > 7 * 15000 && binomial < 4 * 15000);
+    assert_true(price_between(ALLREDUCE, "hierarchy_doubling", l, false, 64 << 20)
+        > price_between(ALLREDUCE, "hierarchy_ring", l, false, 64 << 20));
+}
+
 /* ---- tiles ---- */
 static size_t tile_for(const struct machine *m, size_t bytes)
 {
@@ -188,6 +250,9 @@ int main(void)
         cmocka_unit_test(two_rounds_pay_from_one_size_on),
         cmocka_unit_test(the_switch_is_stable),
         cmocka_unit_test(one_round_more_costs_a_hand_over_where_cores_are_short),
+        cmocka_unit_test(more_bytes_between_hosts_cost_more),
+        cmocka_unit_test(long_messages_cost_what_the_link_carries),
+        cmocka_unit_test(short_messages_cost_rounds),
         cmocka_unit_test(tiles_are_what_was_measured_best),
         cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
         cmocka_unit_test(caches_of_no_size_are_survived),
