@@ -7,7 +7,8 @@
 #include <stdlib.h>
 
 struct answer { struct question question; struct choice choice; };
-enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20, RANKS_TO_PRICE = 32 };
+enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20, RANKS_TO_PRICE = 32,
+    MANY_HOSTS = 32, MANY_PIECES = 512 };
 static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
 
@@ -20,24 +21,35 @@ static size_t half_octave(size_t bytes)
 }
 
 /* ---- pricing ---- */
-/* Then the plan of one host, the first, stands for all: of many ranks a plan of all takes too long to build. */
-static bool is_large(const struct chooser *x) { return x->layout->hosts > 1 && x->layout->ranks > RANKS_TO_PRICE; }
-static tutti_status plan_of(const struct chooser *x, const struct algorithm *a, enum placement_kind placement,
+/* Where there are many ranks on several hosts, what is priced is a plan of fewer: first of fewer on each host, for what
+   hosts send depends little on how many ranks share it, then of fewer hosts. */
+static bool is_large(const struct layout *l) { return l->hosts > 1 && l->ranks > RANKS_TO_PRICE; }
+static tutti_status sample_hosts(struct chooser *x)
+{
+    int host[RANKS_TO_PRICE], ranks = 0, hosts = x->layout->hosts < RANKS_TO_PRICE ? x->layout->hosts : RANKS_TO_PRICE;
+    if (x->sample) return TUTTI_OK;
+    for (int h = 0; h < hosts; h++)
+        for (int i = 0; i < host_size(x->layout, h) && i < RANKS_TO_PRICE / hosts; i++) host[ranks++] = h;
+    return layout_create(host, ranks, &x->sample);
+}
+static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
     const struct plan **out)
 {
+    if (is_large(x->layout)) TRY(sample_hosts(x));
     bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
-    struct plan key = { .algorithm = a, .layout = x->layout, .slots = SLOTS_TO_PRICE, .one_host = is_large(x),
+    struct plan key = { .algorithm = a, .layout = x->sample ? x->sample : x->layout, .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all, .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
     return cache_plan(x->cache, &key, out);
 }
-static tutti_status price(const struct chooser *x, const struct question *q, const struct algorithm *a,
+static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a,
     struct choice *out)
 {
     const struct plan *plan;
     struct cutting cutting;
     double ns = 0;
     TRY(plan_of(x, a, q->placement, &plan));
-    TRY(price_tile(plan, &x->machine, q->message_bytes, x->cores, &cutting, &ns));
+    int cores = (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
+    TRY(price_tile(plan, &x->machine, q->message_bytes, cores, &cutting, &ns));
     *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
     return TUTTI_OK;
 }
@@ -45,9 +57,11 @@ static bool is_candidate(const struct chooser *x, const struct question *q, cons
 {
     if (q->algorithm) return a == q->algorithm;
     if (a->family != q->family || (q->uneven && a->equal_chunks)) return false;
-    return x->layout->hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && is_large(x));
+    int hosts = x->layout->hosts;
+    bool many = hosts > MANY_HOSTS || hosts * x->layout->largest > MANY_PIECES;
+    return hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && many);
 }
-static tutti_status compare(const struct chooser *x, const struct question *q, struct choice *best)
+static tutti_status compare(struct chooser *x, const struct question *q, struct choice *best)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
@@ -106,7 +120,9 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
 void chooser_finish(struct chooser *x)
 {
     free(x->answers);
+    layout_destroy(x->sample);
     x->answers = NULL;
+    x->sample = NULL;
     x->answer_count = x->answer_room = 0;
 }
 bool choice_looks_first(const struct chooser *x, const struct choice *choice)

@@ -25,6 +25,7 @@ struct choice {
 };
 struct chooser {                                        /* of one communicator */
     const struct layout *layout;
+    struct layout *sample;                              /* of fewer ranks, to be priced, or NULL; owned */
     struct cache *cache;
     int size, cores;                                    /* of one host: ranks, and the cores that they may run on */
     struct machine machine;                             /* alike on all ranks */

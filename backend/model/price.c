@@ -41,8 +41,8 @@ struct pricing {
     bool fits;                                          /* the message does, in the cache */
     double held;                                        /* the part of it that is in the cache of who has made it */
     struct match *match;                                /* NULL: there are no messages */
-    double *crosses;                                    /* [host]: chunks that it sends and receives */
-    double *share;                                      /* [member]: what its host's crosses ÷ its own */
+    double (*crosses)[2];                               /* [host]: chunks that it sends, that it receives */
+    double *share;                                      /* [member]: what crosses of its host ÷ of its own */
 };
 
 static double least(double a, double b) { return a < b ? a : b; }
@@ -118,11 +118,11 @@ static int chunks_of(const struct schedule *s, const struct step *t)
     for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
     return chunks;
 }
-static double chunks_sent(const struct schedule *s)     /* and received */
+static double chunks_posted(const struct schedule *s, enum step_kind kind)
 {
     double chunks = 0;
     for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
-        if (step_is_posted(&s->steps[j])) chunks += chunks_of(s, &s->steps[j]);
+        if (s->steps[j].kind == kind) chunks += chunks_of(s, &s->steps[j]);
     return chunks;
 }
 static bool has_messages(const struct plan *p)
@@ -140,17 +140,25 @@ static bool find_messages(struct pricing *x)
     x->crosses = memory_zeroed((size_t)p->layout->hosts, sizeof *x->crosses);
     x->share = memory_zeroed((size_t)p->count, sizeof *x->share);
     if (!x->match || !x->crosses || !x->share) return false;
-    for (int m = 0; m < p->count; m++) x->crosses[p->ranks[m].place.host] += chunks_sent(&p->ranks[m]);
-    for (int m = 0; m < p->count; m++)
-        x->share[m] = x->crosses[p->ranks[m].place.host] / most(1, chunks_sent(&p->ranks[m]));
+    for (int m = 0; m < p->count; m++) {
+        const struct schedule *s = &p->ranks[m];
+        x->crosses[s->place.host][0] += chunks_posted(s, SEND);
+        x->crosses[s->place.host][1] += chunks_posted(s, RECV);
+    }
+    for (int m = 0; m < p->count; m++) {
+        const struct schedule *s = &p->ranks[m];
+        const double *host = x->crosses[s->place.host];
+        x->share[m] = (host[0] + host[1]) / most(1, chunks_posted(s, SEND) + chunks_posted(s, RECV));
+    }
     return true;
 }
 /* Links carry as much each way. */
 static double busiest_link(const struct pricing *x)
 {
     double chunks = 0;
-    for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++) chunks = most(chunks, x->crosses[h]);
-    return chunks / 2 * x->chunk_bytes * WIRE_NS_PER_BYTE;
+    for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++)
+        chunks = most(chunks, most(x->crosses[h][0], x->crosses[h][1]));
+    return chunks * x->chunk_bytes * WIRE_NS_PER_BYTE;
 }
 
 /* ---- the critical path of one tile ---- */

@@ -86,7 +86,8 @@ struct algorithm {
                                                            ranks wait for each other; no host can see this alone, so it
                                                            stands here and a test keeps it true */
     bool equal_chunks;                                  /* not for uneven counts */
-    bool few_hosts;                                     /* goes from host to host: never chosen for many */
+    bool few_hosts;                                     /* cuts the message by their number, or goes from one to the
+                                                           next: never chosen for many */
 };
 
 /* ---- plans ---- */

@@ -69,10 +69,10 @@ static void is_always_an_algorithm_for_one_host(void **state)
 static void is_hierarchical_over_several_hosts(void **state)
 {
     (void)state;
-    for (int size = 2; size <= 80; size = 3 * size + 1) {
+    for (int size = 2; size <= 1023; size = 3 * size + 1) {
         struct machine_group g;
-        int host[80];
-        for (int r = 0; r < size; r++) host[r] = r % (size < 20 ? 2 : 10);
+        int host[1024];
+        for (int r = 0; r < size; r++) host[r] = r % (size < 20 ? 2 : size < 100 ? 10 : size / 4);
         group_over(&g, host, size, 2);
         for (int f = 0; f < FAMILY_COUNT; f++)
             for (size_t bytes = 64; bytes <= 64 * MIB; bytes *= 64)
@@ -81,6 +81,7 @@ static void is_hierarchical_over_several_hosts(void **state)
                     struct choice shared = ask(&g, (enum family)f, bytes, TENSORS_SHARED_IN_PLACE, uneven);
                     assert_true(c.algorithm->hierarchical && c.algorithm->family == (enum family)f);
                     assert_false(uneven && c.algorithm->equal_chunks);
+                    assert_false(size > 500 && c.algorithm->few_hosts);
                     assert_ptr_equal(c.algorithm, shared.algorithm);
                     assert_int_equal(c.tile_bytes, shared.tile_bytes);
                     assert_int_equal(c.slots, shared.slots);
