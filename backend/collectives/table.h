@@ -66,7 +66,7 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(ALL_TO_ALL, write, all_to_all_write, HOST_MEMORY)                                           \
     X(ALL_TO_ALL, hierarchy, all_to_all_hierarchy,                                                \
       HIERARCHICAL | STAGE_IN_PLACE | EQUAL_CHUNKS)                                               \
-    X(ALL_TO_ALL, hierarchy_direct, all_to_all_hierarchy_direct, HIERARCHICAL | STAGE_IN_PLACE)   \
+    X(ALL_TO_ALL, hierarchy_direct, all_to_all_hierarchy_direct, HIERARCHICAL)                    \
     X(GATHER, naive, gather_naive, MESSAGES)                                                      \
     X(GATHER, binomial, gather_binomial, MESSAGES)                                                \
     X(GATHER, read, gather_read, HOST_MEMORY)                                                     \

@@ -78,6 +78,7 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     p->tells = p->schedule->prelude > 0 && p->schedule->first_message < 0
         && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
     p->alone = count_slot_writers(plan) == 1;
+    for (int m = 0; m < plan->count; m++) p->any_message |= plan->ranks[m].first_message >= 0;
     p->to = memory_zeroed((size_t)widest, sizeof *p->to);
     p->from = memory_zeroed((size_t)widest, sizeof *p->from);
     p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);

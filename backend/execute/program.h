@@ -31,6 +31,7 @@ struct program {                                        /* a plan made ready to 
     bool is_cut, is_fixed;
     bool tells;                                         /* with one tile, the prelude publishes */
     bool alone;                                         /* only one rank writes into slots */
+    bool any_message;                                   /* a rank of this host sends or receives */
     struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
     struct address *addresses;
     int *part_at, address_count;                        /* [step_count + 1] */

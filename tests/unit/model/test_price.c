@@ -161,7 +161,8 @@ static void short_messages_cost_rounds(void **state)
     assert_true(chain > 7 * 15000 && binomial < 4 * 15000);
     assert_true(price_between(ALLREDUCE, "hierarchy_doubling", l, false, 64 << 20)
         > price_between(ALLREDUCE, "hierarchy_ring", l, false, 64 << 20));
-    assert_true(price_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));  /* one way only */
+    /* one way only */
+    assert_true(price_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));
 }
 
 /* ---- tiles ---- */
