@@ -53,7 +53,7 @@ tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
 }
 void comm_finish(tutti_comm *comm)
 {
-    transport_destroy(comm->transport);
+    router_destroy(comm->router);
     executor_finish(&comm->executor);
     launcher_finish(&comm->launcher);
     reach_finish(&comm->reach);

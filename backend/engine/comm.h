@@ -15,7 +15,7 @@
 struct tutti_comm {
     struct group group;                                 /* constant */
     struct membership *membership;                      /* what joining has left, see join/join.h */
-    struct transport *transport;
+    struct router *router;
     _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
     _Atomic int64_t timeout_ms;
     struct gate gate;

@@ -201,7 +201,7 @@ static struct operation *find_left_alone(const tutti_comm *comm)
 }
 static bool is_left_alone_after_all(const tutti_comm *comm)
 {
-    transport_poll(comm->transport);                    /* what was sent before its sender left counts */
+    router_poll(comm->router);                          /* what was sent before its sender left counts */
     return find_left_alone(comm);
 }
 static tutti_status fail_left_alone_message(tutti_comm *comm)

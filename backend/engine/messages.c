@@ -1,50 +1,62 @@
-/* Sends and receives of the user, and what the transport stands on. They run beside the collectives of their
-   communicator, in any order; matching is the transport's. Their names have the top bit set, the messages of schedules
-   do not. A message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
+/* Sends and receives of the user, and what the transports stand on. They run beside the collectives of their
+   communicator, in any order; matching is the router's. In their names OPERATION_OF_USER stands for an operation. A
+   message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
    (`copying`), and after a failure no operation is over before no peer is at its tensor. */
 #include "backend/engine/comm.h"
 #include "backend/base/fence.h"
 #include "backend/execute/pace.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
+#include "backend/transports/shm/shm.h"
+#include <string.h>
 
 enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
 enum { POLLS_BEFORE_LISTENING = 100 };
-static const uint64_t USER_NAME = (uint64_t)1 << 63;
 
-/* ---- the ground of the transport ---- */
+/* ---- what the transports stand on: the segment of the host, and what stands for a network ---- */
 static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
-static unsigned char *pair_at(void *context, int from, int to)
+static unsigned char *host_pair(void *context, int from, int to)
 {
-    const struct group *g = group_of(context);
-    if (g->network) return segment_pair(g->network, from, to);
-    return segment_pair(g->segment, group_index(g, from), group_index(g, to));
+    return segment_pair(group_of(context)->segment, from, to);
 }
-static tutti_status reserve(void *context, void *at, size_t bytes)
+static unsigned char *network_pair(void *context, int from, int to)
 {
-    const struct group *g = group_of(context);
-    return segment_reserve(g->network ? g->network : g->segment, at, bytes, "message buffers");
+    return segment_pair(group_of(context)->network, from, to);
 }
-static void ring_bell(void *context, int rank)
+static tutti_status host_reserve(void *context, void *at, size_t bytes)
 {
-    struct control *c = group_contact(group_of(context), rank);
+    return segment_reserve(group_of(context)->segment, at, bytes, "message buffers");
+}
+static tutti_status network_reserve(void *context, void *at, size_t bytes)
+{
+    return segment_reserve(group_of(context)->network, at, bytes, "message buffers");
+}
+static void ring_bell(struct control *c)
+{
     fence_between_store_and_load();
     if (atomic_load_explicit(&c->listening, memory_order_relaxed) != LISTENS) return;
     word_ring(&c->bell, &c->bell_waiters, true);
 }
-static bool find(void *context, const void *at, size_t bytes, struct shm_place *out)
+static void ring_host(void *context, int index)
+{
+    const struct group *g = group_of(context);
+    ring_bell(g->network ? group_contact(g, group_rank(g, index)) : group_control(g, index));
+}
+static void ring_network(void *context, int rank) { ring_bell(group_contact(group_of(context), rank)); }
+static void ring_mine(void *context) { ring_network(context, group_of(context)->rank); }
+static bool find(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct location place;
     (void)context;
     if (!arena_find(at, bytes, &place)) return false;
-    *out = (struct shm_place){ place.block, place.offset };
+    *out = (struct remote){ place.block, place.offset };
     return true;
 }
-static tutti_status reach(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
+static tutti_status reach(void *context, int index, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
     tutti_comm *comm = context;
-    tutti_status status = tensor_reach(comm, rank, sends ? HELD_SENDING : HELD_RECEIVING,
+    tutti_status status = tensor_reach(comm, group_rank(&comm->group, index), sends ? HELD_SENDING : HELD_RECEIVING,
         (struct location){ place.block, place.offset }, bytes, out);
     comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
@@ -63,16 +75,28 @@ static void leave(void *context)
     const tutti_comm *comm = context;
     atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
 }
-tutti_status messages_connect(tutti_comm *comm)
+static tutti_status connect_host(tutti_comm *comm, const struct site *s)
 {
-    const struct site *s = &comm->executor.site;
-    struct shm_ground ground = { .context = comm, .pair = pair_at, .reserve = reserve, .ring = ring_bell,
+    struct shm_ground ground = { .context = comm, .pair = host_pair, .reserve = host_reserve, .ring = ring_host,
         .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream, .find = find, .reach = reach,
         .enter = enter, .leave = leave };
-    if (comm->group.network) ground.find = NULL;        /* hosts do not share tensors */
-    TRY(shm_connect(&ground, comm->group.rank, comm->group.size, &comm->transport));
-    executor_connect(&comm->executor, comm->transport);
-    return TUTTI_OK;
+    return shm_connect(comm->router, &ground, s->index, s->rank_at, s->ranks);
+}
+static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /* hosts do not share tensors */
+{
+    struct shm_ground ground = { .context = comm, .pair = network_pair, .reserve = network_reserve,
+        .ring = ring_network, .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream };
+    return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
+}
+tutti_status messages_connect(tutti_comm *comm)
+{
+    const struct group *g = &comm->group;
+    uint64_t number;
+    memcpy(&number, g->members[0].token, sizeof number);
+    TRY(router_create(g->rank, g->size, number, (struct bell){ ring_mine, comm }, &comm->router));
+    executor_connect(&comm->executor, comm->router);
+    TRY(connect_host(comm, &comm->executor.site));
+    return g->network ? connect_network(comm, &comm->executor.site) : TUTTI_OK;
 }
 
 /* ---- sends and receives ---- */
@@ -82,11 +106,11 @@ void message_post(tutti_comm *comm, struct operation *op)
     struct transfer *t = &m->transfer;
     m->piece = (struct piece){ t->is_send ? (unsigned char *)(uintptr_t)op->input : op->output, op->part_bytes,
         op->part_bytes };
-    t->name = USER_NAME | m->tag;
+    t->name = (struct message_name){ OPERATION_OF_USER, m->tag };
     t->pieces = &m->piece;
     t->piece_count = 1;
     t->may_share = true;
-    transport_post(comm->transport, t);
+    router_post(comm->router, t);
     if (t->state == TRANSFER_DONE && !comm->messages.open) { operation_complete(op, TUTTI_OK); return; }
     op->next = comm->messages.open;
     comm->messages.open = op;
@@ -103,7 +127,7 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
         return;
     }
     /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
-    const char *reason = comm->transport->reason;
+    const char *reason = comm->router->reason;
     comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", g->rank, g->name,
         t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
@@ -137,7 +161,7 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     if (reached) views_await(blocked);
     comm->messages.reaching = false;
     bool moved = false;
-    for (int look = 0; look < LOOKS && !moved; look++) moved = transport_poll(comm->transport);
+    for (int look = 0; look < LOOKS && !moved; look++) moved = router_poll(comm->router);
     moved |= comm->messages.reaching && !reached;
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         if (op->message.transfer.state == TRANSFER_FAILED && !comm_has_failed(comm)) {
@@ -169,8 +193,8 @@ bool message_is_alone(const tutti_comm *comm, const struct operation *op)
 bool message_take_back(tutti_comm *comm, struct operation *op)
 {
     bool sends = op->message.transfer.is_send;
-    if (!transport_cancel(comm->transport, &op->message.transfer)) return false;
-    transport_poll(comm->transport);                    /* a later receive must not meet what is taken back */
+    if (!router_cancel(comm->router, &op->message.transfer)) return false;
+    router_poll(comm->router);                          /* a later receive must not meet what is taken back */
     struct operation **at = &comm->messages.open;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
@@ -190,8 +214,8 @@ void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         struct transfer *t = &op->message.transfer;
-        while (t->state == TRANSFER_POSTED && !transport_cancel(comm->transport, t))
-            transport_poll(comm->transport);
+        while (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t))
+            router_poll(comm->router);
         if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);

@@ -7,7 +7,7 @@ struct messages {                                       /* of the driver */
     int idle_polls;                                     /* since something came */
     bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
 };
-tutti_status messages_connect(tutti_comm *comm);        /* makes the transport, when the segment is mapped */
+tutti_status messages_connect(tutti_comm *comm);        /* makes the router, when the segment is mapped */
 void message_post(tutti_comm *comm, struct operation *op);
 bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: something moved */
 /* Of a rank to itself, and its other end is not there: who waits for it waits for himself. After progress. */

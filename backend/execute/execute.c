@@ -144,7 +144,7 @@ tutti_status executor_step(struct executor *x)
     if (messages) {
         bell_listen(x->site.contact);
         bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
-        transport_poll(x->site.transport);
+        router_poll(x->site.router);
     }
     status = is_straight(x) ? run_straight(x) : tiles_run(x);
     if (x->run.broken != TUTTI_OK)
@@ -160,8 +160,8 @@ void executor_cancel(struct executor *x)
     if (!program) return;
     for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
         struct transfer *transfer = &program->transfers[i];
-        while (transfer->state == TRANSFER_POSTED && !transport_cancel(x->site.transport, transfer))
-            transport_poll(x->site.transport);
+        while (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer))
+            router_poll(x->site.router);
     }
     if (program->touch_count) let_go(x);
 }
@@ -184,7 +184,7 @@ void executor_reach_out(struct executor *x, struct control *contact, struct fail
     x->site.contact = contact;
     x->site.failure = failure;
 }
-void executor_connect(struct executor *x, struct transport *transport) { x->site.transport = transport; }
+void executor_connect(struct executor *x, struct router *router) { x->site.router = router; }
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes)
 {
     x->site.polls = polls;

@@ -1,6 +1,6 @@
 /* The executor: runs one rank's schedule of one operation, tile by tile. It never blocks: at a wait that is not met
  * it returns, and goes on from there when called again. It is the one place where schedules, the host's shared
- * memory, the transport and the kernels meet.
+ * memory, the router and the kernels meet.
  *
  * Every operation begins with a roll call: a rank writes what it is about to do into its line, then says that it has
  * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
@@ -38,9 +38,9 @@ struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t by
 struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
     struct control *mine;
-    struct control *contact;                            /* where the transport rings; mine if all are on one host */
+    struct control *contact;                            /* where messages ring; mine if all are on one host */
     struct failure *failure;                            /* of the group */
-    struct transport *transport;
+    struct router *router;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
     const struct place *places;                         /* of each rank of the group */
     const int *rank_at;                                 /* by index */
@@ -87,7 +87,7 @@ static inline int site_rank(const struct site *s, int index) { return s->rank_at
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
 void executor_reach_out(struct executor *x, struct control *contact, struct failure *failure);
-void executor_connect(struct executor *x, struct transport *transport);
+void executor_connect(struct executor *x, struct router *router);
 /* polls: looks at a counter before a small operation returns; the other two as in struct site. */
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);
 void executor_finish(struct executor *x);

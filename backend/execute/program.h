@@ -2,7 +2,7 @@
  * messages, cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
 #pragma once
 #include "backend/schedule/schedule.h"
-#include "backend/transports/transport.h"
+#include "backend/transports/router.h"
 
 struct cut {                                            /* how a message is cut; see bind.c */
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;

@@ -58,9 +58,9 @@ static void post(struct executor *x, int step, int tile)
         for (int i = 0; i < s->spans[t->span + span].count; i++)
             pieces[n++] = bind_locate(x, s->spans[t->span + span], i, tile);
     struct transfer *transfer = transfer_at(x, tile, step);
-    *transfer = (struct transfer){ .name = (x->operation & 0x3fffff) << 40 | (uint64_t)tile << 20 | (uint64_t)t->number,
+    *transfer = (struct transfer){ .name = { x->operation, (uint64_t)tile << 32 | (uint32_t)t->number },
         .peer = t->peer, .is_send = t->kind == SEND, .pieces = pieces, .piece_count = n };
-    transport_post(x->site.transport, transfer);
+    router_post(x->site.router, transfer);
 }
 static void perform(struct executor *x, int step, int tile)
 {
@@ -115,7 +115,7 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
         bool moved = advance(x, &status);
-        if (s->first_message >= 0) moved |= transport_poll(x->site.transport);
+        if (s->first_message >= 0) moved |= router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
         if (!moved || status != TUTTI_IN_PROGRESS) return status;

@@ -10,6 +10,7 @@
 #include "backend/join/figures.h"
 #include "backend/join/hosts.h"
 #include "backend/join/mapping.h"
+#include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -4,7 +4,6 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/transports/transport.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

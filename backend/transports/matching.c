@@ -5,12 +5,17 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static struct bucket *bucket_of(struct matching *m, uint64_t name)
-{ return &m->bucket[name * 0x9e3779b97f4a7c15u >> 56]; /* Fibonacci hashing (Knuth, volume 3, 6.4) */ }
+static struct bucket *bucket_of(struct matching *m, struct message_name name)
+{
+    uint64_t mixed = name.message * 0x9e3779b97f4a7c15u + name.operation * 0xbf58476d1ce4e5b9u;
+    return &m->bucket[mixed >> 56]; /* Fibonacci hashing (Knuth, volume 3, 6.4) */
+}
 static_assert(MATCHING_BUCKETS == 256, "the top 8 bits of the product choose a bucket");
 
-static bool takes(const struct transfer *receive, int source, uint64_t name)
-{ return receive->name == name && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER); }
+static bool takes(const struct transfer *receive, int source, struct message_name name)
+{
+    return name_is(receive->name, name) && (receive->peer == source || receive->peer == TRANSFER_ANY_PEER);
+}
 static struct arrival *unlink_after(struct bucket *b, struct arrival *before)
 {
     struct arrival *a = before ? before->next : b->first;
@@ -28,7 +33,7 @@ struct arrival *matching_post(struct matching *m, struct transfer *receive)
     queue_push(&b->posted, receive);
     return NULL;
 }
-struct transfer *matching_arrive(struct matching *m, int source, uint64_t name)
+struct transfer *matching_arrive(struct matching *m, int source, struct message_name name)
 {
     struct bucket *b = bucket_of(m, name);
     for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
@@ -44,14 +49,17 @@ void matching_keep(struct matching *m, struct arrival *arrival)
     b->last = arrival;
 }
 bool matching_cancel(struct matching *m, const struct transfer *receive)
-{ return queue_remove(&bucket_of(m, receive->name)->posted, receive); }
-struct transfer *matching_pop(struct matching *m)
 {
-    for (int i = 0; i < MATCHING_BUCKETS; i++)
-        if (m->bucket[i].posted.first) return queue_take(&m->bucket[i].posted, NULL);
+    return queue_remove(&bucket_of(m, receive->name)->posted, receive);
+}
+struct transfer *matching_pop(struct matching *m, int peer)
+{
+    for (struct bucket *b = m->bucket; b < m->bucket + MATCHING_BUCKETS; b++)
+        for (struct transfer *before = NULL, *x = b->posted.first; x; before = x, x = x->next)
+            if (peer == TRANSFER_ANY_PEER || x->peer == peer) return queue_take(&b->posted, before);
     return NULL;
 }
-struct arrival *matching_withdraw(struct matching *m, int source, uint64_t name, uint64_t id)
+struct arrival *matching_withdraw(struct matching *m, int source, struct message_name name, uint64_t id)
 {
     struct bucket *b = bucket_of(m, name);
     for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)

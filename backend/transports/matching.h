@@ -1,17 +1,18 @@
-/* Who receives what: the receives that are posted and the messages that have arrived before theirs was. For one rank;
-   any transport may use it, and what an arrival holds is the transport's affair. */
+/* Who receives what: the receives that are posted and the messages that have arrived before theirs was. One for all
+   messages of a rank in a communicator: transports say what arrives, the router what is posted. */
 #pragma once
 #include "backend/transports/queue.h"
 
 enum { MATCHING_BUCKETS = 256, MATCHING_CLASSES = 22 };
 struct arrival { /* a message that nobody has asked for yet */
     struct arrival *next;
-    uint64_t name, bytes, id; /* id: of the sender's choice */
-    struct shm_place place;   /* announced: where the sender says that it lies */
+    struct message_name name;
+    uint64_t bytes, id;    /* id: of the sender's choice */
+    struct remote place; /* announced: where the sender says that it lies */
     int source;
     bool announced; /* the bytes are still with the sender; else they are data */
     unsigned char *data;
-    int class; /* which free list it returns to; 0: made elsewhere, with memory_zeroed */
+    int class; /* which free list it returns to */
 };
 struct matching {
     struct bucket {
@@ -28,13 +29,14 @@ void matching_finish(struct matching *matching);
 struct arrival *matching_post(struct matching *matching, struct transfer *receive);
 /* A message has arrived: the first posted receive that takes it, no longer kept; or NULL, then the caller keeps an
    arrival. */
-struct transfer *matching_arrive(struct matching *matching, int source, uint64_t name);
+struct transfer *matching_arrive(struct matching *matching, int source, struct message_name name);
 void matching_keep(struct matching *matching, struct arrival *arrival);
 
 bool matching_cancel(struct matching *matching, const struct transfer *receive); /* true: it was kept */
-struct transfer *matching_pop(struct matching *matching); /* any kept receive, no longer kept; NULL: there is none */
+/* A kept receive from this rank alone, no longer kept; TRANSFER_ANY_PEER: any at all. NULL: there is none. */
+struct transfer *matching_pop(struct matching *matching, int peer);
 /* The announced arrival of this sender and id, now the caller's; NULL: there is none. */
-struct arrival *matching_withdraw(struct matching *matching, int source, uint64_t name, uint64_t id);
+struct arrival *matching_withdraw(struct matching *matching, int source, struct message_name name, uint64_t id);
 void matching_withdraw_all(struct matching *matching, int source); /* frees all that this sender has announced */
 
 /* An arrival with room for `bytes` (up to 2 MiB), from the free lists if there is one; NULL: out of memory. */

@@ -2,17 +2,11 @@
    written. */
 #include "backend/transports/pieces.h"
 #include "backend/base/memory.h"
-#include "backend/base/status.h"
 #include <assert.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { WORTH_IT = 1024 }; /* bytes of a run that a special copy is used for */
 
-void transport_keep_reason(struct transport *t)
-{
-    if (!t->reason[0]) snprintf(t->reason, sizeof t->reason, "%s", status_detail());
-}
 bool pieces_start(struct transfer *transfer)
 {
     uint64_t sum = 0;
@@ -71,6 +65,10 @@ void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const u
     }
 }
 void pieces_gather(struct transfer *transfer, unsigned char *to, size_t bytes)
-{ pieces_gather_with(NULL, transfer, to, bytes); }
+{
+    pieces_gather_with(NULL, transfer, to, bytes);
+}
 void pieces_scatter(struct transfer *transfer, const unsigned char *from, size_t bytes)
-{ pieces_scatter_with(NULL, transfer, from, bytes); }
+{
+    pieces_scatter_with(NULL, transfer, from, bytes);
+}

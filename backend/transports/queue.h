@@ -1,11 +1,9 @@
 /* A first-in first-out list of transfers, linked through transfer->next: a transfer is in one queue at a time, or in
    none. Zeroed memory is an empty queue. */
 #pragma once
-#include "backend/transports/transport.h"
+#include "backend/transports/transfer.h"
 
-struct queue {
-    struct transfer *first, *last;
-};
+struct queue { struct transfer *first, *last; };
 
 static inline void queue_push(struct queue *q, struct transfer *x)
 {

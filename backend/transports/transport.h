@@ -1,102 +1,64 @@
-/* The contract of a transport: messages between pairs of ranks of one group.
+/* The contract of a transport: one way to move messages between this rank and some others, its members. Above it is the
+ * router of the communicator (router.h), which knows the transport of each peer and has the one matching for all; a
+ * transport fills the table below, and numbers its members as it likes (on a host: by their index there). shm and
+ * inproc are such transports, a network is the next.
  *
- * A message has a name, 64 bits that both ends choose: the k-th send of a name to a peer meets the k-th receive of
- * that name from it; names are independent of each other, so a message that nobody receives yet never holds up
- * another. Posting always succeeds and never blocks: the transfer is the caller's memory until its state is no longer
- * TRANSFER_POSTED. Small messages may complete before the receive is posted, within a bounded budget per peer; large
- * ones are announced, and move once the receive is posted.
- *
- * All functions of one transport are called by one thread at a time (the engine sees to it), and none of them blocks,
- * allocates on the path of small messages that are expected, or calls back. */
+ * Names. A message is named by communicator (router->comm), operation and message. A transport carries all that is not
+ * clear from the memory or connection it goes through: shared memory belongs to one communicator, a network's
+ * connections to the process. What comes for another communicator, or for one that is not there yet, is kept until
+ * that one polls.
+ * Order. Messages of one name from one member arrive in the order of their sends. Others may overtake them, and none
+ * is held up by one that nobody receives yet.
+ * send. Never blocks or waits for room: what cannot leave stays in a list of this rank and leaves in a later poll.
+ * A small message leaves with its bytes, and the send is over, while the member has credit; otherwise, and if it is
+ * large, it is announced: its bytes stay, under an id, until the receiver asks.
+ * Arrival. In poll. matching_arrive names the receive that takes it. Bytes that are there go into it at once;
+ * for an announced message see accept. If there is none yet, matching_keep keeps an arrival: the announcement, or a
+ * copy of the bytes.
+ * Credit. What a member has sent unasked, under way or kept, is bounded: from one a number of bytes (shm 64 KiB) or of
+ * messages. It comes back when the bytes meet their receive: at arrival, or by release.
+ * accept. The receive has met an announced message: its bytes are now moved, pulled from here or pushed from there.
+ * Then both ends are DONE. transfer_meets decides whether the ends agree; if not both fail (MISMATCH) and know of the
+ * other's bytes, but for a send that is over already.
+ * cancel. true: the transfer is forgotten, and nobody touches its memory any more; what it met at the other end is
+ * dropped there, or fails (ABORTED) if it still waits. false: a member may still be touching it; poll and ask again.
+ * This ends TRANSPORT_CANCEL_MS after the first asking at the latest: a transport that cannot take the memory back by
+ * then loses the member (router_lose), which breaks whatever reaches it.
+ * lose. A member is gone: who noticed it called router_lose. All transfers with it fail, nothing of it is heard any
+ * more, and nothing of it can reach memory of this rank, except shared memory, where may_share says what holds.
+ * The transport calls router_lose itself when it notices (a connection that breaks), as the last thing it does in a
+ * poll or cancel. Silence of a member that is stopped or unplugged is noticed by others (the control connection).
+ * Sleeping. A rank that sleeps must wake for what comes. shm rings the bell of the peer; a transport whose senders are
+ * threads of this process rings router->bell; a network has a descriptor: arm, and if it says true, sleep until it is
+ * readable. poll says true while something moves or is about to, or has failed; only after false may one sleep.
+ * Registration. transfer->registrations, if any, are this transport's; without them it copies, or registers itself.
+ * Reasons. Whatever fails for a reason of the transport says it in words: status_fail, then router_refuse (this
+ * transfer), router_lose (this member) or router_fail (all: the transport is of no use any more).
+ * Threads. All functions for one router are called by one thread at a time, and none of them blocks, allocates on the
+ * path of small messages that are expected, or calls back but for the bell. What other ranks write is read once and
+ * checked. */
 #pragma once
-#include "backend/base/status.h"
-#include <stdatomic.h>
+#include "backend/transports/transfer.h"
 
-enum { TRANSFER_ANY_PEER = -1 };
-enum transfer_state { TRANSFER_IDLE, TRANSFER_POSTED, TRANSFER_DONE, TRANSFER_FAILED };
-/* One run of bytes. On the wire it takes `wire` bytes; `length` <= wire of them are real, the rest is padding (the
-   last chunk of a tensor is short, the scratch chunk it meets is not). */
-struct piece {
-    unsigned char *at;
-    size_t length, wire;
-};
-/* A place in memory that ranks may map: the number of a block of the rank that owns it, and an offset. */
-struct shm_place {
-    uint64_t block, offset;
-};
-struct transfer {
-    /* set by the caller before post */
-    uint64_t name;
-    int peer; /* TRANSFER_ANY_PEER: a receive from whoever comes first */
-    bool is_send;
-    const struct piece *pieces; /* must stay until the transfer is over */
-    int piece_count;
-    /* The peer may read or write the one piece where it lies. After a failure it may still be there for a moment: who
-       sets this waits, before using the memory again, until the peer says that it is not. */
-    bool may_share;
-    /* set by the transport */
-    enum transfer_state state;
-    int source;          /* the sender, of a receive that is done */
-    tutti_status status; /* of TRANSFER_FAILED; MISMATCH: the ends differ in bytes */
-    uint64_t theirs;     /* then: the bytes of the other end */
-    /* the transport's own */
-    struct transfer *next;
-    uint64_t wire, moved, key;
-    int piece;
-    size_t offset;
-    struct shm_place place; /* where the other end's piece lies */
-    uint64_t others;        /* parts that the other end has copied; `moved` are mine */
-};
+enum { TRANSPORT_CANCEL_MS = 1000 };
+struct arrival;
+struct router;
 struct transport;
 struct transport_operations {
     const char *name;
-    void (*post)(struct transport *transport, struct transfer *transfer);
-    bool (*poll)(struct transport *transport); /* moves what can be moved; true: something moved */
-    /* Forgets a posted transfer when its peer cannot be touching it any more; false: not yet, poll on. */
-    bool (*cancel)(struct transport *transport, struct transfer *transfer);
-    void (*destroy)(struct transport *transport); /* NULL is fine; open transfers are forgotten */
+    void (*send)(struct transport *transport, int member, struct transfer *send);
+    void (*accept)(struct transport *transport, int member, struct transfer *receive,
+        const struct arrival *announcement);
+    void (*release)(struct transport *transport, int member, uint64_t bytes); /* of a message that was kept */
+    bool (*poll)(struct transport *transport);
+    bool (*cancel)(struct transport *transport, int member, struct transfer *transfer); /* not of one in the matching */
+    void (*lose)(struct transport *transport, int member, tutti_status status);
+    bool (*arm)(struct transport *transport); /* with a descriptor; false: something is there, poll */
+    void (*destroy)(struct transport *transport); /* open transfers are forgotten */
 };
 struct transport {
     const struct transport_operations *operations;
-    int rank, size;
-    /* Why it first refused a transfer for a reason of its own, in words; empty: it never has, or there were none. They
-       stay here because the thread that finds the transfer failed may be another than the one that failed it. */
-    char reason[STATUS_DETAIL_BYTES];
+    struct router *router;
+    struct transport *next; /* of the router */
+    int descriptor; /* -1: none, it rings bells */
 };
-
-static inline void transport_post(struct transport *t, struct transfer *x) { t->operations->post(t, x); }
-static inline bool transport_poll(struct transport *t) { return t->operations->poll(t); }
-static inline bool transport_cancel(struct transport *t, struct transfer *x) { return t->operations->cancel(t, x); }
-static inline void transport_destroy(struct transport *t)
-{
-    if (t) t->operations->destroy(t);
-}
-
-/* ---- inproc: ranks that are threads of one process, for tests ---- */
-/* Delays and reorders messages at random, from a seed; a rank holds at most `budget` small messages of each other. */
-struct inproc_world;
-struct inproc_world *inproc_create(int size, unsigned seed, int delay, int budget);
-tutti_status inproc_connect(struct inproc_world *world, int rank, struct transport **out);
-uint64_t inproc_bytes_sent(const struct inproc_world *world, int rank);
-void inproc_destroy(struct inproc_world *world);
-
-/* ---- shm: ranks of one host, through the pair regions of their segment ---- */
-struct shm_ground { /* the parts of a segment it needs */
-    void *context;
-    unsigned char *(*pair)(void *context, int from, int to);        /* pair_bytes of shared memory, zeroed at first */
-    tutti_status (*reserve)(void *context, void *at, size_t bytes); /* makes memory real before it is touched */
-    void (*ring)(void *context, int rank);                          /* rings that rank's bell */
-    /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy. */
-    void (*stream)(void *to, const void *from, size_t bytes);
-    void (*stream_far)(void *to, const void *from, size_t bytes);
-    /* Tensors where peers can reach them. All four, or NULL: there are none. */
-    bool (*find)(void *context, const void *at, size_t bytes, struct shm_place *out); /* false: not reachable */
-    /* The address here of a rank's place, which is sent to or received from, until the next call for that rank and
-       direction. IN_PROGRESS: being mapped, ask again. */
-    tutti_status (*reach)(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
-        unsigned char **out);
-    bool (*enter)(void *context); /* before memory that was reached is touched; false: it must not be any more */
-    void (*leave)(void *context); /* after it */
-};
-size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
-tutti_status shm_connect(const struct shm_ground *ground, int rank, int size, struct transport **out);

@@ -5,7 +5,7 @@
  *     bench_messages [stream] [batches of small messages, 2000]
  *
  * stream: with the copy of kernels/stream.h, which the product uses when it proves better. */
-#include "backend/transports/transport.h"
+#include "backend/transports/shm/shm.h"
 #include "kernels/stream.h"
 #include "tests/bench/measure.h"
 #include <stdio.h>
@@ -13,13 +13,11 @@
 #include <string.h>
 
 enum { BATCH = 50, MAX_BATCHES = 20000, CROWD = 8, LARGEST = 64 << 20, LIMIT_S = 300 };
-struct line {
-    _Alignas(128) _Atomic uint64_t word;
-};
+struct line { _Alignas(128) _Atomic uint64_t word; };
 static struct line *bells;
 static unsigned char *memory;
 static int ranks = 2, batches = 2000;
-static struct transport *transport;
+static struct router *router;
 static bool streamed;
 
 /* ---- the ground: the bell is a shared word, as in the product ---- */
@@ -39,28 +37,30 @@ static void ring(void *context, int rank)
     (void)context;
     atomic_fetch_add(&bells[rank].word, 1);
 }
-static struct transport *connect_rank(int rank)
+static struct router *connect_rank(int rank)
 {
     stream_function *stream = streamed ? stream_find() : NULL;
-    struct shm_ground ground = { .pair = pair_at, .reserve = reserve, .ring = ring, .stream = stream,
-        .stream_far = stream };
-    struct transport *t = NULL;
-    if (shm_connect(&ground, rank, ranks, &t) != TUTTI_OK) exit(1);
-    return t;
+    struct shm_ground ground = {
+        .pair = pair_at, .reserve = reserve, .ring = ring, .stream = stream, .stream_far = stream
+    };
+    struct router *r = NULL;
+    if (router_create(rank, ranks, 1, (struct bell){ NULL, NULL }, &r) != TUTTI_OK) exit(1);
+    if (shm_connect(r, &ground, rank, NULL, ranks) != TUTTI_OK) exit(1);
+    return r;
 }
 
 /* ---- there and back ---- */
 static void await(const struct transfer *x)
 {
     for (int n = 0; x->state == TRANSFER_POSTED; n++)
-        if (!transport_poll(transport)) measure_relax(n);
+        if (!router_poll(router)) measure_relax(n);
     if (x->state != TRANSFER_DONE) exit(1);
 }
 static void start(struct transfer *x, bool is_send, const struct piece *piece)
 {
     int peer = 1 - measure_rank;
-    *x = (struct transfer){ .name = 1, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
-    transport_post(transport, x);
+    *x = (struct transfer){ .name = { 0, 1 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    router_post(router, x);
 }
 static void there_and_back(unsigned char *out, unsigned char *in, size_t bytes)
 {
@@ -108,7 +108,7 @@ static void large(size_t bytes, unsigned char *out, unsigned char *in)
 }
 static void idle_poll(void) /* eight ranks in one thread, all pairs open */
 {
-    struct transport *crowd[CROWD];
+    struct router *crowd[CROWD];
     static struct transfer x[CROWD][CROWD][2];
     const struct piece nothing = { NULL, 0, 0 };
     ranks = CROWD;
@@ -119,15 +119,15 @@ static void idle_poll(void) /* eight ranks in one thread, all pairs open */
             x[r][q][0] = (struct transfer){ .peer = q, .is_send = true, .pieces = &nothing, .piece_count = 1 };
             x[r][q][1] = (struct transfer){ .peer = q, .pieces = &nothing, .piece_count = 1 };
             if (r == q) continue;
-            transport_post(crowd[r], &x[r][q][0]);
-            transport_post(crowd[r], &x[r][q][1]);
+            router_post(crowd[r], &x[r][q][0]);
+            router_post(crowd[r], &x[r][q][1]);
         }
     for (int n = 0; n < 100; n++)
-        for (int r = 0; r < CROWD; r++) transport_poll(crowd[r]);
+        for (int r = 0; r < CROWD; r++) router_poll(crowd[r]);
     double t0 = now_ns();
-    for (int n = 0; n < 1000000; n++) transport_poll(crowd[0]);
+    for (int n = 0; n < 1000000; n++) router_poll(crowd[0]);
     printf("idle poll, %d ranks: %.1f ns\n", CROWD, (now_ns() - t0) / 1e6);
-    for (int r = 0; r < CROWD; r++) transport_destroy(crowd[r]);
+    for (int r = 0; r < CROWD; r++) router_destroy(crowd[r]);
 }
 static void rank_main(void *context)
 {
@@ -138,11 +138,11 @@ static void rank_main(void *context)
     flag_pauses = true;
     memset(out, 1, LARGEST);
     memset(in, 2, LARGEST);
-    transport = connect_rank(measure_rank);
+    router = connect_rank(measure_rank);
     small(batches / 4, 8); /* warm */
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) small(batches, few[i]);
     for (size_t i = 0; i < sizeof many / sizeof *many; i++) large(many[i], out, in);
-    transport_destroy(transport);
+    router_destroy(router);
 }
 int main(int argc, char **argv)
 {

@@ -7,22 +7,22 @@
    A posted transfer is in exactly one place: a send in the outbox (not told yet), among the open ones (announced), in
    streams (cleared), or is the one that is helped; a receive in the matching (not met), the outbox (met, not cleared),
    among the open ones (cleared), or in shares. */
+#include "backend/transports/shm/link.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/transports/shm/shm.h"
 
 /* A receive of so many bytes pushes its own beginning out of the cache anyway. */
 enum { BEYOND_CACHE = 8 << 20 };
 
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
 static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
-static int peer_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
+static int rank_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }
 void open_add(struct shm *shm, struct transfer *x) { queue_push(open_bucket(shm, x->key), x); }
 bool open_remove(struct shm *shm, const struct transfer *x) { return queue_remove(open_bucket(shm, x->key), x); }
-struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send)
+struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send)
 {
     struct transfer *x = open_bucket(shm, id)->first;
-    while (x && (x->key != id || x->is_send != is_send || peer_of(x) != peer)) x = x->next;
+    while (x && (x->key != id || x->is_send != is_send || rank_of(x) != rank)) x = x->next;
     return x;
 }
 
@@ -33,19 +33,23 @@ static void activate(struct shm *shm, struct link *l)
     l->active = true;
 }
 static tutti_status reserve(struct shm *shm, void *at, size_t bytes)
-{ return shm->ground.reserve(shm->ground.context, at, bytes); }
+{
+    return shm->ground.reserve(shm->ground.context, at, bytes);
+}
 static struct pair *pair_of(struct shm *shm, int from, int to)
-{ return (struct pair *)(void *)shm->ground.pair(shm->ground.context, from, to); }
+{
+    return (struct pair *)(void *)shm->ground.pair(shm->ground.context, from, to);
+}
 static tutti_status open_outgoing(struct shm *shm, struct link *l)
 {
     if (l->out.pair) return TUTTI_OK;
-    struct pair *pair = pair_of(shm, shm->base.rank, l->peer);
+    struct pair *pair = pair_of(shm, shm->me, l->peer);
     struct door *door = &pair_of(shm, l->peer, l->peer)->door;
     TRY(reserve(shm, pair, offsetof(struct pair, eager)));
     TRY(reserve(shm, door, PAIR_PAGE));
     l->out.pair = pair;
     activate(shm, l);
-    atomic_fetch_or_explicit(&door->who[shm->base.rank / 32], 1u << shm->base.rank % 32, memory_order_relaxed);
+    atomic_fetch_or_explicit(&door->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
     atomic_fetch_add_explicit(&door->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
@@ -63,8 +67,8 @@ static tutti_status prepare_pipe(struct shm *shm, struct link *l)
 }
 void link_knock(struct shm *shm, struct link *l)
 {
-    if (l->in.pair) return;
-    l->in.pair = pair_of(shm, l->peer, shm->base.rank);
+    if (l->in.pair || l->lost) return;
+    l->in.pair = pair_of(shm, l->peer, shm->me);
     activate(shm, l);
     link_settle(shm, l);
 }
@@ -72,8 +76,8 @@ void link_settle(struct shm *shm, struct link *l)
 {
     if (l->spoke) shm->ground.ring(shm->ground.context, l->peer);
     l->spoke = false;
-    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->shares.first
-        || l->helped || l->dropping || !l->in.pair;
+    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->shares.first || l->helped
+        || l->dropping || !l->in.pair;
 }
 
 /* ---- telling ---- */
@@ -88,8 +92,9 @@ static void note_keep(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct note *note = note_new(shm);
     if (!note) {
-        shm_fail(shm,
-            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", shm->base.rank, l->peer));
+        router_fail(shm->base.router,
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", shm->base.router->rank,
+                l->rank));
         return;
     }
     *note = (struct note){ .envelope = *e };
@@ -101,18 +106,21 @@ bool link_can_tell(struct link *l) { return !l->out.pair || (!l->notes && writer
 void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
 {
     tutti_status status = open_outgoing(shm, l);
-    if (status < 0) shm_fail(shm, status);
+    if (status < 0) router_fail(shm->base.router, status);
     else if (!link_can_tell(l)) note_keep(shm, l, e);
     else {
         writer_tell(&l->out, e);
         l->spoke = true;
     }
 }
-static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, uint64_t name, uint64_t bytes, uint64_t id)
-{ link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind }); }
+static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, struct message_name name, uint64_t bytes,
+    uint64_t id)
+{
+    link_tell(shm, l, &(struct envelope){ .name = name, .bytes = bytes, .id = id, .kind = kind });
+}
 static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x)
 {
-    struct shm_place place = share_place(shm, x);
+    struct remote place = share_place(shm, x);
     TRY(prepare_pipe(shm, l));
     x->key = ++shm->last_id;
     writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
@@ -147,7 +155,7 @@ static bool flush(struct shm *shm, struct link *l) /* what waits for room in the
         if (!x->is_send) clear(shm, l, x);
         else if (writer_has_credit(&l->out, x->wire)) status = send_eagerly(shm, l, x);
         else status = announce(shm, l, x);
-        if (status < 0) transfer_refuse(&shm->base, x, status);
+        if (status < 0) router_refuse(shm->base.router, x, status);
     }
     l->spoke |= moved;
     return moved;
@@ -180,7 +188,7 @@ void link_send(struct shm *shm, struct link *l, struct transfer *x)
     if (send_at_once(shm, l, x)) return;
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) {
-        transfer_refuse(&shm->base, x, status);
+        router_refuse(shm->base.router, x, status);
         return;
     }
     queue_push(&l->outbox, x);
@@ -191,9 +199,7 @@ void link_send(struct shm *shm, struct link *l, struct transfer *x)
 /* ---- hearing ---- */
 void link_accept(struct shm *shm, struct link *l, struct transfer *x, const struct envelope *e)
 {
-    x->source = l->peer;
-    if (x->wire != e->bytes) {
-        transfer_fail(x, TUTTI_MISMATCH, e->bytes);
+    if (!transfer_meets(x, l->rank, e->bytes)) {
         tell(shm, l, ENVELOPE_MISMATCH, x->name, x->wire, e->id);
         return;
     }
@@ -202,38 +208,38 @@ void link_accept(struct shm *shm, struct link *l, struct transfer *x, const stru
     if (share_accept(shm, l, x)) return;
     queue_push(&l->outbox, x);
     tutti_status status = open_outgoing(shm, l);
-    if (status < 0) shm_fail(shm, status);
+    if (status < 0) router_fail(shm->base.router, status);
     else flush(shm, l);
 }
 /* Nobody has asked for it yet. */
 static void keep(struct shm *shm, struct link *l, const struct envelope *e)
 {
     bool eager = e->kind == ENVELOPE_EAGER;
-    struct arrival *a = matching_arrival(&shm->matching, eager ? (size_t)e->bytes : 0);
+    struct arrival *a = matching_arrival(shm->matching, eager ? (size_t)e->bytes : 0);
     if (!a) {
-        shm_fail(shm, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
-                          shm->base.rank, l->peer));
+        router_fail(shm->base.router,
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d",
+                shm->base.router->rank, l->rank));
         return;
     }
-    a->name = e->name;
+    a->name.operation = e->name.operation; /* by words, as it was stored: a copy of both would wait for the stores */
+    a->name.message = e->name.message;
     a->bytes = e->bytes;
     a->id = e->id;
     a->place = e->place;
-    a->source = l->peer;
+    a->source = l->rank;
     a->announced = !eager;
     if (eager) reader_copy(&l->in, e, a->data);
-    matching_keep(&shm->matching, a);
+    matching_keep(shm->matching, a);
 }
 static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct transfer *x = matching_arrive(&shm->matching, l->peer, e->name);
+    struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (!x) {
         keep(shm, l, e);
         return;
     }
-    x->source = l->peer;
-    if (x->wire != e->bytes) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
-    else {
+    if (transfer_meets(x, l->rank, e->bytes)) {
         reader_scatter(&l->in, e, x);
         transfer_done(x);
     }
@@ -241,14 +247,14 @@ static void hear_eager(struct shm *shm, struct link *l, const struct envelope *e
 }
 static void hear_announcement(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct transfer *x = matching_arrive(&shm->matching, l->peer, e->name);
+    struct transfer *x = matching_arrive(shm->matching, l->rank, e->name);
     if (x) link_accept(shm, l, x, e);
     else keep(shm, l, e);
 }
 /* Answers to a send that has been cancelled in the meantime find nothing. */
 static void hear_answer(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct transfer *x = open_find(shm, l->peer, e->id, true);
+    struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
     open_remove(shm, x);
     if (e->kind == ENVELOPE_MISMATCH) transfer_fail(x, TUTTI_MISMATCH, e->bytes);
@@ -262,9 +268,9 @@ static struct transfer *uncleared(const struct link *l, uint64_t id)
 }
 static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct arrival *a = matching_withdraw(&shm->matching, l->peer, e->name, e->id);
-    struct transfer *x = a ? NULL : open_find(shm, l->peer, e->id, false);
-    if (a) matching_free(&shm->matching, a);
+    struct arrival *a = matching_withdraw(shm->matching, l->rank, e->name, e->id);
+    struct transfer *x = a ? NULL : open_find(shm, l->rank, e->id, false);
+    if (a) matching_free(shm->matching, a);
     if (x) {
         open_remove(shm, x);
         l->expecting--;
@@ -292,7 +298,7 @@ static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most
     for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
         if (!reader_look(&l->in, &e)) break;
         hear(shm, l, &e);
-        if (shm->failure) break;
+        if (shm_has_failed(shm)) break;
         l->spoke |= reader_take(&l->in, &e);
     }
     return n > 0;
@@ -316,7 +322,7 @@ static bool drain_pipe(struct shm *shm, struct link *l)
     int n = 0;
     for (; n < PIPE_SLOTS && reader_has_slot(&l->in); n++) {
         struct filled slot = reader_look_slot(&l->in);
-        struct transfer *x = open_find(shm, l->peer, slot.id, false);
+        struct transfer *x = open_find(shm, l->rank, slot.id, false);
         if (x) fill(shm, l, x, &slot);
         if (l->in.broken) break;
         reader_take_slot(&l->in);
@@ -324,25 +330,26 @@ static bool drain_pipe(struct shm *shm, struct link *l)
     }
     return n > 0;
 }
-static void check(struct shm *shm, const struct link *l)
+static bool is_broken(struct shm *shm, const struct link *l)
 {
-    if (shm->failure || (!l->in.broken && !l->out.broken)) return;
-    shm_fail(shm, status_fail(TUTTI_INTERNAL,
-                      "rank %d found in the memory it shares with rank %d what rank %d cannot have meant: that "
-                      "memory was overwritten, or the ranks run different versions of tutti",
-                      shm->base.rank, l->peer, l->peer));
+    if (!l->in.broken && !l->out.broken) return false;
+    router_fail(shm->base.router,
+        status_fail(TUTTI_INTERNAL,
+            "rank %d found in the memory it shares with rank %d what rank %d cannot have meant: that memory was "
+            "overwritten, or the ranks run different versions of tutti",
+            shm->base.router->rank, l->rank, l->rank));
+    return true;
 }
 bool link_poll(struct shm *shm, struct link *l)
 {
     bool moved = l->in.pair && drain_ring(shm, l);
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
-    if (shm->failure) return true;
+    if (shm_has_failed(shm)) return true;
     if (l->notes || l->outbox.first) moved |= flush(shm, l);
     if (l->streams.first) moved |= stream(shm, l);
     if (l->shares.first || l->helped) moved |= share_poll(shm, l);
     link_settle(shm, l);
-    check(shm, l);
-    return moved;
+    return is_broken(shm, l) || moved;
 }
 
 /* ---- cancelling: the peer touches shared memory only, so a transfer can be forgotten at any time ---- */
@@ -361,4 +368,33 @@ void link_cancel(struct shm *shm, struct link *l, struct transfer *x)
         l->dropping = true;
     }
     link_settle(shm, l);
+}
+
+/* ---- a peer that is gone ---- */
+static void fail_queue(struct queue *q, tutti_status status)
+{
+    while (q->first) transfer_fail(queue_take(q, NULL), status, 0);
+}
+static void fail_open(struct queue *q, int rank, tutti_status status)
+{
+    for (struct transfer *before = NULL, *x = q->first; x; x = before ? before->next : q->first)
+        if (rank_of(x) == rank) transfer_fail(queue_take(q, before), status, 0);
+        else before = x;
+}
+static void deactivate(struct shm *shm, struct link *l)
+{
+    for (int i = 0; i < shm->active_count; i++)
+        if (shm->active[i] == l) shm->active[i--] = shm->active[--shm->active_count];
+    l->active = false;
+}
+void link_lose(struct shm *shm, struct link *l, tutti_status status)
+{
+    for (int i = 0; i < OPEN_BUCKETS; i++) fail_open(&shm->open[i], l->rank, status);
+    fail_queue(&l->outbox, status);
+    fail_queue(&l->streams, status);
+    fail_queue(&l->shares, status);
+    if (l->helped) transfer_fail(l->helped, status, 0);
+    l->helped = NULL;
+    l->lost = true;
+    deactivate(shm, l);
 }

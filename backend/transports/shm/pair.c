@@ -27,19 +27,25 @@ static struct runs eager_runs(struct pair *pair, uint64_t position, size_t bytes
 /* ---- claims ---- */
 static const uint64_t CLAIM_MASK = ((uint64_t)1 << CLAIM_BITS) - 1;
 void claims_open(struct pair *pair, uint64_t id)
-{ atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed); }
+{
+    atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
+}
 /* The word has the id in it, so who comes late takes nothing of the next message. */
 static bool has_claims(uint64_t word, uint64_t id, uint64_t parts)
-{ return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts; }
+{
+    return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts;
+}
 bool claims_left(const struct pair *pair, uint64_t id, uint64_t parts)
-{ return has_claims(atomic_load_explicit(&pair->claims, memory_order_relaxed), id, parts); }
+{
+    return has_claims(atomic_load_explicit(&pair->claims, memory_order_relaxed), id, parts);
+}
 bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
 {
     uint64_t word = atomic_load_explicit(&pair->claims, memory_order_relaxed);
     do {
         if (!has_claims(word, id, parts)) return false;
-    } while (!atomic_compare_exchange_weak_explicit(
-        &pair->claims, &word, word + 1, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&pair->claims, &word, word + 1, memory_order_relaxed,
+        memory_order_relaxed));
     *out = word & CLAIM_MASK;
     return true;
 }
@@ -70,21 +76,24 @@ bool writer_has_slot(struct writer *w)
     if (!w->broken) w->emptied = emptied;
     return w->filled - w->emptied < PIPE_SLOTS;
 }
-static struct cell *fill_cell(struct writer *w, enum envelope_kind kind, uint64_t name, uint64_t bytes)
+static struct cell *fill_cell(struct writer *w, enum envelope_kind kind, struct message_name name, uint64_t eager_bytes)
 {
     struct cell *cell = &w->pair->cells[w->told % RING_CELLS];
     assert(w->told - w->taken < RING_CELLS);
-    atomic_store_explicit(&cell->kind, kind, memory_order_relaxed);
-    atomic_store_explicit(&cell->name, name, memory_order_relaxed);
-    atomic_store_explicit(&cell->bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&cell->head, (uint32_t)eager_bytes << KIND_BITS | kind, memory_order_relaxed);
+    atomic_store_explicit(&cell->operation, name.operation, memory_order_relaxed);
+    atomic_store_explicit(&cell->message, name.message, memory_order_relaxed);
     return cell;
 }
 static void publish_cell(struct writer *w, struct cell *cell)
-{ atomic_store_explicit(&cell->sequence, ++w->told, memory_order_release); }
+{
+    atomic_store_explicit(&cell->sequence, ++w->told, memory_order_release);
+}
 void writer_tell(struct writer *w, const struct envelope *e)
 {
-    struct cell *cell = fill_cell(w, e->kind, e->name, e->bytes);
+    struct cell *cell = fill_cell(w, e->kind, e->name, 0);
     atomic_store_explicit(&cell->body.about.id, e->id, memory_order_relaxed);
+    atomic_store_explicit(&cell->body.about.bytes, e->bytes, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.block, e->place.block, memory_order_relaxed);
     atomic_store_explicit(&cell->body.about.offset, e->place.offset, memory_order_relaxed);
     publish_cell(w, cell);
@@ -112,8 +121,7 @@ void writer_send(struct writer *w, struct transfer *x, copy_function *copy)
 }
 void writer_stream(struct writer *w, struct transfer *x, copy_function *copy)
 {
-    size_t index = w->filled % PIPE_SLOTS,
-           bytes = slot_bytes(x->wire);
+    size_t index = w->filled % PIPE_SLOTS, bytes = slot_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
@@ -127,9 +135,10 @@ void writer_stream(struct writer *w, struct transfer *x, copy_function *copy)
 bool reader_look(struct reader *r, struct envelope *out)
 {
     struct cell *cell = &r->pair->cells[r->taken % RING_CELLS];
-    out->name = atomic_load_explicit(&cell->name, memory_order_relaxed);
-    out->bytes = atomic_load_explicit(&cell->bytes, memory_order_relaxed);
-    uint32_t kind = atomic_load_explicit(&cell->kind, memory_order_relaxed);
+    out->name.operation = atomic_load_explicit(&cell->operation, memory_order_relaxed);
+    out->name.message = atomic_load_explicit(&cell->message, memory_order_relaxed);
+    uint32_t head = atomic_load_explicit(&cell->head, memory_order_relaxed), kind = head & ((1u << KIND_BITS) - 1);
+    out->bytes = head >> KIND_BITS;
     bool fits = out->bytes <= EAGER_LIMIT && r->received - r->returned + credit_of(out->bytes) <= EAGER_CREDIT;
     if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
         r->broken = true;
@@ -137,6 +146,7 @@ bool reader_look(struct reader *r, struct envelope *out)
     }
     out->kind = (enum envelope_kind)kind;
     if (kind == ENVELOPE_EAGER) return true;
+    out->bytes = atomic_load_explicit(&cell->body.about.bytes, memory_order_relaxed);
     out->id = atomic_load_explicit(&cell->body.about.id, memory_order_relaxed);
     out->place.block = atomic_load_explicit(&cell->body.about.block, memory_order_relaxed);
     out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
@@ -187,4 +197,6 @@ struct filled reader_look_slot(const struct reader *r)
         atomic_load_explicit(&slot->bytes, memory_order_relaxed), r->pair->pipe[index] };
 }
 void reader_take_slot(struct reader *r)
-{ atomic_store_explicit(&r->pair->emptied, ++r->emptied, memory_order_release); }
+{
+    atomic_store_explicit(&r->pair->emptied, ++r->emptied, memory_order_release);
+}

@@ -15,6 +15,7 @@
 
 enum {
     RING_CELLS = 64,
+    KIND_BITS = 8,
     INLINE_BYTES = 40,
     EAGER_LIMIT = 8192,
     EAGER_CREDIT = 65536,
@@ -40,18 +41,18 @@ enum envelope_kind {
 enum { PLACE_NONE = 0 };
 static const uint64_t PLACE_PRIVATE = UINT64_MAX;
 struct envelope {
-    uint64_t name, bytes, id;
+    struct message_name name;
+    uint64_t bytes, id;
     enum envelope_kind kind;
-    struct shm_place place; /* of the tensor of who says it */
+    struct remote place; /* of the tensor of who says it */
 };
 
 struct cell {
-    _Atomic uint32_t sequence, kind;
-    _Atomic uint64_t name, bytes;
+    _Atomic uint32_t sequence;
+    _Atomic uint32_t head; /* the kind, and above 8 bits of it how many bytes are with an eager message */
+    _Atomic uint64_t operation, message;
     union {
-        struct {
-            _Atomic uint64_t id, block, offset;
-        } about;
+        struct { _Atomic uint64_t id, bytes, block, offset; } about; /* of what is not eager */
         unsigned char payload[INLINE_BYTES];
     } body;
 };

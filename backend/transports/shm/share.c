@@ -6,25 +6,26 @@
    Nor does anybody poll for it: it is over once the other end has been told, not while that waits for room.
 
    A receive that is copied is in `shares`, and the first of them has the claims of the pair. */
-#include "backend/transports/shm/shm.h"
+#include "backend/transports/shm/link.h"
 
 /* A message of so many bytes pushes its own beginning out of the caches anyway. */
 enum { BEYOND_CACHES = 24 << 20 };
 
-struct shm_place share_place(const struct shm *shm, const struct transfer *x)
+struct remote share_place(const struct shm *shm, const struct transfer *x)
 {
-    struct shm_place place;
+    struct remote place;
     bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-    if (!whole || !x->may_share || !shm->ground.find) return (struct shm_place){ PLACE_NONE, 0 };
+    if (!whole || !x->may_share || !shm->ground.find) return (struct remote){ PLACE_NONE, 0 };
     bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
-    return found ? place : (struct shm_place){ PLACE_PRIVATE, 0 };
+    return found ? place : (struct remote){ PLACE_PRIVATE, 0 };
 }
-static bool is_reachable(struct shm_place place)
-{ return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
+static bool is_reachable(struct remote place) { return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
 static struct pair *pair_of(const struct link *l, const struct transfer *x)
-{ return x->is_send ? l->out.pair : l->in.pair; }
+{
+    return x->is_send ? l->out.pair : l->in.pair;
+}
 static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum envelope_kind kind, uint64_t parts,
-    struct shm_place place)
+    struct remote place)
 {
     link_tell(shm, l,
         &(struct envelope){ .name = x->name, .bytes = parts, .id = x->key, .kind = kind, .place = place });
@@ -62,14 +63,14 @@ static void begin(struct shm *shm, struct link *l) /* with the first of the rece
 {
     struct transfer *x = l->shares.first;
     if (!x || l->refused) return;
-    struct shm_place mine = share_place(shm, x);
+    struct remote mine = share_place(shm, x);
     claims_open(l->in.pair, x->key);
     bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
     if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
 {
-    struct shm_place mine = share_place(shm, x);
+    struct remote mine = share_place(shm, x);
     bool plain = mine.block != PLACE_NONE && x->place.block != PLACE_NONE;
     if (!plain || (!is_reachable(mine) && !is_reachable(x->place))) return false;
     x->others = 0;
@@ -96,7 +97,7 @@ static bool receive(struct shm *shm, struct link *l)
     l->refused = status != TUTTI_OK; /* the sender may still be at it: the next would make no sense to it */
     next(shm, l);
     if (status == TUTTI_OK) transfer_done(x);
-    else transfer_refuse(&shm->base, x, status);
+    else router_refuse(shm->base.router, x, status);
     return true;
 }
 void share_hear_copied(struct link *l, const struct envelope *e)
@@ -110,7 +111,7 @@ void share_hear_copied(struct link *l, const struct envelope *e)
 /* ---- the sender ---- */
 void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct transfer *x = open_find(shm, l->peer, e->id, true);
+    struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
     if (l->helped || !is_reachable(e->place) || share_place(shm, x).block == PLACE_NONE) {
         l->in.broken = true;
@@ -129,7 +130,7 @@ static bool send(struct shm *shm, struct link *l)
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved && !link_can_tell(l)) return false;
     l->helped = NULL;
-    if (status != TUTTI_OK) transfer_refuse(&shm->base, x, status);
+    if (status != TUTTI_OK) router_refuse(shm->base.router, x, status);
     else if (x->moved) tell(shm, l, x, ENVELOPE_COPIED, x->moved, x->place);
     if (status != TUTTI_OK) return true;
     if (x->moved == part_count(x->wire)) transfer_done(x);
@@ -138,7 +139,7 @@ static bool send(struct shm *shm, struct link *l)
 }
 void share_hear_finished(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct transfer *x = l->helped && l->helped->key == e->id ? l->helped : open_find(shm, l->peer, e->id, true);
+    struct transfer *x = l->helped && l->helped->key == e->id ? l->helped : open_find(shm, l->rank, e->id, true);
     if (!x) return;
     if (x == l->helped) l->helped = NULL;
     else open_remove(shm, x);

@@ -1,81 +1,25 @@
-/* What the parts of the shm transport share: shm.c, the contract and its lifetime, link.c, the protocol with one
-   peer, and share.c, messages from tensor to tensor. */
+/* The transport between ranks of one host, through the pair regions of their segment (README.md). Its members are
+   numbered by their index on the host, and so is everything in that memory; only what comes out of it bears ranks. */
 #pragma once
-#include "backend/transports/matching.h"
-#include "backend/transports/shm/pair.h"
+#include "backend/transports/router.h"
 
-enum { OPEN_BUCKETS = 256 };
-struct note { /* an envelope that waits for room in the ring */
-    struct note *next;
-    struct envelope envelope;
+struct shm_ground { /* the parts of a segment it needs; `from`, `to` and `member` are indices on the host */
+    void *context;
+    unsigned char *(*pair)(void *context, int from, int to);        /* pair_bytes of shared memory, zeroed at first */
+    tutti_status (*reserve)(void *context, void *at, size_t bytes); /* makes memory real before it is touched */
+    void (*ring)(void *context, int member);                        /* rings that rank's bell */
+    /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy. */
+    void (*stream)(void *to, const void *from, size_t bytes);
+    void (*stream_far)(void *to, const void *from, size_t bytes);
+    /* Tensors where peers can reach them. All four, or NULL: there are none. */
+    bool (*find)(void *context, const void *at, size_t bytes, struct remote *out); /* false: not reachable */
+    /* The address here of a member's place, which is sent to or received from, until the next call for that member and
+       direction. IN_PROGRESS: being mapped, ask again. */
+    tutti_status (*reach)(void *context, int member, bool sends, struct remote place, size_t bytes,
+        unsigned char **out);
+    bool (*enter)(void *context); /* before memory that was reached is touched; false: it must not be any more */
+    void (*leave)(void *context); /* after it */
 };
-struct link {                       /* this rank and one peer, which may be itself */
-    struct reader in;               /* pair NULL: the peer has not opened its pair yet */
-    struct writer out;              /* pair NULL: not opened yet */
-    struct queue outbox;            /* sends to announce or send, receives to clear, in order */
-    struct queue streams;           /* sends that are cleared, in the order of the clearances */
-    struct queue shares;            /* receives copied from tensor to tensor, one after the other */
-    struct transfer *helped;        /* a send whose receiver has asked for help with that, or NULL */
-    struct note *notes, *last_note; /* these go before the outbox */
-    int expecting;                  /* receives that are cleared and not yet complete */
-    int peer;
-    bool dropping;                /* slots may come for receives that are gone */
-    bool eager_ready, pipe_ready; /* these parts of the outgoing pair are reserved */
-    bool refused;                 /* a receive could not reach its message: no other begins, the group has failed */
-    bool spoke;                   /* the peer's bell is due */
-    bool busy;                    /* there is something to do besides looking into the ring */
-    bool active;                  /* in shm->active */
-};
-struct shm {
-    struct transport base;
-    struct shm_ground ground;
-    struct door *door;
-    uint32_t knocks; /* door->opened as last seen */
-    int active_count;
-    struct link **active; /* [size]: those with a pair open */
-    tutti_status failure; /* OK, or why the transport is of no use any more */
-    uint64_t last_id;
-    struct queue open[OPEN_BUCKETS]; /* announced sends and cleared receives, by id */
-    struct note *spare_notes;
-    struct matching matching;
-    struct link *links; /* [size] */
-};
-/* The first failure stays. Whoever calls it leaves every transfer in one of the lists; shm.c ends them all. */
-static inline void shm_fail(struct shm *shm, tutti_status status)
-{
-    transport_keep_reason(&shm->base);
-    shm->failure = shm->failure ? shm->failure : status;
-}
-
-void link_knock(struct shm *shm, struct link *link); /* the peer has opened its pair */
-void link_send(struct shm *shm, struct link *link, struct transfer *send);
-/* A receive has met a message that this peer announced. */
-void link_accept(struct shm *shm, struct link *link, struct transfer *receive, const struct envelope *announcement);
-/* A poll would find nothing: one look at the ring. */
-static inline bool link_is_quiet(const struct link *l) { return !l->busy && !reader_is_ready(&l->in); }
-bool link_poll(struct shm *shm, struct link *link);
-/* After everything that was done with a link: rings the peer's bell if that is due, and sees what is left to do. */
-void link_settle(struct shm *shm, struct link *link);
-/* Of a transfer that is with this link. */
-void link_cancel(struct shm *shm, struct link *link, struct transfer *transfer);
-
-/* ---- of the protocol, for share.c ---- */
-/* At once, or when there is room. */
-void link_tell(struct shm *shm, struct link *link, const struct envelope *envelope);
-bool link_can_tell(struct link *link); /* at once */
-/* Announced sends by their id, and cleared receives by their sender's. */
-void open_add(struct shm *shm, struct transfer *transfer);
-bool open_remove(struct shm *shm, const struct transfer *transfer);
-struct transfer *open_find(struct shm *shm, int peer, uint64_t id, bool is_send);
-
-/* ---- messages from tensor to tensor, in share.c ---- */
-struct shm_place share_place(const struct shm *shm, const struct transfer *transfer);
-/* A receive has met a message. true: one end at least can be reached, it will be copied after those that wait. */
-bool share_accept(struct shm *shm, struct link *link, struct transfer *receive);
-bool share_poll(struct shm *shm, struct link *link);
-void share_hear_offer(struct shm *shm, struct link *link, const struct envelope *envelope);
-void share_hear_copied(struct link *link, const struct envelope *envelope);
-void share_hear_finished(struct shm *shm, struct link *link, const struct envelope *envelope);
-/* Gives a transfer up and tells the other end. false: it was not one of these. */
-bool share_remove(struct shm *shm, struct link *link, struct transfer *transfer);
-struct transfer *share_find(const struct link *link, uint64_t id); /* a receive */
+size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
+/* Leads to these ranks (NULL: 0 to count - 1), member i being ranks[i], and to this rank itself, who is `me`. */
+tutti_status shm_connect(struct router *router, const struct shm_ground *ground, int me, const int *ranks, int count);

@@ -152,7 +152,7 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
         reach_step(step, 2);
         for (int n = 0; me->comm->messages.open->message.transfer.state == TRANSFER_POSTED; n++) {
             REQUIRE(n < SECONDS * 1000);
-            transport_poll(me->comm->transport);
+            router_poll(me->comm->router);
         }
     } else {
         reach_step(step, 1);

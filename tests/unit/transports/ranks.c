@@ -1,6 +1,7 @@
 /* Ranks as threads or processes over one piece of memory. A barrier polls the transport while it waits, as an engine
    would. */
 #include "tests/unit/transports/ranks.h"
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 16, SECONDS = 100, BELL_BYTES = 4096 };
+enum { MAX_RANKS = MOST_RANKS, SECONDS = 100, BELL_BYTES = 4096 };
 struct hall { /* where ranks meet */
     _Atomic int arrived;
 };
@@ -54,14 +55,14 @@ struct seat_ground {
     struct table *table;
     int rank;
 };
-static bool ground_find(void *context, const void *at, size_t bytes, struct shm_place *out)
+static bool ground_find(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct seat_ground *g = context;
     (void)bytes;
-    *out = (struct shm_place){ 1, (uintptr_t)at };
+    *out = (struct remote){ 1, (uintptr_t)at };
     return g->table->reachable >> g->rank & 1;
 }
-static tutti_status ground_reach(void *context, int rank, bool sends, struct shm_place place, size_t bytes,
+static tutti_status ground_reach(void *context, int rank, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
     struct table *t = ((struct seat_ground *)context)->table;
@@ -76,36 +77,56 @@ static tutti_status ground_reach(void *context, int rank, bool sends, struct shm
 static bool ground_enter(void *context) { return !((struct seat_ground *)context)->table->forbidden; }
 static void ground_leave(void *context) { (void)context; }
 static unsigned char *seat_pair(void *context, int from, int to)
-{ return ground_pair(((struct seat_ground *)context)->table, from, to); }
+{
+    return ground_pair(((struct seat_ground *)context)->table, from, to);
+}
 static tutti_status seat_open(void *context, void *at, size_t bytes)
-{ return ground_open(((struct seat_ground *)context)->table, at, bytes); }
+{
+    return ground_open(((struct seat_ground *)context)->table, at, bytes);
+}
 static void seat_ring(void *context, int rank) { ground_ring(((struct seat_ground *)context)->table, rank); }
 static void lay(struct table *t, int size, int protection)
 {
     *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
     t->memory = shared_memory((size_t)size * (size_t)size * t->pair_bytes, protection);
     t->bells = shared_memory(BELL_BYTES, PROT_READ | PROT_WRITE);
-    t->transports = calloc((size_t)size, sizeof *t->transports);
+    t->routers = calloc((size_t)size, sizeof *t->routers);
 }
 static void clear_away(struct table *t)
 {
     munmap(t->memory, (size_t)t->size * (size_t)t->size * t->pair_bytes);
     munmap((void *)t->bells, BELL_BYTES);
     free(t->grounds);
-    free(t->transports);
+    free(t->routers);
 }
 struct shm_ground table_ground(struct table *t)
 {
-    return (struct shm_ground){ .context = t, .pair = ground_pair, .reserve = ground_open, .ring = ground_ring,
-        .stream = ground_stream, .stream_far = ground_stream };
+    return (struct shm_ground){ .context = t,
+        .pair = ground_pair,
+        .reserve = ground_open,
+        .ring = ground_ring,
+        .stream = ground_stream,
+        .stream_far = ground_stream };
+}
+static struct router *new_router(int rank, int size)
+{
+    struct router *router;
+    if (router_create(rank, size, 1, (struct bell){ NULL, NULL }, &router) != TUTTI_OK)
+        ranks_stop(rank, __FILE__, __LINE__, "router_create");
+    return router;
+}
+static void seat_rank(struct table *t, int member, struct router *router, const struct shm_ground *ground,
+    const int *ranks)
+{
+    if (shm_connect(router, ground, member, ranks, t->size) != TUTTI_OK)
+        ranks_stop(router->rank, __FILE__, __LINE__, "shm_connect");
+    t->routers[member] = router;
 }
 void table_open(struct table *t, int size, int reserves)
 {
     lay(t, size, PROT_NONE);
     struct shm_ground ground = table_ground(t);
-    for (int r = 0; r < size; r++)
-        if (shm_connect(&ground, r, size, &t->transports[r]) != TUTTI_OK)
-            ranks_stop(r, __FILE__, __LINE__, "shm_connect");
+    for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size), &ground, NULL);
     t->reserves = reserves;
 }
 void table_open_sharing(struct table *t, int size, unsigned reachable)
@@ -117,14 +138,43 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
         t->grounds[r] = (struct seat_ground){ t, r };
         struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
             ground_find, ground_reach, ground_enter, ground_leave };
-        if (shm_connect(&ground, r, size, &t->transports[r]) != TUTTI_OK)
-            ranks_stop(r, __FILE__, __LINE__, "shm_connect");
+        seat_rank(t, r, new_router(r, size), &ground, NULL);
     }
 }
 void table_close(struct table *t)
 {
-    for (int r = 0; r < t->size; r++) transport_destroy(t->transports[r]);
+    for (int r = 0; r < t->size; r++) router_destroy(t->routers[r]);
     clear_away(t);
+}
+static void open_host(struct mixed *m, int host, const int *host_of)
+{
+    int ranks[MAX_RANKS], count = 0;
+    for (int r = 0; r < m->size; r++)
+        if (host_of[r] == host) ranks[count++] = r;
+    if (!count) return;
+    struct table *t = &m->hosts[host];
+    lay(t, count, PROT_NONE);
+    struct shm_ground ground = table_ground(t);
+    for (int member = 0; member < count; member++) {
+        struct router *router = new_router(ranks[member], m->size);
+        seat_rank(t, member, router, &ground, ranks);
+        m->routers[router->rank] = router;
+    }
+}
+void mixed_open(struct mixed *m, int size, const int *host_of, const struct inproc_options *options)
+{
+    *m = (struct mixed){ .size = size, .world = inproc_create(size, options) };
+    for (int host = 0; host < size; host++) open_host(m, host, host_of);
+    for (int r = 0; r < size; r++)
+        if (!m->world || inproc_connect(m->world, m->routers[r]) != TUTTI_OK)
+            ranks_stop(r, __FILE__, __LINE__, "inproc_connect");
+}
+void mixed_close(struct mixed *m)
+{
+    for (int r = 0; r < m->size; r++) router_destroy(m->routers[r]);
+    for (int host = 0; host < m->size; host++)
+        if (m->hosts[host].size) clear_away(&m->hosts[host]);
+    inproc_destroy(m->world);
 }
 
 /* ---- ranks ---- */
@@ -140,55 +190,70 @@ static void *sit(void *context)
     rank_meet(&seat->rank);
     return NULL;
 }
-static void run_threads(int size, struct transport **transports, body *each)
+static void run_threads(int size, struct router **routers, bool sleep, body *each)
 {
     struct seat seats[MAX_RANKS];
     struct hall hall = { 0 };
     alarm(SECONDS);
     for (int r = 0; r < size; r++) {
-        seats[r] = (struct seat){ { r, size, transports[r], &hall }, each, 0 };
+        seats[r] = (struct seat){ { r, size, routers[r], &hall, sleep }, each, 0 };
         if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
     }
     for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
     alarm(0);
 }
-void ranks_inproc(int size, unsigned seed, body *each)
+/* Whoever reads a send may be kept from its core for long. */
+static struct inproc_options options_of(unsigned seed)
 {
-    struct transport *transports[MAX_RANKS];
-    struct inproc_world *world = inproc_create(size, seed, 40, 8);
-    for (int r = 0; r < size; r++)
-        if (!world || inproc_connect(world, r, &transports[r]) != TUTTI_OK)
+    return (struct inproc_options){ .seed = seed, .delay = 40, .budget = 8, .cancel_ms = SECONDS * 1000 };
+}
+void ranks_inproc(int size, unsigned seed, bool sleep, body *each)
+{
+    struct router *routers[MAX_RANKS];
+    struct inproc_options options = options_of(seed);
+    struct inproc_world *world = inproc_create(size, &options);
+    for (int r = 0; r < size; r++) {
+        routers[r] = new_router(r, size);
+        if (!world || inproc_connect(world, routers[r]) != TUTTI_OK)
             ranks_stop(r, __FILE__, __LINE__, "inproc_connect");
-    run_threads(size, transports, each);
-    for (int r = 0; r < size; r++) transport_destroy(transports[r]);
+    }
+    run_threads(size, routers, sleep, each);
+    for (int r = 0; r < size; r++) router_destroy(routers[r]);
     inproc_destroy(world);
+}
+void ranks_mixed(int size, const int *host_of, unsigned seed, body *each)
+{
+    struct mixed mixed;
+    struct inproc_options options = options_of(seed);
+    mixed_open(&mixed, size, host_of, &options);
+    run_threads(size, mixed.routers, false, each);
+    mixed_close(&mixed);
 }
 void ranks_threads(int size, body *each)
 {
     struct table table;
     table_open(&table, size, -1);
-    run_threads(size, table.transports, each);
+    run_threads(size, table.routers, false, each);
     table_close(&table);
 }
 void ranks_sharing(int size, unsigned reachable, body *each)
 {
     struct table table;
     table_open_sharing(&table, size, reachable);
-    run_threads(size, table.transports, each);
+    run_threads(size, table.routers, false, each);
     table_close(&table);
 }
 static void be_process(struct table *table, int rank, struct hall *hall, body *each)
 {
     struct shm_ground ground = table_ground(table);
-    struct rank me = { rank, table->size, NULL, hall };
+    struct rank me = { rank, table->size, new_router(rank, table->size), hall, false };
     ground.reserve = ground_is_open;
     ground.stream = ground.stream_far = NULL;
     alarm(SECONDS);
-    if (shm_connect(&ground, rank, table->size, &me.transport) != TUTTI_OK)
-        ranks_stop(rank, __FILE__, __LINE__, "shm_connect");
+    seat_rank(table, rank, me.router, &ground, NULL);
     each(&me);
     rank_meet(&me);
-    transport_destroy(me.transport);
+    router_destroy(me.router);
     _exit(0);
 }
 void ranks_processes(int size, body *each)
@@ -210,40 +275,58 @@ void ranks_processes(int size, body *each)
 }
 
 /* ---- for bodies ---- */
+struct message_name name_of(uint64_t name) { return (struct message_name){ name % 3, name }; }
+static void sleep_on_descriptors(struct rank *me)
+{
+    struct pollfd on[2];
+    nfds_t count = 0;
+    for (struct transport *t = me->router->transports; t; t = t->next)
+        if (t->descriptor >= 0) on[count++] = (struct pollfd){ .fd = t->descriptor, .events = POLLIN };
+    if (poll(on, count, SECONDS * 1000 / 2) == 0) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
+}
+bool rank_poll(struct rank *me)
+{
+    if (router_poll(me->router)) return true;
+    if (me->sleeps && router_arm(me->router)) sleep_on_descriptors(me);
+    else sched_yield();
+    return false;
+}
 void rank_meet(struct rank *me)
 {
     int target = (atomic_fetch_add(&me->hall->arrived, 1) / me->size + 1) * me->size;
     while (atomic_load(&me->hall->arrived) < target)
-        if (!transport_poll(me->transport)) sched_yield();
+        if (!router_poll(me->router)) sched_yield();
 }
 void rank_await(struct rank *me, const struct transfer *transfers, int count)
 {
     for (int i = 0; i < count; i++)
-        while (transfers[i].state == TRANSFER_POSTED)
-            if (!transport_poll(me->transport)) sched_yield();
+        while (transfers[i].state == TRANSFER_POSTED) rank_poll(me);
 }
-static struct transfer *post(
-    struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send, struct piece *piece)
+static struct transfer *post(struct rank *me, struct transfer *x, int peer, uint64_t name, bool is_send,
+    struct piece *piece)
 {
-    *x = (struct transfer){ .name = name, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1,
-        .may_share = true };
-    transport_post(me->transport, x);
+    *x = (struct transfer){
+        .name = name_of(name), .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1, .may_share = true
+    };
+    router_post(me->router, x);
     return x;
 }
-struct transfer *rank_send(
-    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, const void *at, size_t bytes)
+struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,
+    const void *at, size_t bytes)
 {
     *piece = (struct piece){ (unsigned char *)(uintptr_t)at, bytes, bytes };
     return post(me, x, peer, name, true, piece);
 }
-struct transfer *rank_recv(
-    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at, size_t bytes)
+struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at,
+    size_t bytes)
 {
     *piece = (struct piece){ at, bytes, bytes };
     return post(me, x, peer, name, false, piece);
 }
 static unsigned char byte_at(uint64_t message, size_t i)
-{ return (unsigned char)(message * 31 + i * 7 + (i >> 8) * 13 + (i >> 16)); }
+{
+    return (unsigned char)(message * 31 + i * 7 + (i >> 8) * 13 + (i >> 16));
+}
 void bytes_fill(unsigned char *at, size_t bytes, uint64_t message)
 {
     for (size_t i = 0; i < bytes; i++) at[i] = byte_at(message, i);

@@ -1,15 +1,17 @@
 /* Ranks for the tests of transports: the same body runs on every rank, over each transport, as threads or as
    processes. A body that finds something wrong stops the program with the place and the rank. */
 #pragma once
-#include "backend/transports/transport.h"
+#include "backend/transports/inproc.h"
+#include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 struct hall;
 struct rank {
     int rank, size;
-    struct transport *transport;
+    struct router *router;
     struct hall *hall;
+    bool sleeps; /* on the descriptors of its transports, while it waits for messages */
 };
 typedef void body(struct rank *me);
 #define REQUIRE(condition)                                                                                             \
@@ -18,14 +20,16 @@ typedef void body(struct rank *me);
     } while (0)
 _Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition);
 
-/* inproc: delays up to 40 polls, from `seed` */
-void ranks_inproc(int size, unsigned seed, body *each);
+/* inproc: delays up to 40 polls, from `seed`; asleep on its descriptor while there is nothing to do, or polling */
+void ranks_inproc(int size, unsigned seed, bool sleeps, body *each);
 /* shm, threads: the memory cannot be touched before it is reserved */
 void ranks_threads(int size, body *each);
 void ranks_processes(int size, body *each);
 /* shm, threads: and peers may touch the memory of the ranks whose bits are set in `reachable` */
 void ranks_sharing(int size, unsigned reachable, body *each);
-/* All ranks in this thread: connects `size` transports over shared memory that cannot be touched before it is
+/* shm between the ranks of a host, inproc between hosts, both threads; host_of[size] */
+void ranks_mixed(int size, const int *host_of, unsigned seed, body *each);
+/* All ranks in this thread: connects `size` routers over shared memory that cannot be touched before it is
    reserved. `reserves`: how many reservations succeed before one is refused (-1: all). bells[rank] counts the
    rings. */
 struct table {
@@ -33,7 +37,7 @@ struct table {
     unsigned char *memory;
     size_t pair_bytes;
     _Atomic uint32_t *bells;
-    struct transport **transports;
+    struct router **routers;
     /* what peers can reach: the memory of these ranks, after `delay` askings; or not any more, or not at all */
     unsigned reachable;
     int delay, asked;
@@ -45,14 +49,26 @@ void table_open(struct table *table, int size, int reserves);
 void table_open_sharing(struct table *table, int size, unsigned reachable);
 void table_close(struct table *table);
 struct shm_ground table_ground(struct table *table);
+/* The same over both transports: ranks of one host by shm, the others by inproc. */
+enum { MOST_RANKS = 16 };
+struct mixed {
+    int size;
+    struct inproc_world *world;
+    struct table hosts[MOST_RANKS];
+    struct router *routers[MOST_RANKS];
+};
+void mixed_open(struct mixed *mixed, int size, const int *host_of, const struct inproc_options *options);
+void mixed_close(struct mixed *mixed);
 
 /* ---- for bodies ---- */
+struct message_name name_of(uint64_t name); /* differs in both parts */
+bool rank_poll(struct rank *me);            /* false: nothing moved, it has let others work, or slept */
 void rank_meet(struct rank *me);                                               /* a barrier that polls */
 void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
-struct transfer *rank_send(
-    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, const void *at, size_t bytes);
-struct transfer *rank_recv(
-    struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at, size_t bytes);
+struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,
+    const void *at, size_t bytes);
+struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at,
+    size_t bytes);
 
 /* Bytes that tell from which message they are and where they stood in it. */
 void bytes_fill(unsigned char *at, size_t bytes, uint64_t message);

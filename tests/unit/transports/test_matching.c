@@ -7,13 +7,17 @@
 
 #include <cmocka.h>
 
-static struct transfer receive(int peer, uint64_t name) { return (struct transfer){ .peer = peer, .name = name }; }
+static struct message_name named(uint64_t name) { return (struct message_name){ name % 5, name }; }
+static struct transfer receive(int peer, uint64_t name)
+{
+    return (struct transfer){ .peer = peer, .name = named(name) };
+}
 static struct arrival *arrive(struct matching *m, int source, uint64_t name, uint64_t id)
 {
     struct arrival *a = matching_arrival(m, 100);
     assert_non_null(a);
     a->source = source;
-    a->name = name;
+    a->name = named(name);
     a->id = id;
     a->announced = id != 0;
     matching_keep(m, a);
@@ -29,12 +33,13 @@ static void test_receives_are_taken_in_order_of_posting(void **state)
     assert_null(matching_post(&m, &first));
     assert_null(matching_post(&m, &any));
     assert_null(matching_post(&m, &last));
-    assert_ptr_equal(matching_arrive(&m, 1, 7), &first);
-    assert_ptr_equal(matching_arrive(&m, 2, 7), &any);
-    assert_null(matching_arrive(&m, 2, 7));
-    assert_ptr_equal(matching_arrive(&m, 1, 7), &last);
-    assert_ptr_equal(matching_pop(&m), &other);
-    assert_null(matching_pop(&m));
+    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &first);
+    assert_ptr_equal(matching_arrive(&m, 2, named(7)), &any);
+    assert_null(matching_arrive(&m, 2, named(7)));
+    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &last);
+    assert_null(matching_pop(&m, 2));
+    assert_ptr_equal(matching_pop(&m, 1), &other);
+    assert_null(matching_pop(&m, TRANSFER_ANY_PEER));
     matching_finish(&m);
 }
 static void test_arrivals_are_taken_in_order_of_arrival(void **state)
@@ -52,6 +57,38 @@ static void test_arrivals_are_taken_in_order_of_arrival(void **state)
     matching_free(&m, c);
     matching_finish(&m);
 }
+/* Of one peer only those that nobody else could answer; of any peer all. */
+static void test_receives_of_a_peer_are_taken_out(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct transfer any = receive(TRANSFER_ANY_PEER, 7), two = receive(2, 7), one = receive(1, 7), last = receive(2, 9);
+    struct transfer *all[] = { &any, &two, &one, &last };
+    for (int i = 0; i < 4; i++) assert_null(matching_post(&m, all[i]));
+    struct transfer *first = matching_pop(&m, 2), *second = matching_pop(&m, 2);
+    assert_true((first == &two && second == &last) || (first == &last && second == &two));
+    assert_null(matching_pop(&m, 2));
+    assert_ptr_equal(matching_pop(&m, TRANSFER_ANY_PEER), &any);
+    assert_ptr_equal(matching_pop(&m, TRANSFER_ANY_PEER), &one);
+    assert_null(matching_pop(&m, TRANSFER_ANY_PEER));
+    matching_finish(&m);
+}
+/* Operations 2^22 apart once shared a name, as did tile 2^20 and the next operation. */
+static void test_names_have_room(void **state)
+{
+    (void)state;
+    static const struct message_name names[] = { { 5, 7 }, { 5 + (1 << 22), 7 }, { 6, 7 }, { 5, (uint64_t)1 << 52 | 7 },
+        { OPERATION_OF_USER, 7 }, { 5 + ((uint64_t)1 << 32), 7 } };
+    enum { NAMES = sizeof names / sizeof *names };
+    struct transfer x[NAMES];
+    struct matching m = { 0 };
+    for (int i = 0; i < NAMES; i++) {
+        x[i] = (struct transfer){ .name = names[i] };
+        assert_null(matching_post(&m, &x[i]));
+    }
+    for (int i = NAMES - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, 0, names[i]), &x[i]);
+    matching_finish(&m);
+}
 static void test_a_cancelled_receive_is_passed_over(void **state)
 {
     (void)state;
@@ -62,8 +99,8 @@ static void test_a_cancelled_receive_is_passed_over(void **state)
     assert_true(matching_cancel(&m, &second));
     assert_false(matching_cancel(&m, &second));
     matching_post(&m, &third); /* the end of the list was taken away */
-    assert_ptr_equal(matching_arrive(&m, 1, 7), &first);
-    assert_ptr_equal(matching_arrive(&m, 1, 7), &third);
+    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &first);
+    assert_ptr_equal(matching_arrive(&m, 1, named(7)), &third);
     matching_finish(&m);
 }
 static void test_only_announcements_are_withdrawn(void **state)
@@ -74,9 +111,9 @@ static void test_only_announcements_are_withdrawn(void **state)
     struct arrival *announced = arrive(&m, 1, 7, 5);
     arrive(&m, 2, 7, 5);
     arrive(&m, 1, 9, 6);
-    assert_null(matching_withdraw(&m, 1, 7, 6));
-    assert_null(matching_withdraw(&m, 1, 7, 0));
-    assert_ptr_equal(matching_withdraw(&m, 1, 7, 5), announced);
+    assert_null(matching_withdraw(&m, 1, named(7), 6));
+    assert_null(matching_withdraw(&m, 1, named(7), 0));
+    assert_ptr_equal(matching_withdraw(&m, 1, named(7), 5), announced);
     matching_free(&m, announced);
     matching_withdraw_all(&m, 1);
     struct transfer x = receive(1, 9), y = receive(1, 7), z = receive(2, 7);
@@ -111,7 +148,7 @@ static void test_many_names(void **state)
         x[i] = receive(i % 5, (uint64_t)i << 20);
         assert_null(matching_post(&m, &x[i]));
     }
-    for (int i = MANY - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, i % 5, (uint64_t)i << 20), &x[i]);
+    for (int i = MANY - 1; i >= 0; i--) assert_ptr_equal(matching_arrive(&m, i % 5, named((uint64_t)i << 20)), &x[i]);
     matching_finish(&m);
 }
 int main(void)
@@ -119,6 +156,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_receives_are_taken_in_order_of_posting),
         cmocka_unit_test(test_arrivals_are_taken_in_order_of_arrival),
+        cmocka_unit_test(test_receives_of_a_peer_are_taken_out),
+        cmocka_unit_test(test_names_have_room),
         cmocka_unit_test(test_a_cancelled_receive_is_passed_over),
         cmocka_unit_test(test_only_announcements_are_withdrawn),
         cmocka_unit_test(test_memory_is_used_again),

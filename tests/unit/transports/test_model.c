@@ -20,7 +20,7 @@ struct message {
 };
 struct model {
     unsigned long random;
-    struct transport *transports[RANKS];
+    struct router *routers[RANKS];
     int send_count, receive_count;
     struct message sends[MAX_MESSAGES], receives[MAX_MESSAGES];
     int sent[RANKS][RANKS][NAMES];     /* from, to, name */
@@ -37,7 +37,9 @@ static unsigned draw(unsigned below)
 }
 static bool takes_any(int name) { return name >= NAMES - ANY_NAMES; }
 static uint64_t identity(int from, int to, int name, int k)
-{ return ((uint64_t)k * NAMES + (uint64_t)name) * RANKS * RANKS + (uint64_t)(from * RANKS + to); }
+{
+    return ((uint64_t)k * NAMES + (uint64_t)name) * RANKS * RANKS + (uint64_t)(from * RANKS + to);
+}
 static size_t bytes_of(int from, int to, int name, int k)
 {
     static const size_t usual[] = { 0, 1, 8, 40, 41, 300, 700, 4096 }, large[] = { 4097, 20000, 65536, 70000, 300000 };
@@ -56,12 +58,12 @@ static void post(struct message *message, int peer, bool is_send, size_t bytes)
 {
     message->bytes = bytes;
     cut(message);
-    message->x = (struct transfer){ .name = (uint64_t)message->name << 40,
+    message->x = (struct transfer){ .name = { (uint64_t)message->name / 5, (uint64_t)message->name % 5 << 40 },
         .peer = peer,
         .is_send = is_send,
         .pieces = message->pieces,
         .piece_count = 3 };
-    transport_post(m.transports[message->rank], &message->x);
+    router_post(m.routers[message->rank], &message->x);
 }
 static void send_one(int from, int to, int name)
 {
@@ -91,13 +93,13 @@ static void act(void)
         bool any = takes_any(name) && draw(2);
         receive_one(a, any ? TRANSFER_ANY_PEER : b, name, !takes_any(name) && draw(30) == 0);
     } else
-        for (unsigned n = draw(12); n > 0; n--) transport_poll(m.transports[draw(RANKS)]);
+        for (unsigned n = draw(12); n > 0; n--) router_poll(m.routers[draw(RANKS)]);
 }
 static void settle(void) /* until nothing has moved for a while, longer than inproc delays anything */
 {
     for (int quiet = 0; quiet < QUIET; quiet++)
         for (int r = 0; r < RANKS; r++)
-            if (transport_poll(m.transports[r])) quiet = 0;
+            if (router_poll(m.routers[r])) quiet = 0;
 }
 
 /* ---- what must hold ---- */
@@ -140,8 +142,8 @@ static void count_answers(bool check)
 static bool could_be_answered(const struct message *receive)
 {
     for (int s = 0; s < RANKS; s++)
-        if ((receive->x.peer == s || receive->x.peer == TRANSFER_ANY_PEER) &&
-            m.sent[s][receive->rank][receive->name] > m.answered[s][receive->rank][receive->name])
+        if ((receive->x.peer == s || receive->x.peer == TRANSFER_ANY_PEER)
+            && m.sent[s][receive->rank][receive->name] > m.answered[s][receive->rank][receive->name])
             return true;
     return false;
 }
@@ -192,23 +194,24 @@ static void run(unsigned long seed)
     for (int i = 0; i < m.receive_count; i++) free(m.receives[i].data);
 }
 
-/* ---- over both transports ---- */
+/* ---- over each transport, and over both ---- */
 static void over_shm(unsigned long seed)
 {
     struct table table;
     table_open(&table, RANKS, -1);
-    memcpy(m.transports, table.transports, sizeof m.transports);
+    memcpy(m.routers, table.routers, sizeof m.routers);
     run(seed);
     table_close(&table);
 }
-static void over_inproc(unsigned long seed)
+/* Rank r is on host_of[r]: each on a host of its own, so only what a rank sends itself goes by shm; or two together. */
+static void over_hosts(unsigned long seed, const int *host_of)
 {
-    struct inproc_world *world = inproc_create(RANKS, (unsigned)seed, (int)(seed % 3) * 20, 6);
-    assert_non_null(world);
-    for (int r = 0; r < RANKS; r++) assert_int_equal(inproc_connect(world, r, &m.transports[r]), TUTTI_OK);
+    struct mixed mixed;
+    struct inproc_options options = { .seed = (unsigned)seed, .delay = (int)(seed % 3) * 20, .budget = 6 };
+    mixed_open(&mixed, RANKS, host_of, &options);
+    memcpy(m.routers, mixed.routers, sizeof m.routers);
     run(seed);
-    for (int r = 0; r < RANKS; r++) transport_destroy(m.transports[r]);
-    inproc_destroy(world);
+    mixed_close(&mixed);
 }
 static void test_shm(void **state)
 {
@@ -218,11 +221,20 @@ static void test_shm(void **state)
 static void test_inproc(void **state)
 {
     (void)state;
-    for (unsigned long seed = 1; seed <= 3; seed++) over_inproc(given_seed ? given_seed : seed);
+    for (unsigned long seed = 1; seed <= 3; seed++) over_hosts(given_seed ? given_seed : seed, (int[]){ 0, 1, 2 });
+}
+static void test_both(void **state)
+{
+    (void)state;
+    for (unsigned long seed = 1; seed <= 3; seed++) {
+        over_hosts(given_seed ? given_seed : seed, (int[]){ 0, 0, 1 });
+        over_hosts(given_seed ? given_seed : seed, (int[]){ 0, 1, 0 });
+    }
 }
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shm), cmocka_unit_test(test_inproc) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shm), cmocka_unit_test(test_inproc),
+        cmocka_unit_test(test_both) };
     given_seed = argc > 1 ? strtoul(argv[1], NULL, 10) : 0;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

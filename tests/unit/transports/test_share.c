@@ -18,7 +18,7 @@ struct scene {
 
 static void poll_rank(struct scene *s, int rank, int times)
 {
-    for (int n = 0; n < times; n++) transport_poll(s->t.transports[rank]);
+    for (int n = 0; n < times; n++) router_poll(s->t.routers[rank]);
 }
 static void poll_both(struct scene *s, int times)
 {
@@ -31,9 +31,10 @@ static void post(struct scene *s, struct transfer *x, struct piece *piece, unsig
 {
     bool is_send = x == &s->out_x;
     *piece = (struct piece){ at, bytes, bytes };
-    *x = (struct transfer){ .name = 1, .peer = is_send, .is_send = is_send, .pieces = piece, .piece_count = 1,
-        .may_share = true };
-    transport_post(s->t.transports[!is_send], x);
+    *x = (struct transfer){
+        .name = { 0, 1 }, .peer = is_send, .is_send = is_send, .pieces = piece, .piece_count = 1, .may_share = true
+    };
+    router_post(s->t.routers[!is_send], x);
 }
 /* Announced and met: both ends can begin. */
 static void scene_begin(struct scene *s, size_t bytes)
@@ -126,7 +127,7 @@ static void test_a_refusal_is_an_error(void **state)
         assert_int_equal(failed->status, TUTTI_NO_MEMORY);
         status_fail(TUTTI_TIMEOUT, "something else, later");
         int rank = failed == &s.in_x, peer = !rank;
-        assert_non_null(strstr(s.t.transports[rank]->reason, peer ? "memory of rank 1" : "memory of rank 0"));
+        assert_non_null(strstr(s.t.routers[rank]->reason, peer ? "memory of rank 1" : "memory of rank 0"));
         table_close(&s.t);
     }
 }
@@ -157,9 +158,10 @@ static void test_the_end_is_told_before_it_is_over(void **state)
         scene_open(&s, reachable, MOST);
         poll_rank(&s, 1, 1);                                           /* hears; offers, if it can be reached */
         for (int k = 0; k < RING_CELLS; k++) {
-            small[k] = (struct transfer){ .name = 2, .peer = !full, .is_send = true, .pieces = &piece,
-                .piece_count = 1 };
-            transport_post(s.t.transports[full], &small[k]);
+            small[k] = (struct transfer){
+                .name = { 0, 2 }, .peer = !full, .is_send = true, .pieces = &piece, .piece_count = 1
+            };
+            router_post(s.t.routers[full], &small[k]);
         }
         poll_rank(&s, full, 30);
         struct transfer *end[2] = { &s.out_x, &s.in_x };
@@ -180,9 +182,13 @@ static void test_a_refusal_does_not_begin_the_next(void **state)
     struct piece pieces[2] = { { got, MOST, MOST }, { sent, MOST, MOST } };
     scene_open(&s, BOTH, MOST);
     for (int side = 0; side < 2; side++) {
-        second[side] = (struct transfer){ .name = 2, .peer = side, .is_send = side, .pieces = &pieces[side],
-            .piece_count = 1, .may_share = true };
-        transport_post(s.t.transports[!side], &second[side]);
+        second[side] = (struct transfer){ .name = { 0, 2 },
+            .peer = side,
+            .is_send = side,
+            .pieces = &pieces[side],
+            .piece_count = 1,
+            .may_share = true };
+        router_post(s.t.routers[!side], &second[side]);
     }
     s.t.delay = 2;
     poll_rank(&s, 1, 1);
@@ -197,8 +203,8 @@ static void test_a_refusal_does_not_begin_the_next(void **state)
     assert_int_equal(second[1].state, TRANSFER_POSTED);
     assert_int_equal(second[0].state, TRANSFER_POSTED);
     for (size_t i = 0; i < MOST; i++) assert_int_equal(got[i], 0);
-    assert_true(transport_cancel(s.t.transports[1], &second[0]));
-    for (int side = 0; side < 2; side++) assert_true(transport_cancel(s.t.transports[0], side ? &second[1] : &s.out_x));
+    assert_true(router_cancel(s.t.routers[1], &second[0]));
+    for (int side = 0; side < 2; side++) assert_true(router_cancel(s.t.routers[0], side ? &second[1] : &s.out_x));
     table_close(&s.t);
 }
 /* After a failure nobody touches a peer's memory: what is open stays open until it is cancelled. */
@@ -213,8 +219,8 @@ static void test_forbidden_memory_is_not_touched(void **state)
         for (size_t i = 0; i < MOST; i++) assert_int_equal(got[i], 0);
         assert_int_equal(s.out_x.state, TRANSFER_POSTED);
         assert_int_equal(s.in_x.state, TRANSFER_POSTED);
-        assert_true(transport_cancel(s.t.transports[0], &s.out_x));
-        assert_true(transport_cancel(s.t.transports[1], &s.in_x));
+        assert_true(router_cancel(s.t.routers[0], &s.out_x));
+        assert_true(router_cancel(s.t.routers[1], &s.in_x));
         table_close(&s.t);
     }
 }
@@ -230,7 +236,7 @@ static void test_cancelling(void **state)
                 for (int n = 0; n < stage; n++) poll_rank(&s, (n + 1) % 2, 1);
                 struct transfer *mine = who ? &s.in_x : &s.out_x, *other = who ? &s.out_x : &s.in_x;
                 assert_int_equal(mine->state, TRANSFER_POSTED);
-                assert_true(transport_cancel(s.t.transports[who], mine));
+                assert_true(router_cancel(s.t.routers[who], mine));
                 memset(mine, 0xee, sizeof *mine);       /* whoever uses it from now on will fall over it */
                 unsigned char kept[sizeof got];
                 memcpy(kept, got, sizeof got);
@@ -262,12 +268,16 @@ static void test_many_at_once(void **state)
             for (int side = 0; side < 2; side++) {
                 bool shares = k % 3 != side;            /* one of the two does not want it: then it is streamed */
                 pieces[k][side] = (struct piece){ side ? from[k] : to[k], BYTES, BYTES };
-                x[k][side] = (struct transfer){ .name = (uint64_t)k % 2, .peer = side, .is_send = side,
-                    .pieces = &pieces[k][side], .piece_count = 1, .may_share = shares };
-                transport_post(t.transports[!side], &x[k][side]);
+                x[k][side] = (struct transfer){ .name = { 0, (uint64_t)k % 2 },
+                    .peer = side,
+                    .is_send = side,
+                    .pieces = &pieces[k][side],
+                    .piece_count = 1,
+                    .may_share = shares };
+                router_post(t.routers[!side], &x[k][side]);
             }
         }
-        for (int n = 0; n < 1000; n++) transport_poll(t.transports[n % 2]);
+        for (int n = 0; n < 1000; n++) router_poll(t.routers[n % 2]);
         for (int k = 0; k < MANY; k++) {
             assert_true(x[k][0].state == TRANSFER_DONE && x[k][1].state == TRANSFER_DONE);
             assert_true(bytes_are(to[k], BYTES, (uint64_t)k));
@@ -284,8 +294,8 @@ static void test_nonsense_fails_all_transfers(void **state)
     poll_rank(&s, 1, 1);
     struct pair *pair = (struct pair *)(void *)(s.t.memory + s.t.pair_bytes);
     struct cell *cell = &pair->cells[1];
-    atomic_store(&cell->kind, ENVELOPE_COPIED);
-    atomic_store(&cell->bytes, 1000);
+    atomic_store(&cell->head, ENVELOPE_COPIED);
+    atomic_store(&cell->body.about.bytes, 1000);
     atomic_store(&cell->body.about.id, s.in_x.key);
     atomic_store(&cell->sequence, 2);
     poll_rank(&s, 1, 1);

@@ -14,15 +14,15 @@ static unsigned char sent[LARGE], got[LARGE];
 
 static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
 {
-    *x = (struct transfer){ .name = 1, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
-    transport_post(t->transports[rank], x);
+    *x = (struct transfer){ .name = { 0, 1 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    router_post(t->routers[rank], x);
     return x;
 }
 static struct piece whole(unsigned char *at, size_t bytes) { return (struct piece){ at, bytes, bytes }; }
 static void poll_all(struct table *t, int times)
 {
     for (int n = 0; n < times; n++)
-        for (int r = 0; r < t->size; r++) transport_poll(t->transports[r]);
+        for (int r = 0; r < t->size; r++) router_poll(t->routers[r]);
 }
 static struct pair *pair_of(struct table *t, int from, int to)
 {
@@ -32,12 +32,11 @@ static struct pair *pair_of(struct table *t, int from, int to)
 
 /* ---- hostile memory ---- */
 typedef void damage(struct table *t);
-static void forge_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].kind, 77); }
-static void forge_no_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].kind, 0); }
+static void forge_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 77); }
+static void forge_no_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 0); }
 static void forge_eager_bytes(struct table *t)
 {
-    atomic_store(&pair_of(t, 0, 1)->cells[0].kind, ENVELOPE_EAGER);
-    atomic_store(&pair_of(t, 0, 1)->cells[0].bytes, UINT64_MAX - 7);
+    atomic_store(&pair_of(t, 0, 1)->cells[0].head, UINT32_MAX << KIND_BITS | ENVELOPE_EAGER);
 }
 /* Rank 0 has told of a large message, then its envelope is damaged before rank 1 reads it. */
 static void test_a_damaged_envelope_fails_all_transfers(void **state)
@@ -77,13 +76,13 @@ static void damage_a_stream(damage *spoil, int victim)
     table_open(&t, 2, -1);
     post(&t, 0, &out_x, 1, true, &out);
     post(&t, 1, &in_x, 0, false, &in);
-    transport_poll(t.transports[1]);
-    transport_poll(t.transports[0]);
+    router_poll(t.routers[1]);
+    router_poll(t.routers[0]);
     assert_int_equal(in_x.state, TRANSFER_POSTED);
     spoil(&t);
     for (int i = 0; i < 200 && victim == 0; i++)
         post(&t, 0, &more[i], 1, true, &little); /* makes it look at the counters */
-    transport_poll(t.transports[victim]);
+    router_poll(t.routers[victim]);
     struct transfer *x = victim == 0 ? &out_x : &in_x;
     assert_int_equal(x->state, TRANSFER_FAILED);
     assert_int_equal(x->status, TUTTI_INTERNAL);
@@ -148,8 +147,8 @@ static void test_a_refused_reservation_is_an_error(void **state)
             refused += !fine;
             table_close(&t);
         }
-    assert_int_equal(
-        refused, 2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and door; eager; pipe, ring and door back */
+    assert_int_equal(refused,
+        2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and door; eager; pipe, ring and door back */
 }
 static void test_no_memory_for_the_unexpected_is_an_error(void **state)
 {
@@ -159,8 +158,8 @@ static void test_no_memory_for_the_unexpected_is_an_error(void **state)
     struct piece out = whole(sent, 100), in = whole(got, 100);
     table_open(&t, 2, -1);
     post(&t, 0, &out_x, 1, true, &out);
-    in_x = (struct transfer){ .name = 2, .peer = 0, .pieces = &in, .piece_count = 1 };
-    transport_post(t.transports[1], &in_x);
+    in_x = (struct transfer){ .name = { 0, 2 }, .peer = 0, .pieces = &in, .piece_count = 1 };
+    router_post(t.routers[1], &in_x);
     memory_fail_after(1);
     poll_all(&t, 2);
     memory_fail_after(0);
@@ -176,14 +175,22 @@ static void test_connecting_without_memory_is_an_error(void **state)
     struct table t;
     table_open(&t, 2, -1);
     struct shm_ground ground = table_ground(&t);
-    struct transport *out = NULL;
-    for (int n = 1; n <= 3; n++) {
+    struct router *router;
+    struct bell none = { NULL, NULL };
+    for (int n = 1; n <= 2; n++) {
         memory_fail_after(n);
-        assert_int_equal(shm_connect(&ground, 0, 2, &out), TUTTI_NO_MEMORY);
-        assert_null(out);
+        assert_int_equal(router_create(0, 2, 1, none, &router), TUTTI_NO_MEMORY);
     }
     memory_fail_after(0);
-    assert_int_equal(shm_connect(&ground, 0, DOOR_RANKS + 1, &out), TUTTI_UNSUPPORTED);
+    assert_int_equal(router_create(0, 2, 1, none, &router), TUTTI_OK);
+    for (int n = 1; n <= 3; n++) {
+        memory_fail_after(n);
+        assert_int_equal(shm_connect(router, &ground, 0, NULL, 2), TUTTI_NO_MEMORY);
+        assert_null(router->transports);
+    }
+    memory_fail_after(0);
+    assert_int_equal(shm_connect(router, &ground, 0, NULL, DOOR_RANKS + 1), TUTTI_UNSUPPORTED);
+    router_destroy(router);
     table_close(&t);
 }
 /* Once a pair has been used, expected messages of any size allocate nothing: the next allocation would fail. */
@@ -265,7 +272,7 @@ static bool poll_if_awake(struct table *t, int rank, struct sleeper *sleeper)
     uint32_t bell = atomic_load(&t->bells[rank]);
     if (sleeper->asleep && bell == sleeper->seen) return false;
     sleeper->seen = bell;
-    sleeper->asleep = !transport_poll(t->transports[rank]);
+    sleeper->asleep = !router_poll(t->routers[rank]);
     return true;
 }
 /* In turns, or each until it sleeps. */
@@ -331,7 +338,7 @@ static void scene_open(struct scene *s)
 }
 static void receive_and_clear(struct scene *s)
 {
-    transport_poll(s->t.transports[1]);
+    router_poll(s->t.routers[1]);
     post(&s->t, 1, &s->in_x, 0, false, &s->in);
 }
 /* Whatever happened before, the next message arrives whole, and nothing that was let go is touched any more. */
@@ -355,7 +362,7 @@ static void scene_close(struct scene *s)
 static void cancel(struct scene *s, struct transfer *x)
 {
     assert_int_equal(x->state, TRANSFER_POSTED);
-    assert_true(transport_cancel(s->t.transports[x == &s->out_x ? 0 : 1], x));
+    assert_true(router_cancel(s->t.routers[x == &s->out_x ? 0 : 1], x));
     assert_int_equal(x->state, TRANSFER_IDLE);
     memset(x, 0xee, sizeof *x); /* whoever uses it from now on will fall over it */
 }
@@ -367,7 +374,7 @@ static void test_cancelling_a_send(void **state)
         scene_open(&s);
         if (stage == 1) poll_all(&s.t, 1);
         if (stage >= 2) receive_and_clear(&s);
-        if (stage == 3) transport_poll(s.t.transports[0]);
+        if (stage == 3) router_poll(s.t.routers[0]);
         cancel(&s, &s.out_x);
         poll_all(&s.t, 20);
         if (stage >= 2) assert_int_equal(s.in_x.state, TRANSFER_FAILED);
@@ -382,8 +389,8 @@ static void test_cancelling_a_receive(void **state)
         struct scene s;
         scene_open(&s);
         receive_and_clear(&s);
-        if (stage >= 1) transport_poll(s.t.transports[0]);
-        if (stage >= 2) transport_poll(s.t.transports[1]);
+        if (stage >= 1) router_poll(s.t.routers[0]);
+        if (stage >= 2) router_poll(s.t.routers[1]);
         cancel(&s, &s.in_x);
         poll_all(&s.t, 20);
         assert_int_equal(s.out_x.state, TRANSFER_DONE); /* into the void */
@@ -395,8 +402,8 @@ static void fill_ring(struct scene *s, struct transfer x[RING_CELLS])
 {
     static struct piece nothing;
     for (int i = 0; i < RING_CELLS; i++) {
-        x[i] = (struct transfer){ .name = 2, .is_send = true, .pieces = &nothing, .piece_count = 1 };
-        transport_post(s->t.transports[1], &x[i]);
+        x[i] = (struct transfer){ .name = { 0, 2 }, .is_send = true, .pieces = &nothing, .piece_count = 1 };
+        router_post(s->t.routers[1], &x[i]);
         assert_int_equal(x[i].state, TRANSFER_DONE);
     }
 }
@@ -410,7 +417,7 @@ static void test_cancelling_while_answers_wait(void **state)
         fill_ring(&s, x);
         receive_and_clear(&s); /* its clearance finds no room */
         cancel(&s, who == 0 ? &s.out_x : &s.in_x);
-        transport_poll(s.t.transports[1]);
+        router_poll(s.t.routers[1]);
         if (who == 0) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
         poll_all(&s.t, 20);
         if (who == 1) assert_int_equal(s.out_x.state, TRANSFER_DONE);

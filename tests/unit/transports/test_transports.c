@@ -1,4 +1,6 @@
-/* The contract, over every transport: inproc with delays and reordering, shm between threads, shm between processes. */
+/* The contract, over every transport: inproc with delays and reordering, shm between threads, shm between processes,
+   and a router over both. */
+#include "backend/base/status.h"
 #include "backend/transports/shm/pair.h"
 #include "tests/unit/transports/ranks.h"
 #include <setjmp.h>
@@ -31,7 +33,7 @@ static void order_within_a_name(struct rank *me)
         rank_send(me, &out[k], next_of(me), 5, &pieces[0][k], sent + k * 10000, mixed_size(k));
         if (k >= 40)
             rank_recv(me, &in[k - 40], before(me), 5, &pieces[1][k - 40], got + (k - 40) * 10000, mixed_size(k - 40));
-        transport_poll(me->transport);
+        router_poll(me->router);
     }
     for (int k = ORDERED - 40; k < ORDERED; k++)
         rank_recv(me, &in[k], before(me), 5, &pieces[1][k], got + k * 10000, mixed_size(k));
@@ -123,7 +125,7 @@ static void any_peer(struct rank *me)
         if (me->rank) bytes_fill(at, bytes, (uint64_t)(me->rank * EACH + k));
         if (me->rank) rank_send(me, &x[k], 0, (uint64_t)(k % 2), &pieces[k], at, bytes);
         else rank_recv(me, &x[k], TRANSFER_ANY_PEER, (uint64_t)(k % 2), &pieces[k], at, bytes);
-        transport_poll(me->transport);
+        router_poll(me->router);
     }
     rank_await(me, x, n);
     for (int parity = 0; parity < 2 && me->rank == 0; parity++) {
@@ -193,11 +195,11 @@ static void padded(struct rank *me, size_t chunk)
         bytes_fill(from[i].at, real, (uint64_t)i);
     }
     struct transfer x[2] = {
-        { .name = chunk, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = 4 },
-        { .name = chunk, .peer = before(me), .pieces = to, .piece_count = 2 },
+        { .name = { 0, chunk }, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = 4 },
+        { .name = { 0, chunk }, .peer = before(me), .pieces = to, .piece_count = 2 },
     };
-    transport_post(me->transport, &x[0]);
-    transport_post(me->transport, &x[1]);
+    router_post(me->router, &x[0]);
+    router_post(me->router, &x[1]);
     rank_await(me, x, 2);
     REQUIRE(x[0].state == TRANSFER_DONE && x[1].state == TRANSFER_DONE);
     for (size_t i = 0; i < 4; i++) REQUIRE(bytes_are(got + i * chunk, i % 3 ? real : half, i));
@@ -225,10 +227,12 @@ static void pieces_are_cut_differently(struct rank *me)
     whole[0] = (struct piece){ got, 1001, 1001 };
     whole[1] = (struct piece){ got + 1001, n - 1001, n - 1001 };
     bytes_fill(sent, n, 3);
-    struct transfer x[2] = { { .name = 1, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = PIECES },
-        { .name = 1, .peer = before(me), .pieces = whole, .piece_count = 2 } };
-    transport_post(me->transport, &x[0]);
-    transport_post(me->transport, &x[1]);
+    struct transfer x[2] = {
+        { .name = { 0, 1 }, .peer = next_of(me), .is_send = true, .pieces = from, .piece_count = PIECES },
+        { .name = { 0, 1 }, .peer = before(me), .pieces = whole, .piece_count = 2 },
+    };
+    router_post(me->router, &x[0]);
+    router_post(me->router, &x[1]);
     rank_await(me, x, 2);
     REQUIRE(bytes_are(got, n, 3) && got[n] == 0xee);
     free(sent);
@@ -254,8 +258,8 @@ static void bytes_that_differ(struct rank *me)
             if (!late) rank_send(me, &out, next_of(me), k, &of_out, sent, pairs[k][0]);
             rank_await(me, &in, 1);
             rank_await(me, &out, 1);
-            REQUIRE(in.state == TRANSFER_FAILED && in.status == TUTTI_MISMATCH && in.theirs == pairs[k][0] &&
-                    in.source == before(me));
+            REQUIRE(in.state == TRANSFER_FAILED && in.status == TUTTI_MISMATCH && in.theirs == pairs[k][0]
+                && in.source == before(me));
             REQUIRE(out.state == TRANSFER_DONE ? pairs[k][0] <= EAGER_LIMIT
                                                : out.status == TUTTI_MISMATCH && out.theirs == pairs[k][1]);
             REQUIRE(got[0] == 0xee);
@@ -288,7 +292,7 @@ static void to_oneself(struct rank *me)
 /* ---- cancelling ---- */
 static void cancel(struct rank *me, struct transfer *x)
 {
-    while (x->state == TRANSFER_POSTED && !transport_cancel(me->transport, x)) transport_poll(me->transport);
+    while (x->state == TRANSFER_POSTED && !router_cancel(me->router, x)) router_poll(me->router);
     REQUIRE(x->state != TRANSFER_POSTED);
 }
 static void a_cancelled_receive_takes_nothing(struct rank *me)
@@ -316,12 +320,12 @@ static void a_cancelled_send_is_not_received(struct rank *me)
     struct piece of_out, of_in;
     unsigned char *sent = buffer(100000), *got = buffer(100000);
     rank_send(me, &out, next_of(me), 8, &of_out, sent, 100000);
-    for (int i = 0; i < 100; i++) transport_poll(me->transport);
+    for (int i = 0; i < 100; i++) router_poll(me->router);
     cancel(me, &out);
     rank_meet(me);
-    for (int i = 0; i < 100; i++) transport_poll(me->transport); /* the withdrawal travels as the message would */
+    for (int i = 0; i < 100; i++) router_poll(me->router); /* the withdrawal travels as the message would */
     rank_recv(me, &in, before(me), 8, &of_in, got, 90000);
-    for (int i = 0; i < 100; i++) transport_poll(me->transport);
+    for (int i = 0; i < 100; i++) router_poll(me->router);
     REQUIRE(in.state == TRANSFER_POSTED);
     rank_meet(me);
     bytes_fill(sent, 90000, 4);
@@ -344,10 +348,10 @@ static void letting_go_midway_harms_nothing(struct rank *me)
         struct piece of_out, of_in;
         rank_send(me, &out, next_of(me), 3, &of_out, sent, LARGE);
         rank_recv(me, &in, before(me), 3, &of_in, got, LARGE);
-        for (int i = 0; i < polls; i++) transport_poll(me->transport);
+        for (int i = 0; i < polls; i++) router_poll(me->router);
         cancel(me, polls % 2 == me->rank % 2 ? &out : &in);
         struct transfer *rest = polls % 2 == me->rank % 2 ? &in : &out;
-        for (int i = 0; i < 200; i++) transport_poll(me->transport);
+        for (int i = 0; i < 200; i++) router_poll(me->router);
         rank_meet(me);
         cancel(me, rest);
         rank_meet(me);
@@ -355,6 +359,107 @@ static void letting_go_midway_harms_nothing(struct rank *me)
     }
     free(sent);
     free(got);
+}
+
+/* ---- credit ---- */
+/* Of a flood that nobody receives few are over, whatever is polled; the others wait with their sender, and a message of
+   another name passes. Then all arrive in order. */
+static void a_flood_is_bounded(struct rank *me)
+{
+    enum { FLOOD = 400, BYTES = 500, MOST = EAGER_CREDIT / BYTES };
+    struct transfer *out = calloc(2 * FLOOD, sizeof *out), *in = out + FLOOD, passing[2];
+    struct piece *pieces = calloc(2 * FLOOD, sizeof *pieces), piece[2];
+    unsigned char *sent = buffer(FLOOD * BYTES), *got = buffer(FLOOD * BYTES), note[2] = { 1, 0 };
+    int over = 0;
+    for (int k = 0; k < FLOOD; k++) {
+        bytes_fill(sent + k * BYTES, BYTES, (uint64_t)(k + me->rank));
+        rank_send(me, &out[k], next_of(me), 1, &pieces[k], sent + k * BYTES, BYTES);
+        router_poll(me->router);
+    }
+    rank_send(me, &passing[0], next_of(me), 2, &piece[0], &note[0], 1);
+    rank_recv(me, &passing[1], before(me), 2, &piece[1], &note[1], 1);
+    rank_await(me, passing, 2);
+    REQUIRE(note[1] == 1);
+    for (int k = 0; k < FLOOD; k++) over += out[k].state == TRANSFER_DONE;
+    REQUIRE(over <= MOST);
+    rank_meet(me);
+    for (int k = 0; k < FLOOD; k++) rank_recv(me, &in[k], before(me), 1, &pieces[FLOOD + k], got + k * BYTES, BYTES);
+    rank_await(me, out, 2 * FLOOD);
+    for (int k = 0; k < FLOOD; k++) REQUIRE(bytes_are(got + k * BYTES, BYTES, (uint64_t)(k + before(me))));
+    free(sent);
+    free(got);
+    free(pieces);
+    free(out);
+}
+
+/* ---- a peer that is gone ---- */
+/* The last rank goes: whatever the first has with it or begins with it fails and says why, at whatever point it is.
+   With the others it goes on, and so do receives from any peer. */
+static void the_last_rank_goes(struct rank *me)
+{
+    enum { LARGE = 200000 };
+    struct transfer x[6], other;
+    struct piece pieces[6], of_other;
+    unsigned char *data = buffer(6 * LARGE), last = (unsigned char)me->rank, first = 0xee;
+    int gone = me->size - 1;
+    if (me->rank == 0) {
+        rank_send(me, &x[0], gone, 1, &pieces[0], data, LARGE); /* no receive */
+        rank_recv(me, &x[1], gone, 2, &pieces[1], data + LARGE, LARGE); /* no send */
+        rank_send(me, &x[2], gone, 3, &pieces[2], data + 2 * LARGE, LARGE); /* met */
+        rank_recv(me, &x[3], gone, 4, &pieces[3], data + 3 * LARGE, LARGE); /* met */
+        rank_recv(me, &other, TRANSFER_ANY_PEER, 5, &of_other, &first, 1);
+    } else if (me->rank == gone) {
+        rank_recv(me, &x[0], 0, 3, &pieces[0], data, LARGE);
+        rank_send(me, &x[1], 0, 4, &pieces[1], data + LARGE, LARGE);
+        rank_send(me, &x[2], 0, 6, &pieces[2], data + 2 * LARGE, LARGE); /* nobody receives it */
+        for (int n = 0; n < 5; n++) router_poll(me->router);
+    }
+    rank_meet(me);
+    if (me->rank == 0) {
+        router_lose(me->router, gone, status_fail(TUTTI_PEER_LOST, "rank %d has left", gone));
+        rank_send(me, &x[4], gone, 1, &pieces[4], data, 8);
+        rank_recv(me, &x[5], gone, 6, &pieces[5], data, LARGE);
+        for (int k = 0; k < 6; k++) {
+            if (x[k].state == TRANSFER_DONE && (k == 2 || k == 3)) continue;
+            REQUIRE(x[k].state == TRANSFER_FAILED && x[k].status == TUTTI_PEER_LOST);
+        }
+        REQUIRE(strstr(me->router->reason, "has left"));
+    } else if (me->rank == gone)
+        for (int k = 0; k < 3; k++)
+            if (x[k].state == TRANSFER_POSTED) router_lose(me->router, 0, TUTTI_PEER_LOST);
+    rank_meet(me);
+    if (me->rank == 1) rank_send(me, &other, 0, 5, &of_other, &last, 1);
+    if (me->rank < 2) rank_await(me, &other, 1);
+    if (me->rank == 0) REQUIRE(other.state == TRANSFER_DONE && other.source == 1 && first == 1);
+    free(data);
+}
+/* The receiver reads a send and stops: the send cannot be forgotten, and yet cancelling it ends. */
+static void test_cancelling_ends_although_the_peer_stands_still(void **state)
+{
+    (void)state;
+    static unsigned char sent[100000], got[100000];
+    struct mixed m;
+    struct piece pieces[3] = { { sent, sizeof sent, sizeof sent }, { got, sizeof got, sizeof got }, { got, 8, 8 } };
+    struct transfer out = { .peer = 1, .is_send = true, .pieces = &pieces[0], .piece_count = 1 },
+                    in = { .peer = 0, .pieces = &pieces[1], .piece_count = 1 },
+                    later = { .peer = 1, .pieces = &pieces[2], .piece_count = 1 };
+    mixed_open(&m, 2, (int[]){ 0, 1 }, &(struct inproc_options){ .delay = 1000000, .cancel_ms = 30 });
+    router_post(m.routers[0], &out);
+    router_post(m.routers[1], &in);
+    while (!in.wire || in.source < 0) router_poll(m.routers[1]);
+    assert_false(router_cancel(m.routers[0], &out));
+    assert_int_equal(out.state, TRANSFER_POSTED);
+    while (out.state == TRANSFER_POSTED && !router_cancel(m.routers[0], &out)) router_poll(m.routers[0]);
+    assert_int_equal(out.state, TRANSFER_FAILED);
+    assert_int_equal(out.status, TUTTI_PEER_LOST);
+    assert_non_null(strstr(m.routers[0]->reason, "rank 1 has not let go"));
+    router_post(m.routers[0], &later);
+    assert_int_equal(later.status, TUTTI_PEER_LOST);
+    memset(sent, 0xdd, sizeof sent); /* it is the caller's again: the receiver gets none of it */
+    while (in.state == TRANSFER_POSTED) router_poll(m.routers[1]);
+    assert_int_equal(in.status, TUTTI_ABORTED);
+    for (size_t i = 0; i < sizeof got; i++) assert_int_equal(got[i], 0);
+    mixed_close(&m);
 }
 
 /* ---- beyond 32 bits ---- */
@@ -366,13 +471,13 @@ static void more_than_4_gib(struct rank *me)
     struct piece pieces[BLOCKS + 1];
     unsigned char *data = buffer(BLOCK), tail[123];
     struct transfer x = {
-        .name = 1, .peer = 1 - me->rank, .is_send = me->rank == 0, .pieces = pieces, .piece_count = BLOCKS + 1
+        .name = { 0, 1 }, .peer = 1 - me->rank, .is_send = me->rank == 0, .pieces = pieces, .piece_count = BLOCKS + 1
     };
     for (int i = 0; i < BLOCKS; i++) pieces[i] = (struct piece){ data, BLOCK, BLOCK };
     pieces[BLOCKS] = (struct piece){ tail, sizeof tail, sizeof tail };
     if (me->rank == 0) bytes_fill(data, BLOCK, 1);
     bytes_fill(tail, sizeof tail, me->rank == 0 ? 2 : 9);
-    transport_post(me->transport, &x);
+    router_post(me->router, &x);
     rank_await(me, &x, 1);
     REQUIRE(x.state == TRANSFER_DONE && x.moved == (uint64_t)BLOCK * BLOCKS + sizeof tail);
     REQUIRE(bytes_are(data, BLOCK, 1) && bytes_are(tail, sizeof tail, 2));
@@ -405,6 +510,7 @@ static body *const bodies[] = {
     a_cancelled_receive_takes_nothing,
     a_cancelled_send_is_not_received,
     letting_go_midway_harms_nothing,
+    a_flood_is_bounded,
 };
 static void all(struct rank *me)
 {
@@ -416,7 +522,24 @@ static void all(struct rank *me)
 static void test_inproc(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) ranks_inproc(size, (unsigned)size, all);
+    for (int size = 1; size <= 4; size++) ranks_inproc(size, (unsigned)size, size % 2, all);
+}
+static void test_both(void **state)
+{
+    (void)state;
+    ranks_mixed(4, (int[]){ 0, 0, 1, 1 }, 1, all);
+    ranks_mixed(3, (int[]){ 0, 1, 0 }, 2, all);
+}
+static void test_a_peer_that_is_gone(void **state)
+{
+    (void)state;
+    ranks_threads(3, the_last_rank_goes);
+    ranks_sharing(3, 5, the_last_rank_goes);
+    for (unsigned seed = 1; seed <= 5; seed++) {
+        ranks_inproc(3, seed, false, the_last_rank_goes);
+        ranks_mixed(4, (int[]){ 0, 0, 1, 1 }, seed, the_last_rank_goes);
+        ranks_mixed(3, (int[]){ 0, 1, 0 }, seed, the_last_rank_goes);
+    }
 }
 static void test_shm_between_threads(void **state)
 {
@@ -439,6 +562,9 @@ int main(void)
 #endif
         cmocka_unit_test(test_shm_between_threads),
         cmocka_unit_test(test_inproc),
+        cmocka_unit_test(test_both),
+        cmocka_unit_test(test_a_peer_that_is_gone),
+        cmocka_unit_test(test_cancelling_ends_although_the_peer_stands_still),
 #ifndef NO_HUGE
         cmocka_unit_test(test_more_than_4_gib),
 #endif

@@ -1,9 +1,10 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_shm transports)
+tutti_unit(transports/test_router transports)
 tutti_unit(transports/test_model transports)
 tutti_unit(transports/test_share transports)
 tutti_unit(transports/test_transports transports)
-foreach(name shm model share transports)
+foreach(name shm router model share transports)
   target_sources(test_${name} PRIVATE unit/transports/ranks.c)
 endforeach()
 # The thread sanitizer sees one process only, and would need minutes for 4 GiB.

@@ -1,0 +1,166 @@
+/* Posting, cancelling and ending. A posted transfer is with exactly one: the matching has receives that have met
+   nothing, the peer's transport everything else. */
+#include "backend/transports/router.h"
+#include "backend/base/memory.h"
+#include "backend/transports/pieces.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- failing ---- */
+static void keep_reason(struct router *r)
+{
+    if (!r->reason[0]) snprintf(r->reason, sizeof r->reason, "%s", status_detail());
+}
+void router_fail(struct router *r, tutti_status status)
+{
+    keep_reason(r);
+    if (r->failure) return;
+    r->failure = status;
+    r->polled = &r->failed;
+}
+void router_refuse(struct router *r, struct transfer *x, tutti_status status)
+{
+    keep_reason(r);
+    transfer_fail(x, status, 0);
+}
+static void drop_peer(struct router *r, int rank, tutti_status status)
+{
+    const struct route *route = &r->routes[rank];
+    matching_withdraw_all(&r->matching, rank);
+    for (struct transfer *x; (x = matching_pop(&r->matching, rank)) != NULL;) transfer_fail(x, status, 0);
+    route->transport->operations->lose(route->transport, route->member, status);
+}
+void router_lose(struct router *r, int rank, tutti_status status)
+{
+    if (r->routes[rank].status) return;
+    keep_reason(r);
+    r->routes[rank].status = status;
+    drop_peer(r, rank, status);
+}
+static bool poll_failed(struct transport *t)
+{
+    (void)t;
+    return true;
+}
+static const struct transport_operations failed = { .name = "failed", .poll = poll_failed };
+bool router_end(struct router *r)
+{
+    r->polled = NULL;
+    for (struct transfer *x; (x = matching_pop(&r->matching, TRANSFER_ANY_PEER)) != NULL;)
+        transfer_fail(x, r->failure, 0);
+    for (int rank = 0; rank < r->size; rank++)
+        if (!r->routes[rank].status) drop_peer(r, rank, r->failure);
+    return true;
+}
+
+/* ---- the contract ---- */
+__attribute__((noinline)) static void meet(struct router *r, struct transfer *x, struct arrival *a)
+{
+    struct route *route = &r->routes[a->source];
+    struct transport *t = route->transport;
+    if (a->announced) t->operations->accept(t, route->member, x, a);
+    else {
+        if (transfer_meets(x, a->source, a->bytes)) {
+            pieces_scatter(x, a->data, (size_t)a->bytes);
+            transfer_done(x);
+        }
+        t->operations->release(t, route->member, a->bytes);
+    }
+    matching_free(&r->matching, a);
+}
+/* Not inlined, like all that is seldom done: a message that is expected passes through without room for it. */
+__attribute__((noinline)) static void refuse_route(struct router *r, struct transfer *x)
+{
+    const struct route *route = &r->routes[x->peer];
+    if (route->transport) transfer_fail(x, route->status, 0);
+    else router_refuse(r, x, status_fail(route->status, "rank %d has no transport to rank %d", r->rank, x->peer));
+}
+__attribute__((noinline)) static void refuse_post(struct router *r, struct transfer *x)
+{
+    if (r->failure) transfer_fail(x, r->failure, 0);
+    else router_refuse(r, x, status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));
+}
+static void post_receive(struct router *r, struct transfer *x)
+{
+    struct arrival *a = matching_post(&r->matching, x);
+    if (a) meet(r, x, a);
+    else if (x->peer >= 0 && r->routes[x->peer].status) {
+        matching_cancel(&r->matching, x);
+        refuse_route(r, x);
+    }
+}
+static void post_send(struct router *r, struct transfer *x)
+{
+    const struct route *route = &r->routes[x->peer];
+    if (route->status) refuse_route(r, x);
+    else route->transport->operations->send(route->transport, route->member, x);
+}
+void router_post(struct router *r, struct transfer *x)
+{
+    x->state = TRANSFER_POSTED;
+    x->source = -1;
+    x->key = 0;
+    if (r->failure || !pieces_start(x)) refuse_post(r, x);
+    else if (x->is_send) post_send(r, x);
+    else post_receive(r, x);
+}
+bool router_cancel(struct router *r, struct transfer *x)
+{
+    int rank = x->is_send ? x->peer : x->source;
+    const struct route *route = rank >= 0 ? &r->routes[rank] : NULL;
+    bool forgotten = true;
+    if (route) forgotten = route->transport->operations->cancel(route->transport, route->member, x);
+    else matching_cancel(&r->matching, x);
+    if (forgotten) x->state = TRANSFER_IDLE;
+    return forgotten;
+}
+bool router_arm(struct router *r)
+{
+    bool armed = !r->failure;
+    for (struct transport *t = r->polled; t && armed; t = t->next)
+        if (t->descriptor >= 0) armed = t->operations->arm(t);
+    return armed;
+}
+
+/* ---- lifetime ---- */
+tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, struct router **out)
+{
+    struct router *r = memory_aligned(sizeof *r);
+    struct route *routes = memory_zeroed((size_t)size, sizeof *routes);
+    if (!r || !routes) {
+        free(r);
+        free(routes);
+        return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages between %d ranks", rank, size);
+    }
+    r->rank = rank;
+    r->size = size;
+    r->comm = comm;
+    r->bell = bell;
+    r->routes = routes;
+    r->failed.operations = &failed;
+    for (int i = 0; i < size; i++) routes[i].status = TUTTI_UNSUPPORTED;
+    *out = r;
+    return TUTTI_OK;
+}
+void router_add(struct router *r, struct transport *t, const int *ranks, int count)
+{
+    struct transport **at = &r->transports;
+    while (*at) at = &(*at)->next;
+    *at = t;
+    if (!r->failure) r->polled = r->transports;
+    for (int i = 0; i < count; i++) {
+        struct route *route = &r->routes[ranks ? ranks[i] : i];
+        if (!route->transport) *route = (struct route){ t, i, TUTTI_OK };
+    }
+}
+void router_destroy(struct router *r)
+{
+    if (!r) return;
+    for (struct transport *t = r->transports, *next; t; t = next) {
+        next = t->next;
+        t->operations->destroy(t);
+    }
+    matching_finish(&r->matching);
+    free(r->routes);
+    free(r);
+}

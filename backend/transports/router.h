@@ -1,0 +1,66 @@
+/* All messages of one rank in one communicator: the one matching, and above each peer's transport the way to it
+ * (transport.h has the contract below, matching.h who receives what).
+ *
+ * The k-th send of a name to a peer meets the k-th receive of that name from it; names are independent of each other.
+ * A receive from TRANSFER_ANY_PEER takes what comes first, over whichever transport. Posting always succeeds and never
+ * blocks: the transfer is the caller's memory until its state is no longer TRANSFER_POSTED. Progress is made in
+ * router_poll, by the one thread that calls the router at a time.
+ *
+ * A peer that is lost fails the transfers with it and later ones, except receives from any peer; a failed router fails
+ * all. */
+#pragma once
+#include "backend/transports/matching.h"
+#include "backend/transports/transport.h"
+
+struct bell { /* wakes this rank; from any thread. ring NULL: there is none */
+    void (*ring)(void *context);
+    void *context;
+};
+struct route {
+    struct transport *transport;
+    int member;          /* the peer's number there */
+    tutti_status status; /* not OK: lost, or never reached */
+};
+struct router {
+    int rank, size;
+    uint64_t comm; /* the communicator, by a number that its members agree on; networks carry it */
+    struct bell bell;
+    tutti_status failure; /* OK, or why nothing goes any more */
+    struct transport *transports; /* in the order of router_add */
+    struct transport *polled;     /* the same; after a failure `failed`, until it has ended all transfers, then NULL */
+    struct route *routes;         /* [size] */
+    struct transport failed;      /* has always something to say, so that a poll looks at the failure */
+    struct matching matching;
+    /* Why the first transfer that was refused was, in words; empty: there is none. They stay here because the thread
+       that finds the transfer failed may be another than the one that failed it. */
+    char reason[STATUS_DETAIL_BYTES];
+};
+
+tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, struct router **out);
+void router_destroy(struct router *router); /* with its transports; NULL is fine; open transfers are forgotten */
+/* The transport is the router's from now on, and leads to those of these ranks (NULL: 0 to count - 1) that have none
+   yet; member i is ranks[i]. Both ends of a pair must come to the same one. */
+void router_add(struct router *router, struct transport *transport, const int *ranks, int count);
+
+void router_post(struct router *router, struct transfer *transfer);
+bool router_end(struct router *router); /* after a failure: fails all transfers; true */
+/* Moves what can be moved. true: something moved or is about to. */
+static inline bool router_poll(struct router *router)
+{
+    bool moved = false;
+    for (struct transport *t = router->polled; t; t = t->next) moved |= t->operations->poll(t);
+    return moved && router->failure ? router_end(router) : moved;
+}
+/* Forgets a posted transfer. false: not yet, or it is over by now; poll, and ask again if it is still posted. */
+bool router_cancel(struct router *router, struct transfer *transfer);
+/* Before sleeping on the descriptors of the transports that have one, and on the bell. false: poll instead. */
+bool router_arm(struct router *router);
+/* This peer is gone. Fails every transfer with it, with the words of status_fail. */
+void router_lose(struct router *router, int rank, tutti_status status);
+
+/* ---- for transports ---- */
+/* Nothing goes any more; the first failure stays. Every transfer must be in a list of the transport or in the matching:
+   they fail at the end of the poll that is under way, or in the next. */
+void router_fail(struct router *router, tutti_status status);
+/* Fails one transfer, with the words of status_fail. */
+void router_refuse(struct router *router, struct transfer *transfer, tutti_status status);

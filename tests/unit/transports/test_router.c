@@ -1,0 +1,172 @@
+/* What is the router's own: which transport a message takes, what a failure of one or the loss of a peer means for all,
+   and who is woken. All ranks are played by this thread; 0 and 1 are on one host, 2 is on another. */
+#include "backend/base/status.h"
+#include "backend/transports/shm/pair.h"
+#include "tests/unit/transports/ranks.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, LARGE = 100000 };
+static unsigned char sent[LARGE], got[LARGE];
+static const struct piece large_out = { sent, LARGE, LARGE }, large_in = { got, LARGE, LARGE };
+static const struct piece byte_out = { sent, 1, 1 }, byte_in = { got, 1, 1 };
+
+static void open_ranks(struct mixed *m)
+{
+    mixed_open(m, RANKS, (int[]){ 0, 0, 1 }, &(struct inproc_options){ .seed = 1, .delay = 5, .budget = 4 });
+}
+static struct transfer *post(struct router *r, struct transfer *x, bool is_send, int peer, const struct piece *piece)
+{
+    *x = (struct transfer){ .name = { 1, 2 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    router_post(r, x);
+    return x;
+}
+static void poll_all(struct mixed *m)
+{
+    for (int n = 0; n < 100; n++)
+        for (int r = 0; r < RANKS; r++) router_poll(m->routers[r]);
+}
+static void expect_failed(const struct transfer *x, tutti_status status)
+{
+    assert_int_equal(x->state, TRANSFER_FAILED);
+    assert_int_equal(x->status, status);
+}
+
+static void test_the_first_transport_that_leads_there(void **state)
+{
+    (void)state;
+    struct mixed m;
+    struct transfer x[4];
+    open_ranks(&m);
+    post(m.routers[1], &x[0], false, 0, &large_in);
+    post(m.routers[0], &x[1], true, 1, &large_out);
+    poll_all(&m);
+    assert_int_equal(x[0].state, TRANSFER_DONE);
+    assert_int_equal(inproc_bytes_sent(m.world, 0), 0);
+    post(m.routers[2], &x[2], false, 0, &large_in);
+    post(m.routers[0], &x[3], true, 2, &large_out);
+    poll_all(&m);
+    assert_int_equal(x[2].state, TRANSFER_DONE);
+    assert_int_equal(inproc_bytes_sent(m.world, 0), LARGE);
+    mixed_close(&m);
+}
+static void test_no_transport_leads_there(void **state)
+{
+    (void)state;
+    struct router *router;
+    struct transfer x;
+    for (int is_send = 0; is_send < 2; is_send++) {
+        assert_int_equal(router_create(0, 2, 1, (struct bell){ NULL, NULL }, &router), TUTTI_OK);
+        expect_failed(post(router, &x, is_send, 1, &byte_out), TUTTI_UNSUPPORTED);
+        assert_string_equal(router->reason, "rank 0 has no transport to rank 1");
+        assert_int_equal(post(router, &x, false, TRANSFER_ANY_PEER, &byte_in)->state, TRANSFER_POSTED);
+        assert_true(router_cancel(router, &x));
+        router_destroy(router);
+    }
+}
+static void test_pieces_beyond_64_bits(void **state)
+{
+    (void)state;
+    struct mixed m;
+    struct transfer x = { .peer = 1,
+        .is_send = true,
+        .piece_count = 2,
+        .pieces = (struct piece[]){ { sent, 1, SIZE_MAX }, { sent, 1, 1 } } };
+    open_ranks(&m);
+    router_post(m.routers[0], &x);
+    expect_failed(&x, TUTTI_INVALID_ARGUMENT);
+    assert_string_equal(m.routers[0]->reason, "the pieces of a message exceed 2^64 bytes");
+    mixed_close(&m);
+}
+/* What rank 1 shares with rank 0 is overwritten: rank 1's transfers over the other transport end, too. */
+static void test_a_failure_of_one_transport_ends_all(void **state)
+{
+    (void)state;
+    struct mixed m;
+    struct transfer x[5], late;
+    open_ranks(&m);
+    post(m.routers[0], &x[0], true, 1, &large_out);
+    post(m.routers[1], &x[1], true, 2, &large_out);
+    post(m.routers[1], &x[2], false, 2, &large_in);
+    post(m.routers[1], &x[3], false, TRANSFER_ANY_PEER, &byte_in);
+    post(m.routers[1], &x[4], true, 0, &large_out);
+    struct pair *pair = (struct pair *)(void *)(m.hosts[0].memory + m.hosts[0].pair_bytes);
+    atomic_store(&pair->cells[0].head, 77);
+    assert_true(router_poll(m.routers[1]));
+    for (int k = 1; k < 5; k++) expect_failed(&x[k], TUTTI_INTERNAL);
+    assert_false(router_poll(m.routers[1]));
+    expect_failed(post(m.routers[1], &late, true, 2, &byte_out), TUTTI_INTERNAL);
+    expect_failed(post(m.routers[1], &late, false, TRANSFER_ANY_PEER, &byte_in), TUTTI_INTERNAL);
+    assert_non_null(strstr(m.routers[1]->reason, "rank 1 found in the memory it shares with rank 0"));
+    mixed_close(&m);
+}
+/* A message with its bytes that came before the loss is there; what was only announced is not. */
+static void test_what_a_lost_peer_has_left(void **state)
+{
+    (void)state;
+    struct mixed m;
+    struct transfer small, large, in[2];
+    open_ranks(&m);
+    post(m.routers[0], &small, true, 1, &byte_out);
+    post(m.routers[0], &large, true, 1, &large_out);
+    poll_all(&m);
+    router_lose(m.routers[1], 0, status_fail(TUTTI_PEER_LOST, "rank 0 has left"));
+    router_lose(m.routers[1], 0, status_fail(TUTTI_TIMEOUT, "and again"));
+    assert_int_equal(post(m.routers[1], &in[0], false, 0, &byte_in)->state, TRANSFER_DONE);
+    expect_failed(post(m.routers[1], &in[1], false, 0, &large_in), TUTTI_PEER_LOST);
+    expect_failed(post(m.routers[1], &in[1], true, 0, &large_out), TUTTI_PEER_LOST);
+    assert_string_equal(m.routers[1]->reason, "rank 0 has left");
+    poll_all(&m);
+    mixed_close(&m);
+}
+
+/* ---- who is woken ---- */
+static void count(void *context) { ++*(int *)context; }
+static void test_a_message_rings_the_bell(void **state)
+{
+    (void)state;
+    struct inproc_world *world = inproc_create(2, &(struct inproc_options){ .seed = 1 });
+    struct router *routers[2];
+    struct transfer x;
+    int rung[2] = { 0, 0 };
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(router_create(r, 2, 1, (struct bell){ count, &rung[r] }, &routers[r]), TUTTI_OK);
+        assert_int_equal(inproc_connect(world, routers[r]), TUTTI_OK);
+        assert_int_equal(routers[r]->transports->descriptor, -1);
+        assert_true(router_arm(routers[r]));
+    }
+    post(routers[0], &x, true, 1, &byte_out);
+    assert_int_equal(rung[0], 0);
+    assert_int_equal(rung[1], 1);
+    for (int r = 0; r < 2; r++) router_destroy(routers[r]);
+    inproc_destroy(world);
+}
+static void test_only_when_nothing_is_there_may_one_sleep(void **state)
+{
+    (void)state;
+    struct mixed m;
+    struct transfer x;
+    open_ranks(&m);
+    assert_true(router_arm(m.routers[2]));
+    post(m.routers[0], &x, true, 2, &byte_out);
+    assert_false(router_arm(m.routers[2]));
+    for (int n = 0; n < 100; n++) router_poll(m.routers[2]);
+    assert_true(router_arm(m.routers[2]));
+    mixed_close(&m);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_first_transport_that_leads_there),
+        cmocka_unit_test(test_no_transport_leads_there),
+        cmocka_unit_test(test_pieces_beyond_64_bits),
+        cmocka_unit_test(test_a_failure_of_one_transport_ends_all),
+        cmocka_unit_test(test_what_a_lost_peer_has_left),
+        cmocka_unit_test(test_a_message_rings_the_bell),
+        cmocka_unit_test(test_only_when_nothing_is_there_may_one_sleep),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
