@@ -183,9 +183,9 @@ static bool send_at_once(struct shm *shm, struct link *l, struct transfer *x)
     shm->ground.ring(shm->ground.context, l->peer);
     return true;
 }
-void link_send(struct shm *shm, struct link *l, struct transfer *x)
+/* Not inlined: the few bytes before would have to make room for it. */
+__attribute__((noinline)) static void send_in_turn(struct shm *shm, struct link *l, struct transfer *x)
 {
-    if (send_at_once(shm, l, x)) return;
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) {
         router_refuse(shm->base.router, x, status);
@@ -194,6 +194,10 @@ void link_send(struct shm *shm, struct link *l, struct transfer *x)
     queue_push(&l->outbox, x);
     flush(shm, l);
     link_settle(shm, l);
+}
+void link_send(struct shm *shm, struct link *l, struct transfer *x)
+{
+    if (!send_at_once(shm, l, x)) send_in_turn(shm, l, x);
 }
 
 /* ---- hearing ---- */
@@ -279,10 +283,12 @@ static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelo
     else if (!a && (x = share_find(l, e->id)) != NULL) share_remove(shm, l, x);
     if (x) transfer_fail(x, TUTTI_ABORTED, 0);
 }
-static void hear(struct shm *shm, struct link *l, const struct envelope *e)
+/* Not inlined, to leave room for the messages that come with their bytes. */
+__attribute__((noinline)) static void hear_other(struct shm *shm, struct link *l, const struct envelope *e)
 {
+    l->busy = true; /* perhaps; link_settle sees */
     switch (e->kind) {
-    case ENVELOPE_EAGER: hear_eager(shm, l, e); return;
+    case ENVELOPE_EAGER: return;
     case ENVELOPE_ANNOUNCE: hear_announcement(shm, l, e); return;
     case ENVELOPE_CLEAR:
     case ENVELOPE_MISMATCH: hear_answer(shm, l, e); return;
@@ -297,8 +303,9 @@ static bool drain_ring(struct shm *shm, struct link *l) /* one ring full at most
     int n = 0;
     for (struct envelope e; n < RING_CELLS && reader_is_ready(&l->in); n++) {
         if (!reader_look(&l->in, &e)) break;
-        hear(shm, l, &e);
-        if (shm_has_failed(shm)) break;
+        if (e.kind == ENVELOPE_EAGER) hear_eager(shm, l, &e);
+        else hear_other(shm, l, &e);
+        if (shm_has_failed(shm)) return true;
         l->spoke |= reader_take(&l->in, &e);
     }
     return n > 0;
@@ -343,6 +350,7 @@ static bool is_broken(struct shm *shm, const struct link *l)
 bool link_poll(struct shm *shm, struct link *l)
 {
     bool moved = l->in.pair && drain_ring(shm, l);
+    if (!l->busy && !l->spoke && !l->in.broken && !l->out.broken) return moved; /* small messages and nothing else */
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
     if (l->notes || l->outbox.first) moved |= flush(shm, l);

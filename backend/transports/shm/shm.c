@@ -36,8 +36,9 @@ static bool shm_poll(struct transport *t)
     uint32_t opened = atomic_load_explicit(&shm->door->opened, memory_order_acquire);
     if (opened != shm->knocks) answer_door(shm, opened);
     bool moved = false;
-    for (int i = 0; i < shm->active_count; i++)
-        if (!link_is_quiet(shm->active[i])) moved |= link_poll(shm, shm->active[i]);
+    struct link **end = shm->active + shm->active_count; /* one that comes during this poll is for the next */
+    for (struct link **l = shm->active; l < end; l++)
+        if (!link_is_quiet(*l)) moved |= link_poll(shm, *l);
     return moved;
 }
 /* A peer touches shared memory only, or tensors that it may share: a transfer can be forgotten at any time. */
