@@ -1,0 +1,335 @@
+/* The object of agree.h: what each input does to the state. All that is to be said is kept as flags of the peers it is
+   for, and written down when it is sent: nothing can overflow, and what is sent is never older than the state. */
+#include "backend/agree/agree.h"
+#include "c_api/tutti.h"
+#include <assert.h>
+#include <string.h>
+
+/* LOST, LEFT: it is gone. WAITS: this rank waits for it. SAID: which cause it holds. OWES, and three bits above: it is
+   to be sent an ASK, SAY, FAIL or BYE. */
+enum { LOST = 1, LEFT = 2, GONE = LOST | LEFT, WAITS = 4, SAID = 8, OWES = 16, OWES_ALL = 15 * OWES };
+static uint16_t owes(enum agree_message_kind kind) { return (uint16_t)(OWES << kind); }
+static void set(uint16_t *flags, int these) { *flags = (uint16_t)(*flags | these); }
+static void clear(uint16_t *flags, int these) { *flags = (uint16_t)(*flags & ~these); }
+
+/* ---- peers and speakers ---- */
+static int own_host(const struct agree *a) { return a->layout.host_of[a->layout.rank]; }
+static bool is_remote(const struct agree *a, int peer) { return a->layout.host_of[peer] != own_host(a); }
+static bool is_gone(const struct agree *a, int peer) { return a->layout.peers[peer].flags & GONE; }
+static bool speaks(const struct agree *a) { return a->layout.speakers[own_host(a)] == a->layout.rank; }
+static void owe(struct agree *a, int peer, enum agree_message_kind kind)
+{
+    struct agree_peer *p = &a->layout.peers[peer];
+    if (is_gone(a, peer)) return;
+    if (!(p->flags & OWES_ALL)) a->owed++;
+    set(&p->flags, owes(kind));
+}
+/* The first rank from `from` on that is of that host and not gone. */
+static void find_speaker(struct agree *a, int host, int from)
+{
+    int r = from;
+    while (r < a->layout.size && (a->layout.host_of[r] != host || is_gone(a, r))) r++;
+    a->layout.speakers[host] = r < a->layout.size ? r : -1;
+}
+void agree_init(struct agree *out, const struct agree_layout *layout)
+{
+    memset(out, 0, sizeof *out);
+    out->layout = *layout;
+    out->barred = UINT64_MAX;
+    memset(layout->peers, 0, (size_t)layout->size * sizeof *layout->peers);
+    for (int h = 0; h < layout->hosts; h++) layout->speakers[h] = -1;
+    for (int r = layout->size - 1; r >= 0; r--) layout->speakers[layout->host_of[r]] = r;
+}
+
+/* ---- what is held, and what other hosts have said of it ---- */
+bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y)
+{
+    if (x->kind != y->kind) return x->kind < y->kind;
+    if (x->operation != y->operation) return x->operation < y->operation;
+    return x->reporter < y->reporter;
+}
+static bool has_said_the_same(const struct agree *a, int host)
+{
+    int speaker = a->layout.speakers[host];
+    if (host == own_host(a) || speaker < 0) return true;
+    const struct agree_peer *p = &a->layout.peers[speaker];
+    return p->flags & SAID && p->kind == a->held.kind && p->operation == a->held.operation
+        && p->reporter == a->held.reporter;             /* a rank finds one cause at most */
+}
+static bool is_same(const struct agree_cause *x, const struct agree_cause *y)
+{
+    return !agree_precedes(x, y) && !agree_precedes(y, x);
+}
+static void decide_if_agreed(struct agree *a)
+{
+    if (a->state != AGREE_KNOWS || !speaks(a)) return;
+    for (int h = 0; h < a->layout.hosts; h++)
+        if (!has_said_the_same(a, h)) return;
+    a->state = AGREE_DECIDES;
+}
+static void sooner(int64_t *at_ms, int64_t than_ms)
+{
+    if (!*at_ms || than_ms < *at_ms) *at_ms = than_ms;
+}
+static void spread(struct agree *a)                     /* what this rank holds, or that it speaks now */
+{
+    if (speaks(a)) {
+        sooner(&a->settle_at_ms, a->now_ms + AGREE_SETTLE_MS);
+        sooner(&a->repeat_at_ms, a->now_ms + AGREE_REPEAT_MS);
+    }
+    for (int h = 0; speaks(a) && h < a->layout.hosts; h++)
+        if (h != own_host(a) && a->layout.speakers[h] >= 0) owe(a, a->layout.speakers[h], AGREE_FAIL);
+    decide_if_agreed(a);
+}
+static bool is_told(const struct agree *a) { return a->state >= AGREE_KNOWS && a->state <= AGREE_OVER; }
+static void bar(struct agree *a, uint64_t operation)
+{
+    if (operation < a->barred) a->barred = operation;
+}
+/* Only who knows of no failure finds one: so all causes there are were found before the first was known here. */
+void agree_fail(struct agree *a, const struct agree_cause *cause)
+{
+    if (a->state != AGREE_RUNS) return;
+    a->held = *cause;
+    a->state = AGREE_CLAIMS;
+    bar(a, cause->operation);
+}
+/* A verdict told anywhere is followed by all who have none yet, whatever they hold. */
+static void hear(struct agree *a, const struct agree_cause *cause, bool decided)
+{
+    bar(a, cause->operation);
+    if (decided && a->state < AGREE_DECIDES) {
+        a->held = *cause;
+        a->state = AGREE_DECIDES;
+    } else if (a->state == AGREE_RUNS || (a->state == AGREE_CLAIMS && agree_precedes(cause, &a->held))) {
+        a->held = *cause;
+        a->state = AGREE_CLAIMS;
+    } else if (a->state == AGREE_KNOWS && agree_precedes(cause, &a->held)) {
+        a->held = *cause;
+        spread(a);
+    }
+}
+/* What this rank has found itself is forgotten if another rank of its host was first. */
+void agree_host_failed(struct agree *a, const struct agree_cause *record)
+{
+    if (a->state != AGREE_RUNS && a->state != AGREE_CLAIMS) return;
+    bool mine = a->state == AGREE_CLAIMS && a->held.reporter == a->layout.rank;
+    if (a->state == AGREE_RUNS || mine || agree_precedes(record, &a->held)) a->held = *record;
+    bar(a, record->operation);
+    a->state = AGREE_KNOWS;
+    a->settle_at_ms = a->now_ms + AGREE_TAKE_OVER_MS;   /* or sooner, if it speaks */
+    a->repeat_at_ms = a->now_ms + AGREE_STAND_IN_MS;
+    spread(a);
+}
+void agree_host_decided(struct agree *a, const struct agree_cause *record)
+{
+    if (a->state >= AGREE_OVER) return;
+    bool same = a->state >= AGREE_KNOWS && is_same(record, &a->held);
+    a->held = *record;
+    bar(a, record->operation);
+    a->state = AGREE_OVER;
+    a->decided = 1;
+    if (!same) spread(a);
+}
+
+/* ---- reasons that this object finds itself ---- */
+static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
+                                 uint64_t operation)
+{
+    struct agree_cause cause;
+    memset(&cause, 0, sizeof cause);
+    cause.kind = kind;
+    cause.status = status;
+    cause.reporter = a->layout.rank;
+    cause.other = other;
+    cause.operation = operation;
+    return cause;
+}
+static const struct agree_call *recall(const struct agree *a, uint64_t number)
+{
+    const struct agree_call *call = &a->history[number % AGREE_HISTORY];
+    return number && call->number == number ? call : NULL;
+}
+static void compare(struct agree *a, int peer, const struct agree_call *theirs)
+{
+    const struct agree_call *mine = recall(a, theirs->number);
+    if (!mine || mine->fingerprint == theirs->fingerprint) return;
+    struct agree_cause cause = reason(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
+    cause.calls[0] = *mine;
+    cause.calls[1] = *theirs;
+    bar(a, theirs->number);
+    agree_fail(a, &cause);
+}
+static void look_for_left(struct agree *a, int peer)
+{
+    const struct agree_peer *p = &a->layout.peers[peer];
+    if (!(p->flags & LEFT) || !(p->flags & WAITS) || p->operation >= a->begun) return;
+    struct agree_cause cause = reason(a, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, a->begun);
+    agree_fail(a, &cause);
+}
+static void change_speaker(struct agree *a, int host, int from)
+{
+    find_speaker(a, host, from);
+    int speaker = a->layout.speakers[host];
+    if (!is_told(a) || !speaks(a)) return;
+    if (host == own_host(a)) spread(a);                 /* it is this rank */
+    else if (speaker >= 0) owe(a, speaker, AGREE_FAIL);
+    decide_if_agreed(a);
+}
+static void remove_peer(struct agree *a, int peer, int flag)
+{
+    struct agree_peer *p = &a->layout.peers[peer];
+    int host = a->layout.host_of[peer];
+    if (p->flags & OWES_ALL) a->owed--;
+    clear(&p->flags, OWES_ALL);
+    set(&p->flags, flag);
+    if (a->layout.speakers[host] == peer) change_speaker(a, host, peer);
+}
+void agree_lost(struct agree *a, int peer)
+{
+    if (peer == a->layout.rank) return;
+    bool known = is_gone(a, peer);
+    remove_peer(a, peer, LOST);
+    struct agree_cause cause = reason(a, AGREE_LOST, TUTTI_PEER_LOST, peer, a->ended + 1);
+    if (!known) agree_fail(a, &cause);
+}
+void agree_left(struct agree *a, int peer, uint64_t last)
+{
+    a->layout.peers[peer].operation = last;
+    remove_peer(a, peer, LEFT);
+    look_for_left(a, peer);
+}
+
+/* ---- operations ---- */
+void agree_begin(struct agree *a, const struct agree_call *call)
+{
+    a->history[call->number % AGREE_HISTORY] = *call;
+    a->begun = call->number;
+    a->ask_at_ms = 0;
+}
+bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerprint)
+{
+    if (number > a->begun) return false;
+    const struct agree_call *mine = recall(a, number);
+    if (!mine || mine->fingerprint == fingerprint) return true;
+    bar(a, number);                                     /* it fails, whatever the other has to say */
+    if (a->state != AGREE_RUNS || a->suspect.operation) return true;
+    a->suspect = (struct agree_suspect){ number, fingerprint, a->now_ms + AGREE_SUSPECT_MS, peer };
+    owe(a, peer, AGREE_ASK);
+    return true;
+}
+void agree_wait(struct agree *a, int peer, bool waits)
+{
+    struct agree_peer *p = &a->layout.peers[peer];
+    assert(is_remote(a, peer));
+    if (!waits) { clear(&p->flags, WAITS); return; }
+    set(&p->flags, WAITS);
+    if (!a->ask_at_ms) {
+        a->ask_gap_ms = AGREE_ASK_MS;
+        a->ask_at_ms = a->now_ms + AGREE_ASK_MS;
+    }
+    look_for_left(a, peer);
+}
+bool agree_may_end(struct agree *a, uint64_t number)
+{
+    if (a->state >= AGREE_OVER || number >= a->barred) return false;
+    a->ended = number;
+    return true;
+}
+void agree_leave(struct agree *a)
+{
+    for (int r = 0; r < a->layout.size; r++) {
+        if (!is_remote(a, r)) continue;
+        if (a->decided) owe(a, r, AGREE_FAIL);          /* who has none yet must not decide without this rank */
+        owe(a, r, AGREE_BYE);
+    }
+    a->state = AGREE_LEFT;
+}
+
+/* ---- messages ---- */
+void agree_receive(struct agree *a, int peer, const struct agree_message *m)
+{
+    if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;    /* nothing comes after a BYE */
+    if (m->kind == AGREE_ASK) owe(a, peer, AGREE_SAY);
+    if (m->kind != AGREE_FAIL) compare(a, peer, &m->call);
+    if (m->kind == AGREE_BYE) agree_left(a, peer, m->call.number);
+    if (m->kind != AGREE_FAIL) return;
+    struct agree_peer *p = &a->layout.peers[peer];
+    p->operation = m->cause.operation;
+    p->kind = (uint16_t)m->cause.kind;
+    p->reporter = m->cause.reporter;
+    set(&p->flags, SAID);
+    hear(a, &m->cause, m->decided);
+    decide_if_agreed(a);
+    if (a->state == AGREE_OVER && !m->decided) owe(a, peer, AGREE_FAIL);
+}
+static void compose(const struct agree *a, int to, enum agree_message_kind kind, struct agree_message *out)
+{
+    bool suspects = kind == AGREE_ASK && a->suspect.operation && a->suspect.peer == to;
+    const struct agree_call *call = recall(a, suspects ? a->suspect.operation : a->begun);
+    memset(out, 0, sizeof *out);
+    out->kind = kind;
+    if (kind == AGREE_FAIL) { out->cause = a->held; out->decided = a->decided; }
+    else if (call) out->call = *call;
+}
+/* Messages to one peer in this order: so a BYE is the last. */
+bool agree_next(struct agree *a, int *to, struct agree_message *out)
+{
+    static const enum agree_message_kind order[AGREE_MESSAGES] = { AGREE_FAIL, AGREE_SAY, AGREE_ASK, AGREE_BYE };
+    if (!a->owed) return false;
+    while (!(a->layout.peers[a->cursor].flags & OWES_ALL)) a->cursor = (a->cursor + 1) % (uint64_t)a->layout.size;
+    struct agree_peer *p = &a->layout.peers[a->cursor];
+    int i = 0;
+    while (!(p->flags & owes(order[i]))) i++;
+    clear(&p->flags, owes(order[i]));
+    if (!(p->flags & OWES_ALL)) a->owed--;
+    *to = (int)a->cursor;
+    compose(a, *to, order[i], out);
+    return true;
+}
+
+/* ---- time ---- */
+static void ask(struct agree *a)
+{
+    bool any = false;
+    for (int r = 0; r < a->layout.size; r++) {
+        if (!(a->layout.peers[r].flags & WAITS) || is_gone(a, r)) continue;
+        owe(a, r, AGREE_ASK);
+        any = true;
+    }
+    a->ask_gap_ms = a->ask_gap_ms * 2 < AGREE_ASK_MOST_MS ? a->ask_gap_ms * 2 : AGREE_ASK_MOST_MS;
+    a->ask_at_ms = any ? a->now_ms + a->ask_gap_ms : 0;
+}
+static void accuse(struct agree *a)                     /* without the words of the other, who does not answer */
+{
+    const struct agree_call *mine = recall(a, a->suspect.operation);
+    int peer = (int)a->suspect.peer;
+    struct agree_cause cause = reason(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, a->suspect.operation);
+    if (mine) cause.calls[0] = *mine;
+    cause.calls[1].fingerprint = a->suspect.fingerprint;
+    a->suspect.operation = 0;
+    agree_fail(a, &cause);
+}
+/* A speaker that does not answer may be stopped: then the other ranks of its host are told, more of them each time. */
+static void repeat(struct agree *a)
+{
+    uint64_t most = (uint64_t)1 << ++a->repeats;
+    a->repeat_at_ms = 0;
+    for (int h = 0; h < a->layout.hosts; h++) {
+        uint64_t told = 0;
+        int first = a->layout.speakers[h];
+        if (first < 0 || has_said_the_same(a, h)) continue;
+        if (a->repeats < AGREE_REPEATS) a->repeat_at_ms = a->now_ms + AGREE_REPEAT_MS;
+        for (int r = first; r < a->layout.size && told < most; r++)
+            if (a->layout.host_of[r] == h && !is_gone(a, r)) { owe(a, r, AGREE_FAIL); told++; }
+    }
+}
+void agree_tick(struct agree *a, int64_t now_ms)
+{
+    a->now_ms = now_ms;
+    if (a->state == AGREE_RUNS && a->ask_at_ms && now_ms >= a->ask_at_ms) ask(a);
+    if (a->state == AGREE_RUNS && a->suspect.operation && now_ms >= a->suspect.until_ms) accuse(a);
+    if (a->state != AGREE_KNOWS) return;
+    if (now_ms >= a->settle_at_ms) a->state = AGREE_DECIDES;
+    else if (a->repeat_at_ms && now_ms >= a->repeat_at_ms) repeat(a);
+}

@@ -1,0 +1,93 @@
+/* Control messages as bytes: fixed size, little endian, a version. What comes from outside is checked here and nowhere
+   else: behind agree_decode every rank, kind and text is one that exists. */
+#include "backend/agree/agree.h"
+#include <string.h>
+
+struct writer { unsigned char *at; };
+struct reader { const unsigned char *at; };
+static void put(struct writer *w, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) *w->at++ = (unsigned char)(value >> 8 * i);
+}
+static uint64_t get(struct reader *r, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)*r->at++ << 8 * i;
+    return value;
+}
+static void put_bytes(struct writer *w, const void *from, size_t bytes)
+{
+    memcpy(w->at, from, bytes);
+    w->at += bytes;
+}
+static void get_bytes(struct reader *r, void *to, size_t bytes)
+{
+    memcpy(to, r->at, bytes);
+    r->at += bytes;
+}
+static int32_t get_signed(struct reader *r) { return (int32_t)(uint32_t)get(r, 4); }
+static void put_call(struct writer *w, const struct agree_call *call)
+{
+    put(w, call->number, 8);
+    put(w, call->fingerprint, 8);
+    put_bytes(w, call->descriptor, sizeof call->descriptor);
+}
+static void get_call(struct reader *r, struct agree_call *out)
+{
+    out->number = get(r, 8);
+    out->fingerprint = get(r, 8);
+    get_bytes(r, out->descriptor, sizeof out->descriptor);
+}
+static void get_cause(struct reader *r, struct agree_cause *out)
+{
+    out->kind = get_signed(r);
+    out->status = get_signed(r);
+    out->reporter = get_signed(r);
+    out->other = get_signed(r);
+    out->operation = get(r, 8);
+    get_call(r, &out->calls[0]);
+    get_call(r, &out->calls[1]);
+    get_bytes(r, out->detail, sizeof out->detail);
+}
+void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES])
+{
+    const struct agree_cause *cause = &message->cause;
+    struct writer w = { out };
+    put(&w, AGREE_VERSION, 2);
+    put(&w, message->kind, 2);
+    put(&w, message->decided, 4);
+    put_call(&w, &message->call);
+    put(&w, (uint32_t)cause->kind, 4);
+    put(&w, (uint32_t)cause->status, 4);
+    put(&w, (uint32_t)cause->reporter, 4);
+    put(&w, (uint32_t)cause->other, 4);
+    put(&w, cause->operation, 8);
+    put_call(&w, &cause->calls[0]);
+    put_call(&w, &cause->calls[1]);
+    put_bytes(&w, cause->detail, sizeof cause->detail);
+}
+/* An operation's number is given again, incremented and compared: one near the end of the numbers is no number. */
+static bool is_number(uint64_t number) { return number < (uint64_t)1 << 62; }
+static bool is_cause(const struct agree_cause *c, int size)
+{
+    bool about_two = c->kind == AGREE_DISAGREEMENT || c->kind == AGREE_LOST || c->kind == AGREE_LEFT_ALONE;
+    return c->kind >= 0 && c->kind < AGREE_KINDS && c->status < 0 && c->reporter >= 0 && c->reporter < size
+        && c->other >= (about_two ? 0 : -1) && c->other < size && c->operation && is_number(c->operation)
+        && is_number(c->calls[0].number) && is_number(c->calls[1].number)
+        && memchr(c->detail, 0, sizeof c->detail) != NULL;
+}
+bool agree_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out)
+{
+    struct agree_message m;
+    struct reader r = { bytes };
+    memset(&m, 0, sizeof m);
+    if (length != AGREE_WIRE_BYTES || get(&r, 2) != AGREE_VERSION) return false;
+    m.kind = get(&r, 2);
+    m.decided = get(&r, 4);
+    if (m.decided > (m.kind == AGREE_FAIL) || m.kind >= AGREE_MESSAGES) return false;
+    get_call(&r, &m.call);
+    if (m.kind == AGREE_FAIL) get_cause(&r, &m.cause);  /* else what is there means nothing */
+    if (m.kind == AGREE_FAIL ? !is_cause(&m.cause, size) : !is_number(m.call.number)) return false;
+    *out = m;
+    return true;
+}

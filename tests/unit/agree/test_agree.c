@@ -1,0 +1,368 @@
+/* The wire form against bad input, and the times of agree.h with a clock that the test moves: who asks when, when a
+   disagreement is known everywhere, and how long a rank waits for hosts that do not answer. */
+#include "backend/agree/agree.h"
+#include "c_api/tutti.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 4, HOSTS = 2, QUEUE = 256, DELAY_MS = 1, BEGIN_MS = 1000 };
+static const int host_of[RANKS] = { 0, 1, 0, 1 };                      /* round robin */
+
+/* ---- the wire form ---- */
+static uint64_t random_state;
+static uint64_t random_next(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    return random_state ^= random_state << 17;
+}
+static struct agree_message a_failure(void)
+{
+    struct agree_message m;
+    memset(&m, 0, sizeof m);
+    m.kind = AGREE_FAIL;
+    m.decided = 1;
+    m.cause.kind = AGREE_DISAGREEMENT;
+    m.cause.status = TUTTI_MISMATCH;
+    m.cause.reporter = 3;
+    m.cause.other = 1;
+    m.cause.operation = 7;
+    for (int i = 0; i < 2; i++) {
+        m.cause.calls[i].number = 7;
+        m.cause.calls[i].fingerprint = 100 + (uint64_t)i;
+        memset(m.cause.calls[i].descriptor, 'a' + i, sizeof m.cause.calls[i].descriptor);
+    }
+    strcpy(m.cause.detail, "what the engine says");
+    return m;
+}
+static struct agree_message a_question(void)
+{
+    struct agree_message m;
+    memset(&m, 0, sizeof m);
+    m.kind = AGREE_ASK;
+    m.call.number = 7;
+    m.call.fingerprint = 100;
+    return m;
+}
+static void test_what_is_encoded_is_decoded(void **state)
+{
+    (void)state;
+    struct agree_message messages[] = { a_failure(), a_question() }, back;
+    unsigned char wire[AGREE_WIRE_BYTES];
+    for (int i = 0; i < 2; i++) {
+        agree_encode(&messages[i], wire);
+        assert_true(agree_decode(wire, sizeof wire, RANKS, &back));
+        assert_memory_equal(&back, &messages[i], sizeof back);
+        assert_false(agree_decode(wire, sizeof wire - 1, RANKS, &back));
+        assert_false(agree_decode(wire, sizeof wire + 1, RANKS, &back));
+        wire[0]++;
+        assert_false(agree_decode(wire, sizeof wire, RANKS, &back));
+    }
+}
+static void test_the_bytes_are_those_of_version_1(void **state)
+{
+    (void)state;
+    static const unsigned char expected[] = { 1, 0, AGREE_FAIL, 0, 1, 0, 0, 0 };
+    struct agree_message m = a_failure();
+    unsigned char wire[AGREE_WIRE_BYTES];
+    agree_encode(&m, wire);
+    assert_memory_equal(wire, expected, sizeof expected);
+    assert_int_equal(sizeof wire, 624);
+}
+static void refuse(const struct agree_message *m)
+{
+    unsigned char wire[AGREE_WIRE_BYTES];
+    struct agree_message back, untouched;
+    memset(&back, 0x5a, sizeof back);
+    untouched = back;
+    agree_encode(m, wire);
+    assert_false(agree_decode(wire, sizeof wire, RANKS, &back));
+    assert_memory_equal(&back, &untouched, sizeof back);
+}
+#define REFUSE(make, change) do { struct agree_message m = make(); change; refuse(&m); } while (0)
+static void test_what_no_rank_says_is_refused(void **state)
+{
+    (void)state;
+    REFUSE(a_failure, m.kind = AGREE_MESSAGES);
+    REFUSE(a_failure, m.decided = 2);
+    REFUSE(a_question, m.decided = 1);
+    REFUSE(a_failure, m.cause.kind = AGREE_KINDS);
+    REFUSE(a_failure, m.cause.kind = -1);
+    REFUSE(a_failure, m.cause.status = TUTTI_OK);
+    REFUSE(a_failure, m.cause.reporter = RANKS);
+    REFUSE(a_failure, m.cause.reporter = -1);
+    REFUSE(a_failure, m.cause.other = RANKS);
+    REFUSE(a_failure, m.cause.other = -1);              /* a disagreement is with somebody */
+    REFUSE(a_failure, m.cause.operation = 0);
+    REFUSE(a_failure, m.cause.operation = UINT64_MAX);
+    REFUSE(a_failure, m.cause.calls[1].number = UINT64_MAX);
+    REFUSE(a_failure, memset(m.cause.detail, 'x', sizeof m.cause.detail));
+    REFUSE(a_question, m.call.number = UINT64_MAX);
+}
+/* Whatever bytes come: what is accepted is in range, and an object that is given it stays sound. */
+static void test_any_bytes(void **state)
+{
+    (void)state;
+    struct agree_peer peers[RANKS];
+    int hosts[HOSTS];
+    struct agree_layout layout = { 0, RANKS, HOSTS, host_of, peers, hosts };
+    struct agree_message good[] = { a_failure(), a_question() }, m;
+    struct agree a;
+    unsigned char wire[AGREE_WIRE_BYTES];
+    int accepted = 0, to;
+    random_state = 88172645463325252u;
+    for (int round = 0; round < 200000; round++) {
+        if (round % 50 == 0) agree_init(&a, &layout);
+        agree_encode(&good[random_next() % 2], wire);
+        for (uint64_t flips = random_next() % 4; flips-- > 0;)
+            wire[random_next() % (random_next() % 2 ? sizeof wire : 48)] = (unsigned char)random_next();
+        if (!agree_decode(wire, sizeof wire, RANKS, &m)) continue;
+        accepted++;
+        assert_true(m.kind < AGREE_MESSAGES && m.cause.reporter < RANKS && m.cause.other < RANKS);
+        agree_receive(&a, 1 + 2 * (int)(random_next() % 2), &m);
+        if (a.state == AGREE_CLAIMS) agree_host_failed(&a, &a.held);
+        if (a.state == AGREE_DECIDES) agree_host_decided(&a, &a.held);
+        while (agree_next(&a, &to, &m)) assert_int_equal(host_of[to], 1);
+    }
+    assert_true(accepted > 10000 && accepted < 190000);
+}
+
+/* ---- ranks, hosts and links in a time of their own ---- */
+struct letter { int from, to; int64_t at_ms; struct agree_message message; };
+static struct {
+    int64_t now_ms;
+    struct agree ranks[RANKS];
+    struct agree_peer peers[RANKS][RANKS];
+    int hosts[RANKS][HOSTS];
+    struct agree_cause record[HOSTS], verdict[HOSTS];
+    bool has_record[HOSTS], has_verdict[HOSTS], stopped[RANKS];
+    int64_t over_ms[RANKS];
+    struct letter letters[QUEUE];
+    int count, asked;
+} w;
+static void settle(int r)                               /* what a caller does after each input */
+{
+    struct agree *a = &w.ranks[r];
+    int h = host_of[r], to;
+    struct agree_message m;
+    if (a->state == AGREE_CLAIMS) {
+        if (!w.has_record[h]) w.record[h] = a->held;
+        w.has_record[h] = true;
+        agree_host_failed(a, &w.record[h]);
+    }
+    if (a->state == AGREE_DECIDES) {
+        if (!w.has_verdict[h]) w.verdict[h] = a->held;
+        w.has_verdict[h] = true;
+        agree_host_decided(a, &w.verdict[h]);
+    }
+    while (agree_next(a, &to, &m)) {
+        assert_true(w.count < QUEUE);
+        w.asked += m.kind == AGREE_ASK;
+        w.letters[w.count++] = (struct letter){ r, to, w.now_ms + DELAY_MS, m };
+    }
+}
+static void deliver(void)
+{
+    for (int i = 0; i < w.count;) {
+        struct letter letter = w.letters[i];
+        if (letter.at_ms > w.now_ms || w.stopped[letter.to]) { i++; continue; }
+        memmove(&w.letters[i], &w.letters[i + 1], (size_t)(--w.count - i) * sizeof letter);
+        agree_receive(&w.ranks[letter.to], letter.from, &letter.message);
+        settle(letter.to);
+    }
+}
+static void pass(int64_t until_ms)                      /* ranks look at words and clock every millisecond */
+{
+    for (; w.now_ms < until_ms; w.now_ms++) {
+        for (int r = 0; r < RANKS; r++) {
+            struct agree *a = &w.ranks[r];
+            if (w.stopped[r]) continue;
+            agree_tick(a, w.now_ms);
+            if (w.has_record[host_of[r]]) agree_host_failed(a, &w.record[host_of[r]]);
+            if (w.has_verdict[host_of[r]]) agree_host_decided(a, &w.verdict[host_of[r]]);
+            settle(r);
+            if (a->state == AGREE_OVER && !w.over_ms[r]) w.over_ms[r] = w.now_ms;
+        }
+        deliver();
+    }
+}
+static int setup(void **state)
+{
+    (void)state;
+    memset(&w, 0, sizeof w);
+    w.now_ms = BEGIN_MS;
+    for (int r = 0; r < RANKS; r++)
+        agree_init(&w.ranks[r], &(struct agree_layout){ r, RANKS, HOSTS, host_of, w.peers[r], w.hosts[r] });
+    pass(BEGIN_MS + 1);
+    return 0;
+}
+static void begin(int r, uint64_t number, uint64_t fingerprint, int waits_for)
+{
+    struct agree_call call;
+    memset(&call, 0, sizeof call);
+    call.number = number;
+    call.fingerprint = fingerprint;
+    call.descriptor[0] = (unsigned char)fingerprint;
+    agree_begin(&w.ranks[r], &call);
+    if (waits_for >= 0) agree_wait(&w.ranks[r], waits_for, true);
+    settle(r);
+}
+static void abort_group(int r)
+{
+    struct agree_cause cause = a_failure().cause;
+    cause.kind = AGREE_ABORTED;
+    cause.status = TUTTI_ABORTED;
+    cause.reporter = r;
+    cause.other = -1;
+    agree_fail(&w.ranks[r], &cause);
+    settle(r);
+}
+static void assert_over(int r, int64_t within_ms)
+{
+    assert_int_equal(w.ranks[r].state, AGREE_OVER);
+    assert_in_range(w.over_ms[r] - BEGIN_MS, 0, within_ms);
+}
+static void test_nobody_asks_within_50_ms(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    pass(BEGIN_MS + 50);
+    assert_int_equal(w.asked, 0);
+    pass(BEGIN_MS + 52);
+    assert_int_equal(w.asked, 1);
+    agree_wait(&w.ranks[0], 1, false);                  /* it has come */
+    pass(BEGIN_MS + 5000);
+    assert_int_equal(w.asked, 1);
+}
+static void test_who_waits_long_asks_more_seldom(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    pass(BEGIN_MS + 10000);                             /* after 50, 150, 350, 750 ms, then each 400 */
+    assert_in_range(w.asked, 20, 28);
+    assert_int_equal(w.ranks[0].state, AGREE_RUNS);     /* rank 1 is late, and no more */
+}
+/* Nobody sends anything: each waits for the other. */
+static void test_silent_disagreement_is_known_within_a_second(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    begin(1, 1, 6, 0);
+    begin(2, 1, 5, 3);
+    begin(3, 1, 6, 2);
+    pass(BEGIN_MS + 1000);
+    for (int r = 0; r < RANKS; r++) {
+        const struct agree_cause *c = &w.ranks[r].held;
+        assert_over(r, 60);
+        assert_int_equal(c->kind, AGREE_DISAGREEMENT);
+        assert_int_not_equal(c->calls[0].descriptor[0], c->calls[1].descriptor[0]);
+        assert_int_equal(c->reporter, w.ranks[0].held.reporter);
+    }
+}
+/* The worst case: rank 1 has long been asked in vain when it begins, and asks nobody itself. */
+static void test_late_disagreement_is_known_within_a_second(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    pass(BEGIN_MS + 5155);
+    begin(1, 1, 6, -1);
+    int64_t begun_ms = w.now_ms;
+    pass(begun_ms + 1000);
+    for (int r = 0; r < RANKS; r++) assert_over(r, begun_ms - BEGIN_MS + 450);
+}
+static void test_suspect_that_does_not_answer_is_accused(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    w.stopped[1] = true;
+    assert_true(agree_arrived(&w.ranks[0], 1, 1, 6));
+    assert_false(agree_may_end(&w.ranks[0], 1));
+    settle(0);
+    pass(BEGIN_MS + 2000);
+    for (int r = 0; r < RANKS; r++)
+        if (r != 1) assert_over(r, 1000);
+    assert_int_equal(w.ranks[0].held.calls[1].number, 0);
+    assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 6);
+    assert_int_equal(w.ranks[0].held.calls[0].descriptor[0], 5);
+}
+static void test_first_message_too_early_is_told_again(void **state)
+{
+    (void)state;
+    assert_false(agree_arrived(&w.ranks[0], 1, 1, 6));
+    begin(0, 1, 5, -1);
+    assert_true(agree_arrived(&w.ranks[0], 1, 1, 6));
+    assert_false(agree_may_end(&w.ranks[0], 1));
+}
+static void test_abort_is_told_at_once(void **state)
+{
+    (void)state;
+    abort_group(3);
+    pass(BEGIN_MS + 1000);
+    for (int r = 0; r < RANKS; r++) {
+        assert_over(r, 10);
+        assert_int_equal(w.ranks[r].held.reporter, 3);
+        assert_string_equal(w.ranks[r].held.detail, "what the engine says");
+    }
+}
+static void test_stopped_speaker_holds_up_nobody(void **state)
+{
+    (void)state;
+    w.stopped[1] = true;                                /* it speaks for ranks 1 and 3 */
+    abort_group(3);
+    pass(BEGIN_MS + 2000);
+    for (int r = 0; r < RANKS; r++)
+        if (r != 1) { assert_over(r, 700); assert_int_equal(w.ranks[r].held.reporter, 3); }
+    w.stopped[1] = false;
+    pass(w.now_ms + 10);
+    assert_int_equal(w.ranks[1].state, AGREE_OVER);
+    assert_int_equal(w.ranks[1].held.reporter, 3);
+}
+static void test_stopped_host_holds_up_nobody(void **state)
+{
+    (void)state;
+    w.stopped[1] = w.stopped[3] = true;
+    abort_group(0);
+    pass(BEGIN_MS + 2000);
+    assert_over(0, 310);
+    assert_over(2, 310);
+    w.stopped[1] = w.stopped[3] = false;
+    pass(w.now_ms + 10);
+    for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.reporter, 0);
+}
+static void test_dead_host_is_told_on_the_other(void **state)
+{
+    (void)state;
+    w.stopped[1] = w.stopped[3] = true;
+    for (int r = 0; r < RANKS; r += 2)
+        for (int dead = 1; dead < RANKS; dead += 2) { agree_lost(&w.ranks[r], dead); settle(r); }
+    pass(BEGIN_MS + 100);
+    for (int r = 0; r < RANKS; r += 2) {
+        assert_over(r, 5);
+        assert_int_equal(w.ranks[r].held.kind, AGREE_LOST);
+        assert_int_equal(w.ranks[r].held.other, 1);
+    }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_encoded_is_decoded),
+        cmocka_unit_test(test_the_bytes_are_those_of_version_1),
+        cmocka_unit_test(test_what_no_rank_says_is_refused),
+        cmocka_unit_test(test_any_bytes),
+        cmocka_unit_test_setup(test_nobody_asks_within_50_ms, setup),
+        cmocka_unit_test_setup(test_who_waits_long_asks_more_seldom, setup),
+        cmocka_unit_test_setup(test_silent_disagreement_is_known_within_a_second, setup),
+        cmocka_unit_test_setup(test_late_disagreement_is_known_within_a_second, setup),
+        cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, setup),
+        cmocka_unit_test_setup(test_first_message_too_early_is_told_again, setup),
+        cmocka_unit_test_setup(test_abort_is_told_at_once, setup),
+        cmocka_unit_test_setup(test_stopped_speaker_holds_up_nobody, setup),
+        cmocka_unit_test_setup(test_stopped_host_holds_up_nobody, setup),
+        cmocka_unit_test_setup(test_dead_host_is_told_on_the_other, setup),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
