@@ -70,8 +70,9 @@ const char *world_check_final(const struct world *w, const struct scenario *s)
     for (int n = 0; n <= OPERATIONS; n++)
         for (int r = 1; r < RANKS; r++) equal &= s->program[r][n] == s->program[0][n];
     for (int r = 0; r < RANKS; r++) {
+        if (!lives(w, r)) continue;
         const struct agree_cause *verdict = &w->verdict[host(w, r)];
-        if (!lives(w, r) || (w->object[r].state != AGREE_OVER && !differ)) continue;
+        if (w->object[r].state != AGREE_OVER && !differ) continue;
         if (w->object[r].state != AGREE_OVER) return "I6: ranks differ, and one is not told";
         if (harmless && equal) return "I5: a failure without a reason";
         if (harmless && differ && verdict->kind != AGREE_DISAGREEMENT)

@@ -1,6 +1,5 @@
 # Mistakes that the search must find: a checker that cannot fail proves nothing. Each is a copy of backend/agree/agree.c
 # in which one piece of text is replaced; the test of a mutant passes when the search finds an invariant broken.
-set(agree_source ${CMAKE_SOURCE_DIR}/backend/agree/agree.c)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${agree_source})
 file(READ ${agree_source} agree_text)
 function(agree_mutant name from to)
@@ -42,3 +41,5 @@ agree_mutant(successor_is_silent "if (host == own_host(a)) spread(a);" "if (host
 agree_mutant(successor_is_not_told "else if (speaker >= 0) owe(a, speaker, AGREE_FAIL);" "")
 agree_mutant(death_settles_nothing "AGREE_FAIL);\n    decide_if_agreed(a);\n}\nstatic void remove" "AGREE_FAIL);\n}\nstatic void remove")
 agree_mutant(leaves_without_a_word "if (a->decided) owe(a, r, AGREE_FAIL);" "")
+agree_mutant(names_the_wrong_reporter "cause.reporter = a->layout.rank;" "cause.reporter = other;")
+agree_mutant(has_one_description "cause.calls[1] = *theirs;" "cause.calls[1] = *mine;")

@@ -297,6 +297,58 @@ static void test_first_message_too_early_is_told_again(void **state)
     assert_true(agree_arrived(&w.ranks[0], 1, 1, 6));
     assert_false(agree_may_end(&w.ranks[0], 1));
 }
+/* Rank 0 is far ahead of what rank 1 asks about. */
+static void answer_about(uint64_t number, uint64_t fingerprint)
+{
+    struct agree_message m = a_question();
+    for (uint64_t n = 1; n <= 6; n++) {
+        begin(0, n, 50 + n, -1);
+        assert_true(agree_may_end(&w.ranks[0], n));
+    }
+    m.call.number = number;
+    m.call.fingerprint = fingerprint;
+    agree_receive(&w.ranks[0], 1, &m);
+}
+static void test_the_last_four_operations_are_compared(void **state)
+{
+    (void)state;
+    answer_about(3, 99);
+    assert_int_equal(w.ranks[0].state, AGREE_CLAIMS);
+    assert_int_equal(w.ranks[0].held.operation, 3);
+    assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 53);
+    assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 99);
+}
+static void test_older_operations_are_not_compared(void **state)
+{
+    (void)state;
+    answer_about(2, 99);
+    assert_int_equal(w.ranks[0].state, AGREE_RUNS);
+}
+static void test_operations_to_come_are_not_compared(void **state)
+{
+    (void)state;
+    answer_about(7, 99);
+    assert_int_equal(w.ranks[0].state, AGREE_RUNS);
+}
+static void test_an_earlier_operation_may_succeed_after_a_failure(void **state)
+{
+    (void)state;
+    struct agree_cause cause = a_failure().cause;       /* of operation 7 */
+    begin(0, 6, 5, -1);
+    agree_host_failed(&w.ranks[0], &cause);
+    assert_true(agree_may_end(&w.ranks[0], 6));
+    begin(0, 7, 5, -1);
+    assert_false(agree_may_end(&w.ranks[0], 7));
+}
+static void test_what_a_rank_raises_precedes_its_death(void **state)
+{
+    (void)state;
+    abort_group(1);
+    agree_lost(&w.ranks[0], 1);                         /* its end is seen before its last words */
+    settle(0);
+    pass(BEGIN_MS + 100);
+    for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.kind, AGREE_ABORTED);
+}
 static void test_abort_is_told_at_once(void **state)
 {
     (void)state;
@@ -359,6 +411,11 @@ int main(void)
         cmocka_unit_test_setup(test_late_disagreement_is_known_within_a_second, setup),
         cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, setup),
         cmocka_unit_test_setup(test_first_message_too_early_is_told_again, setup),
+        cmocka_unit_test_setup(test_the_last_four_operations_are_compared, setup),
+        cmocka_unit_test_setup(test_older_operations_are_not_compared, setup),
+        cmocka_unit_test_setup(test_operations_to_come_are_not_compared, setup),
+        cmocka_unit_test_setup(test_an_earlier_operation_may_succeed_after_a_failure, setup),
+        cmocka_unit_test_setup(test_what_a_rank_raises_precedes_its_death, setup),
         cmocka_unit_test_setup(test_abort_is_told_at_once, setup),
         cmocka_unit_test_setup(test_stopped_speaker_holds_up_nobody, setup),
         cmocka_unit_test_setup(test_stopped_host_holds_up_nobody, setup),
