@@ -14,7 +14,6 @@ static_assert(sizeof(struct operation) <= sizeof(((tutti_request *)0)->reserved)
 /* ---- names ---- */
 const char *tutti_get_version(void) { return TUTTI_VERSION; }
 const char *tutti_get_error_string(tutti_status status) { return status_message(status); }
-const char *tutti_get_error_class(tutti_status status) { return status_exception(status); }
 const char *tutti_get_last_error(void) { return status_detail(); }
 size_t tutti_dtype_bytes(tutti_dtype dtype) { return dtype_bytes(dtype); }
 const char *tutti_dtype_name(tutti_dtype dtype) { return dtype_name(dtype); }

@@ -36,29 +36,28 @@ extern "C" {
 #define TUTTI_API __attribute__((visibility("default")))
 #define TUTTI_VERSION "0.1.0"
 
-/* ---- status: code, value, message, Python exception ---- */
+/* ---- status: code, value, message ---- */
 #define TUTTI_STATUS_MAP(X) \
-    X(OK, 0, "success", "") \
-    X(IN_PROGRESS, 1, "the operation is not over yet", "") \
-    X(INVALID_ARGUMENT, -1, "an argument is wrong", "ValueError") \
-    X(UNSUPPORTED, -2, "not supported", "NotImplementedError") \
-    X(NO_MEMORY, -3, "out of memory", "MemoryError") \
-    X(SYSTEM, -4, "the operating system refused", "SystemError") \
-    X(TIMEOUT, -5, "timed out", "TimeoutError") \
-    X(MISMATCH, -6, "ranks disagree about the operation", "MismatchError") \
-    X(PEER_LOST, -7, "a rank of the group is gone", "PeerError") \
-    X(ABORTED, -8, "the communicator was aborted", "AbortedError") \
-    X(FORKED, -9, "a communicator does not survive fork", "ForkedError") \
-    X(INTERNAL, -10, "internal error of tutti", "InternalError")
+    X(OK, 0, "success") \
+    X(IN_PROGRESS, 1, "the operation is not over yet") \
+    X(INVALID_ARGUMENT, -1, "an argument is wrong") \
+    X(UNSUPPORTED, -2, "not supported") \
+    X(NO_MEMORY, -3, "out of memory") \
+    X(SYSTEM, -4, "the operating system refused") \
+    X(TIMEOUT, -5, "timed out") \
+    X(MISMATCH, -6, "ranks disagree about the operation") \
+    X(PEER_LOST, -7, "a rank of the group is gone") \
+    X(ABORTED, -8, "the communicator was aborted") \
+    X(FORKED, -9, "a communicator does not survive fork") \
+    X(INTERNAL, -10, "internal error of tutti")
 typedef enum tutti_status {
-#define X(name, value, message, exception) TUTTI_##name = value,
+#define X(name, value, message) TUTTI_##name = value,
     TUTTI_STATUS_MAP(X)
 #undef X
 } tutti_status;
 
 TUTTI_API const char *tutti_get_version(void);
 TUTTI_API const char *tutti_get_error_string(tutti_status status);  /* the message of the table above */
-TUTTI_API const char *tutti_get_error_class(tutti_status status);  /* the Python exception of the table above */
 TUTTI_API const char *tutti_get_last_error(void);       /* what went wrong last on this thread; never NULL */
 
 /* ---- element types and reduction operations ---- */

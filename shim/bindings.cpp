@@ -13,18 +13,12 @@ using namespace py::literals;
 using tutti::Options;
 using tutti::ProcessGroupTutti;
 
-static void set_error_class(const py::module_ &exceptions, tutti_status status)
-{
-    const char *name = tutti_get_error_class(status);
-    if (!*name) return;
-    py::object type = py::getattr(exceptions, name, py::none());
-    if (type.is_none()) type = py::module_::import("builtins").attr(name);
-    tutti::error_class_set(status, type.release().ptr());
-}
+/* Fails, and with it the import, if an error of the core has no class. */
 static void set_error_classes()
 {
-    auto exceptions = py::module_::import("torch_tutti.exceptions");
-#define X(name, value, message, exception) set_error_class(exceptions, TUTTI_##name);
+    py::dict classes = py::module_::import("torch_tutti.exceptions").attr("_BY_STATUS");
+#define X(name, value, message) \
+    if (value < 0) tutti::error_class_set(TUTTI_##name, py::object(classes[py::int_(value)]).release().ptr());
     TUTTI_STATUS_MAP(X)
 #undef X
 }
@@ -212,6 +206,11 @@ static std::vector<py::list> frames_of(const std::vector<tutti::Record> &records
         for (uint64_t frame : symbolized.tracebacks.at(i)) lists[i]->append(frames.at(frame));
     return all;
 }
+static py::object name_of_class(tutti_status status)
+{
+    if (status >= TUTTI_OK) return py::str("");
+    return py::handle(tutti::error_class_of(status)).attr("__name__");
+}
 /* In the words of torch's format, and `failure` for what it has no word for. The core does not tell when an operation
  * that it was given begins to run, so all that are not over are "started". */
 static py::dict entry_of(
@@ -226,7 +225,7 @@ static py::dict entry_of(
         "output_sizes"_a = record.outputs.sizes, "output_dtypes"_a = names_of(record.outputs.types),
         "state"_a = over ? "completed" : "started", "timeout_ms"_a = record.timeout_ms, "is_p2p"_a = record.message,
         "retired"_a = record.ended_ns != 0, "failure"_a = record.text,
-        "failure_class"_a = tutti_get_error_class(record.outcome), "frames"_a = frames);
+        "failure_class"_a = name_of_class(record.outcome), "frames"_a = frames);
     entry["time_discovered_completed_ns"] = over ? py::cast(record.ended_ns) : py::none();
     if (over) entry["duration_ms"] = static_cast<double>(record.ended_ns - record.began_ns) / 1e6;
     return entry;

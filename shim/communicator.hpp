@@ -10,7 +10,7 @@
 namespace tutti {
 
 /* ---- errors ---- */
-/* Reaches Python as the class that tutti_get_error_class names. */
+/* Reaches Python as the class that torch_tutti.exceptions has for the status. */
 struct Error : torch::PyTorchError {
     Error(tutti_status why, std::string text) : torch::PyTorchError(std::move(text)), status(why) {}
     PyObject *python_type() override;
@@ -18,6 +18,7 @@ struct Error : torch::PyTorchError {
 };
 /* The class for a status; called once for each while the module is imported. Takes over the reference. */
 void error_class_set(tutti_status status, PyObject *type);
+PyObject *error_class_of(tutti_status status); /* borrowed */
 [[noreturn]] void fail(tutti_status status, const std::string &text);
 [[noreturn]] void fail_last(tutti_status status); /* with this thread's last error of the core */
 

@@ -25,18 +25,9 @@ const char *status_detail(void) { return detail; }
 const char *status_message(tutti_status status)
 {
     switch (status) {
-#define X(name, value, message, exception) case TUTTI_##name: return message;
+#define X(name, value, message) case TUTTI_##name: return message;
         TUTTI_STATUS_MAP(X)
 #undef X
     }
     return "unknown status";
-}
-const char *status_exception(tutti_status status)
-{
-    switch (status) {
-#define X(name, value, message, exception) case TUTTI_##name: return exception;
-        TUTTI_STATUS_MAP(X)
-#undef X
-    }
-    return "InternalError";
 }

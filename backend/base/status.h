@@ -14,4 +14,3 @@ tutti_status status_fail(tutti_status status, const char *format, ...) __attribu
 tutti_status status_repeat(tutti_status status, const char *detail) __attribute__((cold));
 const char *status_detail(void);                                       /* this thread's last error; never NULL */
 const char *status_message(tutti_status status);
-const char *status_exception(tutti_status status);

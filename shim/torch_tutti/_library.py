@@ -2,7 +2,6 @@
 torch."""
 from __future__ import annotations
 
-import builtins
 import ctypes
 import functools
 import json
@@ -20,7 +19,7 @@ def _library() -> ctypes.CDLL:
         raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
                           "pip install --no-build-isolation -e .")
     library = ctypes.CDLL(str(_PATH))
-    for name in ("version", "error_string", "error_class", "last_error"):
+    for name in ("version", "error_string", "last_error"):
         getattr(library, f"tutti_get_{name}").restype = ctypes.c_char_p
     library.tutti_collective_name.restype = ctypes.c_char_p
     library.tutti_algorithm_name.restype = ctypes.c_char_p
@@ -31,9 +30,9 @@ def _check(status: int) -> None:
     if status == 0:
         return
     library = _library()
-    name, text = library.tutti_get_error_class(status).decode(), library.tutti_get_last_error().decode()
+    text = library.tutti_get_last_error().decode()
     from torch_tutti import exceptions
-    raise (getattr(exceptions, name, None) or getattr(builtins, name))(text)
+    raise exceptions._BY_STATUS.get(status, exceptions.InternalError)(text)
 
 
 def _text(call: Callable[..., int], *arguments: Any) -> str:

@@ -3,6 +3,7 @@ another torch, and the command."""
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -162,6 +163,19 @@ def test_c_program_starts_that_was_built_as_config_says(tmp_path):
     subprocess.run(["cc", "program.c", *flags, "-o", "program"], cwd=tmp_path, check=True, timeout=60)
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == torch_tutti.__version__, done.stderr
+
+
+def test_every_error_of_the_header_has_its_class():
+    import torch_tutti
+    from torch_tutti import exceptions
+    header = (Path(torch_tutti.get_include()) / "tutti.h").read_text()
+    errors = re.findall(r'X\(([A-Z_]+), (-\d+), "', header)
+    assert {name: exceptions._BY_STATUS[int(value)].__name__ for name, value in errors} == {
+        "INVALID_ARGUMENT": "ValueError", "UNSUPPORTED": "NotImplementedError", "NO_MEMORY": "MemoryError",
+        "SYSTEM": "SystemError", "TIMEOUT": "TimeoutError", "MISMATCH": "MismatchError", "PEER_LOST": "PeerError",
+        "ABORTED": "AbortedError", "FORKED": "ForkedError", "INTERNAL": "InternalError"}
+    assert len(exceptions._BY_STATUS) == len(errors)
+    assert "Error\"" not in header                          # Python's names are no business of a C header
 
 
 # ---- introspection ----
