@@ -9,7 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static_assert(sizeof(struct operation) <= sizeof(((tutti_request *)0)->reserved), "an operation fits into a request");
+/* Programs are compiled with these sizes; what is added comes after them. */
+enum { FIRST_REQUEST_BYTES = 1088, LEAST_CONFIG_BYTES = offsetof(tutti_config, store) };
+static_assert(sizeof(struct operation) <= TUTTI_REQUEST_ROOM_BYTES, "an operation fits into a request");
+static_assert(_Alignof(struct operation) <= _Alignof(tutti_request), "and may lie there");
+static_assert(offsetof(tutti_request, reserved) + TUTTI_REQUEST_ROOM_BYTES == FIRST_REQUEST_BYTES,
+    "a request has its first members and its room where the first version had them");
 
 /* ---- names ---- */
 const char *tutti_get_version(void) { return TUTTI_VERSION; }
@@ -20,6 +25,32 @@ const char *tutti_dtype_name(tutti_dtype dtype) { return dtype_name(dtype); }
 const char *tutti_op_name(tutti_op op) { return op_name(op); }
 
 /* ---- checks ---- */
+static tutti_status refuse_struct_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
+{
+    if (!size) return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
+    if (size < least)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but no version of it has less than %zu "
+            "bytes: begin with %s", type, size, least, initial);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
+        "the program was compiled for a later version, or did not begin with %s", type, size, TUTTI_VERSION, most,
+        initial);
+}
+static tutti_status check_options(const tutti_request *request)
+{
+    if (request->struct_size == sizeof *request) return TUTTI_OK;
+    return refuse_struct_size("tutti_request", "TUTTI_REQUEST_INIT", request->struct_size, FIRST_REQUEST_BYTES,
+        sizeof *request);
+}
+/* What an older program does not have is as TUTTI_CONFIG_INIT has it. */
+static tutti_status read_config(const tutti_config *given, tutti_config *out)
+{
+    size_t size = given->struct_size;
+    if (size < LEAST_CONFIG_BYTES || size > sizeof *out)
+        return refuse_struct_size("tutti_config", "TUTTI_CONFIG_INIT", size, LEAST_CONFIG_BYTES, sizeof *out);
+    *out = (tutti_config)TUTTI_CONFIG_INIT;
+    memcpy(out, given, size);
+    return TUTTI_OK;
+}
 static tutti_status check_comm(tutti_comm *comm)
 {
     if (!comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
@@ -73,6 +104,7 @@ static tutti_status grouped_request(tutti_request **out)
     struct grouped *g = memory_aligned(sizeof *g);
     if (!g) return status_fail(TUTTI_NO_MEMORY, "no memory for a grouped call");
     if (!group_first) group_end = &group_first;
+    g->request.struct_size = sizeof g->request;
     *group_end = g;
     group_end = &g->next;
     *out = &g->request;
@@ -167,15 +199,18 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
         return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init needs a place for the communicator and a config");
-    if (config->size > 1 && (!config->store.put || !config->store.get))
-        return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other",
-            config->size);
-    return comm_create(config, NULL, out);
+    tutti_config known;
+    TRY(read_config(config, &known));
+    if (known.size > 1 && (!known.store.put || !known.store.get))
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other", known.size);
+    return comm_create(&known, NULL, out);
 }
 tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
 {
     if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
-    tutti_config config = { .rank = rank, .size = size };
+    tutti_config config = TUTTI_CONFIG_INIT;
+    config.rank = rank;
+    config.size = size;
     return comm_create(&config, &id, out);
 }
 tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
@@ -226,6 +261,7 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 static tutti_status prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
     tutti_request *request, struct operation *out)
 {
+    if (request) TRY(check_options(request));
     tutti_status status = check_comm(comm);
     if (request) request->refused = !comm || status == TUTTI_OK;       /* until it has started */
     TRY(status);

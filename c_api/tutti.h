@@ -7,9 +7,9 @@
  * The verbs and the order of their arguments are NCCL's. Where NCCL takes a stream, the last argument is a *request*:
  *     NULL        the call returns when the operation is over (the calling thread does the work itself when it can);
  *     &request    the call only starts the operation; tutti_wait or tutti_test tell when it is over.
- * A request is the caller's memory, zero-initialised, and must stay where it is until the operation is over. Its first
- * members are options. Collectives of one communicator run one after the other, in the order of the calls, which must
- * be the same on all ranks; sends and receives run beside them.
+ * A request is the caller's memory, begins as TUTTI_REQUEST_INIT, and must stay where it is until the operation is
+ * over. Its first members are options. Collectives of one communicator run one after the other, in the order of the
+ * calls, which must be the same on all ranks; sends and receives run beside them.
  *
  * Buffers are plain host memory; large ones are faster in memory of tutti_mem_alloc. Counts are in elements. In place
  * means: all_reduce, reduce, broadcast with send == recv; all_gather, gather with send == recv + rank * count;
@@ -21,6 +21,11 @@
  * anything is sent and leave the communicator as it was; request.refused tells. Everything else (a peer that died, a
  * timeout, ranks that disagree) fails the communicator: every later call on it returns the same error, and
  * tutti_comm_destroy is all that is left to do.
+ *
+ * Growth: tutti_config and tutti_request say first how large they are in the program that was compiled, which
+ * TUTTI_CONFIG_INIT and TUTTI_REQUEST_INIT fill in. Later versions add members at the end. A library that is newer than
+ * the program reads and writes no further than the program's structs go, and what it does not find has its default; one
+ * that is older refuses structs that are larger than it knows (INVALID_ARGUMENT says both sizes).
  *
  * Threads: any thread may call any function at any time; calls on one communicator are queued in the order in which
  * they arrive. fork: a child must not use its parent's communicators (it gets TUTTI_FORKED); it may make its own. No
@@ -94,24 +99,29 @@ TUTTI_API const char *tutti_op_name(tutti_op op);
 /* ---- requests ---- */
 typedef struct tutti_comm tutti_comm;
 typedef struct tutti_request tutti_request;
-struct tutti_request {                                  /* zero-initialise; then set what you need */
+/* Room for an operation. As many bytes in all versions: what does not fit is the library's to find a place for. */
+enum { TUTTI_REQUEST_ROOM_BYTES = 1024 };
+struct tutti_request {                                  /* begin with TUTTI_REQUEST_INIT; then set what you need */
+    size_t struct_size;                                 /* sizeof(tutti_request) */
     const char *algorithm;                              /* a name, see tutti_algorithm_name, or a list as in
                                                            tutti_config; NULL: the communicator's choice */
     int64_t timeout_ms;                                 /* 0: the communicator's */
     double factor;                                      /* of TUTTI_PREMUL_SUM */
-    bool blocking;                                      /* return when over although a request is given */
     /* called once when the operation is over, on the thread that finished it; not when the call that should start it
        returns an error. Must not block nor call back, except tutti_test; the request must stay until then. */
     void (*done)(tutti_request *request, void *context);
     void *context;
+    bool blocking;                                      /* return when over although a request is given */
     bool on_demand;                                     /* `done` may come when somebody asks (wait, test, hasten), or
                                                            20 ms later: a small call is then not handed to a thread */
     bool refused;                                       /* out: the error concerns this call alone; nothing was sent, and
                                                            the communicator is as it was */
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
-    uint64_t reserved[112];
+    uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
 };
+/* The rest is zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } does as well. */
+#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 } }
 /* TUTTI_IN_PROGRESS, or how it ended. Of a small operation it does what can be done without waiting. */
 TUTTI_API tutti_status tutti_test(tutti_request *request);
 /* Somebody needs the operation to end, and nobody will wait for it or test it: undoes on_demand. */
@@ -131,13 +141,15 @@ typedef struct tutti_store {                            /* both may block; both 
     tutti_status (*get)(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
         int64_t timeout_ms);
 } tutti_store;
-typedef struct tutti_config {                           /* zero-initialise; then set what you need */
-    int rank, size;
+typedef struct tutti_config {                           /* begin with TUTTI_CONFIG_INIT; then set what you need */
+    size_t struct_size;                                 /* sizeof(tutti_config) */
+    int rank, size;                                     /* which rank this is, of how many */
     tutti_store store;                                  /* used only while the communicator is made */
     const char *name;                                   /* for messages, as "group 0"; copied; NULL: "the group" */
     const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
 } tutti_config;
+#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0 }
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);

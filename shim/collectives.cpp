@@ -28,7 +28,7 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
     Work::reap();
     Communicator::Visit visit(*communicator_);
     if (!visit) return false;
-    tutti_request request{};
+    tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     request.factor = r.factor;
     tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, visit.get(), &request);

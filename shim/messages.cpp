@@ -38,7 +38,7 @@ WorkPointer ProcessGroupTutti::recvAnysource(Tensors &tensors, int tag)
 constexpr uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
 
 struct Message { /* of one byte */
-    tutti_request request{};
+    tutti_request request = TUTTI_REQUEST_INIT;
     char byte = 0;
     tutti_status status = TUTTI_IN_PROGRESS;
 };

@@ -52,7 +52,7 @@ static tutti_comm *join(
     const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group, const Options &options)
 {
     StoreBridge bridge{ store, "" };
-    tutti_config config{};
+    tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
     config.store = { &bridge, store_put, store_get };

@@ -14,7 +14,7 @@ class Work;
 class Arrival;
 
 struct Operation {
-    mutable tutti_request request{};              /* the core's */
+    mutable tutti_request request = TUTTI_REQUEST_INIT; /* the core's */
     Work *work = nullptr;
     std::string algorithm;                        /* what request.algorithm points to */
     Footprint footprint;                          /* lives until it is over */

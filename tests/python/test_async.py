@@ -192,7 +192,7 @@ def join_without_threads(world):
     import torch_tutti
     from torch_tutti.exceptions import SystemError
     library = ctypes.CDLL(str(Path(torch_tutti.__file__).with_name("libtutti.so")))
-    config, comm = (ctypes.c_int * 100)(0, 1), ctypes.c_void_p()     # rank 0 of 1
+    config, comm = (ctypes.c_int * 4)(16, 0, 0, 1), ctypes.c_void_p()    # 16 bytes of it; rank 0 of 1
     assert library.tutti_comm_init(ctypes.byref(comm), ctypes.byref(config)) == 0
     no_more_threads()
     with pytest.raises(SystemError, match="rank 0 of group all: cannot start the thread that completes futures: "

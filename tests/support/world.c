@@ -92,7 +92,7 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
     struct thread *threads = calloc((size_t)size, sizeof *threads);
     for (int r = 0; r < size; r++) {
         threads[r] = (struct thread){ .rank = { NULL, r, size, context }, .body = body };
-        if (options) threads[r].config = *options;
+        threads[r].config = options ? *options : (tutti_config)TUTTI_CONFIG_INIT;
         threads[r].config.rank = r;
         threads[r].config.size = size;
         threads[r].config.store = store;
@@ -127,6 +127,13 @@ int world_processes(int size, int seconds, rank_function *body, void *context)
     for (int r = 0, status; r < size; r++)
         if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) bad++;
     return bad;
+}
+tutti_request *world_requests(size_t count)
+{
+    tutti_request *requests = calloc(count, sizeof *requests);
+    REQUIRE(requests != NULL);
+    for (size_t i = 0; i < count; i++) requests[i] = (tutti_request)TUTTI_REQUEST_INIT;
+    return requests;
 }
 void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
 struct rlimit world_limit(int resource, rlim_t most)

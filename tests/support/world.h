@@ -15,6 +15,7 @@ int world_processes(int size, int seconds, rank_function *body, void *context);
 /* In a rank's body: ends a forked rank's process as failed, with a text; in a thread aborts the test program. */
 void world_require(bool condition, const char *text, const char *file, int line);
 #define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
+tutti_request *world_requests(size_t count);                           /* ready for use; to be freed */
 void nap_us(int us);
 /* Lowers the soft limit of a resource of this process; returns what it was, for setrlimit. */
 struct rlimit world_limit(int resource, rlim_t most);

@@ -61,7 +61,7 @@ static void call_collectives(tutti_comm *comm, tutti_request *request)
 }
 static void call_all_of_a_communicator(tutti_comm *comm)
 {
-    tutti_request request = { 0 }, blocking = { .blocking = true };
+    tutti_request request = TUTTI_REQUEST_INIT, blocking = { .struct_size = sizeof blocking, .blocking = true };
     tutti_comm *part = NULL;
     call_collectives(comm, NULL);
     call_collectives(comm, &request);
@@ -93,7 +93,8 @@ static void make_its_own(void)
 {
     tutti_comm *own = NULL;
     float x = 1;
-    tutti_config config = { .size = 1 }, refused = { .size = 2, .store = { NULL, put, get } };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
+    tutti_config refused = { .struct_size = sizeof refused, .size = 2, .store = { NULL, put, get } };
     REQUIRE(tutti_comm_init(&own, &refused) == TUTTI_SYSTEM);
     REQUIRE(tutti_comm_init(&own, &config) == TUTTI_OK);
     REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, own, NULL) == TUTTI_OK && x == 1);
@@ -123,7 +124,7 @@ static void child_main(struct family *f)
 /* With everything mapped that can be: two segments, a block of this rank's and one of its peer's. */
 static void forks(struct rank *me)
 {
-    tutti_request over = { 0 }, open = { 0 };
+    tutti_request over = TUTTI_REQUEST_INIT, open = TUTTI_REQUEST_INIT;
     float data[4] = { 0 };
     struct family f = { .comm = me->comm, .over = &over, .open = &open, .grouped = me->rank == 0 };
     REQUIRE(tutti_comm_split(me->comm, 0, 0, &f.part) == TUTTI_OK);

@@ -21,7 +21,7 @@ static void fails_and_is_destroyed(struct rank *me)
     for (int round = 0; round < 10; round++) {
         tutti_comm *comm;
         int32_t data = 1;
-        tutti_request r = { .timeout_ms = 20 };
+        tutti_request r = { .struct_size = sizeof r, .timeout_ms = 20 };
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
         if (me->rank == 0) {
             REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, &r) == TUTTI_OK);
@@ -58,9 +58,9 @@ static void test_a_request_outlives_its_communicator(void **state)
 {
     (void)state;
     tutti_comm *comm;
-    tutti_config config = { .size = 1 };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
     float never;
-    tutti_request r = { 0 };
+    tutti_request r = TUTTI_REQUEST_INIT;
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_recv(&never, 1, TUTTI_FLOAT32, 0, 0, comm, &r), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
@@ -77,10 +77,10 @@ static void test_a_refused_call_leaves_its_request_alone(void **state)
 {
     (void)state;
     tutti_comm *comm;
-    tutti_config config = { .size = 1 };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
     float data = 1;
     atomic_int calls = 0;
-    tutti_request r = { .algorithm = "nothing of the kind", .done = count, .context = &calls };
+    tutti_request r = { .struct_size = sizeof r, .algorithm = "nothing of the kind", .done = count, .context = &calls };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_all_reduce(&data, &data, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, &r), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(tutti_test(&r), TUTTI_INVALID_ARGUMENT);          /* never used */
@@ -108,7 +108,7 @@ static void blocks_inside_a_group(struct rank *me)      /* a request that says b
     enum { COUNT = 300000 };
     int32_t *data = malloc(COUNT * sizeof *data);
     for (int i = 0; i < COUNT; i++) data[i] = 1;
-    tutti_request r = { .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .blocking = true };
     REQUIRE(tutti_group_start() == TUTTI_OK);
     REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
     for (int i = 0; i < COUNT; i++) REQUIRE(data[i] == me->size);
@@ -158,7 +158,7 @@ static void forks_with_an_open_request(struct rank *me)
 {
     enum { COUNT = 1 << 18 };
     int32_t *data = malloc(COUNT * sizeof *data);
-    tutti_request r = { 0 };
+    tutti_request r = TUTTI_REQUEST_INIT;
     for (int i = 0; i < COUNT; i++) data[i] = me->rank + 1;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) usleep(100000);                  /* rank 0 forks with its operation under way */

@@ -16,7 +16,7 @@ static void many_at_once(struct rank *me)                               /* waite
 {
     static const size_t n = 5000;
     float *data = malloc(MANY * n * sizeof *data);
-    tutti_request *r = calloc(MANY, sizeof *r);
+    tutti_request *r = world_requests(MANY);
     for (size_t i = 0; i < MANY * n; i++) data[i] = (float)(i % 13 + (size_t)me->rank);
     for (size_t k = 0; k < MANY; k++) {
         float *at = data + k * n;
@@ -40,7 +40,7 @@ static void nobody_waits(struct rank *me)                               /* the p
 {
     atomic_int ended = 0;
     int32_t data[MANY];
-    tutti_request *r = calloc(MANY, sizeof *r);
+    tutti_request *r = world_requests(MANY);
     for (int k = 0; k < MANY; k++) {
         data[k] = k;
         r[k].done = note;
@@ -58,7 +58,7 @@ static void start_resting(struct rank *me, int32_t *data, atomic_int *ended, tut
 {
     for (int k = 0; k < RESTING; k++) {
         data[k] = k + me->rank;
-        r[k] = (tutti_request){ .on_demand = true, .done = note, .context = ended };
+        r[k] = (tutti_request){ .struct_size = sizeof *r, .on_demand = true, .done = note, .context = ended };
         REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
     }
 }
@@ -95,7 +95,8 @@ static void needed_by_a_peer(struct rank *me)
     tutti_comm *other;
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &other) == TUTTI_OK);
     for (int round = 0; me->rank < 2 && me->size > 1 && round < 20; round++) {
-        tutti_request send = { .on_demand = true }, blocking = { .blocking = true }, back = { .blocking = true };
+        tutti_request send = { .struct_size = sizeof send, .on_demand = true };
+        tutti_request blocking = { .struct_size = sizeof blocking, .blocking = true }, back = blocking;
         for (int i = 0; i < N; i++) mine[i] = round + i;
         if (me->rank == 0) {
             REQUIRE(tutti_send(mine, N, TUTTI_INT32, 1, 7, me->comm, &send) == TUTTI_OK);
@@ -120,7 +121,7 @@ static void split_and_cross(struct rank *me)
     REQUIRE(tutti_comm_user_rank(half) == me->rank / 2);
     REQUIRE(tutti_comm_count(reversed) == me->size && tutti_comm_user_rank(reversed) == me->size - 1 - me->rank);
     for (int k = 0; k < 20; k++) {
-        tutti_request a = { 0 }, b = { 0 };
+        tutti_request a = TUTTI_REQUEST_INIT, b = TUTTI_REQUEST_INIT;
         int32_t in_half = 0, in_all = 0;
         REQUIRE(tutti_all_reduce(&mine, &in_half, 1, TUTTI_INT32, TUTTI_SUM, half, &a) == TUTTI_OK);
         REQUIRE(tutti_all_reduce(&mine, &in_all, 1, TUTTI_INT32, TUTTI_SUM, reversed, &b) == TUTTI_OK);

@@ -150,7 +150,7 @@ static void call(const struct test *t, const struct rank *me, enum way way, bool
     unsigned char *input = from.at + odd, *output = to.at + odd;
     if (in_place && scatters) output += (size_t)me->rank * out;
     memcpy(input, numbers[t->type].input[me->rank], t->bytes);
-    tutti_request r = { .blocking = blocking, .algorithm = t->algorithm };
+    tutti_request r = { .struct_size = sizeof r, .blocking = blocking, .algorithm = t->algorithm };
     bool takes = t->family != REDUCE || me->rank == t->root;
     tutti_status status = start(t, me, input, takes ? output : NULL, &r);
     if (status == TUTTI_OK && !blocking) status = tutti_wait(&r, 0);

@@ -96,7 +96,7 @@ static struct buffers make(const struct test *t, const struct rank *me)
 }
 static void call(const struct test *t, struct rank *me, struct buffers *b)
 {
-    tutti_request r = { .algorithm = t->algorithm, .factor = 0.5, .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .algorithm = t->algorithm, .factor = 0.5, .blocking = true };
     tutti_status status = TUTTI_INTERNAL;
     if (!strcmp(t->collective, "allreduce"))
         status = tutti_all_reduce(b->input, b->output, t->count, t->dtype, t->op, me->comm, &r);
@@ -195,7 +195,7 @@ static void averages_of_large_values(struct rank *me)
     for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
         uint16_t in[COUNT], out[COUNT];
         for (int i = 0; i < COUNT; i++) in[i] = 0x7b00;                 /* 57344; the largest half is 65504 */
-        tutti_request r = { .blocking = true, .algorithm = algorithms[a][1] };
+        tutti_request r = { .struct_size = sizeof r, .blocking = true, .algorithm = algorithms[a][1] };
         if (!strcmp(algorithms[a][0], "reduce"))
             REQUIRE(tutti_reduce(in, out, COUNT, TUTTI_FLOAT16, TUTTI_AVG, 0, me->comm, &r) == TUTTI_OK);
         else REQUIRE(tutti_all_reduce(in, out, COUNT, TUTTI_FLOAT16, TUTTI_AVG, me->comm, &r) == TUTTI_OK);
@@ -207,7 +207,7 @@ static void factors_of_both_zeros(struct rank *me)
 {
     for (int call = 0; call < 6; call++) {
         float in[3] = { 1, 2, 3 }, out[3];
-        tutti_request r = { .blocking = true, .factor = call < 3 ? 0.0 : -0.0 };
+        tutti_request r = { .struct_size = sizeof r, .blocking = true, .factor = call < 3 ? 0.0 : -0.0 };
         REQUIRE(tutti_all_reduce(in, out, 3, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &r) == TUTTI_OK);
         for (int i = 0; i < 3; i++) REQUIRE(out[i] == 0 && !signbit(out[i]) == (call < 3));
     }

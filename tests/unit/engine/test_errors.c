@@ -44,7 +44,7 @@ static void wrong_arguments(struct rank *me)
         NULL) == TUTTI_INVALID_ARGUMENT); SAYS("cannot work in place");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, NULL,
         NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the communicator is NULL");
-    tutti_request r = { .algorithm = "rign", .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .algorithm = "rign", .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
         &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     REQUIRE(r.refused);
@@ -53,12 +53,12 @@ static void wrong_arguments(struct rank *me)
         &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
-    r = (tutti_request){ .blocking = true };
+    r = (tutti_request){ .struct_size = sizeof(tutti_request), .blocking = true };
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
     REQUIRE(tutti_comm_set_algorithm(c, "allreduse",
         "ring") == TUTTI_INVALID_ARGUMENT); SAYS("unknown collective \"allreduse\", did you mean \"allreduce\"?");
     REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); SAYS("it must be at least 1");
-    tutti_request unused = { 0 };
+    tutti_request unused = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT); SAYS("never used");
     REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); SAYS("without tutti_group_start");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
@@ -103,12 +103,12 @@ static void test_wrong_arguments_are_refused_and_harm_nothing(void **state)
     (void)state;
     world_threads(2, NULL, wrong_arguments, NULL);
     tutti_comm *comm;
-    tutti_config config = { .rank = 3, .size = 2 };
+    tutti_config config = { .struct_size = sizeof config, .rank = 3, .size = 2 };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     config.rank = 0;
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), "needs a store"));
-    config = (tutti_config){ .size = 1, .algorithm = "allreduce:ring" };
+    config = (tutti_config){ .struct_size = sizeof(tutti_config), .size = 1, .algorithm = "allreduce:ring" };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), "should read collective=algorithm"));
     assert_null(comm);
@@ -120,9 +120,9 @@ struct pair { const char *here, *there; int kind; };
 static tutti_status disagree(struct rank *me, int kind)
 {
     bool odd = me->rank == 1;
-    tutti_request tree = { .algorithm = odd ? "tree" : NULL, .blocking = true };
-    tutti_request ring = { .algorithm = odd ? "ring" : "one_shot", .blocking = true }, factor = { .factor = odd ? 2 : 3,
-        .blocking = true };
+    tutti_request tree = { .struct_size = sizeof tree, .algorithm = odd ? "tree" : NULL, .blocking = true };
+    tutti_request ring = { .struct_size = sizeof ring, .algorithm = odd ? "ring" : "one_shot", .blocking = true };
+    tutti_request factor = { .struct_size = sizeof factor, .factor = odd ? 2 : 3, .blocking = true };
     switch (kind) {
         case 0: return odd ? tutti_broadcast(one, other, 8, TUTTI_FLOAT32, 1, me->comm, NULL) : tutti_all_reduce(one,
             other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
@@ -183,7 +183,7 @@ static void one_is_missing(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) { while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000); }
-    tutti_request r = { .timeout_ms = 100, .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .timeout_ms = 100, .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
     SAYS("reached the timeout of 100 ms");
     SAYS("this call has not been made by rank 1");
@@ -203,7 +203,7 @@ static void comes_late(struct rank *me)
         tutti_comm *comm;
         float *mine = data[me->rank];
         size_t count = round % 2 ? 2 : COUNT;
-        tutti_request r = { .timeout_ms = 50, .blocking = round <= 2 };
+        tutti_request r = { .struct_size = sizeof r, .timeout_ms = 50, .blocking = round <= 2 };
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
         REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
         mine[0] = 1;
@@ -232,7 +232,7 @@ static void two_reach_their_timeout(struct rank *me)
     static _Atomic int ready;
     static _Atomic bool rank_1_has_failed;
     int32_t summand = 1, sum = 0;
-    tutti_request r = { .timeout_ms = me->rank == 1 ? 50 : 20000, .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .timeout_ms = me->rank == 1 ? 50 : 20000, .blocking = true };
     _Atomic uint32_t *state = &me->comm->group.segment->failure->state;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     atomic_fetch_add(&ready, 1);
@@ -251,7 +251,7 @@ static void test_a_failure_is_told_although_another_rank_was_about_to_fail(void 
 }
 static void wait_with_timeout(struct rank *me)
 {
-    tutti_request r = { 0 };
+    tutti_request r = TUTTI_REQUEST_INIT;
     float data;
     if (me->rank == 0) {
         REQUIRE(tutti_recv(&data, 1, TUTTI_FLOAT32, 1, 9, me->comm, &r) == TUTTI_OK);
@@ -270,7 +270,8 @@ static void test_a_rank_that_never_joins_is_named(void **state)
     (void)state;
     tutti_comm *comm;
     tutti_store store = world_store_create();
-    tutti_config config = { .size = 2, .store = store, .timeout_ms = 100, .name = "group 0" };
+    tutti_config config = { .struct_size = sizeof config, .size = 2, .store = store, .timeout_ms = 100,
+        .name = "group 0" };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
     assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined group 0 within 100 ms"));
     config.name = NULL;
@@ -283,7 +284,7 @@ static void test_a_setting_that_is_refused_is_named(void **state)
 {
     (void)state;
     tutti_comm *comm;
-    tutti_config config = { .size = 1 };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
     setenv("TUTTI_ALGORITHM", "foo=bar", 1);
     settings_reload();
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
@@ -322,10 +323,10 @@ static void test_destroy_does_not_wait_for_what_runs(void **state)
     (void)state;
     static tutti_request r;
     tutti_comm *comm;
-    tutti_config config = { .size = 1 };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
     float never;
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
-    memset(&r, 0, sizeof r);
+    r = (tutti_request)TUTTI_REQUEST_INIT;
     assert_int_equal(tutti_recv(&never, 1, TUTTI_FLOAT32, 0, 0, comm, &r), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
@@ -355,7 +356,7 @@ static void forks(struct rank *me)
         bool right = tutti_barrier(me->comm, NULL) == TUTTI_FORKED && strstr(tutti_get_last_error(),
             "before a fork") != NULL;
         tutti_comm *own;
-        tutti_config config = { .size = 1 };
+        tutti_config config = { .struct_size = sizeof config, .size = 1 };
         right = right && tutti_comm_destroy(me->comm) == TUTTI_OK && tutti_comm_init(&own, &config) == TUTTI_OK;
         right = right && tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, own, NULL) == TUTTI_OK
             && tutti_comm_destroy(own) == TUTTI_OK;

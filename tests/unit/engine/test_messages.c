@@ -35,7 +35,7 @@ static void tags_in_any_order(struct rank *me)
 {
     int32_t data[10][3];
     if (me->rank == 0) {
-        tutti_request *requests = calloc((size_t)me->size * 30, sizeof *requests);
+        tutti_request *requests = world_requests((size_t)me->size * 30);
         for (int tag = 0; tag < 10; tag++)
             for (int k = 0; k < 3; k++) data[tag][k] = tag * 10 + k;
         int n = 0;
@@ -61,7 +61,7 @@ static void any_source(struct rank *me)
     int seen = 0;
     for (int k = 1; k < me->size; k++) {
         int32_t got = -1;
-        tutti_request r = { .blocking = true };
+        tutti_request r = { .struct_size = sizeof r, .blocking = true };
         REQUIRE(tutti_recv(&got, 1, TUTTI_INT32, TUTTI_ANY_SOURCE, 1, me->comm, &r) == TUTTI_OK);
         REQUIRE(got == r.source);
         seen |= 1 << got;
@@ -71,7 +71,7 @@ static void any_source(struct rank *me)
 static void to_myself(struct rank *me)
 {
     int64_t out = 42 + me->rank, in = 0;
-    tutti_request send = { 0 }, recv = { 0 };
+    tutti_request send = TUTTI_REQUEST_INIT, recv = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_recv(&in, 1, TUTTI_INT64, me->rank, 3, me->comm, &recv) == TUTTI_OK);
     REQUIRE(tutti_send(&out, 1, TUTTI_INT64, me->rank, 3, me->comm, &send) == TUTTI_OK);
     REQUIRE(tutti_wait(&send, 0) == TUTTI_OK);
@@ -85,7 +85,7 @@ static void to_myself_alone(struct rank *me)
 {
     enum { MUCH = 300000 };
     int32_t *data = calloc(2 * MUCH, sizeof *data);
-    tutti_request recv = { 0 }, send = { 0 };
+    tutti_request recv = TUTTI_REQUEST_INIT, send = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_recv(data, 1, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK && !recv.refused);
     REQUIRE(tutti_wait(&recv, 0) == TUTTI_INVALID_ARGUMENT && recv.refused);
     REQUIRE(strstr(tutti_get_last_error(), "waits to receive from itself with tag 5") != NULL);
@@ -93,7 +93,7 @@ static void to_myself_alone(struct rank *me)
     REQUIRE(tutti_wait(&send, 0) == TUTTI_INVALID_ARGUMENT && send.refused);
     REQUIRE(strstr(tutti_get_last_error(), "waits to send to itself with tag 5") != NULL);
     data[MUCH - 1] = 7;                                 /* what was taken back is not what comes now */
-    send = recv = (tutti_request){ 0 };
+    send = recv = (tutti_request)TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
     REQUIRE(tutti_recv(data + MUCH, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK);
     REQUIRE(tutti_wait(&recv, 0) == TUTTI_OK && tutti_wait(&send, 0) == TUTTI_OK && !recv.refused);
@@ -107,14 +107,14 @@ static void to_myself_alone(struct rank *me)
 static void test_who_waits_for_himself_is_refused(void **state)
 {
     (void)state;
-    tutti_config soon = { .timeout_ms = 5000 };
+    tutti_config soon = { .struct_size = sizeof soon, .timeout_ms = 5000 };
     for (int size = 1; size <= 2; size++) world_threads(size, &soon, to_myself_alone, NULL);
 }
 /* A receive is open while collectives run; its send comes last. */
 static void beside_collectives(struct rank *me)
 {
     double late = 0, sum, mine = 1;
-    tutti_request r = { 0 };
+    tutti_request r = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_recv(&late, 1, TUTTI_FLOAT64, before(me), 8, me->comm, &r) == TUTTI_OK);
     for (int k = 0; k < 50; k++) {
         REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
@@ -132,7 +132,7 @@ static void large_both_ways(struct rank *me)                            /* every
     size_t n = 3 << 20;
     unsigned char *out = malloc(n), *in = malloc(n);
     memset(out, me->rank + 1, n);
-    tutti_request r = { 0 };
+    tutti_request r = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(out, n, TUTTI_UINT8, next_of(me), 0, me->comm, &r) == TUTTI_OK);
     REQUIRE(tutti_recv(in, n, TUTTI_UINT8, before(me), 0, me->comm, NULL) == TUTTI_OK);
     REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);

@@ -43,7 +43,7 @@ static int open_files(void)
 static int child(long first, long second, unsigned error, tutti_status wanted, const char *says)
 {
     tutti_comm *comm;
-    tutti_config config = { .size = 1 };
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
     int before = open_files();
     if (!refuse(first, second, error)) return SKIPPED;
     tutti_status status = tutti_comm_init(&comm, &config);
@@ -89,8 +89,8 @@ static void no_more_memory(struct rank *me)
     enum { COUNT = 1 << 20 };
     bool slots_first = *(const bool *)me->context;
     float *data = calloc(COUNT, sizeof *data);
-    tutti_request ring = { .algorithm = "ring", .blocking = true, .timeout_ms = 10000 };
-    tutti_request one_shot = { .algorithm = "one_shot", .blocking = true };
+    tutti_request ring = { .struct_size = sizeof ring, .algorithm = "ring", .blocking = true, .timeout_ms = 10000 };
+    tutti_request one_shot = { .struct_size = sizeof one_shot, .algorithm = "one_shot", .blocking = true };
     if (!slots_first)
         for (int k = 0; k < 2; k++)
             REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &one_shot) == TUTTI_OK);

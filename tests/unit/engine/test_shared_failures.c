@@ -67,7 +67,8 @@ static void abort_in_the_middle(struct rank *me)
         fill(at, COUNT, 0);
         sum_right(comm, at, me->size);
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
-        tutti_request request = { .blocking = round % 2 };             /* driven by the caller, or not */
+        tutti_request request = { .struct_size = sizeof request };
+        request.blocking = round % 2;                   /* driven by the caller, or not */
         tutti_status status;
         do {
             status = tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request);
@@ -254,7 +255,7 @@ static void late(struct rank *me)
     tutti_comm *comm;
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     sum_right(comm, at, me->size);
-    tutti_request request = { .timeout_ms = me->rank ? 0 : 100, .blocking = true };
+    tutti_request request = { .struct_size = sizeof request, .timeout_ms = me->rank ? 0 : 100, .blocking = true };
     if (me->rank == 0) {
         REQUIRE(tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request) == TUTTI_TIMEOUT);
         fill(at, COUNT, 7);

@@ -35,7 +35,7 @@ static tutti_status start(struct rank *me, bool is_send, void *at, size_t bytes,
 static void exchange(struct rank *me, unsigned char *out, unsigned char *in, size_t bytes, int seed)
 {
     int next = (me->rank + 1) % me->size, before = (me->rank + me->size - 1) % me->size;
-    tutti_request send = { 0 };
+    tutti_request send = TUTTI_REQUEST_INIT;
     for (size_t i = 0; i < bytes; i++) out[i] = byte_at(i, seed + me->rank);
     memset(in - GUARD, 0xa5, bytes + 2 * GUARD);
     REQUIRE(start(me, true, out, bytes, next, &send) == TUTTI_OK);
@@ -91,7 +91,7 @@ static void abort_in_the_middle(struct rank *me)
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
         tutti_status status = TUTTI_OK;
         while (status == TUTTI_OK) {
-            tutti_request send = { 0 };
+            tutti_request send = TUTTI_REQUEST_INIT;
             int next = (me->rank + 1) % me->size, before = (me->rank + me->size - 1) % me->size;
             status = start(&inner, true, out, MOST, next, &send);
             if (status == TUTTI_OK) status = start(&inner, false, in, MOST, before, NULL);
@@ -168,7 +168,7 @@ static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request 
 }
 static void failed_while_a_peer_copies(struct rank *me)
 {
-    tutti_request request = { 0 };
+    tutti_request request = TUTTI_REQUEST_INIT;
     unsigned char *in = shared(MOST);
     meet_freed_tensor(me, in, &request);
     if (me->rank == 0) {
@@ -195,7 +195,7 @@ static void test_a_failed_message_waits_for_who_copies(void **state)
 /* Who polled when it failed is not who tells: the words are there nevertheless. */
 static void told_by_another(struct rank *me)
 {
-    tutti_request request = { 0 };
+    tutti_request request = TUTTI_REQUEST_INIT;
     unsigned char *in = shared(MOST);
     meet_freed_tensor(me, in, &request);
     if (me->rank == 0) {
@@ -217,7 +217,7 @@ static void test_another_thread_tells_why_a_message_failed(void **state)
 /* However long the ladder: the bell is listened for after some polls, and the fruitless are not counted for ever. */
 static void listen_soon(struct rank *me)
 {
-    tutti_request request = { 0 };
+    tutti_request request = TUTTI_REQUEST_INIT;
     unsigned char byte = 1;
     if (me->rank == 0) {
         struct control *mine = me->comm->executor.site.mine;
@@ -311,7 +311,7 @@ static void freed_too_early(struct rank *me)
 {
     if (me->rank == 0) {
         unsigned char *at = shared(LARGE);
-        tutti_request request = { 0 };
+        tutti_request request = TUTTI_REQUEST_INIT;
         REQUIRE(start(me, true, at, LARGE, 1, &request) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);             /* the send has been announced */
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);

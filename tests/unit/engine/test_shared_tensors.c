@@ -128,7 +128,7 @@ static float *run(const struct test *t, const struct rank *me, enum way way, con
 {
     if (way % 2 && is(t, "all_to_all")) way = (enum way)(way - 1);     /* has no in place */
     struct buffers b = make(t, me, way);
-    tutti_request r = { .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .blocking = true };
     tutti_status status = start(t, me, &b, &r);
     if (status != TUTTI_OK) fprintf(stderr, "%s %s: %s\n", t->collective, t->algorithm, tutti_get_last_error());
     REQUIRE(status == TUTTI_OK);
@@ -256,7 +256,7 @@ static void interleaved(struct rank *me)
             enum way way = (enum way)(random_next(&own) % WAYS);
             if (way % 2 && is(&tests[i], "all_to_all")) way = SHARED;
             b[i] = make(&tests[i], me, way);
-            memset(&requests[i], 0, sizeof requests[i]);
+            requests[i] = (tutti_request)TUTTI_REQUEST_INIT;
             REQUIRE(start(&tests[i], me, &b[i], &requests[i]) == TUTTI_OK);
         }
         for (int n = 0, first = (int)(random_next(&own) % OPEN); n < OPEN; n++) {

@@ -23,7 +23,8 @@ int clock_gettime(clockid_t id, struct timespec *out)   /* in place of libc's */
 static void is_stopped(struct rank *me)
 {
     int32_t one = 1, sum = 0, got = 0;
-    tutti_request collective = { .timeout_ms = TIMEOUT_MS }, message = { .timeout_ms = TIMEOUT_MS };
+    tutti_request collective = { .struct_size = sizeof collective, .timeout_ms = TIMEOUT_MS };
+    tutti_request message = { .struct_size = sizeof message, .timeout_ms = TIMEOUT_MS };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) {
         nap_us(100000);                                 /* the other is waiting, and has looked for the time */
@@ -46,7 +47,7 @@ static void test_time_in_which_all_were_stopped_does_not_count(void **state)
 static void is_seldom_looked_at(struct rank *me)
 {
     static _Atomic bool over;
-    tutti_request request = { .timeout_ms = TIMEOUT_MS, .blocking = true };
+    tutti_request request = { .struct_size = sizeof request, .timeout_ms = TIMEOUT_MS, .blocking = true };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     while (me->rank == 1 && !atomic_load(&over)) nap_us(1000);
     if (me->rank == 0) atomic_store(&hurry_s, 2);

@@ -88,7 +88,7 @@ static void listen_to_nobody(struct rank *me)
 static void a_silent_rank_0_is_an_error(void **state)
 {
     (void)state;
-    tutti_config config = { .name = "choir" };
+    tutti_config config = { .struct_size = sizeof config, .name = "choir" };
     world_threads(2, &config, listen_to_nobody, NULL);
 }
 static void listen_to_nonsense(struct rank *me)

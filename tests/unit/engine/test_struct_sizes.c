@@ -1,0 +1,108 @@
+/* Programs and libraries of different versions: what the sizes at the beginning of the public structs are for. */
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
+
+/* What compiled programs rely on: members are added, but none moves. */
+static void test_members_stay_where_they_are(void **state)
+{
+    (void)state;
+    assert_int_equal(offsetof(tutti_config, struct_size), 0);
+    assert_int_equal(offsetof(tutti_config, rank), 8);
+    assert_int_equal(offsetof(tutti_config, size), 12);
+    assert_int_equal(offsetof(tutti_config, store), 16);
+    assert_int_equal(offsetof(tutti_config, name), 40);
+    assert_int_equal(offsetof(tutti_config, algorithm), 48);
+    assert_int_equal(offsetof(tutti_config, timeout_ms), 56);
+    assert_int_equal(offsetof(tutti_request, struct_size), 0);
+    assert_int_equal(offsetof(tutti_request, algorithm), 8);
+    assert_int_equal(offsetof(tutti_request, timeout_ms), 16);
+    assert_int_equal(offsetof(tutti_request, factor), 24);
+    assert_int_equal(offsetof(tutti_request, done), 32);
+    assert_int_equal(offsetof(tutti_request, context), 40);
+    assert_int_equal(offsetof(tutti_request, blocking), 48);
+    assert_int_equal(offsetof(tutti_request, on_demand), 49);
+    assert_int_equal(offsetof(tutti_request, refused), 50);
+    assert_int_equal(offsetof(tutti_request, source), 52);
+    assert_int_equal(offsetof(tutti_request, sequence), 56);
+    assert_int_equal(offsetof(tutti_request, reserved), 64);
+    assert_int_equal(TUTTI_REQUEST_ROOM_BYTES, 1024);
+}
+static void check_refused(const tutti_config *config, const char *text)
+{
+    tutti_comm *comm = NULL;
+    assert_int_equal(tutti_comm_init(&comm, config), TUTTI_INVALID_ARGUMENT);
+    SAYS(text);
+    assert_null(comm);
+}
+static void test_a_config_of_no_known_size_is_refused(void **state)
+{
+    (void)state;
+    tutti_config config = { .size = 1 };
+    check_refused(&config, "tutti_config.struct_size is 0: begin with TUTTI_CONFIG_INIT");
+    config.struct_size = 15;                            /* not even the number of ranks is in it */
+    check_refused(&config, "tutti_config.struct_size is 15, but no version of it has less than 16 bytes");
+    config.struct_size = sizeof config + 8;
+    char text[64];
+    snprintf(text, sizeof text, "is %zu, but this library, tutti " TUTTI_VERSION ", knows %zu bytes",
+        sizeof config + 8, sizeof config);
+    check_refused(&config, text);
+    SAYS("compiled for a later version");
+}
+/* Of memory that is not the struct's nothing is read: asan looks, too. */
+static void test_a_config_of_an_older_program_is_read_as_far_as_it_goes(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    float x = 3;
+    tutti_config *old = malloc(offsetof(tutti_config, name));
+    const tutti_config all = { .struct_size = offsetof(tutti_config, name), .size = 1 };
+    memcpy(old, &all, offsetof(tutti_config, name));
+    assert_int_equal(tutti_comm_init(&comm, old), TUTTI_OK);
+    free(old);
+    assert_int_equal(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL), TUTTI_OK);
+    assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
+}
+/* The ranks must stay together: whatever one of them refuses, no other has heard of. */
+static void refuse_requests(struct rank *me)
+{
+    const struct { size_t size; const char *text; } cases[] = {
+        { 0, "tutti_request.struct_size is 0: begin with TUTTI_REQUEST_INIT" },
+        { sizeof(tutti_request) + 8, "program was compiled for a later version" },
+        { offsetof(tutti_request, reserved), "struct_size is 64, but no version of it has less than 1088 bytes" },
+        { sizeof(tutti_request) - 1, "tutti_request.struct_size is" },
+    };
+    float x = 1;
+    for (int i = 0; i < 4; i++) {
+        tutti_request request = { .struct_size = cases[i].size, .blocking = i % 2 };
+        if (i % me->size != me->rank) continue;
+        REQUIRE(tutti_barrier(me->comm, &request) == TUTTI_INVALID_ARGUMENT);
+        REQUIRE(strstr(tutti_get_last_error(), cases[i].text));
+        REQUIRE(tutti_send(&x, 1, TUTTI_FLOAT32, 1 - me->rank, 0, me->comm, &request) == TUTTI_INVALID_ARGUMENT);
+        REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT && strstr(tutti_get_last_error(), "never used"));
+    }
+    REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK && x == 2);
+}
+static void test_a_request_of_no_known_size_is_refused(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, refuse_requests, NULL);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_members_stay_where_they_are),
+        cmocka_unit_test(test_a_config_of_no_known_size_is_refused),
+        cmocka_unit_test(test_a_config_of_an_older_program_is_read_as_far_as_it_goes),
+        cmocka_unit_test(test_a_request_of_no_known_size_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
