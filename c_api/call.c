@@ -1,0 +1,218 @@
+/* Calls: their checks, and the way from their arguments to an operation. Nothing of a call that is refused has been
+   sent, and the communicator is as it was. */
+#include "c_api/call.h"
+#include "backend/base/dtype.h"
+#include "backend/base/memory.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Programs are compiled with this size; what is added comes after it. */
+enum { FIRST_REQUEST_BYTES = 1088 };
+static_assert(sizeof(struct operation) <= TUTTI_REQUEST_ROOM_BYTES, "an operation fits into a request");
+static_assert(_Alignof(struct operation) <= _Alignof(tutti_request), "and may lie there");
+static_assert(offsetof(tutti_request, reserved) + TUTTI_REQUEST_ROOM_BYTES == FIRST_REQUEST_BYTES,
+    "a request has its first members and its room where the first version had them");
+
+/* ---- checks ---- */
+tutti_status call_refuse_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
+{
+    if (!size) return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
+    if (size < least)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but no version of it has less than %zu "
+            "bytes: begin with %s", type, size, least, initial);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
+        "the program was compiled for a later version, or did not begin with %s", type, size, TUTTI_VERSION, most,
+        initial);
+}
+static tutti_status check_options(const tutti_request *request)
+{
+    if (request->struct_size == sizeof *request) return TUTTI_OK;
+    return call_refuse_size("tutti_request", "TUTTI_REQUEST_INIT", request->struct_size, FIRST_REQUEST_BYTES,
+        sizeof *request);
+}
+tutti_status call_check_comm(tutti_comm *comm)
+{
+    if (!comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
+    if (comm->group.generation != process_generation())
+        return status_fail(TUTTI_FORKED,
+            "this communicator (%s, rank %d) was made before a fork; a child process must make its own",
+            comm->group.name, comm->group.rank);
+    return comm_failure(comm);
+}
+static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
+{
+    size_t bytes = tutti_dtype_bytes(dtype), all;
+    if (!bytes) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
+    if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "%zu elements of %s for %zu ranks are more bytes than there are addresses", count, tutti_dtype_name(dtype),
+            parts);
+    return TUTTI_OK;
+}
+tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
+{
+    out->op = op;
+    out->reduce = NULL;
+    if ((unsigned)op >= TUTTI_OP_COUNT)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
+    out->reduce = reduce_find(dtype, op);
+    if (!out->reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
+        return status_fail(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
+            tutti_dtype_name(dtype));
+    return TUTTI_OK;
+}
+tutti_status call_check_rank(const tutti_comm *comm, int rank, const char *what)
+{
+    if (rank >= 0 && rank < comm->group.size) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s %d is not a rank of %s, which has ranks 0 to %d", what, rank,
+        comm->group.name, comm->group.size - 1);
+}
+tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *what)
+{
+    return buffer || !bytes ? TUTTI_OK : status_fail(TUTTI_INVALID_ARGUMENT,
+        "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
+}
+
+/* ---- preparing ---- */
+/* All that collectives and messages share; field by field, because zeroing the whole costs as much as the rest. */
+tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
+    tutti_request *request, struct operation *out)
+{
+    if (request) TRY(check_options(request));
+    tutti_status status = call_check_comm(comm);
+    if (request) request->refused = !comm || status == TUTTI_OK;       /* until it has started */
+    TRY(status);
+    out->comm = comm;
+    out->family = family;
+    out->count = count;
+    out->dtype = dtype;
+    out->root = root;
+    out->generation = process_generation();
+    out->request = NULL;
+    out->algorithm = NULL;
+    out->uneven = NULL;
+    out->reduce = NULL;
+    out->op = TUTTI_SUM;
+    out->factor = 0;
+    out->sequence = 0;
+    out->message.tag = 0;
+    atomic_init(&out->limit.deadline_ms, 0);
+    out->limit.looked_ms = 0;
+    out->limit.forgiven = false;
+    atomic_init(&out->hastened, false);
+    TRY(call_check_rank(comm, root, "root"));
+    return check_dtype(dtype, count, parts, &out->part_bytes);
+}
+bool call_overlaps(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
+{
+    uintptr_t a = (uintptr_t)one, b = (uintptr_t)other;
+    return one_bytes && other_bytes && a < b + other_bytes && b < a + one_bytes;
+}
+tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
+{
+    return status_fail(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
+        "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->group.rank,
+        op->comm->group.name, unless);
+}
+
+/* ---- group calls ---- */
+struct grouped { tutti_request request; struct grouped *next; };
+static _Thread_local int group_depth;
+static _Thread_local struct grouped *group_first, **group_end;
+
+static tutti_status grouped_request(tutti_request **out)
+{
+    struct grouped *g = memory_aligned(sizeof *g);
+    if (!g) return status_fail(TUTTI_NO_MEMORY, "no memory for a grouped call");
+    if (!group_first) group_end = &group_first;
+    g->request.struct_size = sizeof g->request;
+    *group_end = g;
+    group_end = &g->next;
+    *out = &g->request;
+    return TUTTI_OK;
+}
+tutti_status tutti_group_start(void)
+{
+    group_depth++;
+    return TUTTI_OK;
+}
+tutti_status tutti_group_end(void)
+{
+    if (group_depth == 0) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_group_end without tutti_group_start");
+    if (--group_depth > 0) return TUTTI_OK;
+    tutti_status first = TUTTI_OK;
+    char detail[STATUS_DETAIL_BYTES] = "";
+    while (group_first) {
+        struct grouped *g = group_first;
+        tutti_status status = tutti_wait(&g->request, 0);
+        if (status != TUTTI_OK && first == TUTTI_OK) {
+            first = status;
+            strcpy(detail, status_detail());
+        }
+        group_first = g->next;
+        free(g);
+    }
+    return first == TUTTI_OK ? TUTTI_OK : status_repeat(first, detail);
+}
+
+bool call_is_grouped(void) { return group_depth > 0; }
+
+/* ---- requests ---- */
+static struct operation *operation_of(tutti_request *request) { return (struct operation *)(void *)request->reserved; }
+static tutti_status apply_options(struct operation *op, tutti_request *request)
+{
+    atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
+    if (!request) return TUTTI_OK;
+    if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
+    op->factor = request->factor;
+    if (!request->algorithm) return TUTTI_OK;
+    if (op->family == POINT_TO_POINT)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
+    TRY(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm));
+    return comm_allows(op->comm, op->algorithm);
+}
+/* Takes over prepared->uneven. An error leaves the request as it was. */
+tutti_status call_run(struct operation *prepared, tutti_request *request)
+{
+    struct operation *op = prepared;
+    bool grouped = !request && group_depth;
+    tutti_status status = apply_options(prepared, request);
+    if (status == TUTTI_OK && grouped) status = grouped_request(&request);
+    if (status != TUTTI_OK) {
+        free(prepared->uneven);
+        return status;
+    }
+    if (request) {
+        op = operation_of(request);
+        memcpy(op, prepared, prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
+            : offsetof(struct operation, message.piece));
+        op->request = request;
+        request->refused = false;
+    }
+    return operation_run(op, !request || (request->blocking && !grouped));
+}
+static tutti_status check_request(const tutti_request *request)
+{
+    const struct operation *op = request ? (const struct operation *)(const void *)request->reserved : NULL;
+    if (!op || !op->comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
+    if (op->generation == process_generation()) return TUTTI_OK;
+    return status_fail(TUTTI_FORKED,
+        "this request was started before a fork, by the parent process; only that can wait");
+}
+tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
+{
+    TRY(check_request(request));
+    return operation_wait(operation_of(request), timeout_ms);
+}
+tutti_status tutti_test(tutti_request *request)
+{
+    TRY(check_request(request));
+    return operation_test(operation_of(request));
+}
+tutti_status tutti_hasten(tutti_request *request)
+{
+    TRY(check_request(request));
+    operation_hasten(operation_of(request));
+    return TUTTI_OK;
+}
