@@ -3,6 +3,7 @@
 #include "c_api/call.h"
 #include "backend/base/dtype.h"
 #include "backend/base/random.h"
+#include "backend/host/socket.h"
 #include "backend/info/info.h"
 #include "backend/memory/arena.h"
 #include <string.h>
@@ -27,7 +28,25 @@ static tutti_status read_config(const tutti_config *given, tutti_config *out)
     memcpy(out, given, size);
     return TUTTI_OK;
 }
-tutti_status tutti_get_unique_id(tutti_unique_id *out) { return random_fill(out->bytes, sizeof out->bytes); }
+enum { ID_NAME_BYTES = NONCE_BYTES };                   /* the rest is for versions to come */
+tutti_status tutti_get_unique_id(tutti_unique_id *out)
+{
+    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id needs a place for the id");
+    memset(out, 0, sizeof *out);
+    return random_fill(out->bytes, ID_NAME_BYTES);
+}
+static tutti_status check_id(const tutti_unique_id *id)
+{
+    static const unsigned char zero[sizeof id->bytes];
+    if (memcmp(id->bytes, zero, ID_NAME_BYTES) == 0)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "the unique id is empty: one rank makes it with tutti_get_unique_id "
+            "and passes it to all others before they join");
+    if (memcmp(id->bytes + ID_NAME_BYTES, zero, sizeof id->bytes - ID_NAME_BYTES) != 0)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "the unique id is none that tutti %s makes: it was damaged when it "
+            "was passed on (all %d bytes must be), or a later version has made it", TUTTI_VERSION,
+            TUTTI_UNIQUE_ID_BYTES);
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
@@ -41,6 +60,7 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
 {
     if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
+    TRY(check_id(&id));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;

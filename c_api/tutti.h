@@ -130,7 +130,10 @@ TUTTI_API tutti_status tutti_hasten(tutti_request *request);
 TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
 
 /* ---- communicators ---- */
-typedef struct tutti_unique_id { unsigned char bytes[16]; } tutti_unique_id;
+/* Plain bytes, to be passed on whole. In this version the first 16 name the group and the rest is 0, which is checked:
+   an id that was damaged or only partly passed on, or that a later version has made, is refused. */
+enum { TUTTI_UNIQUE_ID_BYTES = 128 };
+typedef struct tutti_unique_id { unsigned char bytes[TUTTI_UNIQUE_ID_BYTES]; } tutti_unique_id;
 /* Where ranks leave word for each other, as torch.distributed has one. The same store and name may serve again after a
    group has ended, failed or died, and for another number of ranks: what is left of it there is not believed. */
 typedef struct tutti_store {                            /* both may block; both return a status */

@@ -9,6 +9,7 @@ import numpy
 
 FLOAT32, SUM = 10, 0    # places in the lists of c_api/tutti.h; a test compares
 OK, SYSTEM, TIMEOUT, PEER_LOST = 0, -4, -5, -7
+UNIQUE_ID_BYTES = 128
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier")
 
 
@@ -23,7 +24,7 @@ class Wrong(Exception):
 
 
 class UniqueId(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * 16)]
+    _fields_ = [("bytes", ctypes.c_ubyte * UNIQUE_ID_BYTES)]
 
 
 class Library:

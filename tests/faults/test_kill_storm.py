@@ -85,6 +85,7 @@ def test_numbers_are_those_of_the_header():
     assert dtypes.index("FLOAT32") == rank.FLOAT32
     ops = re.findall(r"X\((\w+), \"", header[header.index("TUTTI_OP_MAP"):])
     assert ops.index("SUM") == rank.SUM
+    assert re.search(r"TUTTI_UNIQUE_ID_BYTES = (\d+)", header)[1] == str(rank.UNIQUE_ID_BYTES)
 
 
 def test_storm():

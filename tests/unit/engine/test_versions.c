@@ -1,4 +1,5 @@
-/* Programs and libraries of different versions: what the sizes at the beginning of the public structs are for. */
+/* Programs and libraries of different versions: what the sizes at the beginning of the public structs are for, and the
+   room in an id. */
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -96,6 +97,32 @@ static void test_a_request_of_no_known_size_is_refused(void **state)
     (void)state;
     world_threads(2, NULL, refuse_requests, NULL);
 }
+/* ---- ids ---- */
+static void check_id_refused(const tutti_unique_id *id, const char *text)
+{
+    tutti_comm *comm = NULL;
+    for (int rank = 0; rank < 2; rank++) {              /* and none of them waits for the other */
+        assert_int_equal(tutti_comm_init_rank(&comm, 2, *id, rank), TUTTI_INVALID_ARGUMENT);
+        SAYS(text);
+        assert_null(comm);
+    }
+}
+static void test_an_id_has_128_bytes_and_is_checked(void **state)
+{
+    (void)state;
+    tutti_unique_id id = { { 0 } }, other;
+    assert_int_equal(sizeof id, 128);
+    check_id_refused(&id, "the unique id is empty: one rank makes it with tutti_get_unique_id");
+    memset(&id, 0xff, sizeof id);
+    check_id_refused(&id, "damaged when it was passed on (all 128 bytes must be), or a later version has made it");
+    assert_int_equal(tutti_get_unique_id(&id), TUTTI_OK);
+    assert_int_equal(tutti_get_unique_id(&other), TUTTI_OK);
+    assert_memory_not_equal(&id, &other, sizeof id);
+    id.bytes[127] = 1;
+    check_id_refused(&id, "none that tutti " TUTTI_VERSION " makes");
+    assert_int_equal(tutti_get_unique_id(NULL), TUTTI_INVALID_ARGUMENT);
+    SAYS("needs a place for the id");
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -103,6 +130,7 @@ int main(void)
         cmocka_unit_test(test_a_config_of_no_known_size_is_refused),
         cmocka_unit_test(test_a_config_of_an_older_program_is_read_as_far_as_it_goes),
         cmocka_unit_test(test_a_request_of_no_known_size_is_refused),
+        cmocka_unit_test(test_an_id_has_128_bytes_and_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
