@@ -12,6 +12,7 @@
 const char *tutti_get_version(void) { return TUTTI_VERSION; }
 const char *tutti_get_error_string(tutti_status status) { return status_message(status); }
 const char *tutti_get_last_error(void) { return status_detail(); }
+bool tutti_last_error_is_refusal(void) { return status_is_refusal(); }
 size_t tutti_dtype_bytes(tutti_dtype dtype) { return dtype_bytes(dtype); }
 const char *tutti_dtype_name(tutti_dtype dtype) { return dtype_name(dtype); }
 const char *tutti_op_name(tutti_op op) { return op_name(op); }
@@ -31,7 +32,7 @@ static tutti_status read_config(const tutti_config *given, tutti_config *out)
 enum { ID_NAME_BYTES = NONCE_BYTES };                   /* the rest is for versions to come */
 tutti_status tutti_get_unique_id(tutti_unique_id *out)
 {
-    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id needs a place for the id");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id needs a place for the id");
     memset(out, 0, sizeof *out);
     return random_fill(out->bytes, ID_NAME_BYTES);
 }
@@ -39,27 +40,28 @@ static tutti_status check_id(const tutti_unique_id *id)
 {
     static const unsigned char zero[sizeof id->bytes];
     if (memcmp(id->bytes, zero, ID_NAME_BYTES) == 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "the unique id is empty: one rank makes it with tutti_get_unique_id "
-            "and passes it to all others before they join");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "the unique id is empty: one rank makes it with "
+            "tutti_get_unique_id and passes it to all others before they join");
     if (memcmp(id->bytes + ID_NAME_BYTES, zero, sizeof id->bytes - ID_NAME_BYTES) != 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "the unique id is none that tutti %s makes: it was damaged when it "
-            "was passed on (all %d bytes must be), or a later version has made it", TUTTI_VERSION,
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "the unique id is none that tutti %s makes: it was damaged when "
+            "it was passed on (all %d bytes must be), or a later version has made it", TUTTI_VERSION,
             TUTTI_UNIQUE_ID_BYTES);
     return TUTTI_OK;
 }
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init needs a place for the communicator and a config");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init needs a place for the communicator and a config");
     tutti_config known;
     TRY(read_config(config, &known));
     if (known.size > 1 && (!known.store.put || !known.store.get))
-        return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other", known.size);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a group of %d ranks needs a store to find each other",
+            known.size);
     return comm_create(&known, NULL, out);
 }
 tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
 {
-    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
     TRY(check_id(&id));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
@@ -69,7 +71,7 @@ tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id
 tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
 {
     TRY(call_check_comm(comm));
-    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_comm_split needs a place for the communicator");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_split needs a place for the communicator");
     return comm_split(comm, color, key, out);
 }
 tutti_status tutti_comm_destroy(tutti_comm *comm)
@@ -94,7 +96,7 @@ tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
 {
     TRY(call_check_comm(comm));
     if (timeout_ms <= 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "a timeout of %lld ms: it must be at least 1",
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a timeout of %lld ms: it must be at least 1",
             (long long)timeout_ms);
     comm->timeout_ms = timeout_ms;
     return TUTTI_OK;
@@ -103,8 +105,9 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 {
     TRY(call_check_comm(comm));
     const struct algorithm *found;
-    TRY(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0), &found));
-    TRY(comm_allows(comm, algorithm ? found : NULL));
+    TRY(status_as_refusal(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0),
+        &found)));
+    TRY(status_as_refusal(comm_allows(comm, algorithm ? found : NULL)));
     atomic_store(&comm->chosen[found->family], algorithm ? found : NULL);
     return TUTTI_OK;
 }
@@ -112,10 +115,10 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 /* ---- memory ---- */
 tutti_status tutti_mem_alloc(void **out, size_t bytes)
 {
-    if (!out) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc needs a place for the address");
-    return arena_allocate(bytes, out);
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc needs a place for the address");
+    return status_as_refusal(arena_allocate(bytes, out));
 }
-tutti_status tutti_mem_free(void *memory) { return arena_free(memory); }
+tutti_status tutti_mem_free(void *memory) { return status_as_refusal(arena_free(memory)); }
 
 /* ---- introspection ---- */
 const char *tutti_collective_name(int index)
@@ -128,8 +131,8 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
 {
     const struct algorithm *found;
     if (!collective || !algorithm)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "a schedule needs the names of a collective and of an algorithm");
-    TRY(algorithm_by_name(collective, algorithm, &found));
-    return info_schedule(found, ranks, root, buffer, capacity, bytes);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a schedule needs the names of a collective and of an algorithm");
+    TRY(status_as_refusal(algorithm_by_name(collective, algorithm, &found)));
+    return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
 }
 tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes) { return info_json(buffer, capacity, bytes); }

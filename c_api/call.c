@@ -17,11 +17,11 @@ static_assert(offsetof(tutti_request, reserved) + TUTTI_REQUEST_ROOM_BYTES == FI
 /* ---- checks ---- */
 tutti_status call_refuse_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
 {
-    if (!size) return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
+    if (!size) return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
     if (size < least)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but no version of it has less than %zu "
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but no version of it has less than %zu "
             "bytes: begin with %s", type, size, least, initial);
-    return status_fail(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
         "the program was compiled for a later version, or did not begin with %s", type, size, TUTTI_VERSION, most,
         initial);
 }
@@ -33,7 +33,7 @@ static tutti_status check_options(const tutti_request *request)
 }
 tutti_status call_check_comm(tutti_comm *comm)
 {
-    if (!comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
+    if (!comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
     if (comm->group.generation != process_generation())
         return status_fail(TUTTI_FORKED,
             "this communicator (%s, rank %d) was made before a fork; a child process must make its own",
@@ -43,9 +43,9 @@ tutti_status call_check_comm(tutti_comm *comm)
 static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, size_t *part_bytes)
 {
     size_t bytes = tutti_dtype_bytes(dtype), all;
-    if (!bytes) return status_fail(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
+    if (!bytes) return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
     if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
-        return status_fail(TUTTI_INVALID_ARGUMENT,
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
             "%zu elements of %s for %zu ranks are more bytes than there are addresses", count, tutti_dtype_name(dtype),
             parts);
     return TUTTI_OK;
@@ -55,22 +55,22 @@ tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out
     out->op = op;
     out->reduce = NULL;
     if ((unsigned)op >= TUTTI_OP_COUNT)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
     out->reduce = reduce_find(dtype, op);
     if (!out->reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
-        return status_fail(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
             tutti_dtype_name(dtype));
     return TUTTI_OK;
 }
 tutti_status call_check_rank(const tutti_comm *comm, int rank, const char *what)
 {
     if (rank >= 0 && rank < comm->group.size) return TUTTI_OK;
-    return status_fail(TUTTI_INVALID_ARGUMENT, "%s %d is not a rank of %s, which has ranks 0 to %d", what, rank,
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "%s %d is not a rank of %s, which has ranks 0 to %d", what, rank,
         comm->group.name, comm->group.size - 1);
 }
 tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *what)
 {
-    return buffer || !bytes ? TUTTI_OK : status_fail(TUTTI_INVALID_ARGUMENT,
+    return buffer || !bytes ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT,
         "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
 }
 
@@ -101,6 +101,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->limit.looked_ms = 0;
     out->limit.forgiven = false;
     atomic_init(&out->hastened, false);
+    out->refused = false;
     TRY(call_check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }
@@ -111,7 +112,7 @@ bool call_overlaps(const void *one, size_t one_bytes, const void *other, size_t 
 }
 tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 {
-    return status_fail(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
         "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->group.rank,
         op->comm->group.name, unless);
 }
@@ -124,7 +125,7 @@ static _Thread_local struct grouped *group_first, **group_end;
 static tutti_status grouped_request(tutti_request **out)
 {
     struct grouped *g = memory_aligned(sizeof *g);
-    if (!g) return status_fail(TUTTI_NO_MEMORY, "no memory for a grouped call");
+    if (!g) return status_refuse(TUTTI_NO_MEMORY, "no memory for a grouped call");
     if (!group_first) group_end = &group_first;
     g->request.struct_size = sizeof g->request;
     *group_end = g;
@@ -139,21 +140,24 @@ tutti_status tutti_group_start(void)
 }
 tutti_status tutti_group_end(void)
 {
-    if (group_depth == 0) return status_fail(TUTTI_INVALID_ARGUMENT, "tutti_group_end without tutti_group_start");
+    if (group_depth == 0) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_group_end without tutti_group_start");
     if (--group_depth > 0) return TUTTI_OK;
     tutti_status first = TUTTI_OK;
+    bool refused = false;
     char detail[STATUS_DETAIL_BYTES] = "";
     while (group_first) {
         struct grouped *g = group_first;
         tutti_status status = tutti_wait(&g->request, 0);
         if (status != TUTTI_OK && first == TUTTI_OK) {
             first = status;
+            refused = status_is_refusal();
             strcpy(detail, status_detail());
         }
         group_first = g->next;
         free(g);
     }
-    return first == TUTTI_OK ? TUTTI_OK : status_repeat(first, detail);
+    if (first == TUTTI_OK) return TUTTI_OK;
+    return refused ? status_repeat_refusal(first, detail) : status_repeat(first, detail);
 }
 
 bool call_is_grouped(void) { return group_depth > 0; }
@@ -168,9 +172,9 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     op->factor = request->factor;
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
-    TRY(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm));
-    return comm_allows(op->comm, op->algorithm);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
+    TRY(status_as_refusal(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm)));
+    return status_as_refusal(comm_allows(op->comm, op->algorithm));
 }
 /* Takes over prepared->uneven. An error leaves the request as it was. */
 tutti_status call_run(struct operation *prepared, tutti_request *request)
@@ -195,7 +199,7 @@ tutti_status call_run(struct operation *prepared, tutti_request *request)
 static tutti_status check_request(const tutti_request *request)
 {
     const struct operation *op = request ? (const struct operation *)(const void *)request->reserved : NULL;
-    if (!op || !op->comm) return status_fail(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
+    if (!op || !op->comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
     if (op->generation == process_generation()) return TUTTI_OK;
     return status_fail(TUTTI_FORKED,
         "this request was started before a fork, by the parent process; only that can wait");

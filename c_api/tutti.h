@@ -17,10 +17,10 @@
  * buffers belong to the caller again at once.
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
- * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are refused before
- * anything is sent and leave the communicator as it was; request.refused tells. Everything else (a peer that died, a
- * timeout, ranks that disagree) fails the communicator: every later call on it returns the same error, and
- * tutti_comm_destroy is all that is left to do.
+ * this thread what happened, on which rank, and what to do. Arguments that are wrong on one rank are *refused* before
+ * anything is sent and leave the communicator as it was; tutti_last_error_is_refusal() and request.refused tell.
+ * Everything else (a peer that died, a timeout, ranks that disagree) fails the communicator: every later call on it
+ * returns the same error, and tutti_comm_destroy is all that is left to do.
  *
  * Growth: tutti_config and tutti_request say first how large they are in the program that was compiled, which
  * TUTTI_CONFIG_INIT and TUTTI_REQUEST_INIT fill in. Later versions add members at the end. A library that is newer than
@@ -64,6 +64,11 @@ typedef enum tutti_status {
 TUTTI_API const char *tutti_get_version(void);
 TUTTI_API const char *tutti_get_error_string(tutti_status status);  /* the message of the table above */
 TUTTI_API const char *tutti_get_last_error(void);       /* what went wrong last on this thread; never NULL */
+/* Whether it concerned that call alone: nothing was sent, and the communicator, if there is one, is as it was. False: the
+   communicator has failed, or was not made. The status tells what kind of error it is, which is another question: a
+   group may fail for lack of memory on one of its ranks, and a call be refused for it. Also of an error that tutti_wait,
+   tutti_test or tutti_group_end gave, which may have been found by another thread. */
+TUTTI_API bool tutti_last_error_is_refusal(void);
 
 /* ---- element types and reduction operations ---- */
 /* name, bytes, printed */
@@ -114,8 +119,7 @@ struct tutti_request {                                  /* begin with TUTTI_REQU
     bool blocking;                                      /* return when over although a request is given */
     bool on_demand;                                     /* `done` may come when somebody asks (wait, test, hasten), or
                                                            20 ms later: a small call is then not handed to a thread */
-    bool refused;                                       /* out: the error concerns this call alone; nothing was sent, and
-                                                           the communicator is as it was */
+    bool refused;                                       /* out: see tutti_last_error_is_refusal */
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];

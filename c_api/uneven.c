@@ -13,7 +13,7 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
         size_t end;
         if (!size_multiply(counts[q], bytes, &lengths[q]) || !size_multiply(offsets[q], bytes, &starts[q])
             || !size_add(lengths[q], starts[q], &end) || end > PTRDIFF_MAX)
-            return status_fail(TUTTI_INVALID_ARGUMENT, "%zu elements at %zu for rank %d are beyond all addresses",
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "%zu elements at %zu for rank %d are beyond all addresses",
                 counts[q], offsets[q], q);
         if (end > *total && counts[q]) *total = end;
     }
@@ -37,10 +37,10 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     struct operation o;
     TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
     size_t size = (size_t)comm->group.size, bytes = tutti_dtype_bytes(dtype), sent, received;
     struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
-    if (!u) return status_fail(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
+    if (!u) return status_refuse(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
     size_t *room = (size_t *)(u + 1);
     for (int i = 0; i < 2; i++) { u->lengths[i] = room + i * size; u->offsets[i] = room + (2 + i) * size; }
     tutti_status status = convert_counts(send_counts, send_offsets, (int)size, bytes, u->lengths[0], u->offsets[0],

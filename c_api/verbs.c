@@ -104,8 +104,8 @@ static tutti_status message(bool is_send, const void *send, void *recv, size_t c
     if (is_send || peer != TUTTI_ANY_SOURCE) TRY(call_check_rank(comm, peer, "peer"));
     TRY(call_check_buffer(is_send ? send : recv, o.part_bytes, "message"));
     if (peer == comm->group.rank && (!request || request->blocking) && !call_is_grouped())
-        return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, which "
-            "would wait forever: use a request or a group", peer);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, "
+            "which would wait forever: use a request or a group", peer);
     o.input = send;
     o.output = recv;
     o.message.tag = tag;

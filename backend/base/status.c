@@ -1,25 +1,52 @@
-/* The detail of an error lives in the thread that saw it, so that no caller has to pass a buffer through. */
+/* What is known of an error lives in the thread that saw it, so that no caller has to pass a buffer through. */
 #include "backend/base/status.h"
 #include "backend/base/log.h"
 #include <stdio.h>
 #include <string.h>
 
 static _Thread_local char detail[STATUS_DETAIL_BYTES];
+static _Thread_local bool refused;
 
+static tutti_status keep(tutti_status status, bool is_refusal, const char *format, va_list arguments)
+{
+    vsnprintf(detail, sizeof detail, format, arguments);
+    refused = is_refusal;
+    LOG(INFO, "%s: %s", status_message(status), detail);
+    return status;
+}
 tutti_status status_fail(tutti_status status, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(detail, sizeof detail, format, arguments);
+    keep(status, false, format, arguments);
     va_end(arguments);
-    LOG(INFO, "%s: %s", status_message(status), detail);
+    return status;
+}
+tutti_status status_refuse(tutti_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    keep(status, true, format, arguments);
+    va_end(arguments);
+    return status;
+}
+tutti_status status_as_refusal(tutti_status status)
+{
+    if (status < 0) refused = true;
     return status;
 }
 tutti_status status_repeat(tutti_status status, const char *text)
 {
     snprintf(detail, sizeof detail, "%s", text);
+    refused = false;
     return status;
 }
+tutti_status status_repeat_refusal(tutti_status status, const char *text)
+{
+    status_repeat(status, text);
+    return status_as_refusal(status);
+}
+bool status_is_refusal(void) { return refused; }
 const char *status_detail(void) { return detail; }
 
 const char *status_message(tutti_status status)

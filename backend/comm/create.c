@@ -16,8 +16,8 @@ static void choose_isa(void)                            /* once per process */
 tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
 {
     if (size < 1 || rank < 0 || rank >= size)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %d: the rank must be at least 0 and less than the size",
-            rank, size);
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "rank %d of %d: the rank must be at least 0 and less than the size", rank, size);
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, choose_isa);
     tutti_comm *comm = memory_aligned(sizeof *comm);
@@ -30,7 +30,7 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
     tutti_comm *comm = *out;
     struct group *g = &comm->group;
-    if (config->algorithm) TRY(algorithms_parse(config->algorithm, comm->chosen));
+    if (config->algorithm) TRY(status_as_refusal(algorithms_parse(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     struct member mine;
     TRY(join_introduce(comm, &mine));

@@ -30,12 +30,14 @@ static void complete(struct operation *op, tutti_status status, const char *deta
 void operation_complete(struct operation *op, tutti_status status) { complete(op, status, op->comm->outcome.detail); }
 void operation_refuse(struct operation *op, tutti_status status)
 {
+    op->refused = true;
     if (op->request) op->request->refused = true;
     complete(op, status, status_detail());
 }
 tutti_status operation_result(const struct operation *op)
 {
-    return op->status == TUTTI_OK ? TUTTI_OK : status_repeat(op->status, op->detail);
+    if (op->status == TUTTI_OK) return TUTTI_OK;
+    return op->refused ? status_repeat_refusal(op->status, op->detail) : status_repeat(op->status, op->detail);
 }
 void completions_await(struct wait_set *set)
 {

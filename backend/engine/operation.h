@@ -31,6 +31,7 @@ struct operation {                                      /* lives in tutti_reques
     unsigned generation;                                /* of the process that started it */
     struct limit limit;
     _Atomic bool hastened;                              /* it must not rest any more */
+    bool refused;                                       /* it failed alone: the communicator is as it was */
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;
     struct message message;                             /* of POINT_TO_POINT only */

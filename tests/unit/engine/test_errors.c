@@ -17,50 +17,52 @@
 
 static _Thread_local float one[64], other[64];
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REFUSES(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL && tutti_last_error_is_refusal())
 
 /* ---- refused before anything is sent ---- */
 static void wrong_arguments(struct rank *me)
 {
     tutti_comm *c = me->comm;
     REQUIRE(tutti_all_reduce(one, other, 4, (tutti_dtype)77, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("unknown element type 77");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown element type 77");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, (tutti_op)77, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("unknown reduction operation 77");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown reduction operation 77");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_BXOR, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("bxor of float32 elements is not defined");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("bxor of float32 elements is not defined");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_INT32, TUTTI_PREMUL_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("premul_sum of int32");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("premul_sum of int32");
     REQUIRE(tutti_all_reduce(NULL, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the send buffer is NULL, but 16 bytes");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the send buffer is NULL, but 16 bytes");
     REQUIRE(tutti_all_reduce(one, NULL, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the receive buffer is NULL");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the receive buffer is NULL");
     REQUIRE(tutti_all_reduce(one, other, SIZE_MAX / 2, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("more bytes than there are addresses");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("more bytes than there are addresses");
     REQUIRE(tutti_broadcast(one, one, 4, TUTTI_FLOAT32, 9, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("root 9 is not a rank of");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("root 9 is not a rank of");
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, -3, 0, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("peer -3 is not a rank of");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("peer -3 is not a rank of");
     REQUIRE(tutti_all_to_all(one, one, 4, TUTTI_FLOAT32, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("cannot work in place");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("cannot work in place");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, NULL,
-        NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the communicator is NULL");
+        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the communicator is NULL");
     tutti_request r = { .struct_size = sizeof r, .algorithm = "rign", .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+        &r) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     REQUIRE(r.refused);
     r.algorithm = "broadcast=chain,allreduce=rign";
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        &r) == TUTTI_INVALID_ARGUMENT); SAYS("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+        &r) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
     r = (tutti_request){ .struct_size = sizeof(tutti_request), .blocking = true };
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
+    REFUSES("peer 77 is not a rank of");
     REQUIRE(tutti_comm_set_algorithm(c, "allreduse",
-        "ring") == TUTTI_INVALID_ARGUMENT); SAYS("unknown collective \"allreduse\", did you mean \"allreduce\"?");
-    REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); SAYS("it must be at least 1");
+        "ring") == TUTTI_INVALID_ARGUMENT); REFUSES("unknown collective \"allreduse\", did you mean \"allreduce\"?");
+    REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); REFUSES("it must be at least 1");
     tutti_request unused = TUTTI_REQUEST_INIT;
-    REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT); SAYS("never used");
-    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); SAYS("without tutti_group_start");
+    REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT); REFUSES("never used");
+    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); REFUSES("without tutti_group_start");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
 }
 /* Buffers that overlap are in place, exactly, or refused: none of these moves a byte. */
@@ -105,12 +107,14 @@ static void test_wrong_arguments_are_refused_and_harm_nothing(void **state)
     tutti_comm *comm;
     tutti_config config = { .struct_size = sizeof config, .rank = 3, .size = 2 };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_true(tutti_last_error_is_refusal());
     config.rank = 0;
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), "needs a store"));
     config = (tutti_config){ .struct_size = sizeof(tutti_config), .size = 1, .algorithm = "allreduce:ring" };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), "should read collective=algorithm"));
+    assert_true(tutti_last_error_is_refusal());
     assert_null(comm);
     assert_int_equal(tutti_comm_destroy(NULL), TUTTI_OK);
 }
@@ -143,10 +147,13 @@ static void disagreement(struct rank *me)
     for (int i = 0; i < 64; i++) other[i] = 5;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     REQUIRE(disagree(me, p->kind) == TUTTI_MISMATCH);
+    REQUIRE(!tutti_last_error_is_refusal());
     SAYS(p->here);
     SAYS(p->there);
     SAYS("operation 2 of");
     for (int i = 0; i < 64; i++) REQUIRE(other[i] == 5);                /* no output was touched */
+    REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 99, 0, me->comm, NULL) == TUTTI_MISMATCH);  /* not a refusal's */
+    REQUIRE(!tutti_last_error_is_refusal());
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);           /* every later call says the same */
     SAYS(p->here);
     REQUIRE(tutti_comm_get_async_error(me->comm) == TUTTI_MISMATCH);

@@ -89,9 +89,11 @@ static void to_myself_alone(struct rank *me)
     REQUIRE(tutti_recv(data, 1, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK && !recv.refused);
     REQUIRE(tutti_wait(&recv, 0) == TUTTI_INVALID_ARGUMENT && recv.refused);
     REQUIRE(strstr(tutti_get_last_error(), "waits to receive from itself with tag 5") != NULL);
+    REQUIRE(tutti_last_error_is_refusal());
     REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
     REQUIRE(tutti_wait(&send, 0) == TUTTI_INVALID_ARGUMENT && send.refused);
     REQUIRE(strstr(tutti_get_last_error(), "waits to send to itself with tag 5") != NULL);
+    REQUIRE(tutti_last_error_is_refusal());
     data[MUCH - 1] = 7;                                 /* what was taken back is not what comes now */
     send = recv = (tutti_request)TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
