@@ -74,6 +74,17 @@ tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm *
     if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_split needs a place for the communicator");
     return comm_split(comm, color, key, out);
 }
+tutti_status tutti_comm_retain(tutti_comm *comm)
+{
+    if (!comm || comm->group.generation != process_generation()) return call_check_comm(comm);
+    comm_retain(comm);                                  /* also of one that has failed */
+    return TUTTI_OK;
+}
+tutti_status tutti_comm_release(tutti_comm *comm)
+{
+    comm_release(comm);
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_destroy(tutti_comm *comm)
 {
     comm_destroy(comm);

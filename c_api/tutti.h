@@ -163,8 +163,14 @@ TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *con
 /* Collective over `comm`: ranks with the same color >= 0 form a group, ordered by key, then by rank; color -1: *out is
    NULL. */
 TUTTI_API tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out);
-/* NULL is fine; never waits for a peer; ends what runs with ABORTED */
+/* Leaves the group and gives back what it took; NULL is fine. Never waits for a peer; what still runs 10 ms later ends with
+   ABORTED, as do calls that other threads make afterwards; those must hold it, see below. Once for each communicator. */
 TUTTI_API tutti_status tutti_comm_destroy(tutti_comm *comm);
+/* Who makes a communicator holds it until he destroys it. Each retain holds it once more, until a release: for as long,
+   any call on it is safe, and once it is destroyed ends with ABORTED. The last release of one that nobody has destroyed
+   does that, too. Without threads that may meet a destroy there is no need for either. */
+TUTTI_API tutti_status tutti_comm_retain(tutti_comm *comm);
+TUTTI_API tutti_status tutti_comm_release(tutti_comm *comm);           /* NULL is fine */
 TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);  /* fails it here and on all ranks; destroy it afterwards */
 /* OK, or why it failed (text: tutti_get_last_error) */
 TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);

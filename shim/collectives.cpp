@@ -26,12 +26,11 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_of(footprint.call(), op, b);
     Work::reap();
-    Communicator::Visit visit(*communicator_);
-    if (!visit) return false;
+    if (communicator_->closed()) return false;
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
     request.factor = r.factor;
-    tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, visit.get(), &request);
+    tutti_status status = tutti_all_reduce(b.data, b.data, b.count, b.dtype, r.op, communicator_->get(), &request);
     if (status != TUTTI_OK) fail_last(status);
     ++sequence_;
     return true;

@@ -1,10 +1,8 @@
-/* Errors and the end of a communicator. */
+/* Errors, and the life of a communicator. */
 #include "shim/communicator.hpp"
 #include <c10/util/Exception.h>
-#include <chrono>
 #include <map>
 #include <pthread.h>
-#include <thread>
 
 namespace tutti {
 
@@ -34,30 +32,20 @@ void Communicator::check_process() const
                            "child process must make its own, and cannot wait for what the parent has started");
 }
 
-/* ---- the end ---- */
+/* ---- the communicator ---- */
+Communicator::Communicator(tutti_comm *comm) : comm_(comm) { tutti_comm_retain(comm); }
+Communicator::~Communicator()
+{
+    close();
+    tutti_comm_release(comm_);
+}
 void Communicator::abort()
 {
-    Visit visit(*this);
-    if (visit && tutti_comm_abort(comm_) != TUTTI_OK) fail_last(TUTTI_FORKED);
+    if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) fail_last(TUTTI_FORKED);
 }
 void Communicator::close()
 {
-    constexpr int patience = 100, give_up = 20'000; /* times 0.1 ms */
-    if (closed_.exchange(true) || inherited()) return; /* a child's copy: nothing in it is the child's */
-    for (int n = 0; visitors_ > 0 && n < give_up; n++) {
-        if (n == patience) tutti_comm_abort(comm_);
-        std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    int rank = tutti_comm_user_rank(comm_);
-    ends_unvisited_ = true; /* now it may be gone at any time */
-    if (visitors_ == 0) end();
-    else
-        TORCH_WARN("tutti: rank ", rank, " has left a group, but 2 s later a thread is still in "
-            "an operation of it; what the group holds is given back when that thread returns");
-}
-void Communicator::end()
-{
-    if (!ended_.exchange(true)) tutti_comm_destroy(comm_);
+    if (!closed_.exchange(true)) tutti_comm_destroy(comm_); /* nothing in a child's copy */
 }
 
 } // namespace tutti

@@ -1,5 +1,5 @@
-/* The errors that reach Python with a class of ours, and the communicator that nobody may destroy while a thread is
- * inside it. In a forked child the communicators of the parent are of no use: whatever would wait there raises. */
+/* The errors that reach Python with a class of ours, and the communicator. In a forked child the communicators of the
+ * parent are of no use: whatever would wait there raises. */
 #pragma once
 #include "c_api/tutti.h"
 #include <atomic>
@@ -25,40 +25,25 @@ PyObject *error_class_of(tutti_status status); /* borrowed */
 /* ---- the communicator ---- */
 unsigned process_number(); /* another one in a forked child */
 
+/* Holds the core's, for whoever holds this: a group and its Works. So any of them may call the core with it at any
+ * time, also after it was closed; then calls end with ABORTED. */
 class Communicator final : public c10::intrusive_ptr_target {
   public:
-    explicit Communicator(tutti_comm *comm) : comm_(comm) {}
-    ~Communicator() override { close(); }
-    /* Destroys the communicator; what runs ends with AbortedError. A thread that still waits inside after a moment is
-     * made to return; if it does not, it is told of, and the communicator ends when the last one has left. */
+    explicit Communicator(tutti_comm *comm);
+    ~Communicator() override;
+    tutti_comm *get() const { return comm_; }
+    /* Leaves the group; what runs ends with AbortedError, and threads that wait for it return. */
     void close();
+    bool closed() const { return closed_; }
     void abort();
     /* By a forked child, from the process that made it. */
     bool inherited() const { return process_ != process_number(); }
     void check_process() const; /* raises ForkedError if it is */
 
-    /* While one exists and is true, the communicator exists. */
-    class Visit {
-      public:
-        explicit Visit(Communicator &of) : of_(of) { of.visitors_++; }
-        ~Visit()
-        {
-            if (--of_.visitors_ == 0 && of_.ends_unvisited_) of_.end();
-        }
-        Visit(const Visit &) = delete;
-        Visit &operator=(const Visit &) = delete;
-        explicit operator bool() const { return !of_.closed_; }
-        tutti_comm *get() const { return of_.comm_; }
-      private:
-        Communicator &of_;
-    };
-
   private:
-    void end(); /* once */
     tutti_comm *const comm_;
     const unsigned process_ = process_number();
-    std::atomic<int> visitors_{ 0 };
-    std::atomic<bool> closed_{ false }, ends_unvisited_{ false }, ended_{ false };
+    std::atomic<bool> closed_{ false };
 };
 
 } // namespace tutti

@@ -163,9 +163,9 @@ void ProcessGroupTutti::uncount(const Call &call, Work &work, const Operation &o
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
     Work::reap();
-    auto stack = recorded_as_ ? recorder::stack() : nullptr; /* takes the GIL, so before the visit */
-    Communicator::Visit visit(*communicator_);
-    if (!visit) fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
+    auto stack = recorded_as_ ? recorder::stack() : nullptr;
+    if (communicator_->closed())
+        fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
     Work *batch = open_batch(this);
     auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
                       : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
@@ -178,7 +178,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (recorded_as_) record(operation, call, *work, std::move(stack));
     if (!call.async && !batch) {
         operation.request.blocking = true;
-        tutti_status status = begin(visit.get(), &operation.request);
+        tutti_status status = begin(communicator_->get(), &operation.request);
         if (status != TUTTI_OK) {
             if (operation.request.refused) uncount(call, *work, operation);
             operation.conclude(status, tutti_get_last_error());
@@ -190,7 +190,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     }
     operation.request.on_demand = !timing_ && !at::hasCallbacks() && !recorded_as_; /* who wants to know when it ends */
     work->arm(operation);
-    tutti_status status = begin(visit.get(), &operation.request);
+    tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) return work;
     std::string text = tutti_get_last_error();
     if (operation.request.refused) uncount(call, *work, operation);

@@ -100,11 +100,12 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     if (timeout.count() < 0)
         fail(TUTTI_INVALID_ARGUMENT, c10::str("monitoredBarrier: a timeout of ", timeout.count(), " ms is negative"));
     timeout = std::min<std::chrono::milliseconds>(timeout, for_ever);
-    Communicator::Visit visit(*communicator_);
-    if (!visit) fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
+    tutti_comm *comm = communicator_->get();
+    if (communicator_->closed())
+        fail(TUTTI_ABORTED, "monitoredBarrier: this group was shut down or destroyed; make a new one");
     if (getRank() != 0) {
-        tutti_status status = exchange_blocking(true, 0, here_tag, timeout, visit.get());
-        if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, 2 * timeout + margin, visit.get());
+        tutti_status status = exchange_blocking(true, 0, here_tag, timeout, comm);
+        if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, 2 * timeout + margin, comm);
         if (status == TUTTI_OK) return;
         fail(status, c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
                          "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ",
@@ -112,7 +113,7 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     }
     tutti_status cause = TUTTI_OK;
     std::string text;
-    std::vector<int> missing = missing_ranks(visit.get(), getSize(), timeout, cause, text);
+    std::vector<int> missing = missing_ranks(comm, getSize(), timeout, cause, text);
     if (!missing.empty() && !wait_all_ranks) missing.resize(1);
     if (!missing.empty()) {
         std::string who = list_of_ranks(missing) + " failed to pass monitoredBarrier";
@@ -121,7 +122,7 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
                                 " ms. The group is aborted; destroy it and make a new one"));
     }
     for (int rank = 1; rank < getSize(); rank++) {
-        tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, visit.get());
+        tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, comm);
         if (status != TUTTI_OK) fail_last(status);
     }
 }

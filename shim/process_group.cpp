@@ -103,8 +103,8 @@ std::vector<uint64_t> ProcessGroupTutti::members() const
 }
 void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
 {
-    Communicator::Visit visit(*communicator_);
-    tutti_status status = visit ? tutti_comm_set_timeout(visit.get(), timeout.count()) : TUTTI_OK;
+    bool closed = communicator_->closed();
+    tutti_status status = closed ? TUTTI_OK : tutti_comm_set_timeout(communicator_->get(), timeout.count());
     if (status != TUTTI_OK) fail_last(status);
     options_->timeout = timeout;
 }
@@ -156,8 +156,7 @@ at::Tensor ProcessGroupTutti::allocateTensor(long size, at::TensorOptions option
 }
 c10d::ErrorType ProcessGroupTutti::getError()
 {
-    Communicator::Visit visit(*communicator_);
-    switch (visit ? tutti_comm_get_async_error(visit.get()) : TUTTI_ABORTED) {
+    switch (tutti_comm_get_async_error(communicator_->get())) {
     case TUTTI_OK: return c10d::ErrorType::SUCCESS;
     case TUTTI_TIMEOUT: return c10d::ErrorType::TIMEOUT;
     case TUTTI_PEER_LOST: return c10d::ErrorType::REMOTE_ERROR;

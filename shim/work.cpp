@@ -375,7 +375,7 @@ std::mutex &Work::guard() { return communicator_->inherited() ? *in_children : m
 bool Work::isCompleted()
 {
     if (!settled_) communicator_->check_process();
-    if (Communicator::Visit visit(*communicator_); visit && !settled_)
+    if (!settled_)
         each([](const Operation &operation) {
             if (!operation.over) tutti_test(&operation.request);
         });
@@ -417,7 +417,7 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
     if (!operation.over.load(std::memory_order_acquire)) {
         communicator_->check_process();
-        if (Communicator::Visit visit(*communicator_); visit) tutti_wait(&operation.request, timeout.count());
+        tutti_wait(&operation.request, timeout.count());
         operation.over.wait(false, std::memory_order_acquire); /* what is over for the core is not yet so for us */
     }
     if (operation.outcome == TUTTI_OK) return;
@@ -440,7 +440,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
 /* ---- futures ---- */
 void Work::hasten() const
 {
-    if (Communicator::Visit visit(*communicator_); visit && !settled_)
+    if (!settled_)
         each([](const Operation &operation) {
             if (!operation.over) tutti_hasten(&operation.request);
         });

@@ -6,7 +6,11 @@ enum { SPLIT_NONE = -1 };
 /* By id, or, if that is NULL, by the store of the config. */
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out);
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out);
-void comm_destroy(tutti_comm *comm);                    /* NULL and half-built ones, too; never waits for a rank */
+/* Whoever holds one may call it; who makes it holds it once. */
+void comm_retain(tutti_comm *comm);
+void comm_release(tutti_comm *comm);                    /* NULL, too; the last one frees it */
+/* Leaves the group, whoever else holds it, and releases it. NULL and half-built ones, too; never waits for a rank. */
+void comm_destroy(tutti_comm *comm);
 void comm_abort(tutti_comm *comm);
 tutti_status comm_poll_failure(tutti_comm *comm);       /* looks for a reason to fail even when nothing runs */
 

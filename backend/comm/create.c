@@ -23,6 +23,7 @@ tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, 
     tutti_comm *comm = memory_aligned(sizeof *comm);
     if (!comm) return status_fail(TUTTI_NO_MEMORY, "no memory for a communicator");
     *out = comm;
+    atomic_init(&comm->holders, 1);
     return comm_init(comm, rank, size, name, timeout_ms);
 }
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)

@@ -1,21 +1,33 @@
-/* Unmaking communicators. Destroying never waits for another rank. */
+/* Unmaking communicators. Leaving a group never waits for another rank, only for threads of this process that are in an
+   operation of it, and those are made to return. Its memory stays for as long as somebody holds it: who calls it after
+   it has left is told so. */
 #include "backend/comm/comm.h"
+#include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/join/join.h"
-#include <stdlib.h>
+
+enum { GRACE_MS = 10 };
 
 /* Ends what runs. `always`: fails the communicator even if nothing does. Whoever drives sees `stop` within
    milliseconds. A peer that is at a shared tensor is given the time to let go. */
-static void stop_running(tutti_comm *comm, bool always)
+static void stop_running(tutti_comm *comm, bool always, bool leaves)
 {
+    const struct group *g = &comm->group;
     failure_ask_to_stop(comm, TUTTI_ABORTED);
     driver_acquire(comm);
     if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
     bool open = always || comm->backlog.head || comm->messages.open || atomic_load(&comm->gate.intake);
     for (int n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
+    if (leaves) comm_fail_silently(comm, TUTTI_ABORTED,
+        "this communicator (%s, rank %d) was destroyed; make a new one", g->name, g->rank);
     driver_release(comm);
 }
-void comm_abort(tutti_comm *comm) { stop_running(comm, true); }
+void comm_abort(tutti_comm *comm)
+{
+    atomic_fetch_add(&comm->gate.inside, 1);
+    if (!atomic_load(&comm->gate.closed)) stop_running(comm, true, false);
+    atomic_fetch_sub(&comm->gate.inside, 1);
+}
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
     if (!driver_try(comm)) return comm_failure(comm);   /* whoever drives looks anyway */
@@ -23,21 +35,45 @@ tutti_status comm_poll_failure(tutti_comm *comm)
     driver_release(comm);
     return comm_failure(comm);
 }
-void comm_destroy(tutti_comm *comm)
+/* Calls of other threads that are about to end do not fail because of this one. */
+static void grant_grace(const tutti_comm *comm)
 {
-    if (!comm) return;
+    int64_t until_ms = clock_ms() + GRACE_MS;
+    for (int n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) {
+        if (clock_ms() >= until_ms) return;
+        comm_pause(comm, n);
+    }
+}
+static void end(tutti_comm *comm)
+{
     const struct group *g = &comm->group;
-    if (g->generation && g->generation != process_generation()) return;        /* a child's copy: nothing is its own */
     LOG(INFO, "%s: rank %d of %d leaves", g->name, g->rank, g->size);
     if (g->segment) {
-        stop_running(comm, false);
-        operations_await_leaving(comm);
-        engine_forget(comm);
+        grant_grace(comm);
+        stop_running(comm, false, true);
+        operations_close(comm);
         comm_leave(comm);
     }
     struct membership *membership = comm->membership;
     join_unwatch(comm);
     comm_finish(comm);
     join_undo(membership);
-    free(comm);
+}
+/* A child's copy: nothing is its own. */
+static bool is_inherited(const tutti_comm *comm)
+{
+    return comm->group.generation && comm->group.generation != process_generation();
+}
+void comm_retain(tutti_comm *comm) { atomic_fetch_add(&comm->holders, 1); }
+void comm_release(tutti_comm *comm)
+{
+    if (!comm || is_inherited(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
+    if (!atomic_exchange(&comm->ended, true)) end(comm);
+    comm_free(comm);
+}
+void comm_destroy(tutti_comm *comm)
+{
+    if (!comm || is_inherited(comm)) return;
+    if (!atomic_exchange(&comm->ended, true)) end(comm);
+    comm_release(comm);
 }

@@ -3,6 +3,8 @@
 #include "backend/base/settings.h"
 #include "backend/model/price.h"
 
+#include <stdlib.h>
+
 enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
 
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
@@ -51,6 +53,11 @@ tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s by algorithm %s needs all ranks on one host, and those of %s are on "
         "%d; tutti algorithms lists what there is", family_name(a->family), a->name, g->name, g->layout->hosts);
 }
+void comm_free(tutti_comm *comm)
+{
+    group_finish(&comm->group);
+    free(comm);
+}
 void comm_finish(tutti_comm *comm)
 {
     router_destroy(comm->router);
@@ -58,7 +65,7 @@ void comm_finish(tutti_comm *comm)
     launcher_finish(&comm->launcher);
     reach_finish(&comm->reach);
     bool acquired = comm->group.generation;
-    group_finish(&comm->group);
+    group_leave(&comm->group);
     if (acquired) engine_release();
 }
 void comm_pause(const tutti_comm *comm, int n)

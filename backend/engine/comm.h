@@ -14,6 +14,8 @@
 
 struct tutti_comm {
     struct group group;                                 /* constant */
+    _Atomic uint32_t holders;                           /* this memory stays until the last has released it */
+    _Atomic bool ended;                                 /* it has left the group, or is about to */
     struct membership *membership;                      /* what joining has left, see join/join.h */
     struct router *router;
     _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
@@ -43,7 +45,8 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores);
 /* INVALID_ARGUMENT when the algorithm (NULL is fine) needs all ranks on one host and they are not. */
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
-void comm_finish(tutti_comm *comm);
+void comm_finish(tutti_comm *comm);                     /* what is left can be asked, but runs nothing any more */
+void comm_free(tutti_comm *comm);
 void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless look at something nobody wakes us for */
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */
 void comm_leave(tutti_comm *comm);                      /* says that this rank has */

@@ -6,10 +6,9 @@
 
 static _Atomic uint32_t completions, sleepers;
 
-static void complete(struct operation *op, tutti_status status, const char *detail)
+static void complete(struct operation *op, tutti_status status, const char *detail, bool is_driven)
 {
     tutti_request *request = op->request;
-    bool is_driven = op->comm->backlog.driven == op;
     if (op->uneven) free(op->uneven);
     op->uneven = NULL;
     op->status = status;
@@ -27,12 +26,20 @@ static void complete(struct operation *op, tutti_status status, const char *deta
     if (is_driven) return;
     word_ring(&completions, &sleepers, false);
 }
-void operation_complete(struct operation *op, tutti_status status) { complete(op, status, op->comm->outcome.detail); }
+static bool is_driven(const struct operation *op) { return op->comm->backlog.driven == op; }
+void operation_complete(struct operation *op, tutti_status status)
+{
+    complete(op, status, op->comm->outcome.detail, is_driven(op));
+}
+void operation_turn_away(struct operation *op)
+{
+    complete(op, op->comm->outcome.status, op->comm->outcome.detail, false);
+}
 void operation_refuse(struct operation *op, tutti_status status)
 {
     op->refused = true;
     if (op->request) op->request->refused = true;
-    complete(op, status, status_detail());
+    complete(op, status, status_detail(), is_driven(op));
 }
 tutti_status operation_result(const struct operation *op)
 {

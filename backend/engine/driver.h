@@ -12,6 +12,7 @@ struct gate {                                           /* of any thread */
     _Atomic uint32_t driver;                            /* 1: somebody drives */
     _Atomic(struct operation *) intake;                 /* submitted, newest first */
     _Atomic uint32_t inside;                            /* threads that wait for an operation, or submit one */
+    _Atomic bool closed;                                /* nothing is submitted any more: see operations_close */
     _Atomic uint32_t bell, bell_waiters;                /* wakes a driver that sleeps */
     _Atomic bool resting;                               /* what is open can be left alone; see rest.h */
 };

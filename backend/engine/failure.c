@@ -124,6 +124,16 @@ tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format
     tell_others(comm);
     return status;
 }
+void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...)
+{
+    if (comm_has_failed(comm)) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(comm->outcome.detail, sizeof comm->outcome.detail, format, arguments);
+    va_end(arguments);
+    comm->outcome.status = status;
+    atomic_store_explicit(&comm->outcome.failed, 1, memory_order_release);
+}
 tutti_status comm_failure(tutti_comm *comm)
 {
     if (!atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return TUTTI_OK;

@@ -15,10 +15,14 @@ tutti_status group_init(struct group *g, int rank, int size, const char *name)
     g->peers = memory_zeroed((size_t)size, sizeof *g->peers);
     return g->members && g->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
 }
-void group_finish(struct group *g)
+void group_leave(struct group *g)
 {
     for (int r = 0; g->peers && r < g->size; r++) peer_release(g->peers[r]);
-    free(g->members);
     free(g->peers);
-    layout_destroy(g->layout);
+    g->peers = NULL;
+}
+void group_finish(struct group *g)
+{
+    free(g->members);
+    g->members = NULL;
 }

@@ -19,6 +19,7 @@ struct group {
     struct ladder ladder;                               /* of a thread that drives */
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
+void group_leave(struct group *group);                  /* lets go of the peers; the rest stays readable */
 void group_finish(struct group *group);
 
 /* ---- the ranks of my host ---- */

@@ -10,6 +10,11 @@ static void submit(tutti_comm *comm, struct operation *op)
 {
     struct operation *newest = atomic_load_explicit(&comm->gate.intake, memory_order_relaxed);
     atomic_fetch_add(&comm->gate.inside, 1);
+    if (atomic_load(&comm->gate.closed)) {
+        atomic_fetch_sub(&comm->gate.inside, 1);
+        operation_turn_away(op);
+        return;
+    }
     do op->next = newest;
     while (!atomic_compare_exchange_weak_explicit(&comm->gate.intake, &newest, op, memory_order_release,
         memory_order_relaxed));
@@ -77,10 +82,18 @@ static bool enter(const struct operation *op)           /* false: it is over */
     return open;
 }
 void operations_after_fork(void) { atomic_store(&entering, 0); }
-void operations_await_leaving(tutti_comm *comm)
+/* Who comes now and takes the role finds the failure; who does not get it wants to submit, and finds `closed`, or is
+   inside and waited for. So once nobody is inside, only the role is left to be taken away. */
+void operations_close(tutti_comm *comm)
 {
+    atomic_store(&comm->gate.closed, true);
     for (int n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
-    for (int n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) comm_pause(comm, n);
+    for (int n = 0; atomic_load(&comm->gate.inside); n++) comm_pause(comm, n);
+    driver_acquire(comm);
+    driver_take_intake(comm);                           /* submitted at the last moment */
+    driver_release(comm);
+    engine_forget(comm);
+    driver_acquire(comm);
 }
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {

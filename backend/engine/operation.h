@@ -42,8 +42,9 @@ tutti_status operation_run(struct operation *op, bool blocking);
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
 tutti_status operation_test(struct operation *op);      /* IN_PROGRESS, or how it ended */
 void operation_hasten(struct operation *op);            /* the progress thread sees to it, if nobody else does */
-/* When its operations have ended: returns when no thread is in one of them. */
-void operations_await_leaving(tutti_comm *comm);
+/* When the communicator has failed: returns when no thread is in one of its operations, and keeps the role of the
+   driver, so that none ever is again: what is started from now on ends at once, with that failure. */
+void operations_close(tutti_comm *comm);
 
 void operations_after_fork(void);                       /* in the child: no thread is in one */
 
@@ -55,6 +56,8 @@ static inline bool operation_is_over(const struct operation *op)
 tutti_status operation_result(const struct operation *op);             /* of one that is over */
 /* The operation is over: tells whoever waits. Driver only; the operation must not be touched afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
+/* The same for one that a closed communicator does not take; of any thread. */
+void operation_turn_away(struct operation *op);
 /* The same, for one that ends alone: this thread's last error tells why, and the communicator is as it was. */
 void operation_refuse(struct operation *op, tutti_status status);
 void completions_await(struct wait_set *set);           /* adds the word that changes when an operation has ended */

@@ -71,6 +71,8 @@ static void call_all_of_a_communicator(tutti_comm *comm)
     TOLD(tutti_comm_set_timeout(comm, 1000));
     TOLD(tutti_comm_set_algorithm(comm, "allreduce", "ring"));
     TOLD(tutti_comm_abort(comm));
+    TOLD(tutti_comm_retain(comm));
+    REQUIRE(tutti_comm_release(comm) == TUTTI_OK);      /* which does nothing here */
     REQUIRE(tutti_comm_count(comm) == 2 && tutti_comm_user_rank(comm) >= 0 && !part);
 }
 static void call_all_of_a_request(tutti_request *request)
