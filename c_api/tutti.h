@@ -198,10 +198,20 @@ TUTTI_API tutti_status tutti_all_gather(const void *send, void *recv, size_t sen
 /* send p * count elements, receive count */
 TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype,
     tutti_op op, tutti_comm *comm, tutti_request *request);
+/* Uneven, as all that end in _v: rank q's part has counts[q] elements and begins at offsets[q] of the buffer that has all
+   parts. Both arrays have p entries, in elements, and are read before the call returns. Counts must be equal on all ranks,
+   or all get TUTTI_MISMATCH; offsets are each rank's own affair. Parts must not overlap. In place: send == recv + offsets
+   [rank], or recv == send + offsets[rank]. */
+/* send counts[rank] elements, receive all parts */
+TUTTI_API tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
+    tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
+/* send all parts, receive counts[rank] elements */
+TUTTI_API tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
+    tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request);
 /* p * count elements each way; not in place */
 TUTTI_API tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request);
-/* Uneven: send_counts[q] elements at send + send_offsets[q] go to rank q; all four arrays have p entries, in elements,
+/* Uneven: here the counts are each rank's own, too: send_counts[q] elements at send + send_offsets[q] go to rank q; all four arrays have p entries, in elements,
    and are read before the call returns. Ranks whose counts do not add up all get TUTTI_MISMATCH. */
 TUTTI_API tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets,
     void *recv,

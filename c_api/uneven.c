@@ -30,30 +30,109 @@ static tutti_status check_parts_apart(const struct operation *op, const struct u
                 return call_refuse_overlap(op, ", and it cannot work in place");
     return TUTTI_OK;
 }
-tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
-    const size_t *recv_counts,
-    const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
+static tutti_status make_counts(int agreement, size_t size, struct uneven **out)
 {
-    struct operation o;
-    TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
-    if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
-    size_t size = (size_t)comm->group.size, bytes = tutti_dtype_bytes(dtype), sent, received;
     struct uneven *u = memory_zeroed(1, sizeof *u + 4 * size * sizeof(size_t));
     if (!u) return status_refuse(TUTTI_NO_MEMORY, "no memory for the counts of %zu ranks", size);
     size_t *room = (size_t *)(u + 1);
-    for (int i = 0; i < 2; i++) { u->lengths[i] = room + i * size; u->offsets[i] = room + (2 + i) * size; }
-    tutti_status status = convert_counts(send_counts, send_offsets, (int)size, bytes, u->lengths[0], u->offsets[0],
+    for (int i = 0; i < 2; i++) {
+        u->lengths[i] = room + (size_t)i * size;
+        u->offsets[i] = room + (size_t)(2 + i) * size;
+    }
+    u->agreement = agreement;
+    *out = u;
+    return TUTTI_OK;
+}
+static tutti_status refuse(struct uneven *u, tutti_status status)
+{
+    free(u);
+    return status;
+}
+/* bytes: about what a rank's part is, for those who ask whether the operation is small. */
+static tutti_status run(struct operation *o, const void *send, void *recv, struct uneven *u, size_t bytes,
+    tutti_request *request)
+{
+    o->part_bytes = bytes / (size_t)o->comm->group.size + 1;
+    o->input = send;
+    o->output = recv;
+    o->uneven = u;
+    return call_run(o, request);
+}
+tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
+    const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    struct uneven *u = NULL;
+    TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
+    if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
+    int size = comm->group.size;
+    size_t bytes = tutti_dtype_bytes(dtype), sent, received;
+    TRY(make_counts(IN_PAIRS, (size_t)size, &u));
+    tutti_status status = convert_counts(send_counts, send_offsets, size, bytes, u->lengths[INPUT], u->offsets[INPUT],
         &sent);
     if (status == TUTTI_OK)
-        status = convert_counts(recv_counts, recv_offsets, (int)size, bytes, u->lengths[1], u->offsets[1], &received);
+        status = convert_counts(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT],
+            &received);
     if (status == TUTTI_OK) status = call_check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = call_check_buffer(recv, received, "receive");
     if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
-    if (status != TUTTI_OK) { free(u); return status; }
-    o.part_bytes = sent / size + 1;                     /* what the choice of an algorithm goes by */
-    o.input = send;
-    o.output = recv;
-    o.uneven = u;
-    return call_run(&o, request);
+    return status == TUTTI_OK ? run(&o, send, recv, u, sent, request) : refuse(u, status);
+}
+
+/* ---- one part on one side, and a part of each rank on the other ---- */
+struct sides { const char *one, *all; enum buffer of_all; };           /* `all` has a part of each rank */
+/* The one part may be this rank's own of the others, exactly, and meet no other. */
+static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
+{
+    const char *unless = s->of_all == OUTPUT ? ", but not in place, which is send == recv + offsets[rank]"
+        : ", but not in place, which is recv == send + offsets[rank]";
+    int mine = op->comm->group.rank;
+    for (int q = 0; q < op->comm->group.size; q++) {
+        const char *part = s->all + u->offsets[s->of_all][q];
+        bool in_place = q == mine && part == s->one;
+        if (!in_place && call_overlaps(s->one, u->lengths[s->of_all][mine], part, u->lengths[s->of_all][q]))
+            return call_refuse_overlap(op, unless);
+    }
+    return TUTTI_OK;
+}
+static tutti_status run_one_and_all(struct operation *o, const struct sides *s, const void *send, void *recv,
+    const size_t *counts, const size_t *offsets, tutti_request *request)
+{
+    struct uneven *u = NULL;
+    int size = o->comm->group.size, of_one = s->of_all == OUTPUT ? INPUT : OUTPUT;
+    bool gathers = s->of_all == OUTPUT;
+    size_t most, all = 0;
+    if (!counts || !offsets)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s_v needs an array of counts and one of offsets",
+            gathers ? "all_gather" : "reduce_scatter");
+    TRY(make_counts(gathers ? ALIKE_OUTPUT : ALIKE_INPUT, (size_t)size, &u));
+    tutti_status status = convert_counts(counts, offsets, size, tutti_dtype_bytes(o->dtype), u->lengths[s->of_all],
+        u->offsets[s->of_all], &most);
+    size_t mine = u->lengths[of_one][0] = u->lengths[s->of_all][o->comm->group.rank];
+    if (status == TUTTI_OK) status = call_check_buffer(send, gathers ? mine : most, "send");
+    if (status == TUTTI_OK) status = call_check_buffer(recv, gathers ? most : mine, "receive");
+    for (int q = 0; status == TUTTI_OK && q < size; q++)
+        if (!size_add(all, u->lengths[s->of_all][q], &all) || all > PTRDIFF_MAX)
+            status = status_refuse(TUTTI_INVALID_ARGUMENT, "the counts of %d ranks add up to more bytes than there are "
+                "addresses", size);
+    if (status == TUTTI_OK) status = check_one_apart(o, u, s);
+    return status == TUTTI_OK ? run(o, send, recv, u, all, request) : refuse(u, status);
+}
+tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
+    tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    const struct sides sides = { send, recv, OUTPUT };
+    TRY(call_prepare(comm, ALLGATHER, 0, 1, dtype, 0, request, &o));
+    return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
+}
+tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
+    tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request)
+{
+    struct operation o;
+    const struct sides sides = { recv, send, INPUT };
+    TRY(call_prepare(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
+    TRY(call_check_op(dtype, op, &o));
+    return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
 }

@@ -26,7 +26,7 @@ static void operation_describe(const struct descriptor *d, char *out, size_t byt
     if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
     const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
-    else if (d->extent) snprintf(out, bytes, "%s(uneven counts, %s)", name, dtype);
+    else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
     else
         snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
             row_name(d->algorithm));
@@ -293,9 +293,29 @@ tutti_status comm_check(tutti_comm *comm)
 }
 
 /* ---- disagreement ---- */
+/* A rank whose counts differ from those of the first: all ranks name the same two. */
+static tutti_status mismatch_alike(tutti_comm *comm)
+{
+    const struct executor *x = &comm->executor;
+    int alike = x->launch.uneven->agreement, parity = x->run.parity;
+    const uint64_t *first = segment_counts(x->site.segment, 0, parity, alike);
+    for (int a = 1; a < x->site.ranks; a++)
+        for (int q = 0; q < comm->group.size; q++) {
+            uint64_t here = segment_counts(x->site.segment, a, parity, alike)[q] / x->launch.element_bytes;
+            uint64_t there = first[q] / x->launch.element_bytes;
+            if (here != there)
+                return comm_fail(comm, TUTTI_MISMATCH, "%s with uneven counts, operation %llu of %s: rank %d gives "
+                    "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
+                    alike == ALIKE_INPUT ? "reduce_scatter" : "all_gather",
+                    (unsigned long long)x->run.descriptor->sequence, comm->group.name, group_rank(&comm->group, 0), q,
+                    (unsigned long long)there, group_rank(&comm->group, a), (unsigned long long)here);
+        }
+    return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
+}
 static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
+    if (uneven_is_alike(x->launch.uneven)) return mismatch_alike(comm);
     for (int a = 0; a < comm->group.size; a++)
         for (int b = 0; b < comm->group.size; b++) {
             uint64_t sent = segment_counts(x->site.segment, a, x->run.parity, INPUT)[b] / x->launch.element_bytes;

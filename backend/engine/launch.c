@@ -16,17 +16,25 @@ static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE
 /* ---- choosing ---- */
 static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
-    if (op->uneven) return 0;                           /* ranks see different numbers, and must choose alike */
+    if (op->uneven) return 0;                           /* ranks may see different numbers, and must choose alike */
     int inputs = family_parts((enum family)op->family, INPUT, comm->group.size);
     int outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
+/* The same when all have come and agree. */
+static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
+{
+    const struct uneven *u = op->uneven;
+    size_t sum = 0;
+    if (!u || !uneven_is_alike(u)) return message_bytes(comm, op);
+    for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
+    return sum;
+}
 /* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
-    enum placement_kind placement, struct recent *r, struct choice *out)
+    size_t bytes, enum placement_kind placement, struct recent *r, struct choice *out)
 {
-    struct question question = { (enum family)op->family, asked, message_bytes(comm, op), placement,
-        op->uneven != NULL };
+    struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL };
     TRY(choose(&comm->launcher.chooser, &question, out));
     r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
     r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
@@ -64,18 +72,21 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     TRY(cache_plan(comm->launcher.cache, &key, &plan));
     return program_for(comm, plan, &r->program);
 }
-/* What the choice goes by: of uneven counts nothing, so any such call repeats the last one's. */
-static uint64_t recent_bytes(const struct operation *op) { return op->uneven ? 0 : op->part_bytes; }
+/* What the choice goes by: of counts that differ from rank to rank nothing, so any such call repeats the last one's. */
+static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
+{
+    return op->uneven ? agreed_bytes(comm, op) : op->part_bytes;
+}
 /* What can be said before anybody has come, as if all tensors were private. */
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = message_bytes(comm, op);
-    struct recent r = { .bytes = recent_bytes(op), .uneven = op->uneven != NULL, .root = op->root,
+    struct recent r = { .bytes = recent_bytes(comm, op), .uneven = op->uneven != NULL, .root = op->root,
         .stage_inputs = stage_inputs, .asked = asked, .shared = out->shared, .in_place = out->in_place };
     struct choice choice;
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
-    TRY(choose_for(comm, op, obeys ? asked : NULL, TENSORS_PRIVATE, &r, &choice));
+    TRY(choose_for(comm, op, obeys ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.late = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     struct placement private = { NULL, op->family == ALL_TO_ALL ? NULL : mask_all, false };
@@ -97,8 +108,8 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
     out->dtype = (uint32_t)op->dtype;
     out->op = (uint32_t)op->op;
     out->root = op->root;
-    out->count = op->uneven ? 0 : op->count;
-    out->bits = op->uneven ? 1 : 0;
+    out->count = op->uneven ? UNEVEN_COUNT : op->count;
+    out->bits = 0;
     out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
     out->slots = (uint64_t)comm->launcher.slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
@@ -112,7 +123,7 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->launcher.recent[op->family];
     bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
-    if (!r->algorithm || r->bytes != recent_bytes(op) || r->uneven != (op->uneven != NULL) || r->root != op->root
+    if (!r->algorithm || r->bytes != recent_bytes(comm, op) || r->uneven != (op->uneven != NULL) || r->root != op->root
         || r->stage_inputs != premultiplies || r->asked != asked)
         TRY(anticipate(comm, op, asked, premultiplies, r));
     out->tile_bytes = r->tile_bytes;
@@ -165,7 +176,7 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
     struct choice choice;
     enum placement_kind kind = !mask_full(p.shared, ranks) ? TENSORS_PRIVATE
         : mask_full(p.in_place, ranks) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
-    TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, kind, r, &choice));
+    TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);

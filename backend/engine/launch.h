@@ -41,6 +41,8 @@ tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */
 void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine);
 void launcher_finish(struct launcher *launcher);
+/* In a descriptor, in place of the count that ranks must agree on: the counts are in arrays of their own. */
+#define UNEVEN_COUNT UINT64_MAX
 /* Announces the operation. An error leaves nothing announced. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
 /* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */

@@ -35,6 +35,9 @@ static bool is_in_place(const tutti_comm *comm, const struct operation *op)
     int inputs = family_parts((enum family)op->family, INPUT, comm->group.size), outputs = family_parts((enum family)
         op->family, OUTPUT, comm->group.size);
     size_t mine = (size_t)comm->group.rank * op->part_bytes;
+    const struct uneven *u = op->uneven;
+    if (u && u->agreement == ALIKE_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
+    if (u && u->agreement == ALIKE_INPUT) return output == input + u->offsets[INPUT][comm->group.rank];
     if (inputs > 1 && outputs > 1) return false;        /* all_to_all */
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);

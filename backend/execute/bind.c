@@ -38,7 +38,8 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
 {
     const struct cut *c = x->run.cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
-    size_t length = x->launch.uneven ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
+    bool pairs = x->launch.uneven && !uneven_is_alike(x->launch.uneven);
+    size_t length = pairs ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
     int owner = site_index(&x->site, a.rank);
     unsigned char *payload = segment_control(x->site.segment, owner)->line[parity].payload;
     if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
@@ -47,13 +48,16 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
 /* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
-   what was mapped for what they said when it was mapped. */
+   what was mapped for what they said when it was mapped. Where all have the same lengths, messages are as long as that
+   of the longest part, because parts pass through slots that may hold any of them. */
 static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
 {
     size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
     size_t length = from < whole ? size_smaller(x->run.cut->tile_bytes, whole - from) : 0;
     if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
-    return (struct piece){ length ? o->base + offset + from : o->base, length, length };
+    const struct cut *c = x->run.cut;
+    size_t wire = uneven_is_alike(x->launch.uneven) ? size_smaller(c->tile_bytes, c->chunk_bytes - from) : length;
+    return (struct piece){ length ? o->base + offset + from : o->base, length, wire };
 }
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {

@@ -16,6 +16,13 @@ void counts_announce(struct executor *x)
         }
     x->run.descriptor->extent = extent;
 }
+static bool do_agree(const struct executor *x, int a, int b)
+{
+    const struct segment *s = x->site.segment;
+    int parity = x->run.parity, alike = x->launch.uneven->agreement;
+    if (alike == IN_PAIRS) return segment_counts(s, a, parity, INPUT)[b] == segment_counts(s, b, parity, OUTPUT)[a];
+    return segment_counts(s, a, parity, alike)[b] == segment_counts(s, x->site.index, parity, alike)[b];
+}
 tutti_status counts_agree(struct executor *x)
 {
     uint64_t extent = 0;
@@ -23,9 +30,7 @@ tutti_status counts_agree(struct executor *x)
         const struct descriptor *d = &segment_control(x->site.segment, a)->descriptor[x->run.parity];
         if (d->extent > extent) extent = d->extent;
         for (int b = 0; b < x->site.ranks; b++)
-            if (segment_counts(x->site.segment, a, x->run.parity, INPUT)[b]
-                != segment_counts(x->site.segment, b, x->run.parity, OUTPUT)[a])
-                return TUTTI_MISMATCH;
+            if (!do_agree(x, a, b)) return TUTTI_MISMATCH;
     }
     x->run.extent = (size_t)extent;
     return TUTTI_OK;

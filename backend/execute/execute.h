@@ -15,9 +15,13 @@
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
 
+/* Of which buffer the lengths must be equal on all ranks; or what one sends is what the other expects. */
+enum { ALIKE_INPUT = INPUT, ALIKE_OUTPUT = OUTPUT, IN_PAIRS };
 struct uneven {                                         /* bytes, by peer; each array has an entry per rank */
-    size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT] */
+    size_t *lengths[2], *offsets[2];                    /* [INPUT], [OUTPUT]; a buffer of one part: its first entry */
+    int agreement;                                      /* all_gather_v: ALIKE_OUTPUT, reduce_scatter_v: ALIKE_INPUT */
 };
+static inline bool uneven_is_alike(const struct uneven *u) { return u->agreement != IN_PAIRS; }
 struct launch {                                         /* what is bound to a program for one operation */
     struct program *program;                            /* NULL: chosen after the roll call */
     const void *input;

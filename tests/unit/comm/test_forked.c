@@ -52,6 +52,8 @@ static void call_collectives(tutti_comm *comm, tutti_request *request)
     TOLD(tutti_reduce_scatter(a, b, 4, TUTTI_FLOAT32, TUTTI_SUM, comm, request));
     TOLD(tutti_all_to_all(a, b, 4, TUTTI_FLOAT32, comm, request));
     TOLD(tutti_all_to_all_v(a, counts, offsets, b, counts, offsets, TUTTI_FLOAT32, comm, request));
+    TOLD(tutti_all_gather_v(a, b, counts, offsets, TUTTI_FLOAT32, comm, request));
+    TOLD(tutti_reduce_scatter_v(a, counts, offsets, b, TUTTI_FLOAT32, TUTTI_SUM, comm, request));
     TOLD(tutti_gather(a, b, 4, TUTTI_FLOAT32, 0, comm, request));
     TOLD(tutti_scatter(a, b, 4, TUTTI_FLOAT32, 0, comm, request));
     TOLD(tutti_barrier(comm, request));
