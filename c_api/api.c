@@ -123,6 +123,25 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
     return TUTTI_OK;
 }
 
+/* ---- queues ---- */
+tutti_status tutti_queue_create(tutti_queue **out)
+{
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_queue_create needs a place for the queue");
+    return queue_create(out);
+}
+tutti_status tutti_queue_destroy(tutti_queue *queue) { return queue ? queue_destroy(queue) : TUTTI_OK; }
+tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_request **out)
+{
+    struct operation *op;
+    if (!queue || !out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_queue_wait needs a queue and a place for the request");
+    *out = NULL;
+    TRY(queue_check(queue));
+    tutti_status status = queue_wait(queue, timeout_ms, &op);
+    if (op) *out = op->request;
+    return status;
+}
+
 /* ---- memory ---- */
 tutti_status tutti_mem_alloc(void **out, size_t bytes)
 {

@@ -25,11 +25,29 @@ tutti_status call_refuse_size(const char *type, const char *initial, size_t size
         "the program was compiled for a later version, or did not begin with %s", type, size, TUTTI_VERSION, most,
         initial);
 }
+static tutti_queue *queue_of(const tutti_request *request)
+{
+    return request->struct_size == sizeof *request ? request->queue : NULL;    /* an older program's has none */
+}
+static tutti_status check_queue(const tutti_request *request, tutti_queue *queue)
+{
+    const struct operation *op = (const struct operation *)(const void *)request->reserved;
+    TRY(queue_check(queue));
+    if (request->blocking || request->done)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a request with a queue is told by that when it is over: it can "
+            "neither be blocking nor have `done`");
+    if (op->comm && op->queued.queue && op->queued.inside)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "the request is still in its queue: take it with tutti_queue_wait "
+            "before you use it again");
+    return TUTTI_OK;
+}
 static tutti_status check_options(const tutti_request *request)
 {
-    if (request->struct_size == sizeof *request) return TUTTI_OK;
-    return call_refuse_size("tutti_request", "TUTTI_REQUEST_INIT", request->struct_size, FIRST_REQUEST_BYTES,
-        sizeof *request);
+    size_t size = request->struct_size;
+    if (size != sizeof *request && size != FIRST_REQUEST_BYTES)
+        return call_refuse_size("tutti_request", "TUTTI_REQUEST_INIT", size, FIRST_REQUEST_BYTES, sizeof *request);
+    tutti_queue *queue = queue_of(request);
+    return queue ? check_queue(request, queue) : TUTTI_OK;
 }
 tutti_status call_check_comm(tutti_comm *comm)
 {
@@ -96,6 +114,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->op = TUTTI_SUM;
     out->factor = 0;
     out->sequence = 0;
+    out->queued.queue = NULL;
     out->message.tag = 0;
     atomic_init(&out->limit.deadline_ms, 0);
     out->limit.looked_ms = 0;
@@ -193,6 +212,8 @@ tutti_status call_run(struct operation *prepared, tutti_request *request)
             : offsetof(struct operation, message.piece));
         op->request = request;
         request->refused = false;
+        op->queued.queue = grouped ? NULL : queue_of(request);
+        if (op->queued.queue) queue_enter(op);
     }
     return operation_run(op, !request || (request->blocking && !grouped));
 }

@@ -6,14 +6,16 @@
  *
  * The verbs and the order of their arguments are NCCL's. Where NCCL takes a stream, the last argument is a *request*:
  *     NULL        the call returns when the operation is over (the calling thread does the work itself when it can);
- *     &request    the call only starts the operation; tutti_wait or tutti_test tell when it is over.
+ *     &request    the call only starts the operation; tutti_wait or tutti_test tell when it is over, or a queue, which
+ *                 tells of any of several (tutti_queue_wait).
  * A request is the caller's memory, begins as TUTTI_REQUEST_INIT, and must stay where it is until the operation is
  * over. Its first members are options. Collectives of one communicator run one after the other, in the order of the
  * calls, which must be the same on all ranks; sends and receives run beside them.
  *
  * Buffers are plain host memory; large ones are faster in memory of tutti_mem_alloc. Counts are in elements. In place
  * means: all_reduce, reduce, broadcast with send == recv; all_gather, gather with send == recv + rank * count;
- * reduce_scatter, scatter with recv == send + rank * count. Other overlap is refused. After a successful call the
+ * reduce_scatter, scatter with recv == send + rank * count, or the offset of this rank in the forms that end in _v.
+ * Other overlap is refused. After a successful call the
  * buffers belong to the caller again at once.
  *
  * Every function returns a tutti_status. On anything but TUTTI_OK and TUTTI_IN_PROGRESS, tutti_get_last_error() tells
@@ -28,7 +30,8 @@
  * that is older refuses structs that are larger than it knows (INVALID_ARGUMENT says both sizes).
  *
  * Threads: any thread may call any function at any time; calls on one communicator are queued in the order in which
- * they arrive. fork: a child must not use its parent's communicators (it gets TUTTI_FORKED); it may make its own. No
+ * they arrive. Threads that may meet a tutti_comm_destroy of another hold the communicator (tutti_comm_retain). fork: a
+ * child must not use its parent's communicators, requests and queues (it gets TUTTI_FORKED); it may make its own. No
  * signal handlers are installed. */
 #pragma once
 #include <stdbool.h>
@@ -104,6 +107,7 @@ TUTTI_API const char *tutti_op_name(tutti_op op);
 /* ---- requests ---- */
 typedef struct tutti_comm tutti_comm;
 typedef struct tutti_request tutti_request;
+typedef struct tutti_queue tutti_queue;
 /* Room for an operation. As many bytes in all versions: what does not fit is the library's to find a place for. */
 enum { TUTTI_REQUEST_ROOM_BYTES = 1024 };
 struct tutti_request {                                  /* begin with TUTTI_REQUEST_INIT; then set what you need */
@@ -123,15 +127,29 @@ struct tutti_request {                                  /* begin with TUTTI_REQU
     int source;                                         /* out: a receive's sender */
     uint64_t sequence;                                  /* out: 1, 2, … for the collectives of a communicator */
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
+    tutti_queue *queue;                                 /* where it goes when it is over, see tutti_queue_wait, or NULL;
+                                                           neither with `blocking` nor with `done` */
 };
 /* The rest is zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } does as well. */
-#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 } }
+#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL }
 /* TUTTI_IN_PROGRESS, or how it ended. Of a small operation it does what can be done without waiting. */
 TUTTI_API tutti_status tutti_test(tutti_request *request);
 /* Somebody needs the operation to end, and nobody will wait for it or test it: undoes on_demand. */
 TUTTI_API tutti_status tutti_hasten(tutti_request *request);
 /* Until it is over. timeout_ms > 0: when it is not over in time, the communicator fails with TUTTI_TIMEOUT. */
 TUTTI_API tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms);
+
+/* ---- waiting for any of several requests ---- */
+/* A call whose request names a queue puts it there, unless it returns an error. Each request is taken from its queue once;
+   until then it must stay where it is, and cannot be used again. Any thread may wait, several at a time. */
+TUTTI_API tutti_status tutti_queue_create(tutti_queue **out);
+/* NULL is fine. INVALID_ARGUMENT while a request is in it, or a thread waits for it. */
+TUTTI_API tutti_status tutti_queue_destroy(tutti_queue *queue);
+/* Takes the request that ended first; tutti_test tells how it ended. Waits for up to timeout_ms until there is one
+   (0: not at all; negative: as long as it takes, which the operations' own timeouts limit): IN_PROGRESS and *out NULL if
+   there is none by then. OK and *out NULL: no request is in the queue, so there is nothing to wait for. Whoever waits
+   sees to it that the requests in the queue go on, as tutti_hasten does. */
+TUTTI_API tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_request **out);
 
 /* ---- communicators ---- */
 /* Plain bytes, to be passed on whole. In this version the first 16 name the group and the rest is 0, which is checked:
@@ -198,10 +216,10 @@ TUTTI_API tutti_status tutti_all_gather(const void *send, void *recv, size_t sen
 /* send p * count elements, receive count */
 TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype,
     tutti_op op, tutti_comm *comm, tutti_request *request);
-/* Uneven, as all that end in _v: rank q's part has counts[q] elements and begins at offsets[q] of the buffer that has all
-   parts. Both arrays have p entries, in elements, and are read before the call returns. Counts must be equal on all ranks,
-   or all get TUTTI_MISMATCH; offsets are each rank's own affair. Parts must not overlap. In place: send == recv + offsets
-   [rank], or recv == send + offsets[rank]. */
+/* Uneven: rank q's part has counts[q] elements and begins at offsets[q] of the buffer that has all parts. Both arrays have
+   p entries, in elements, and are read before the call returns. Counts must be equal on all ranks, or all get
+   TUTTI_MISMATCH, which names two ranks that differ; offsets are each rank's own affair. Parts must not overlap. In
+   place: send == recv + offsets[rank], or recv == send + offsets[rank]. */
 /* send counts[rank] elements, receive all parts */
 TUTTI_API tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request);

@@ -9,6 +9,7 @@
 #include "backend/engine/messages.h"
 #include "backend/engine/names.h"
 #include "backend/engine/progress.h"
+#include "backend/engine/queue.h"
 #include "backend/engine/rest.h"
 #include "backend/engine/tensors.h"
 

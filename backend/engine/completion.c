@@ -20,7 +20,8 @@ static void complete(struct operation *op, tutti_status status, const char *deta
         void *context = request->context;
         request->source = op->family == POINT_TO_POINT ? op->message.transfer.source : -1;
         request->sequence = op->sequence;
-        atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+        if (op->queued.queue) queue_pass(op);
+        else atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
         if (done) done(request, context);
     }
     if (is_driven) return;

@@ -1,5 +1,6 @@
 /* An operation: one call, from its arguments to its result; and what callers do with it. */
 #pragma once
+#include "backend/engine/queue.h"
 #include "backend/execute/execute.h"
 
 enum { POINT_TO_POINT = FAMILY_COUNT };
@@ -34,6 +35,7 @@ struct operation {                                      /* lives in tutti_reques
     bool refused;                                       /* it failed alone: the communicator is as it was */
     struct uneven *uneven;                              /* owned */
     uint64_t sequence;
+    struct queued queued;
     struct message message;                             /* of POINT_TO_POINT only */
     char detail[OPERATION_DETAIL_BYTES];  /* why it failed, kept here because it outlives the communicator */
 };

@@ -24,6 +24,7 @@ static void after_fork(void)                                           /* in the
     operations_after_fork();
 }
 static void prepare(void) { pthread_atfork(NULL, NULL, after_fork); }
+void engine_watch_forks(void) { pthread_once(&once, prepare); }
 unsigned process_generation(void) { return generation; }
 
 void engine_ring(void) { word_ring(&engine.bell, &engine.sleepers, false); }
@@ -141,7 +142,7 @@ static tutti_status start_thread(void)
 }
 tutti_status engine_acquire(void)
 {
-    pthread_once(&once, prepare);
+    engine_watch_forks();
     pthread_mutex_lock(&engine.lock);
     tutti_status status = engine.users++ ? TUTTI_OK : start_thread();
     if (status != TUTTI_OK) engine.users--;

@@ -19,3 +19,4 @@ bool engine_enlist(tutti_comm *comm);
 void engine_schedule(tutti_comm *comm);                 /* both */
 void engine_forget(tutti_comm *comm);                   /* returns when it has let go of the communicator */
 unsigned process_generation(void);                      /* changes with fork */
+void engine_watch_forks(void);                          /* from now on it does; engine_acquire calls it */

@@ -84,6 +84,13 @@ static void call_all_of_a_request(tutti_request *request)
     TOLD(tutti_wait(request, 0));
     TOLD(tutti_wait(request, 10));
 }
+static void call_all_of_a_queue(tutti_queue *queue)     /* its lock may be held by a thread that is not here */
+{
+    tutti_request *got;
+    TOLD(tutti_queue_wait(queue, 0, &got));
+    TOLD(tutti_queue_wait(queue, -1, &got));
+    REQUIRE(!got && tutti_queue_destroy(queue) == TUTTI_OK);           /* which does nothing here */
+}
 static void call_what_needs_no_communicator(void)
 {
     char text[1 << 16];
@@ -93,20 +100,27 @@ static void call_what_needs_no_communicator(void)
     REQUIRE(tutti_info(text, sizeof text, &bytes) == TUTTI_OK);
     REQUIRE(tutti_schedule_print("allreduce", "ring", 2, 0, text, sizeof text, &bytes) == TUTTI_OK);
 }
-static void make_its_own(void)
+static void make_its_own(tutti_queue *of_parent)
 {
     tutti_comm *own = NULL;
+    tutti_queue *queue;
+    tutti_request request = { .struct_size = sizeof request, .queue = of_parent }, *got;
     float x = 1;
     tutti_config config = { .struct_size = sizeof config, .size = 1 };
     tutti_config refused = { .struct_size = sizeof refused, .size = 2, .store = { NULL, put, get } };
     REQUIRE(tutti_comm_init(&own, &refused) == TUTTI_SYSTEM);
     REQUIRE(tutti_comm_init(&own, &config) == TUTTI_OK);
     REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, own, NULL) == TUTTI_OK && x == 1);
-    REQUIRE(tutti_comm_destroy(own) == TUTTI_OK);
+    TOLD(tutti_barrier(own, &request));
+    REQUIRE(tutti_queue_create(&queue) == TUTTI_OK);
+    request.queue = queue;
+    REQUIRE(tutti_barrier(own, &request) == TUTTI_OK);
+    REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got == &request && tutti_test(got) == TUTTI_OK);
+    REQUIRE(tutti_queue_destroy(queue) == TUTTI_OK && tutti_comm_destroy(own) == TUTTI_OK);
 }
 
 /* ---- the parent ---- */
-struct family { tutti_comm *comm, *part; tutti_request *over, *open; float *shared; bool grouped; };
+struct family { tutti_comm *comm, *part; tutti_request *over, *open; tutti_queue *queue; float *shared; bool grouped; };
 static void child_main(struct family *f)
 {
     alarm(30);
@@ -116,10 +130,11 @@ static void child_main(struct family *f)
     call_all_of_a_communicator(f->part);
     call_all_of_a_request(f->over);
     call_all_of_a_request(f->open);
+    call_all_of_a_queue(f->queue);
     REQUIRE(f->shared[0] == 2 && f->shared[COUNT - 1] == 2 && tutti_mem_free(f->shared) == TUTTI_OK);
     REQUIRE(tutti_comm_destroy(f->part) == TUTTI_OK && tutti_comm_destroy(f->comm) == TUTTI_OK);
     call_what_needs_no_communicator();
-    make_its_own();
+    make_its_own(f->queue);
 #if !defined(__SANITIZE_ADDRESS__)                      /* it would look for leaks, and threads of the parent's */
     exit(0);                                            /* not _exit: what runs at the end runs, too */
 #endif
@@ -128,7 +143,7 @@ static void child_main(struct family *f)
 /* With everything mapped that can be: two segments, a block of this rank's and one of its peer's. */
 static void forks(struct rank *me)
 {
-    tutti_request over = TUTTI_REQUEST_INIT, open = TUTTI_REQUEST_INIT;
+    tutti_request over = TUTTI_REQUEST_INIT, open = TUTTI_REQUEST_INIT, *got;
     float data[4] = { 0 };
     struct family f = { .comm = me->comm, .over = &over, .open = &open, .grouped = me->rank == 0 };
     REQUIRE(tutti_comm_split(me->comm, 0, 0, &f.part) == TUTTI_OK);
@@ -137,6 +152,8 @@ static void forks(struct rank *me)
     REQUIRE(tutti_all_reduce(f.shared, f.shared, COUNT, TUTTI_FLOAT32, TUTTI_SUM, f.comm, &over) == TUTTI_OK);
     REQUIRE(tutti_wait(&over, 0) == TUTTI_OK);
     REQUIRE(shared_mappings() == 4);
+    REQUIRE(tutti_queue_create(&f.queue) == TUTTI_OK);
+    open.queue = f.queue;
     REQUIRE(tutti_recv(data, 4, TUTTI_FLOAT32, 1 - me->rank, 7, f.comm, &open) == TUTTI_OK);
     if (f.grouped) {
         tutti_group_start();
@@ -149,7 +166,8 @@ static void forks(struct rank *me)
     if (!f.grouped) REQUIRE(tutti_recv(data, 4, TUTTI_FLOAT32, 0, 8, f.part, NULL) == TUTTI_OK);
     else REQUIRE(tutti_group_end() == TUTTI_OK);
     REQUIRE(tutti_send(data, 4, TUTTI_FLOAT32, 1 - me->rank, 7, f.comm, NULL) == TUTTI_OK);
-    REQUIRE(tutti_wait(&open, 0) == TUTTI_OK);          /* the parent has noticed nothing */
+    REQUIRE(tutti_queue_wait(f.queue, -1, &got) == TUTTI_OK && got == &open);  /* the parent has noticed nothing */
+    REQUIRE(tutti_wait(&open, 0) == TUTTI_OK && tutti_queue_destroy(f.queue) == TUTTI_OK);
     REQUIRE(tutti_comm_destroy(f.part) == TUTTI_OK && tutti_mem_free(f.shared) == TUTTI_OK);
 }
 static void test_a_child_is_told_whatever_it_calls(void **state)

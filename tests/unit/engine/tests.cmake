@@ -1,5 +1,5 @@
 foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
-    repeats ring late_reasons stopped versions uneven)
+    repeats ring late_reasons stopped versions uneven queue)
   tutti_world(engine/test_${name})
 endforeach()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own

@@ -1,0 +1,143 @@
+/* A queue: a lock, and two lists. Whoever waits sees to it that what rests goes on: each operation once, and those that
+   come while he sleeps from their start. A state says OVER only under the lock, so what is over is in the list. */
+#include "backend/engine/comm.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include <pthread.h>
+#include <stdlib.h>
+
+struct tutti_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    unsigned generation;                                /* of the process: changes with fork */
+    struct operation *resting;                          /* open, and may rest; the last one first */
+    struct operation *over, **over_end;                 /* in the order in which they ended */
+    size_t open, ended;                                 /* how many are in it */
+    int waiting;                                        /* threads */
+};
+
+/* ---- lists ---- */
+static void unlink_resting(struct operation *op)
+{
+    struct queued *q = &op->queued;
+    if (!q->may_rest) return;
+    *q->at = q->next;
+    if (q->next) q->next->queued.at = q->at;
+    q->may_rest = false;
+}
+static void link_resting(tutti_queue *queue, struct operation *op)
+{
+    op->queued.next = queue->resting;
+    op->queued.at = &queue->resting;
+    if (queue->resting) queue->resting->queued.at = &op->queued.next;
+    queue->resting = op;
+    op->queued.may_rest = true;
+}
+static struct operation *take_over(tutti_queue *queue)
+{
+    struct operation **at = &queue->over, *op;
+    while ((op = *at) != NULL && op->queued.held) at = &op->queued.next;
+    if (!op) return NULL;
+    *at = op->queued.next;
+    if (queue->over_end == &op->queued.next) queue->over_end = at;
+    queue->ended--;
+    op->queued.inside = false;
+    return op;
+}
+
+/* ---- of operations ---- */
+void queue_enter(struct operation *op)
+{
+    tutti_queue *queue = op->queued.queue;
+    pthread_mutex_lock(&queue->lock);
+    queue->open++;
+    op->queued.inside = true;
+    op->queued.may_rest = op->queued.held = false;
+    if (queue->waiting) atomic_store_explicit(&op->hastened, true, memory_order_relaxed);
+    else link_resting(queue, op);
+    pthread_mutex_unlock(&queue->lock);
+}
+void queue_pass(struct operation *op)
+{
+    tutti_queue *queue = op->queued.queue;
+    pthread_mutex_lock(&queue->lock);
+    unlink_resting(op);
+    queue->open--;
+    queue->ended++;
+    op->queued.next = NULL;
+    *queue->over_end = op;
+    queue->over_end = &op->queued.next;
+    atomic_store_explicit(&op->state, OPERATION_OVER, memory_order_release);
+    if (queue->waiting) pthread_cond_broadcast(&queue->changed);
+    pthread_mutex_unlock(&queue->lock);
+}
+
+/* ---- of callers ---- */
+tutti_status queue_check(const tutti_queue *queue)
+{
+    if (queue->generation == process_generation()) return TUTTI_OK;
+    return status_fail(TUTTI_FORKED, "this queue was made before a fork, by the parent process; only that can use it");
+}
+tutti_status queue_create(tutti_queue **out)
+{
+    tutti_queue *queue = memory_zeroed(1, sizeof *queue);
+    *out = queue;
+    if (!queue) return status_refuse(TUTTI_NO_MEMORY, "no memory for a queue");
+    engine_watch_forks();
+    pthread_mutex_init(&queue->lock, NULL);
+    clock_condition_init(&queue->changed);
+    queue->generation = process_generation();
+    queue->over_end = &queue->over;
+    return TUTTI_OK;
+}
+tutti_status queue_destroy(tutti_queue *queue)
+{
+    if (queue->generation != process_generation()) return TUTTI_OK;
+    pthread_mutex_lock(&queue->lock);
+    size_t open = queue->open, ended = queue->ended;
+    int waiting = queue->waiting;
+    pthread_mutex_unlock(&queue->lock);
+    if (open || ended)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "the queue is not empty: %zu of its requests are not over, and "
+            "%zu are over but were not taken; take all with tutti_queue_wait before you destroy it", open, ended);
+    if (waiting) return status_refuse(TUTTI_INVALID_ARGUMENT, "%d threads wait for the queue", waiting);
+    pthread_mutex_destroy(&queue->lock);
+    pthread_cond_destroy(&queue->changed);
+    free(queue);
+    return TUTTI_OK;
+}
+/* Without the lock meanwhile: to hasten an operation may end it, here. */
+static void hasten(tutti_queue *queue, struct operation *op)
+{
+    unlink_resting(op);
+    op->queued.held = true;
+    pthread_mutex_unlock(&queue->lock);
+    operation_hasten(op);
+    pthread_mutex_lock(&queue->lock);
+    op->queued.held = false;
+    if (queue->waiting) pthread_cond_broadcast(&queue->changed);        /* it may have been passed over */
+}
+static bool sleep_until(tutti_queue *queue, int64_t deadline_ms)        /* false: it is time */
+{
+    struct timespec until = { deadline_ms / 1000, deadline_ms % 1000 * 1000000 };
+    queue->waiting++;
+    if (deadline_ms == INT64_MAX) pthread_cond_wait(&queue->changed, &queue->lock);
+    else pthread_cond_timedwait(&queue->changed, &queue->lock, &until);
+    queue->waiting--;
+    return clock_ms() < deadline_ms;
+}
+tutti_status queue_wait(tutti_queue *queue, int64_t timeout_ms, struct operation **out)
+{
+    int64_t deadline_ms = timeout_ms ? clock_deadline(timeout_ms) : 0;
+    bool in_time = timeout_ms != 0;
+    pthread_mutex_lock(&queue->lock);
+    while ((*out = take_over(queue)) == NULL && (queue->open || queue->ended)) {
+        if (queue->resting) hasten(queue, queue->resting);
+        else if (!in_time) break;
+        else in_time = sleep_until(queue, deadline_ms);
+    }
+    bool left = queue->open || queue->ended, open = !*out && left;
+    if (!left && queue->waiting) pthread_cond_broadcast(&queue->changed);      /* nothing will come */
+    pthread_mutex_unlock(&queue->lock);
+    return open ? TUTTI_IN_PROGRESS : TUTTI_OK;
+}
