@@ -2,7 +2,6 @@
  * lie if they lie one after the other; what is even or uneven is decided from what all ranks see alike, so that they
  * make the same calls of the core. */
 #include "shim/process_group.hpp"
-#include <algorithm>
 #include <c10/util/Exception.h>
 
 namespace tutti {
@@ -33,13 +32,10 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
     Buffer in = footprint.input(only_tensor(call.name(), inputs));
     Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
     out.beside(in, getRank());
-    if (!out.even() && overlap(out.data, out.bytes, in.data, in.bytes())) out.move(); /* not in place, on any rank */
     out.written();
-    std::vector<size_t> same(size(), in.count), begin(size(), 0);
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         if (out.even()) return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
-        return tutti_all_to_all_v(in.data, same.data(), begin.data(), out.data, out.counts.data(), out.offsets.data(),
-            in.dtype, comm, request);
+        return tutti_all_gather_v(in.data, out.data, out.counts.data(), out.offsets.data(), in.dtype, comm, request);
     });
 }
 WorkPointer ProcessGroupTutti::allgather_coalesced(
@@ -106,42 +102,12 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
         return tutti_scatter(sent, out.data, out.count, out.dtype, root, comm, request);
     });
 }
-/* One reduction for each rank. The first holds what all of them read, this rank's own what it writes. */
-WorkPointer ProcessGroupTutti::reduce_scatter_uneven(
-    const Call &call, const at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op)
-{
-    Footprint first(call.name()), own(call.name());
-    Buffer out = (getRank() == 0 ? first : own).output(output);
-    Packed in(first, "input", inputs);
-    in.beside(out, getRank());
-    Reduction r = reduction_of(call.name(), op, out);
-    in.read();
-    Batch batch(*this, call, inputs);
-    for (int root = 0; root < getSize(); root++) {
-        auto at = static_cast<size_t>(root);
-        const char *sent = in.data + in.offsets[at] * tutti_dtype_bytes(out.dtype);
-        char *received = root == getRank() ? out.data : nullptr;
-        Footprint none(call.name());
-        Footprint &footprint = root == 0 ? first : root == getRank() ? own : none;
-        footprint.inputs = { inputs[at] }; /* what a recorder tells of it */
-        launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
-            request->factor = r.factor;
-            return tutti_reduce(sent, received, in.counts[at], out.dtype, r.op, root, comm, request);
-        });
-    }
-    return batch.finish();
-}
-static bool are_uneven(const Tensors &list)
-{
-    return std::any_of(list.begin(), list.end(), [&](const at::Tensor &t) { return t.numel() != list[0].numel(); });
-}
 WorkPointer ProcessGroupTutti::reduce_scatter(
     Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter", c10d::OpType::REDUCE_SCATTER, options.asyncOp, options.timeout };
     const at::Tensor &output = only_tensor(call.name(), outputs);
     const Tensors &list = list_of(call.name(), "input", inputs, size());
-    if (are_uneven(list)) return reduce_scatter_uneven(call, output, list, options.reduceOp);
     Footprint footprint(call.name());
     Buffer out = footprint.output(output);
     Packed in(footprint, "input", list);
@@ -150,7 +116,9 @@ WorkPointer ProcessGroupTutti::reduce_scatter(
     in.read();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
-        return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
+        if (in.even()) return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
+        return tutti_reduce_scatter_v(
+            in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm, request);
     });
 }
 

@@ -135,8 +135,6 @@ class ProcessGroupTutti final : public c10d::Backend {
     std::vector<uint64_t> members() const; /* ranks of the program */
     bool is_coalescing() const;
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
-    WorkPointer reduce_scatter_uneven(
-        const Call &call, const at::Tensor &output, const Tensors &inputs, const c10d::ReduceOp &op);
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     int root_of(const Call &call, int64_t root) const; /* torch's roots have 64 bits, those of the core are ints */
     size_t size() const { return static_cast<size_t>(getSize()); }
