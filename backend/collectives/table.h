@@ -48,9 +48,9 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(BROADCAST, hierarchy_chain, broadcast_hierarchy_chain, HIERARCHICAL | FEW_HOSTS)            \
     X(BROADCAST, hierarchy_double_tree, broadcast_hierarchy_double_tree, HIERARCHICAL)            \
     X(BROADCAST, leaders, broadcast_leaders, HIERARCHICAL)                                        \
-    X(REDUCE_SCATTER, ring, reduce_scatter_ring, MESSAGES)                                        \
-    X(REDUCE_SCATTER, halving, reduce_scatter_halving, MESSAGES)                                  \
-    X(REDUCE_SCATTER, circulant, reduce_scatter_circulant, MESSAGES)                              \
+    X(REDUCE_SCATTER, ring, reduce_scatter_ring, EQUAL_CHUNKS)                                    \
+    X(REDUCE_SCATTER, halving, reduce_scatter_halving, EQUAL_CHUNKS)                              \
+    X(REDUCE_SCATTER, circulant, reduce_scatter_circulant, EQUAL_CHUNKS)                          \
     X(REDUCE_SCATTER, read, reduce_scatter_read, HOST_MEMORY)                                     \
     X(REDUCE_SCATTER, hierarchy, reduce_scatter_hierarchy, HIERARCHICAL | EQUAL_CHUNKS)           \
     X(ALLGATHER, ring, allgather_ring, MESSAGES)                                                  \

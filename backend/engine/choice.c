@@ -58,6 +58,7 @@ static bool is_candidate(const struct chooser *x, const struct question *q, cons
     if (q->algorithm) return a == q->algorithm;
     if (a->family != q->family || (q->uneven && a->equal_chunks)) return false;
     int hosts = x->layout->hosts;
+    if (hosts > 1 && q->uneven) return !a->host_memory && !a->hierarchical;    /* no slots, which would bound a tile */
     bool many = hosts > MANY_HOSTS || hosts * x->layout->largest > MANY_PIECES;
     return hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && many);
 }

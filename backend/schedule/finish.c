@@ -34,8 +34,8 @@ static struct step *summed_by(const struct build *b, const struct schedule *s, c
    first, it might have become infinite. */
 static void finish_sooner(const struct build *b, struct schedule *s, struct step *t)
 {
+    if (!t->finish || t->from_count != 1) return;           /* a send has nothing that it leaves somewhere */
     int count = step_to(s, t)->count;
-    if (!t->finish || t->from_count != 1) return;
     for (int i = 0; i < count; i++)
         if (!summed_by(b, s, t, i)) return;
     for (int i = 0; i < count; i++) summed_by(b, s, t, i)->finish = true;

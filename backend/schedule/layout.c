@@ -25,8 +25,8 @@ static tutti_status number_hosts(struct arrays *a, const int *hosts, int ranks)
     for (int r = 0; r < ranks; r++) {
         int label = hosts ? hosts[r] : 0;
         if (label < 0 || label >= ranks)
-            return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d is said to live on host %d: hosts of %d ranks are 0 to "
-                "%d", r, label, ranks, ranks - 1);
+            return status_fail(TUTTI_INVALID_ARGUMENT, "rank %d on host %d: hosts of %d ranks are 0 to %d", r, label,
+                ranks, ranks - 1);
         if (!a->number[label]) a->number[label] = ++a->layout.hosts;
         int host = a->number[label] - 1, index = a->first[host + 1]++;
         a->place[r] = (struct place){ host, index };

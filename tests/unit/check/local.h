@@ -11,17 +11,17 @@ static inline bool spans_equal(const struct schedule *a, const struct schedule *
     bool same = x->from_count == y->from_count && x->to_count == y->to_count;
     for (int i = 0; same && i < x->from_count + x->to_count; i++) {
         struct span m = a->spans[x->span + i], n = b->spans[y->span + i];
-        same = m.rank == n.rank && m.buffer == n.buffer && m.count == n.count &&
-               (m.first == n.first || m.buffer == SCRATCH);
+        same = m.rank == n.rank && m.buffer == n.buffer && m.count == n.count
+            && (m.first == n.first || m.buffer == SCRATCH);
     }
     return same;
 }
 static inline bool steps_equal(const struct schedule *a, const struct schedule *b, int j)
 {
     const struct step *x = &a->steps[j], *y = &b->steps[j];
-    bool same = x->kind == y->kind && x->peer == y->peer && x->number == y->number && x->wait_count == y->wait_count &&
-                x->by_tile == y->by_tile && x->by_reuse == y->by_reuse && x->by_leave == y->by_leave &&
-                x->finish == y->finish && x->raw == y->raw && spans_equal(a, b, x, y);
+    bool same = x->kind == y->kind && x->peer == y->peer && x->number == y->number && x->wait_count == y->wait_count
+        && x->by_tile == y->by_tile && x->by_reuse == y->by_reuse && x->by_leave == y->by_leave
+        && x->finish == y->finish && x->raw == y->raw && spans_equal(a, b, x, y);
     for (int w = 0; same && w < x->wait_count; w++) {
         struct wait m = a->waits[x->wait + w], n = b->waits[y->wait + w];
         same = m.rank == n.rank && m.step == n.step && m.lag == n.lag;

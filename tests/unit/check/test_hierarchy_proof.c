@@ -63,8 +63,8 @@ static void prove_layout(const struct layout *l)
 }
 static void report(const char *what)
 {
-    print_message("%s: %d layouts, %d plans (%d hosts cured), %d checks, %d bad\n", what, layouts, plans, cured,
-        checks, bad);
+    print_message("%s: %d layouts, %d plans (%d hosts cured), %d checks, %d bad\n", what, layouts, plans, cured, checks,
+        bad);
     int failures = bad;
     layouts = plans = checks = cured = bad = 0;
     assert_int_equal(failures, 0);

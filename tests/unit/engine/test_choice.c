@@ -79,7 +79,8 @@ static void is_hierarchical_over_several_hosts(void **state)
                 for (int uneven = 0; uneven <= (f == ALL_TO_ALL || f == ALLGATHER); uneven++) {
                     struct choice c = ask(&g, (enum family)f, bytes, TENSORS_PRIVATE, uneven);
                     struct choice shared = ask(&g, (enum family)f, bytes, TENSORS_SHARED_IN_PLACE, uneven);
-                    assert_true(c.algorithm->hierarchical && c.algorithm->family == (enum family)f);
+                    assert_true(c.algorithm->hierarchical == !uneven && c.algorithm->family == (enum family)f);
+                    assert_false(c.algorithm->host_memory);
                     assert_false(uneven && c.algorithm->equal_chunks);
                     assert_false(size > 500 && c.algorithm->few_hosts);
                     assert_ptr_equal(c.algorithm, shared.algorithm);

@@ -1,7 +1,7 @@
 /* Places and masks: any list of hosts makes a layout in which rank, host and index lead to each other; members of a
  * plan beyond the 64th have bits of their own. */
-#include "tests/unit/schedule/examples.h"
 #include "backend/base/status.h"
+#include "tests/unit/schedule/examples.h"
 
 static struct hosts hosts;
 
@@ -45,7 +45,7 @@ static void a_host_beyond_the_ranks_is_refused(void **state)
     struct layout *l = NULL;
     (void)state;
     assert_int_equal(layout_create((int[]){ 0, 2 }, 2, &l), TUTTI_INVALID_ARGUMENT);
-    assert_string_equal(status_detail(), "rank 1 is said to live on host 2: hosts of 2 ranks are 0 to 1");
+    assert_string_equal(status_detail(), "rank 1 on host 2: hosts of 2 ranks are 0 to 1");
     assert_int_equal(layout_create((int[]){ -1 }, 1, &l), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(layout_create(NULL, 0, &l), TUTTI_INVALID_ARGUMENT);
     assert_null(l);
