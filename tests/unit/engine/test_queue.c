@@ -159,6 +159,7 @@ static void fail_some(struct rank *me)
     for (int i = 0; i < 2; i++)
         REQUIRE(tutti_recv(&x, 1, TUTTI_FLOAT32, TUTTI_ANY_SOURCE, (uint32_t)i, me->comm, &r[i]) == TUTTI_OK);
     REQUIRE(tutti_queue_wait(queue, 20, &got) == TUTTI_IN_PROGRESS);
+    tutti_barrier(me->comm, NULL);                      /* nobody aborts before all have seen that */
     REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
     for (int i = 0; i < 2; i++) {
         REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got);
