@@ -255,8 +255,16 @@ static bool waits_in_vain(const tutti_comm *comm)       /* for one that has left
     int peer = comm->backlog.running ? comm->executor.blocked_peer : -1;
     return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer);
 }
+/* A rank of another host that makes another call than this one. Those of this host are found by the roll call. */
+static int find_disagreement(const tutti_comm *comm)
+{
+    const struct group *g = &comm->group;
+    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++)
+        if (!group_has_here(g, r) && executor_differs(&comm->executor, group_contact(g, r)) >= 0) return r;
+    return -1;
+}
 /* The one walk over the reasons there are, in the order in which they are told. */
-enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, DISAGREES, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
 struct reason { enum cause cause; struct operation *late; };
 static struct reason find_reason(const tutti_comm *comm)
 {
@@ -267,6 +275,7 @@ static struct reason find_reason(const tutti_comm *comm)
     if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
         return (struct reason){ FAILED_BY_ANOTHER, NULL };
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
+    if (find_disagreement(comm) >= 0) return (struct reason){ DISAGREES, NULL };
     if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
     if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
     return (struct reason){ find_left_alone(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
@@ -276,7 +285,8 @@ tutti_status comm_check(tutti_comm *comm)
 {
     struct reason reason = find_reason(comm);
     if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
-    if (reason.cause > FAILED_BY_ANOTHER && have_come_at_last(comm)) return TUTTI_OK;      /* or fails now, certainly */
+    bool may_pass = reason.cause > FAILED_BY_ANOTHER && reason.cause != DISAGREES;
+    if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
     switch (reason.cause) {
     case NONE: break;
     case STOPPED:
@@ -285,6 +295,7 @@ tutti_status comm_check(tutti_comm *comm)
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
     case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
+    case DISAGREES: return comm_mismatch(comm);
     case LEFT_ALONE: return fail_left_alone(comm, comm->executor.blocked_peer);
     case LATE: return fail_late(comm, reason.late);
     case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
@@ -316,10 +327,11 @@ static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
     if (uneven_is_alike(x->launch.uneven)) return mismatch_alike(comm);
-    for (int a = 0; a < comm->group.size; a++)
-        for (int b = 0; b < comm->group.size; b++) {
-            uint64_t sent = segment_counts(x->site.segment, a, x->run.parity, INPUT)[b] / x->launch.element_bytes;
-            uint64_t expected = segment_counts(x->site.segment, b, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
+    for (int i = 0; i < x->site.ranks; i++)
+        for (int j = 0; j < x->site.ranks; j++) {
+            int a = site_rank(&x->site, i), b = site_rank(&x->site, j);
+            uint64_t sent = segment_counts(x->site.segment, i, x->run.parity, INPUT)[b] / x->launch.element_bytes;
+            uint64_t expected = segment_counts(x->site.segment, j, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
                 return comm_fail(comm, TUTTI_MISMATCH, "all_to_all with uneven counts, operation %llu of %s: rank %d "
                     "sends %llu elements to rank %d, which expects %llu",
@@ -345,9 +357,17 @@ tutti_status comm_mismatch(tutti_comm *comm)
     const struct executor *x = &comm->executor;
     int other = executor_disagreement(x);
     if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
-    if (other < 0) return mismatch_counts(comm);
-    struct descriptor mine = *x->run.descriptor, theirs = segment_control(x->site.segment, group_index(&comm->group,
-        other))->descriptor[x->run.parity];
+    const struct group *g = &comm->group;
+    const struct control *mine_at = x->site.mine, *at = NULL;
+    int parity = x->run.parity;
+    if (other >= 0) at = group_control(g, group_index(g, other));
+    else if ((other = find_disagreement(comm)) >= 0) {
+        at = group_contact(g, other);
+        mine_at = x->site.contact;
+        parity = executor_differs(x, at);
+    }
+    if (!at || parity < 0) return mismatch_counts(comm);
+    struct descriptor mine = mine_at->descriptor[parity], theirs = at->descriptor[parity];
     char here[240], there[240];
     operation_describe(&mine, here, sizeof here);
     operation_describe(&theirs, there, sizeof there);

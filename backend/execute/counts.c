@@ -9,19 +9,23 @@ void counts_announce(struct executor *x)
     uint64_t extent = 0;
     int me = x->site.index;
     for (int direction = INPUT; direction <= OUTPUT; direction++)
-        for (int q = 0; q < x->site.ranks; q++) {
+        for (int q = 0; q < s->columns; q++) {
             segment_counts(s, me, x->run.parity, direction)[q] = u->lengths[direction][q];
             segment_counts(s, me, x->run.parity, COUNTS_OFFSETS + direction)[q] = u->offsets[direction][q];
             if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
         }
     x->run.descriptor->extent = extent;
 }
-static bool do_agree(const struct executor *x, int a, int b)
+static bool do_agree(const struct executor *x, int a)   /* with all of this host, or, if all are alike, with me */
 {
     const struct segment *s = x->site.segment;
-    int parity = x->run.parity, alike = x->launch.uneven->agreement;
-    if (alike == IN_PAIRS) return segment_counts(s, a, parity, INPUT)[b] == segment_counts(s, b, parity, OUTPUT)[a];
-    return segment_counts(s, a, parity, alike)[b] == segment_counts(s, x->site.index, parity, alike)[b];
+    int parity = x->run.parity, alike = x->launch.uneven->agreement, rank = site_rank(&x->site, a);
+    for (int b = 0; alike == IN_PAIRS && b < x->site.ranks; b++)
+        if (segment_counts(s, a, parity, INPUT)[site_rank(&x->site, b)] != segment_counts(s, b, parity, OUTPUT)[rank])
+            return false;
+    for (int q = 0; alike != IN_PAIRS && q < s->columns; q++)
+        if (segment_counts(s, a, parity, alike)[q] != segment_counts(s, x->site.index, parity, alike)[q]) return false;
+    return true;
 }
 tutti_status counts_agree(struct executor *x)
 {
@@ -29,8 +33,7 @@ tutti_status counts_agree(struct executor *x)
     for (int a = 0; a < x->site.ranks; a++) {
         const struct descriptor *d = &segment_control(x->site.segment, a)->descriptor[x->run.parity];
         if (d->extent > extent) extent = d->extent;
-        for (int b = 0; b < x->site.ranks; b++)
-            if (!do_agree(x, a, b)) return TUTTI_MISMATCH;
+        if (!do_agree(x, a)) return TUTTI_MISMATCH;
     }
     x->run.extent = (size_t)extent;
     return TUTTI_OK;

@@ -104,6 +104,35 @@ void executor_prepare(struct executor *x)
     x->run.parity = (int)(x->operation & 1);
     x->run.descriptor = &x->site.mine->descriptor[x->run.parity];
 }
+/* ---- other hosts ---- */
+/* What this rank is at, and was at before, in the light of all that it did before: so ranks that have once differed
+   differ from then on, and no message of theirs meets (tiles.c). Who reads looks at the counter before and after. */
+static void tell_other_hosts(struct executor *x)
+{
+    struct control *c = x->site.contact;
+    struct line *line = &c->line[x->run.parity];
+    if (c == x->site.mine) return;
+    x->run.history = (x->run.history ^ x->run.fingerprint) * 0x9e3779b97f4a7c15u;
+    x->run.history ^= x->run.history >> 32;
+    atomic_store(&line->counter, 0);
+    atomic_store(&line->slots[0], x->run.history);
+    c->descriptor[x->run.parity] = *x->run.descriptor;
+    atomic_store(&line->counter, x->operation + 1);
+}
+static bool differs(const struct line *mine, const struct line *theirs)
+{
+    uint64_t counter = atomic_load(&theirs->counter), fingerprint = atomic_load(&theirs->slots[0]);
+    bool same_time = counter && counter == atomic_load(&mine->counter) && counter == atomic_load(&theirs->counter);
+    return same_time && fingerprint != atomic_load(&mine->slots[0]);
+}
+int executor_differs(const struct executor *x, const struct control *contact)
+{
+    int now = x->run.parity, before = 1 - now;
+    if (differs(&x->site.contact->line[before], &contact->line[before])) return before;
+    return differs(&x->site.contact->line[now], &contact->line[now]) ? now : -1;
+}
+
+/* ---- the operation ---- */
 tutti_status executor_begin(struct executor *x)
 {
     x->run.low = x->run.roll = 0;
@@ -114,6 +143,7 @@ tutti_status executor_begin(struct executor *x)
     memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) counts_announce(x);
     fingerprint_make(x);
+    tell_other_hosts(x);
     if (x->launch.program) {
         bind_operands(x);
         return announce(x);

@@ -70,6 +70,7 @@ struct run {                                            /* of the operation that
     tutti_status broken;                                /* why a message failed, or OK */
     const struct transfer *breaker;                     /* which one */
     uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
+    uint64_t history;                                   /* of all fingerprints so far; 0 on one host */
 };
 struct executor {
     struct site site;
@@ -115,5 +116,8 @@ bool executor_is_in_the_way(struct executor *x);
 void executor_cancel(struct executor *x);
 /* The rank (of this host) whose descriptor differs from mine, or -1. */
 int executor_disagreement(const struct executor *x);
+/* A rank of another host, whose contact that is, meant another call than this one in the last operation, or does in the
+   one that runs: the parity of its descriptor and mine, or -1. */
+int executor_differs(const struct executor *x, const struct control *contact);
 bool executor_has_arrived(const struct executor *x, int rank);
 bool executor_is_complete(const struct executor *x);   /* all have */

@@ -171,6 +171,39 @@ static void test_ranks_that_disagree_all_see_both_sides(void **state)
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
 }
+/* Between hosts who waits for nobody of another host (a root that sends, and who reads it) may be done before it can
+   know; then its next call tells it. */
+static void disagreement_of_hosts(struct rank *me)
+{
+    const struct pair *p = me->context;
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    tutti_status status = disagree(me, p->kind);
+    bool waits_for_none = (p->kind == 0 && me->rank == 1) || p->kind == 3;
+    REQUIRE(status == TUTTI_MISMATCH || (waits_for_none && status == TUTTI_OK));
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);
+    SAYS(p->here);
+    SAYS(p->there);
+    SAYS("operation 2 of");
+}
+static void test_hosts_that_disagree_all_see_both_sides(void **state)
+{
+    (void)state;
+    static struct pair pairs[] = {
+        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 }, { "allreduce(8 x", "allreduce(9 x", 1 },
+        { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
+        { "barrier", "allreduce(60 x float32", 6 }, { "factor 2", "factor 3", 8 },
+    };
+    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 },
+        { "0,1,0,1", 4 } };
+    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
+        setenv("TUTTI_HOSTS", placements[p].hosts, 1);
+        settings_reload();
+        for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+            world_threads(placements[p].size, NULL, disagreement_of_hosts, &pairs[i]);
+    }
+    setenv("TUTTI_HOSTS", "", 1);
+    settings_reload();
+}
 static void uneven_counts(struct rank *me)
 {
     size_t out[3] = { 2, 3, 4 }, in[3], at[3] = { 0, 8, 16 };
@@ -389,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
         cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),
         cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
+        cmocka_unit_test(test_hosts_that_disagree_all_see_both_sides),
         cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
         cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
         cmocka_unit_test(test_who_comes_late_does_not_succeed),

@@ -1,6 +1,7 @@
 /* all_gather_v and reduce_scatter_v against their definitions: any counts, with gaps between parts, in place or not,
    private or shared, by every algorithm; and what is refused or fails. */
 #include "tests/support/world.h"
+#include "backend/base/settings.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -119,6 +120,45 @@ static void all_algorithms(struct rank *me)
         for (int a = 0; (name = tutti_algorithm_name(families[f], a)) != NULL; a++) every_case(me, families[f], name);
     }
 }
+
+/* ---- over hosts ---- */
+static void exchange(struct rank *me)                   /* rank r sends 3 * r + q elements to rank q */
+{
+    size_t sent[MOST], received[MOST], from[MOST], to[MOST], out = 0, in = 0;
+    int64_t input[8 * MOST * MOST], output[8 * MOST * MOST];
+    for (int q = 0; q < me->size; q++) {
+        sent[q] = 3 * (size_t)me->rank + (size_t)q;
+        received[q] = 3 * (size_t)q + (size_t)me->rank;
+        from[q] = out;
+        to[q] = in;
+        for (size_t i = 0; i < sent[q]; i++) input[out + i] = value(me->rank, q, i);
+        out += sent[q];
+        in += received[q];
+    }
+    REQUIRE(tutti_all_to_all_v(input, sent, from, output, received, to, TUTTI_INT64, me->comm, NULL) == TUTTI_OK);
+    for (int q = 0; q < me->size; q++)
+        for (size_t i = 0; i < received[q]; i++) REQUIRE(output[to[q] + i] == value(q, me->rank, i));
+}
+static void of_several_hosts(struct rank *me)
+{
+    for (int i = 0; i < 5; i++) exchange(me);
+    every_case(me, "allgather", NULL);
+    exchange(me);
+}
+static void test_results_over_hosts(void **state)
+{
+    (void)state;
+    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 },
+        { "0,1,0,1", 4 }, { "0,1,1,1", 4 } };
+    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
+        if (placements[p].size > MOST) continue;
+        setenv("TUTTI_HOSTS", placements[p].hosts, 1);
+        settings_reload();
+        world_threads(placements[p].size, NULL, of_several_hosts, NULL);
+    }
+    setenv("TUTTI_HOSTS", "", 1);
+    settings_reload();
+}
 static void test_results_on_threads(void **state)
 {
     (void)state;
@@ -226,6 +266,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results_on_threads),
+        cmocka_unit_test(test_results_over_hosts),
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_results_on_processes),
 #endif

@@ -68,7 +68,8 @@ static void create_refused(struct rank *me)
 {
     struct { tutti_store store; const char *why; tutti_status status; } *c = me->context;
     tutti_comm *comm;
-    tutti_config config = { .rank = me->rank, .size = me->size, .store = c->store, .timeout_ms = 5000 };
+    tutti_config config = { .struct_size = sizeof config, .rank = me->rank, .size = me->size, .store = c->store,
+        .timeout_ms = 5000 };
     REQUIRE(tutti_comm_init(&comm, &config) == c->status);
     if (!strstr(tutti_get_last_error(), c->why)) fprintf(stderr, "%s\n", tutti_get_last_error());
     REQUIRE(strstr(tutti_get_last_error(), c->why) != NULL);
@@ -145,7 +146,7 @@ static void test_a_split_group_has_some_of_the_hosts(void **state)
 static void name_one_of_one_host(struct rank *me)
 {
     float x = 1, y = 0;
-    tutti_request r = { .algorithm = "two_shot", .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .algorithm = "two_shot", .blocking = true };
     REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
     REQUIRE(strstr(tutti_get_last_error(), "allreduce by algorithm two_shot needs all ranks on one host, and those of "
         "choir are on 2") != NULL);
@@ -155,7 +156,7 @@ static void name_one_of_one_host(struct rank *me)
 static void test_algorithms_of_one_host_are_refused_on_two(void **state)
 {
     (void)state;
-    tutti_config config = { .name = "choir" };
+    tutti_config config = { .struct_size = sizeof config, .name = "choir" };
     pretend("2");
     world_threads(2, &config, name_one_of_one_host, NULL);
     pretend("");
