@@ -173,8 +173,10 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
     const char *name;                                   /* for messages, as "group 0"; copied; NULL: "the group" */
     const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
+    int job_rank, job_size;                             /* in the job that the group is a part of, whose hosts TUTTI_HOSTS
+                                                           may pretend; job_size 0: the group is the job */
 } tutti_config;
-#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0 }
+#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0 }
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);

@@ -1,6 +1,7 @@
 /* The backend's life: it joins through the store, splits, merges, and ends. */
 #include "shim/process_group.hpp"
 #include "shim/memory.hpp"
+#include <atomic>
 #include <algorithm>
 #include <c10/util/Exception.h>
 #include <cstring>
@@ -48,6 +49,7 @@ static tutti_status store_get(
         return TUTTI_OK;
     });
 }
+static std::atomic<int> job_size{ 0 }; /* of the last group of all that this process has joined */
 static tutti_comm *join(
     const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group, const Options &options)
 {
@@ -60,6 +62,11 @@ static tutti_comm *join(
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
+    const auto &members = options.global_ranks_in_group; /* torch gives none for the group of all */
+    if (members.empty()) job_size = size;
+    bool part = static_cast<int>(members.size()) == size && job_size > 0;
+    config.job_size = part ? job_size.load() : 0;
+    config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK) return comm;

@@ -26,8 +26,16 @@ tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, 
     atomic_init(&comm->holders, 1);
     return comm_init(comm, rank, size, name, timeout_ms);
 }
+static tutti_status check_job(const tutti_config *config)
+{
+    bool none = config->job_size == 0 && config->job_rank == 0;
+    if (none || (config->job_rank >= 0 && config->job_rank < config->job_size)) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "job_rank %d of a job_size of %d: the rank must be at least 0 and "
+        "less than the size, or both 0", config->job_rank, config->job_size);
+}
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
+    TRY(check_job(config));
     TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
     tutti_comm *comm = *out;
     struct group *g = &comm->group;
@@ -35,7 +43,8 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     struct member mine;
     TRY(join_introduce(comm, &mine));
-    TRY(join_pretend(g->rank, g->size, &mine));
+    bool part = config->job_size > 0;
+    TRY(join_pretend(part ? config->job_rank : g->rank, part ? config->job_size : g->size, &mine));
     if (g->size == 1) g->members[0] = mine;
     else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));
     else TRY(bootstrap_store(&config->store, g->rank, &mine, deadline_ms, g->members));

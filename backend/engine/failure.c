@@ -55,12 +55,18 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
     snprintf(out, bytes, "%s, operation %llu of %s", what,
         (unsigned long long)comm->executor.run.descriptor->sequence, comm->group.name);
 }
-static void list_absent(const tutti_comm *comm, char *out, size_t bytes)  /* who has not come to the roll call */
+static bool has_come(const tutti_comm *comm, int rank)  /* to the operation that runs */
+{
+    const struct group *g = &comm->group;
+    if (group_has_here(g, rank)) return executor_has_arrived(&comm->executor, rank);
+    return executor_has_begun(&comm->executor, group_contact(g, rank));
+}
+static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 {
     size_t used = 0;
     out[0] = 0;
     for (int r = 0; r < comm->group.size && used + 16 < bytes; r++)
-        if (group_has_here(&comm->group, r) && !executor_has_arrived(&comm->executor, r))
+        if (!has_come(comm, r))
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
@@ -194,12 +200,10 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
     if (op->family == POINT_TO_POINT) return fail_late_message(comm, op);
     describe_running(comm, what, sizeof what);
     list_absent(comm, absent, sizeof absent);
-    const char *why = comm->group.network
-        ? "all ranks of this host have come, but one of another has not, is too slow or stopped"
-        : "all ranks have come, but one is too slow or stopped";
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : why, absent);
+        absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
+        absent);
 }
 static struct operation *find_left_alone(const tutti_comm *comm)
 {
@@ -250,10 +254,15 @@ static struct operation *find_late(const tutti_comm *comm)
     for (struct operation *op = comm->messages.open; op; op = op->next) if (is_late(&op->limit)) return op;
     return NULL;
 }
-static bool waits_in_vain(const tutti_comm *comm)       /* for one that has left in good order, its part not done */
+/* A rank that is waited for and has left in good order, its part not done; or -1. */
+static int find_departed(const tutti_comm *comm)
 {
+    const struct group *g = &comm->group;
     int peer = comm->backlog.running ? comm->executor.blocked_peer : -1;
-    return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer);
+    if (peer >= 0 && comm_has_left(comm, peer) && !has_come(comm, peer)) return peer;
+    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++)
+        if (!group_has_here(g, r) && comm_has_left(comm, r) && !has_come(comm, r)) return r;
+    return -1;
 }
 /* A rank of another host that makes another call than this one. Those of this host are found by the roll call. */
 static int find_disagreement(const tutti_comm *comm)
@@ -276,7 +285,7 @@ static struct reason find_reason(const tutti_comm *comm)
         return (struct reason){ FAILED_BY_ANOTHER, NULL };
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
     if (find_disagreement(comm) >= 0) return (struct reason){ DISAGREES, NULL };
-    if (waits_in_vain(comm)) return (struct reason){ LEFT_ALONE, NULL };
+    if (find_departed(comm) >= 0) return (struct reason){ LEFT_ALONE, NULL };
     if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
     return (struct reason){ find_left_alone(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
 }
@@ -296,7 +305,7 @@ tutti_status comm_check(tutti_comm *comm)
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
     case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
     case DISAGREES: return comm_mismatch(comm);
-    case LEFT_ALONE: return fail_left_alone(comm, comm->executor.blocked_peer);
+    case LEFT_ALONE: return fail_left_alone(comm, find_departed(comm));
     case LATE: return fail_late(comm, reason.late);
     case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
     }

@@ -131,6 +131,11 @@ int executor_differs(const struct executor *x, const struct control *contact)
     if (differs(&x->site.contact->line[before], &contact->line[before])) return before;
     return differs(&x->site.contact->line[now], &contact->line[now]) ? now : -1;
 }
+bool executor_has_begun(const struct executor *x, const struct control *contact)
+{
+    const struct line *line = contact->line;
+    return atomic_load(&line[0].counter) > x->operation || atomic_load(&line[1].counter) > x->operation;
+}
 
 /* ---- the operation ---- */
 tutti_status executor_begin(struct executor *x)

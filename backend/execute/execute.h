@@ -119,5 +119,6 @@ int executor_disagreement(const struct executor *x);
 /* A rank of another host, whose contact that is, meant another call than this one in the last operation, or does in the
    one that runs: the parity of its descriptor and mine, or -1. */
 int executor_differs(const struct executor *x, const struct control *contact);
+bool executor_has_begun(const struct executor *x, const struct control *contact);      /* that rank: this operation */
 bool executor_has_arrived(const struct executor *x, int rank);
 bool executor_is_complete(const struct executor *x);   /* all have */

@@ -372,14 +372,16 @@ static bool probe(struct duet *d, double l2)
 }
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out)
 {
-    struct machine found = machine_typical();
+    struct machine facts = machine_typical();           /* what need not be measured holds in any case */
     double l2 = cache_bytes(2), l3 = cache_bytes(3);
-    if (l2 > 0) found.l2 = l2;
-    if (l3 > 0) found.last = l3;
+    if (l2 > 0) facts.l2 = l2;
+    if (l3 > 0) facts.last = l3;
+    if (!machine_is_sane(&facts)) facts = machine_typical();
+    struct machine found = facts;
     int first = cores ? cores[0] : sched_getcpu(), second = cores ? cores[1] : -1;
     struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
         .core = { first >= 0 ? first : 0, second } };
     bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
-    *out = sane ? found : machine_typical();
+    *out = sane ? found : facts;
     return complete && sane;
 }

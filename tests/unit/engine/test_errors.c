@@ -185,6 +185,11 @@ static void disagreement_of_hosts(struct rank *me)
     SAYS(p->there);
     SAYS("operation 2 of");
 }
+static void pretend(const char *hosts)
+{
+    setenv("TUTTI_HOSTS", hosts, 1);
+    settings_reload();
+}
 static void test_hosts_that_disagree_all_see_both_sides(void **state)
 {
     (void)state;
@@ -196,13 +201,11 @@ static void test_hosts_that_disagree_all_see_both_sides(void **state)
     static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 },
         { "0,1,0,1", 4 } };
     for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
-        setenv("TUTTI_HOSTS", placements[p].hosts, 1);
-        settings_reload();
+        pretend(placements[p].hosts);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
             world_threads(placements[p].size, NULL, disagreement_of_hosts, &pairs[i]);
     }
-    setenv("TUTTI_HOSTS", "", 1);
-    settings_reload();
+    pretend("");
 }
 static void uneven_counts(struct rank *me)
 {
@@ -358,6 +361,19 @@ static void test_a_rank_that_has_left_is_named(void **state)
     (void)state;
     world_threads(2, NULL, leaves_early, NULL);
 }
+/* ---- the same between hosts: rank 1 is on the second of two ---- */
+static void test_what_one_rank_does_is_told_on_all_hosts(void **state)
+{
+    (void)state;
+    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 },
+        { "0,1,0,1", 4 } };
+    rank_function *const what[] = { one_is_missing, aborts, leaves_early };
+    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
+        pretend(placements[p].hosts);
+        for (size_t i = 0; i < sizeof what / sizeof *what; i++) world_threads(placements[p].size, NULL, what[i], NULL);
+    }
+    pretend("");
+}
 static void test_destroy_does_not_wait_for_what_runs(void **state)
 {
     (void)state;
@@ -388,6 +404,13 @@ static void test_a_killed_rank_is_named_by_all_survivors(void **state)
     (void)state;
     assert_int_equal(world_processes(3, 30, dies, NULL), 1);            /* only the killed one ends badly */
 }
+static void test_a_killed_rank_is_named_on_all_hosts(void **state)
+{
+    (void)state;
+    pretend("0,1,0,1");
+    assert_int_equal(world_processes(4, 30, dies, NULL), 1);
+    pretend("");
+}
 static void forks(struct rank *me)
 {
     pid_t child = fork();
@@ -417,9 +440,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_a_killed_rank_is_named_by_all_survivors),
+        cmocka_unit_test(test_a_killed_rank_is_named_on_all_hosts),
         cmocka_unit_test(test_a_forked_child_is_refused_and_may_start_anew),
 #endif
         cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
+        cmocka_unit_test(test_what_one_rank_does_is_told_on_all_hosts),
         cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),
         cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
         cmocka_unit_test(test_hosts_that_disagree_all_see_both_sides),

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -143,6 +144,51 @@ static void test_a_split_group_has_some_of_the_hosts(void **state)
     world_threads(5, NULL, split_evens, NULL);
     pretend("");
 }
+/* Groups that a program makes of some ranks of its job. */
+struct job_part { tutti_store store; const int *job_ranks; int hosts; };
+static void be_part(struct rank *me)
+{
+    const struct job_part *p = me->context;
+    int32_t one = 1, sum = 0;
+    tutti_comm *comm;
+    tutti_config config = { .struct_size = sizeof config, .rank = me->rank, .size = me->size, .store = p->store,
+        .job_rank = p->job_ranks[me->rank], .job_size = 4 };
+    REQUIRE(tutti_comm_init(&comm, &config) == TUTTI_OK);
+    REQUIRE(comm->group.layout->hosts == p->hosts);
+    REQUIRE(tutti_all_reduce(&one, &sum, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_OK && sum == me->size);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+}
+static void *part_main(void *rank)
+{
+    be_part(rank);
+    return NULL;
+}
+static void make_part(const int *job_ranks, int size, int hosts)
+{
+    struct job_part part = { world_store_create(), job_ranks, hosts };
+    struct rank ranks[MOST];
+    pthread_t threads[MOST];
+    for (int r = 0; r < size; r++) {
+        ranks[r] = (struct rank){ NULL, r, size, &part };
+        pthread_create(&threads[r], NULL, part_main, &ranks[r]);
+    }
+    for (int r = 0; r < size; r++) pthread_join(threads[r], NULL);
+    world_store_destroy(part.store);
+}
+static void test_a_part_of_a_job_has_its_hosts(void **state)
+{
+    (void)state;
+    pretend("0,1,0,1");
+    make_part((int[]){ 1, 3 }, 2, 1);
+    make_part((int[]){ 0, 1 }, 2, 2);
+    make_part((int[]){ 2 }, 1, 1);
+    make_part((int[]){ 3, 0, 1 }, 3, 2);
+    pretend("");
+    tutti_comm *comm;
+    tutti_config config = { .struct_size = sizeof config, .size = 1, .job_rank = 4, .job_size = 4 };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(), "job_rank 4 of a job_size of 4: the rank must be at least 0"));
+}
 static void name_one_of_one_host(struct rank *me)
 {
     float x = 1, y = 0;
@@ -172,6 +218,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_a_group_that_does_not_fit_is_refused),
         cmocka_unit_test(test_a_split_group_has_some_of_the_hosts),
+        cmocka_unit_test(test_a_part_of_a_job_has_its_hosts),
         cmocka_unit_test(test_algorithms_of_one_host_are_refused_on_two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
