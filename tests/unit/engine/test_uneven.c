@@ -143,6 +143,11 @@ static void of_several_hosts(struct rank *me)
 {
     for (int i = 0; i < 5; i++) exchange(me);
     every_case(me, "allgather", NULL);
+    size_t counts[MOST] = { 0 }, offsets[MOST] = { 0 };
+    int64_t none = 0;
+    tutti_status status = tutti_reduce_scatter_v(&none, counts, offsets, &none, TUTTI_INT64, TUTTI_SUM, me->comm, NULL);
+    REQUIRE(status == TUTTI_UNSUPPORTED && tutti_last_error_is_refusal());
+    REQUIRE(strstr(tutti_get_last_error(), "uneven counts are not summed between hosts") != NULL);
     exchange(me);
 }
 static void test_results_over_hosts(void **state)
