@@ -24,5 +24,7 @@ void group_leave(struct group *g)
 void group_finish(struct group *g)
 {
     free(g->members);
+    layout_destroy(g->layout);
     g->members = NULL;
+    g->layout = NULL;
 }
