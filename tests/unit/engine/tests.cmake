@@ -2,6 +2,9 @@ foreach(name choice collectives messages errors async shared_tensors shared_fail
     repeats ring late_reasons stopped versions uneven queue)
   tutti_world(engine/test_${name})
 endforeach()
+if(TUTTI_SANITIZE)
+  target_compile_definitions(test_collectives PRIVATE FEW_PLACEMENTS)
+endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_world(engine/test_refused)
 endif()
