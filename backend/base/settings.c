@@ -80,7 +80,7 @@ static void read_TEXT(const char **field, const char *variable, const char *valu
     (void)range;
     const char *given = getenv(variable);
     if (*field && strcmp(*field, value) != 0) free((void *)(uintptr_t)*field);      /* read before: in tests */
-    *field = given ? strdup(given) : value;
+    *field = given && strcmp(given, value) != 0 ? strdup(given) : value;
     if (!*field) *field = value;
 }
 static bool is_within(int64_t number, const char *range)
