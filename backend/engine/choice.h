@@ -27,7 +27,7 @@ struct chooser {                                        /* of one communicator *
     const struct layout *layout;
     struct layout *sample;                              /* of fewer ranks, to be priced, or NULL; owned */
     struct cache *cache;
-    int size, cores;                                    /* of one host: ranks, and the cores that they may run on */
+    int cores;                                          /* that the ranks of one host may run on */
     struct machine machine;                             /* alike on all ranks */
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;

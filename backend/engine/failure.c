@@ -118,15 +118,20 @@ static void tell_others(const tutti_comm *comm)
     for (int peer = 0; peer < g->segment->ranks; peer++) control_wake(group_control(g, peer));
     for (int r = 0; g->network && r < g->size; r++) control_wake(group_contact(g, r));
 }
+static void keep_outcome(struct outcome *outcome, tutti_status status, const char *format, va_list arguments)
+{
+    vsnprintf(outcome->detail, sizeof outcome->detail, format, arguments);
+    outcome->status = status;
+    atomic_store_explicit(&outcome->failed, 1, memory_order_release);
+}
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
 {
     if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return comm->outcome.status;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(comm->outcome.detail, sizeof comm->outcome.detail, format, arguments);
+    keep_outcome(&comm->outcome, status, format, arguments);
     va_end(arguments);
-    comm->outcome.status = status_fail(status, "%s", comm->outcome.detail);
-    atomic_store_explicit(&comm->outcome.failed, 1, memory_order_release);
+    status_fail(status, "%s", comm->outcome.detail);
     tell_others(comm);
     return status;
 }
@@ -135,10 +140,8 @@ void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *forma
     if (comm_has_failed(comm)) return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(comm->outcome.detail, sizeof comm->outcome.detail, format, arguments);
+    keep_outcome(&comm->outcome, status, format, arguments);
     va_end(arguments);
-    comm->outcome.status = status;
-    atomic_store_explicit(&comm->outcome.failed, 1, memory_order_release);
 }
 tutti_status comm_failure(tutti_comm *comm)
 {
@@ -264,30 +267,51 @@ static int find_departed(const tutti_comm *comm)
         if (!group_has_here(g, r) && comm_has_left(comm, r) && !has_come(comm, r)) return r;
     return -1;
 }
-/* A rank of another host that makes another call than this one. Those of this host are found by the roll call. */
-static int find_disagreement(const tutti_comm *comm)
+/* Two ranks whose descriptors of that parity differ: where the other's lies, and mine beside it; rank -1: none do. */
+struct disagreement { int rank, parity; const struct control *mine, *theirs; };
+/* With a rank of another host. Those of this host are found by the roll call. */
+static struct disagreement find_disagreement(const tutti_comm *comm)
 {
     const struct group *g = &comm->group;
-    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++)
-        if (!group_has_here(g, r) && executor_differs(&comm->executor, group_contact(g, r)) >= 0) return r;
-    return -1;
+    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++) {
+        const struct control *theirs = group_contact(g, r);
+        int parity = group_has_here(g, r) ? -1 : executor_differs(&comm->executor, theirs);
+        if (parity >= 0) return (struct disagreement){ r, parity, comm->executor.site.contact, theirs };
+    }
+    return (struct disagreement){ .rank = -1 };
+}
+static tutti_status fail_disagreement(tutti_comm *comm, const struct disagreement *found)
+{
+    struct descriptor mine = found->mine->descriptor[found->parity];
+    struct descriptor theirs = found->theirs->descriptor[found->parity];
+    char here[240], there[240];
+    operation_describe(&mine, here, sizeof here);
+    operation_describe(&theirs, there, sizeof there);
+    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
+        describe_more(&mine, here, sizeof here);
+        describe_more(&theirs, there, sizeof there);
+    }
+    return comm_fail(comm, TUTTI_MISMATCH, "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
+        "calls %s%s; all ranks must make the same calls in the same order", (unsigned long long)mine.sequence,
+        comm->group.name, comm->group.rank, here, found->rank, there,
+        theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
 }
 /* The one walk over the reasons there are, in the order in which they are told. */
 enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, DISAGREES, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
-struct reason { enum cause cause; struct operation *late; };
+struct reason { enum cause cause; struct operation *late; struct disagreement disagreement; int departed; };
 static struct reason find_reason(const tutti_comm *comm)
 {
     const struct failure *f = group_failure(&comm->group);
-    struct operation *late;
-    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ STOPPED, NULL };
-    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ FAILED, NULL };
-    if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
-        return (struct reason){ FAILED_BY_ANOTHER, NULL };
-    if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ PEER_DIED, NULL };
-    if (find_disagreement(comm) >= 0) return (struct reason){ DISAGREES, NULL };
-    if (find_departed(comm) >= 0) return (struct reason){ LEFT_ALONE, NULL };
-    if ((late = find_late(comm)) != NULL) return (struct reason){ LATE, late };
-    return (struct reason){ find_left_alone(comm) ? MESSAGE_LEFT_ALONE : NONE, NULL };
+    struct reason r = { .cause = NONE };
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) r.cause = STOPPED;
+    else if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) r.cause = FAILED;
+    else if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY) r.cause = FAILED_BY_ANOTHER;
+    else if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) r.cause = PEER_DIED;
+    else if ((r.disagreement = find_disagreement(comm)).rank >= 0) r.cause = DISAGREES;
+    else if ((r.departed = find_departed(comm)) >= 0) r.cause = LEFT_ALONE;
+    else if ((r.late = find_late(comm)) != NULL) r.cause = LATE;
+    else if (find_left_alone(comm)) r.cause = MESSAGE_LEFT_ALONE;
+    return r;
 }
 bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause != NONE; }
 tutti_status comm_check(tutti_comm *comm)
@@ -304,8 +328,8 @@ tutti_status comm_check(tutti_comm *comm)
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
     case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
-    case DISAGREES: return comm_mismatch(comm);
-    case LEFT_ALONE: return fail_left_alone(comm, find_departed(comm));
+    case DISAGREES: return fail_disagreement(comm, &reason.disagreement);
+    case LEFT_ALONE: return fail_left_alone(comm, reason.departed);
     case LATE: return fail_late(comm, reason.late);
     case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
     }
@@ -364,28 +388,10 @@ static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
 tutti_status comm_mismatch(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
-    int other = executor_disagreement(x);
-    if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
     const struct group *g = &comm->group;
-    const struct control *mine_at = x->site.mine, *at = NULL;
-    int parity = x->run.parity;
-    if (other >= 0) at = group_control(g, group_index(g, other));
-    else if ((other = find_disagreement(comm)) >= 0) {
-        at = group_contact(g, other);
-        mine_at = x->site.contact;
-        parity = executor_differs(x, at);
-    }
-    if (!at || parity < 0) return mismatch_counts(comm);
-    struct descriptor mine = mine_at->descriptor[parity], theirs = at->descriptor[parity];
-    char here[240], there[240];
-    operation_describe(&mine, here, sizeof here);
-    operation_describe(&theirs, there, sizeof there);
-    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
-        describe_more(&mine, here, sizeof here);
-        describe_more(&theirs, there, sizeof there);
-    }
-    return comm_fail(comm, TUTTI_MISMATCH, "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
-        "calls %s%s; all ranks must make the same calls in the same order", (unsigned long long)mine.sequence,
-        comm->group.name, comm->group.rank, here, other, there,
-        theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
+    if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
+    int other = executor_disagreement(x);
+    if (other < 0) return mismatch_counts(comm);
+    return fail_disagreement(comm,
+        &(struct disagreement){ other, x->run.parity, x->site.mine, group_control(g, group_index(g, other)) });
 }

@@ -233,8 +233,7 @@ tutti_status launcher_init(struct launcher *l, int ranks)
 }
 void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine)
 {
-    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .size = layout->ranks, .cores = cores,
-        .machine = *machine };
+    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {

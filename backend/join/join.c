@@ -1,5 +1,6 @@
-/* Joining, when the members are known: prove that they share this host, map the segment, watch the peers, agree on what
-   the machine is like, connect the transport. Whatever fails on the way is undone by comm_destroy. */
+/* Joining, when the members are known: place them on hosts, connect to their processes, map the segments (which proves
+   who shares a host), watch the peers, agree on what the machine is like, connect the transports. Whatever fails on the
+   way is undone by comm_destroy. */
 #include "backend/join/join.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

@@ -1,5 +1,6 @@
 /* A store in memory, and ranks as threads or processes. */
 #include "tests/support/world.h"
+#include "backend/base/settings.h"
 #include "backend/base/clock.h"
 #include <pthread.h>
 #include <signal.h>
@@ -90,8 +91,10 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
 {
     tutti_store store = world_store_create();
     struct thread *threads = calloc((size_t)size, sizeof *threads);
+    pthread_barrier_t meeting;
+    pthread_barrier_init(&meeting, NULL, (unsigned)size);
     for (int r = 0; r < size; r++) {
-        threads[r] = (struct thread){ .rank = { NULL, r, size, context }, .body = body };
+        threads[r] = (struct thread){ .rank = { NULL, r, size, context, &meeting }, .body = body };
         threads[r].config = options ? *options : (tutti_config)TUTTI_CONFIG_INIT;
         threads[r].config.rank = r;
         threads[r].config.size = size;
@@ -99,14 +102,27 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
         pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]);
     }
     for (int r = 0; r < size; r++) pthread_join(threads[r].thread, NULL);
+    pthread_barrier_destroy(&meeting);
     free(threads);
     world_store_destroy(store);
+}
+void world_meet(const struct rank *me) { pthread_barrier_wait(me->meeting); }
+void world_pretend(const char *hosts)
+{
+    setenv("TUTTI_HOSTS", hosts, 1);
+    settings_reload();
+}
+void world_threads_on(const char *hosts, int size, const tutti_config *options, rank_function *body, void *context)
+{
+    world_pretend(hosts);
+    world_threads(size, options, body, context);
+    world_pretend("");
 }
 
 /* ---- processes ---- */
 static void process_main(int rank, int size, tutti_unique_id id, int seconds, rank_function *body, void *context)
 {
-    struct rank me = { NULL, rank, size, context };
+    struct rank me = { NULL, rank, size, context, NULL };
     alarm((unsigned)seconds);
     REQUIRE(tutti_comm_init_rank(&me.comm, size, id, rank) == TUTTI_OK);
     body(&me);

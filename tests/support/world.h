@@ -1,9 +1,10 @@
 /* Ranks for tests: threads of this process, or forked processes, each with its communicator. */
 #pragma once
 #include "c_api/tutti.h"
+#include <pthread.h>
 #include <sys/resource.h>
 
-struct rank { tutti_comm *comm; int rank, size; void *context; };
+struct rank { tutti_comm *comm; int rank, size; void *context; pthread_barrier_t *meeting; };
 typedef void rank_function(struct rank *me);
 
 /* Runs `body` on `size` threads that share a store in memory, with the config's options; destroys the communicators.
@@ -16,6 +17,11 @@ int world_processes(int size, int seconds, rank_function *body, void *context);
 void world_require(bool condition, const char *text, const char *file, int line);
 #define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
 tutti_request *world_requests(size_t count);                           /* ready for use; to be freed */
+/* On threads: returns when all ranks have called it. What a rank has finished then, no failure of another undoes. */
+void world_meet(const struct rank *me);
+/* The same as world_threads over hosts that are pretended (TUTTI_HOSTS); pretend sets them alone, "": none. */
+void world_threads_on(const char *hosts, int size, const tutti_config *options, rank_function *body, void *context);
+void world_pretend(const char *hosts);
 void nap_us(int us);
 /* Lowers the soft limit of a resource of this process; returns what it was, for setrlimit. */
 struct rlimit world_limit(int resource, rlim_t most);

@@ -22,7 +22,7 @@ struct machine_group { struct layout *layout; struct chooser chooser; };
 static void machine_group_init(struct machine_group *g, const struct machine *machine, int size, int cores)
 {
     assert_int_equal(layout_create(NULL, size, &g->layout), TUTTI_OK);
-    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .size = size, .cores = cores,
+    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores,
         .machine = *machine };
     assert_non_null(g->chooser.cache);
 }
@@ -35,7 +35,7 @@ static void machine_group_finish(struct machine_group *g)
 static void group_over(struct machine_group *g, const int *host_of_rank, int size, int cores)
 {
     assert_int_equal(layout_create(host_of_rank, size, &g->layout), TUTTI_OK);
-    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .size = size, .cores = cores,
+    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores,
         .machine = near_cores };
     assert_non_null(g->chooser.cache);
 }

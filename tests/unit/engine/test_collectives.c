@@ -232,36 +232,25 @@ enum { PLACEMENTS = sizeof placements / sizeof *placements, STEP = 3 };
 #else
 enum { PLACEMENTS = sizeof placements / sizeof *placements, STEP = 1 };
 #endif
-static void pretend(const char *hosts)
-{
-    setenv("TUTTI_HOSTS", hosts, 1);
-    settings_reload();
-}
 static void test_every_algorithm_over_hosts(void **state)
 {
     (void)state;
-    for (int i = 0; i < PLACEMENTS; i += STEP) {
-        pretend(placements[i].hosts);
-        world_threads(placements[i].size, NULL, body, NULL);
-    }
-    pretend("");
+    for (int i = 0; i < PLACEMENTS; i += STEP)
+        world_threads_on(placements[i].hosts, placements[i].size, NULL, body, NULL);
 }
 static void test_types_and_operations_over_hosts(void **state)
 {
     (void)state;
-    for (int i = 2; i < PLACEMENTS; i += 2 * STEP) {
-        pretend(placements[i].hosts);
-        world_threads(placements[i].size, NULL, types_and_operations, NULL);
-    }
-    pretend("");
+    for (int i = 2; i < PLACEMENTS; i += 2 * STEP)
+        world_threads_on(placements[i].hosts, placements[i].size, NULL, types_and_operations, NULL);
 }
 #ifndef NO_PROCESSES
 static void test_every_algorithm_on_processes_over_hosts(void **state)
 {
     (void)state;
-    pretend("0,1,0");
+    world_pretend("0,1,0");
     assert_int_equal(world_processes(3, 100, body, NULL), 0);
-    pretend("");
+    world_pretend("");
 }
 static void test_every_algorithm_on_processes(void **state)
 {

@@ -171,12 +171,15 @@ static void test_ranks_that_disagree_all_see_both_sides(void **state)
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
 }
+static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "0,1,0,1", 4 } };
+enum { PLACEMENTS = sizeof placements / sizeof *placements };
 /* Between hosts who waits for nobody of another host (a root that sends, and who reads it) may be done before it can
    know; then its next call tells it. */
 static void disagreement_of_hosts(struct rank *me)
 {
     const struct pair *p = me->context;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    world_meet(me);
     tutti_status status = disagree(me, p->kind);
     bool waits_for_none = (p->kind == 0 && me->rank == 1) || p->kind == 3;
     REQUIRE(status == TUTTI_MISMATCH || (waits_for_none && status == TUTTI_OK));
@@ -184,11 +187,6 @@ static void disagreement_of_hosts(struct rank *me)
     SAYS(p->here);
     SAYS(p->there);
     SAYS("operation 2 of");
-}
-static void pretend(const char *hosts)
-{
-    setenv("TUTTI_HOSTS", hosts, 1);
-    settings_reload();
 }
 static void test_hosts_that_disagree_all_see_both_sides(void **state)
 {
@@ -198,14 +196,9 @@ static void test_hosts_that_disagree_all_see_both_sides(void **state)
         { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
         { "barrier", "allreduce(60 x float32", 6 }, { "factor 2", "factor 3", 8 },
     };
-    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 },
-        { "0,1,0,1", 4 } };
-    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
-        pretend(placements[p].hosts);
+    for (size_t p = 0; p < PLACEMENTS; p++)
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-            world_threads(placements[p].size, NULL, disagreement_of_hosts, &pairs[i]);
-    }
-    pretend("");
+            world_threads_on(placements[p].hosts, placements[p].size, NULL, disagreement_of_hosts, &pairs[i]);
 }
 static void uneven_counts(struct rank *me)
 {
@@ -225,6 +218,7 @@ static void test_uneven_counts_that_do_not_add_up(void **state)
 static void one_is_missing(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    world_meet(me);
     if (me->rank == 1) { while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000); }
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 100, .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
@@ -340,6 +334,7 @@ static void test_a_setting_that_is_refused_is_named(void **state)
 static void aborts(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    world_meet(me);
     if (me->rank == 0) REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_ABORTED);
     SAYS("by rank 0");
@@ -352,6 +347,7 @@ static void test_an_abort_reaches_everyone(void **state)
 static void leaves_early(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    world_meet(me);
     if (me->rank == 1) return;
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_PEER_LOST);
     SAYS("rank 1 of the group has destroyed its communicator");
@@ -365,14 +361,10 @@ static void test_a_rank_that_has_left_is_named(void **state)
 static void test_what_one_rank_does_is_told_on_all_hosts(void **state)
 {
     (void)state;
-    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 },
-        { "0,1,0,1", 4 } };
     rank_function *const what[] = { one_is_missing, aborts, leaves_early };
-    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
-        pretend(placements[p].hosts);
-        for (size_t i = 0; i < sizeof what / sizeof *what; i++) world_threads(placements[p].size, NULL, what[i], NULL);
-    }
-    pretend("");
+    for (size_t p = 0; p < PLACEMENTS; p++)
+        for (size_t i = 0; i < sizeof what / sizeof *what; i++)
+            world_threads_on(placements[p].hosts, placements[p].size, NULL, what[i], NULL);
 }
 static void test_destroy_does_not_wait_for_what_runs(void **state)
 {
@@ -390,9 +382,9 @@ static void test_destroy_does_not_wait_for_what_runs(void **state)
 static void dies(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    tutti_status status = tutti_barrier(me->comm, NULL);                /* whoever is through knows the first is over */
     if (me->rank == 1) { usleep(20000); raise(SIGKILL); }
     static float big[1 << 20];
-    tutti_status status = TUTTI_OK;
     while (status == TUTTI_OK) status = tutti_all_reduce(big, big, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
     REQUIRE(status == TUTTI_PEER_LOST);
     SAYS("rank 1 of the group (process ");
@@ -407,9 +399,9 @@ static void test_a_killed_rank_is_named_by_all_survivors(void **state)
 static void test_a_killed_rank_is_named_on_all_hosts(void **state)
 {
     (void)state;
-    pretend("0,1,0,1");
+    world_pretend("0,1,0,1");
     assert_int_equal(world_processes(4, 30, dies, NULL), 1);
-    pretend("");
+    world_pretend("");
 }
 static void forks(struct rank *me)
 {

@@ -83,7 +83,7 @@ static void abort_in_the_middle(struct rank *me)
         tutti_comm *comm;
         pthread_t thread;
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
-        struct rank inner = { comm, me->rank, me->size, NULL };
+        struct rank inner = { .comm = comm, .rank = me->rank, .size = me->size };
         struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
         memset(out, 1, MOST);
         exchange(&inner, out, in + GUARD, MOST - 2 * GUARD, round);
@@ -271,7 +271,7 @@ static void *kill_main(void *after_us)
 /* Rank 1 is killed in the middle of copying, from or to rank 0's tensor or both; rank 0 has it back, with an error. */
 static void survive(int rank, tutti_unique_id id, int round, int after_us)
 {
-    struct rank me = { NULL, rank, 2, NULL };
+    struct rank me = { .rank = rank, .size = 2 };
     pthread_t thread;
     unsigned char *at = shared(MOST);
     tutti_status status = TUTTI_OK;

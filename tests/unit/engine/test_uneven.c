@@ -1,7 +1,6 @@
 /* all_gather_v and reduce_scatter_v against their definitions: any counts, with gaps between parts, in place or not,
    private or shared, by every algorithm; and what is refused or fails. */
 #include "tests/support/world.h"
-#include "backend/base/settings.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -155,14 +154,8 @@ static void test_results_over_hosts(void **state)
     (void)state;
     static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 },
         { "0,1,0,1", 4 }, { "0,1,1,1", 4 } };
-    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++) {
-        if (placements[p].size > MOST) continue;
-        setenv("TUTTI_HOSTS", placements[p].hosts, 1);
-        settings_reload();
-        world_threads(placements[p].size, NULL, of_several_hosts, NULL);
-    }
-    setenv("TUTTI_HOSTS", "", 1);
-    settings_reload();
+    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++)
+        world_threads_on(placements[p].hosts, placements[p].size, NULL, of_several_hosts, NULL);
 }
 static void test_results_on_threads(void **state)
 {

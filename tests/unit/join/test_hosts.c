@@ -1,6 +1,5 @@
 /* Hosts that are pretended: what the setting says, what does not fit, and where the ranks of a group then are. */
 #include "tests/support/world.h"
-#include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "backend/join/hosts.h"
 #include <setjmp.h>
@@ -16,12 +15,6 @@
 #include <unistd.h>
 
 enum { MOST = 8 };
-static void pretend(const char *hosts)
-{
-    setenv("TUTTI_HOSTS", hosts, 1);
-    settings_reload();
-}
-
 /* ---- the text ---- */
 static void expect(const char *text, int size, const int *hosts)
 {
@@ -80,9 +73,9 @@ static void test_a_group_that_does_not_fit_is_refused(void **state)
     (void)state;
     struct { tutti_store store; const char *why; tutti_status status; } c = { world_store_create(),
         "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks", TUTTI_INVALID_ARGUMENT };
-    pretend("3");
+    world_pretend("3");
     for (int r = 0; r < 2; r++) create_refused(&(struct rank){ .rank = r, .size = 2, .context = &c });
-    pretend("");
+    world_pretend("");
     world_store_destroy(c.store);
 }
 #ifndef NO_PROCESSES
@@ -97,7 +90,7 @@ static int joined_with(const char *const *hosts, int size, tutti_status status, 
         if (child) continue;
         tutti_comm *comm;
         alarm(60);
-        pretend(hosts[r]);
+        world_pretend(hosts[r]);
         bool fine = tutti_comm_init_rank(&comm, size, id, r) == status && strstr(tutti_get_last_error(), why);
         if (!fine) fprintf(stderr, "rank %d: %s\n", r, tutti_get_last_error());
         _exit(!fine);
@@ -140,9 +133,7 @@ static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
 static void test_a_split_group_has_some_of_the_hosts(void **state)
 {
     (void)state;
-    pretend("0,1,0,1,2");
-    world_threads(5, NULL, split_evens, NULL);
-    pretend("");
+    world_threads_on("0,1,0,1,2", 5, NULL, split_evens, NULL);
 }
 /* Groups that a program makes of some ranks of its job. */
 struct job_part { tutti_store store; const int *job_ranks; int hosts; };
@@ -169,7 +160,7 @@ static void make_part(const int *job_ranks, int size, int hosts)
     struct rank ranks[MOST];
     pthread_t threads[MOST];
     for (int r = 0; r < size; r++) {
-        ranks[r] = (struct rank){ NULL, r, size, &part };
+        ranks[r] = (struct rank){ .rank = r, .size = size, .context = &part };
         pthread_create(&threads[r], NULL, part_main, &ranks[r]);
     }
     for (int r = 0; r < size; r++) pthread_join(threads[r], NULL);
@@ -178,12 +169,12 @@ static void make_part(const int *job_ranks, int size, int hosts)
 static void test_a_part_of_a_job_has_its_hosts(void **state)
 {
     (void)state;
-    pretend("0,1,0,1");
+    world_pretend("0,1,0,1");
     make_part((int[]){ 1, 3 }, 2, 1);
     make_part((int[]){ 0, 1 }, 2, 2);
     make_part((int[]){ 2 }, 1, 1);
     make_part((int[]){ 3, 0, 1 }, 3, 2);
-    pretend("");
+    world_pretend("");
     tutti_comm *comm;
     tutti_config config = { .struct_size = sizeof config, .size = 1, .job_rank = 4, .job_size = 4 };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
@@ -203,9 +194,7 @@ static void test_algorithms_of_one_host_are_refused_on_two(void **state)
 {
     (void)state;
     tutti_config config = { .struct_size = sizeof config, .name = "choir" };
-    pretend("2");
-    world_threads(2, &config, name_one_of_one_host, NULL);
-    pretend("");
+    world_threads_on("2", 2, &config, name_one_of_one_host, NULL);
 }
 
 int main(void)
