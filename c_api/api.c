@@ -1,11 +1,11 @@
 /* The public functions that start no operation: names, communicators, memory, introspection. They check arguments and
    hand them to the backend. No logic. */
-#include "c_api/call.h"
 #include "backend/base/dtype.h"
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/info/info.h"
 #include "backend/memory/arena.h"
+#include "c_api/call.h"
 #include <string.h>
 
 /* ---- names ---- */
@@ -40,12 +40,14 @@ static tutti_status check_id(const tutti_unique_id *id)
 {
     static const unsigned char zero[sizeof id->bytes];
     if (memcmp(id->bytes, zero, ID_NAME_BYTES) == 0)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "the unique id is empty: one rank makes it with "
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "the unique id is empty: one rank makes it with "
             "tutti_get_unique_id and passes it to all others before they join");
     if (memcmp(id->bytes + ID_NAME_BYTES, zero, sizeof id->bytes - ID_NAME_BYTES) != 0)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "the unique id is none that tutti %s makes: it was damaged when "
-            "it was passed on (all %d bytes must be), or a later version has made it", TUTTI_VERSION,
-            TUTTI_UNIQUE_ID_BYTES);
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "the unique id is none that tutti %s makes: it was damaged when "
+            "it was passed on (all %d bytes must be), or a later version has made it",
+            TUTTI_VERSION, TUTTI_UNIQUE_ID_BYTES);
     return TUTTI_OK;
 }
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)

@@ -19,11 +19,14 @@ tutti_status call_refuse_size(const char *type, const char *initial, size_t size
 {
     if (!size) return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
     if (size < least)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but no version of it has less than %zu "
-            "bytes: begin with %s", type, size, least, initial);
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
-        "the program was compiled for a later version, or did not begin with %s", type, size, TUTTI_VERSION, most,
-        initial);
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "%s.struct_size is %zu, but no version of it has less than %zu "
+            "bytes: begin with %s",
+            type, size, least, initial);
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
+        "the program was compiled for a later version, or did not begin with %s",
+        type, size, TUTTI_VERSION, most, initial);
 }
 static tutti_queue *queue_of(const tutti_request *request)
 {
@@ -34,10 +37,12 @@ static tutti_status check_queue(const tutti_request *request, tutti_queue *queue
     const struct operation *op = (const struct operation *)(const void *)request->reserved;
     TRY(queue_check(queue));
     if (request->blocking || request->done)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a request with a queue is told by that when it is over: it can "
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "a request with a queue is told by that when it is over: it can "
             "neither be blocking nor have `done`");
     if (op->comm && op->queued.queue && op->queued.inside)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "the request is still in its queue: take it with tutti_queue_wait "
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "the request is still in its queue: take it with tutti_queue_wait "
             "before you use it again");
     return TUTTI_OK;
 }
@@ -88,8 +93,9 @@ tutti_status call_check_rank(const tutti_comm *comm, int rank, const char *what)
 }
 tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *what)
 {
-    return buffer || !bytes ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT,
-        "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
+    return buffer || !bytes
+        ? TUTTI_OK
+        : status_refuse(TUTTI_INVALID_ARGUMENT, "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
 }
 
 /* ---- preparing ---- */
@@ -131,9 +137,10 @@ bool call_overlaps(const void *one, size_t one_bytes, const void *other, size_t 
 }
 tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 {
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "%s on rank %d of %s: what is sent and what is received overlap in "
-        "memory%s; use memory of its own for one of them", family_name((enum family)op->family), op->comm->group.rank,
-        op->comm->group.name, unless);
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "%s on rank %d of %s: what is sent and what is received overlap in "
+        "memory%s; use memory of its own for one of them",
+        family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, unless);
 }
 
 /* ---- group calls ---- */
@@ -208,8 +215,9 @@ tutti_status call_run(struct operation *prepared, tutti_request *request)
     }
     if (request) {
         op = operation_of(request);
-        memcpy(op, prepared, prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
-            : offsetof(struct operation, message.piece));
+        memcpy(op, prepared,
+            prepared->family == POINT_TO_POINT ? offsetof(struct operation, detail)
+                                               : offsetof(struct operation, message.piece));
         op->request = request;
         request->refused = false;
         op->queued.queue = grouped ? NULL : queue_of(request);

@@ -84,7 +84,7 @@ typedef enum tutti_dtype {
 #define X(name, bytes, printed) TUTTI_##name,
     TUTTI_DTYPE_MAP(X)
 #undef X
-    TUTTI_DTYPE_COUNT
+        TUTTI_DTYPE_COUNT
 } tutti_dtype;
 
 /* AVG divides the sum by the number of ranks, once, at the end (integers: towards zero). PREMUL_SUM multiplies what
@@ -98,7 +98,7 @@ typedef enum tutti_op {
 #define X(name, printed) TUTTI_##name,
     TUTTI_OP_MAP(X)
 #undef X
-    TUTTI_OP_COUNT
+        TUTTI_OP_COUNT
 } tutti_op;
 TUTTI_API size_t tutti_dtype_bytes(tutti_dtype dtype);                   /* 0 for an unknown type */
 TUTTI_API const char *tutti_dtype_name(tutti_dtype dtype);
@@ -173,7 +173,7 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
     const char *name;                                   /* for messages, as "group 0"; copied; NULL: "the group" */
     const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
-    int job_rank, job_size;                             /* in the job that the group is a part of, whose hosts TUTTI_HOSTS
+    int job_rank, job_size; /* in the job that the group is a part of, whose hosts TUTTI_HOSTS
                                                            may pretend; job_size 0: the group is the job */
 } tutti_config;
 #define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0 }
@@ -234,8 +234,8 @@ TUTTI_API tutti_status tutti_all_to_all(const void *send, void *recv, size_t cou
 /* Uneven: here the counts are each rank's own, too: send_counts[q] elements at send + send_offsets[q] go to rank q; all four arrays have p entries, in elements,
    and are read before the call returns. Ranks whose counts do not add up all get TUTTI_MISMATCH. */
 TUTTI_API tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets,
-    void *recv,
-    const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
+    void *recv, const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm,
+    tutti_request *request);
 /* recv (p * count elements) only matters on root */
 TUTTI_API tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request);

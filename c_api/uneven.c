@@ -1,8 +1,8 @@
 /* The collectives whose parts differ from rank to rank. Arrays of counts and offsets are read before the call
    returns. */
-#include "c_api/call.h"
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
+#include "c_api/call.h"
 #include <stdlib.h>
 
 static tutti_status convert_counts(const size_t *counts, const size_t *offsets, int size, size_t bytes, size_t *lengths,
@@ -20,8 +20,8 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
     return TUTTI_OK;
 }
 /* Parts may lie in one piece of memory as long as no two of them meet. */
-static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send,
-    size_t sent, const char *recv, size_t received)
+static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send, size_t sent,
+    const char *recv, size_t received)
 {
     int size = call_overlaps(send, sent, recv, received) ? op->comm->group.size : 0;
     for (int a = 0; a < size; a++)
@@ -69,11 +69,11 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     int size = comm->group.size;
     size_t bytes = tutti_dtype_bytes(dtype), sent, received;
     TRY(make_counts(IN_PAIRS, (size_t)size, &u));
-    tutti_status status = convert_counts(send_counts, send_offsets, size, bytes, u->lengths[INPUT], u->offsets[INPUT],
-        &sent);
+    tutti_status status =
+        convert_counts(send_counts, send_offsets, size, bytes, u->lengths[INPUT], u->offsets[INPUT], &sent);
     if (status == TUTTI_OK)
-        status = convert_counts(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT],
-            &received);
+        status =
+            convert_counts(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT], &received);
     if (status == TUTTI_OK) status = call_check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = call_check_buffer(recv, received, "receive");
     if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
@@ -86,7 +86,7 @@ struct sides { const char *one, *all; enum buffer of_all; };           /* `all` 
 static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
 {
     const char *unless = s->of_all == OUTPUT ? ", but not in place, which is send == recv + offsets[rank]"
-        : ", but not in place, which is recv == send + offsets[rank]";
+                                             : ", but not in place, which is recv == send + offsets[rank]";
     int mine = op->comm->group.rank;
     for (int q = 0; q < op->comm->group.size; q++) {
         const char *part = s->all + u->offsets[s->of_all][q];
@@ -114,8 +114,10 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
     if (status == TUTTI_OK) status = call_check_buffer(recv, gathers ? most : mine, "receive");
     for (int q = 0; status == TUTTI_OK && q < size; q++)
         if (!size_add(all, u->lengths[s->of_all][q], &all) || all > PTRDIFF_MAX)
-            status = status_refuse(TUTTI_INVALID_ARGUMENT, "the counts of %d ranks add up to more bytes than there are "
-                "addresses", size);
+            status = status_refuse(TUTTI_INVALID_ARGUMENT,
+                "the counts of %d ranks add up to more bytes than there are "
+                "addresses",
+                size);
     if (status == TUTTI_OK) status = check_one_apart(o, u, s);
     return status == TUTTI_OK ? run(o, send, recv, u, all, request) : refuse(u, status);
 }
@@ -135,7 +137,9 @@ tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, cons
     TRY(call_prepare(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
     TRY(call_check_op(dtype, op, &o));
     if (comm->group.layout->hosts > 1)
-        return status_refuse(TUTTI_UNSUPPORTED, "reduce_scatter_v on %s: uneven counts are not summed between hosts; "
-            "make the counts equal, or call tutti_reduce for each part", comm->group.name);
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "reduce_scatter_v on %s: uneven counts are not summed between hosts; "
+            "make the counts equal, or call tutti_reduce for each part",
+            comm->group.name);
     return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
 }

@@ -12,9 +12,9 @@ static tutti_status check_in_place(const struct operation *op, const void *send,
         return from == to ? TUTTI_OK : call_refuse_overlap(op, ", but not in place, which is send == recv");
     if (sent < received)
         return from == to + mine ? TUTTI_OK
-            : call_refuse_overlap(op, ", but not in place, which is send == recv + rank * count");
+                                 : call_refuse_overlap(op, ", but not in place, which is send == recv + rank * count");
     return to == from + mine ? TUTTI_OK
-        : call_refuse_overlap(op, ", but not in place, which is recv == send + rank * count");
+                             : call_refuse_overlap(op, ", but not in place, which is recv == send + rank * count");
 }
 static tutti_status with_buffers(struct operation *op, const void *send, size_t send_parts, void *recv,
     size_t recv_parts, tutti_request *request)
@@ -96,16 +96,17 @@ tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_
 
 /* ---- point to point ---- */
 static tutti_status message(bool is_send, const void *send, void *recv, size_t count, tutti_dtype dtype, int peer,
-    uint32_t tag,
-    tutti_comm *comm, tutti_request *request)
+    uint32_t tag, tutti_comm *comm, tutti_request *request)
 {
     struct operation o;
     TRY(call_prepare(comm, POINT_TO_POINT, count, 1, dtype, 0, request, &o));
     if (is_send || peer != TUTTI_ANY_SOURCE) TRY(call_check_rank(comm, peer, "peer"));
     TRY(call_check_buffer(is_send ? send : recv, o.part_bytes, "message"));
     if (peer == comm->group.rank && (!request || request->blocking) && !call_is_grouped())
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "rank %d sends to or receives from itself in a blocking call, "
-            "which would wait forever: use a request or a group", peer);
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "rank %d sends to or receives from itself in a blocking call, "
+            "which would wait forever: use a request or a group",
+            peer);
     o.input = send;
     o.output = recv;
     o.message.tag = tag;

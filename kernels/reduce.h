@@ -16,8 +16,8 @@
 /* to[0][i] = to[1][i] = … = from[0][i] op from[1][i] op …, for i < count. from_count >= 1, to_count >= 1. A destination
    may be one of the sources; apart from that no two arrays overlap. Arrays are aligned to the element. divisor >= 1:
    what the result of a sum is divided by, once, before it is rounded (integers: towards zero); 1 for other ops. */
-typedef void reduce_function(
-    void *const *to, int to_count, const void *const *from, int from_count, size_t count, int divisor);
+typedef void reduce_function(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+    int divisor);
 /* to[i] = from[i] * factor, computed in float32 (float64: in float64) and rounded once. to may be from. Floating-point
    types only. */
 typedef void scale_function(void *to, const void *from, size_t count, double factor);

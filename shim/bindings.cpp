@@ -4,8 +4,8 @@
 #include "shim/process_group.hpp"
 #include <map>
 #include <pybind11/chrono.h>
-#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
 namespace py = pybind11;
@@ -81,8 +81,7 @@ static void bind_group(py::module_ &module)
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
         /* torch asks this of a backend that can split, on the ranks that are not in the new group */
-        .def(
-            "perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
+        .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
 }
 
 /* ---- calls ---- */
@@ -110,8 +109,8 @@ static std::string chosen_algorithms(const std::string &text)
         for (int a = 0; const char *name = tutti_algorithm_name(collective, a); a++)
             if (text == name) all += std::string(all.empty() ? "" : ",") + collective + "=" + name;
     if (all.empty())
-        throw py::value_error("options: no collective has an algorithm \"" + text +
-                              "\"; torch_tutti.algorithms() lists them");
+        throw py::value_error("options: no collective has an algorithm \"" + text
+            + "\"; torch_tutti.algorithms() lists them");
     return all;
 }
 static void bind_calls(py::module_ &module)
@@ -127,7 +126,8 @@ static void bind_calls(py::module_ &module)
             return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) }, {} };
         }),
             py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
-        .def("__enter__",
+        .def(
+            "__enter__",
             [](OptionsBlock &block) -> OptionsBlock & {
                 block.enter();
                 return block;
@@ -213,8 +213,8 @@ static py::object name_of_class(tutti_status status)
 }
 /* In the words of torch's format, and `failure` for what it has no word for. The core does not tell when an operation
  * that it was given begins to run, so all that are not over are "started". */
-static py::dict entry_of(
-    const tutti::Record &record, const py::list &frames, const std::string &group, const std::string &description)
+static py::dict entry_of(const tutti::Record &record, const py::list &frames, const std::string &group,
+    const std::string &description)
 {
     bool over = record.outcome == TUTTI_OK;
     py::dict entry("record_id"_a = record.id - 1, "pg_id"_a = record.group,
@@ -269,8 +269,7 @@ static py::dict recorded(size_t most)
 static void bind_recorder(py::module_ &module)
 {
     module.def(
-        "_record",
-        [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
+        "_record", [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on, for groups that are made later. A second time it does nothing.");
     module.def("_recorded", &recorded, py::arg("most"),

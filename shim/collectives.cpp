@@ -51,8 +51,11 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
 int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 {
     if (root >= 0 && root < getSize()) return static_cast<int>(root);
-    fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": root ", root, " is not a rank of this group, which has ranks "
-        "0 to ", getSize() - 1));
+    fail(TUTTI_INVALID_ARGUMENT,
+        c10::str(call.name(), ": root ", root,
+            " is not a rank of this group, which has ranks "
+            "0 to ",
+            getSize() - 1));
 }
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
 {
@@ -99,14 +102,14 @@ static void check_parts(const char *call, const Buffer &whole, const char *role,
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str(call, ": the ", role, " has ", whole.count, " elements; it must have ", part.count * ranks,
                 ", those of the ", part_role, " (", part.count, ") times the ranks (", ranks, ")"));
-    if (part.data && overlap(whole.data, whole.bytes(), part.data, part.bytes()) &&
-        part.data != whole.data + static_cast<size_t>(rank) * part.bytes())
+    if (part.data && overlap(whole.data, whole.bytes(), part.data, part.bytes())
+        && part.data != whole.data + static_cast<size_t>(rank) * part.bytes())
         fail(TUTTI_INVALID_ARGUMENT,
             c10::str(call, ": the ", part_role, " overlaps the ", role, " in memory, but is not its part ", rank,
                 ", this rank's place in it; use exactly that part, or a tensor of its own"));
 }
-WorkPointer ProcessGroupTutti::_allgather_base(
-    at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options)
+WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &input,
+    const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
@@ -116,8 +119,8 @@ WorkPointer ProcessGroupTutti::_allgather_base(
         return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
     });
 }
-WorkPointer ProcessGroupTutti::_reduce_scatter_base(
-    at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &options)
+WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+    const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
@@ -145,8 +148,8 @@ static void check_coalesced(const char *call, const Tensors &outputs, const Tens
         check(out, checked.check(inputs[i], { "input", i }));
     }
 }
-WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
-    Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
+WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+    const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
@@ -156,8 +159,8 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(
     for (size_t i = 0; i < inputs.size(); i++) _allgather_base(outputs[i], inputs[i], options);
     return batch.finish();
 }
-WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(
-    Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options)
+WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+    const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     check_coalesced(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
@@ -179,8 +182,9 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
     split_rows(call.name(), "input", input, in, input_splits, size(), sent, sent_at);
     split_rows(call.name(), "output", output, out, output_splits, size(), received, received_at);
     if (input_splits.empty() && output_splits.empty() && in.count != out.count)
-        fail(TUTTI_INVALID_ARGUMENT, c10::str(call.name(), ": the input has ", in.count, " elements and the output ",
-                                         out.count, "; without split sizes they must be equal"));
+        fail(TUTTI_INVALID_ARGUMENT,
+            c10::str(call.name(), ": the input has ", in.count, " elements and the output ", out.count,
+                "; without split sizes they must be equal"));
     /* uneven on all ranks, because one may give its splits and another leave them out */
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         return tutti_all_to_all_v(in.data, sent.data(), sent_at.data(), out.data, received.data(), received_at.data(),

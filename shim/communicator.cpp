@@ -28,8 +28,9 @@ unsigned process_number() { return forks; }
 void Communicator::check_process() const
 {
     if (inherited())
-        fail(TUTTI_FORKED, "this group, and what was started on it, is of the parent process, from before a fork; a "
-                           "child process must make its own, and cannot wait for what the parent has started");
+        fail(TUTTI_FORKED,
+            "this group, and what was started on it, is of the parent process, from before a fork; a "
+            "child process must make its own, and cannot wait for what the parent has started");
 }
 
 /* ---- the communicator ---- */

@@ -18,8 +18,9 @@ namespace tutti {
 /* Our copies are nobody's business: neither autograd's nor that of a Python mode which is active where a user waits. */
 struct Unobserved {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    c10::impl::ExcludeDispatchKeyGuard below_python{ c10::DispatchKeySet(
-        { c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot }) };
+    c10::impl::ExcludeDispatchKeyGuard below_python{
+        c10::DispatchKeySet({ c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot })
+    };
 };
 static c10::Stream current_stream(c10::Device device)
 {
@@ -85,8 +86,9 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
     for (const Copy &copy : returns_) {
         c10::Stream stream = current_stream(copy.to.device());
         copy.to.copy_(copy.from, /*non_blocking=*/can_pin(stream.device())); /* else the room must stay until then */
-        c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(
-            copy.to.storage().data_ptr(), stream); /* whoever allocated it may have done so for another stream */
+        c10::impl::VirtualGuardImpl(stream.device_type())
+            .recordDataPtrOnStream(copy.to.storage().data_ptr(),
+                stream); /* whoever allocated it may have done so for another stream */
         note_device(written, copy.to);
     }
     for (c10::Device device : written) {

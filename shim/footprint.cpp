@@ -122,8 +122,8 @@ const at::Tensor &only_tensor(const char *call, const std::vector<at::Tensor> &t
 void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role)
 {
     if (one.type != other.type)
-        refuse(
-            call, "the ", role, " is ", type_name(one.type), ", but the ", other_role, " is ", type_name(other.type));
+        refuse(call, "the ", role, " is ", type_name(one.type), ", but the ", other_role, " is ",
+            type_name(other.type));
 }
 bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes)
 {
@@ -135,8 +135,8 @@ static double premul_factor(const char *call, const c10d::ReduceOp &op)
 {
     auto *supplement = dynamic_cast<c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
     if (!supplement)
-        refuse(
-            call, "PREMUL_SUM comes without its factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
+        refuse(call,
+            "PREMUL_SUM comes without its factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
     return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer &buffer)
@@ -202,8 +202,7 @@ void Packed::check_even() const
 {
     for (size_t q = 0; q < counts.size(); q++)
         if (counts[q] != counts[0])
-            refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_,
-                " 0 has ", counts[0]);
+            refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ", counts[0]);
 }
 void Packed::move()
 {

@@ -38,9 +38,7 @@ struct Part {
     size_t bytes;
 };
 /* A tensor of a device and its room on the host, in one order or the other. */
-struct Copy {
-    at::Tensor to, from;
-};
+struct Copy { at::Tensor to, from; };
 /* Memory of a device. */
 struct Extent {
     c10::Device device;

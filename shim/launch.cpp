@@ -123,8 +123,8 @@ static std::string recorded_name(const Call &call, int rank)
     if (call.type == c10d::OpType::SEND) return c10::str("tutti:send ", rank, "->", peer);
     return c10::str("tutti:recv ", rank, "<-", peer);
 }
-void ProcessGroupTutti::record(
-    Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack)
+void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &work,
+    std::shared_ptr<torch::CapturedTraceback> stack)
 {
     Record record;
     record.group = *recorded_as_;

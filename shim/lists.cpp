@@ -38,8 +38,8 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
         return tutti_all_gather_v(in.data, out.data, out.counts.data(), out.offsets.data(), in.dtype, comm, request);
     });
 }
-WorkPointer ProcessGroupTutti::allgather_coalesced(
-    TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options)
+WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors &inputs,
+    const c10d::AllgatherOptions &options)
 {
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER_COALESCED, options.asyncOp, options.timeout };
     if (outputs.size() != size())
@@ -102,8 +102,8 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
         return tutti_scatter(sent, out.data, out.count, out.dtype, root, comm, request);
     });
 }
-WorkPointer ProcessGroupTutti::reduce_scatter(
-    Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options)
+WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inputs,
+    const c10d::ReduceScatterOptions &options)
 {
     Call call{ "tutti:reduce_scatter", c10d::OpType::REDUCE_SCATTER, options.asyncOp, options.timeout };
     const at::Tensor &output = only_tensor(call.name(), outputs);
@@ -117,8 +117,8 @@ WorkPointer ProcessGroupTutti::reduce_scatter(
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
         if (in.even()) return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
-        return tutti_reduce_scatter_v(
-            in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm, request);
+        return tutti_reduce_scatter_v(in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm,
+            request);
     });
 }
 

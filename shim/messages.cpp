@@ -47,8 +47,8 @@ constexpr auto for_ever = std::chrono::hours(24 * 36500); /* 64 bits hold the na
 
 /* Rank 0 waits for a message of each other rank; the ranks whose message did not come in time. If there are any, the
  * group is aborted, which ends the receives. If it fails before that, `cause` and `text` tell how. */
-static std::vector<int> missing_ranks(
-    tutti_comm *comm, int size, std::chrono::milliseconds timeout, tutti_status &cause, std::string &text)
+static std::vector<int> missing_ranks(tutti_comm *comm, int size, std::chrono::milliseconds timeout,
+    tutti_status &cause, std::string &text)
 {
     auto until = std::chrono::steady_clock::now() + timeout;
     std::vector<Message> arrivals(static_cast<size_t>(size));
@@ -107,9 +107,10 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
         tutti_status status = exchange_blocking(true, 0, here_tag, timeout, comm);
         if (status == TUTTI_OK) status = exchange_blocking(false, 0, all_here_tag, 2 * timeout + margin, comm);
         if (status == TUTTI_OK) return;
-        fail(status, c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
-                         "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ",
-                         tutti_get_last_error(), ")"));
+        fail(status,
+            c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",
+                "waiting for send/recv from rank 0; rank 0's error tells which ranks are missing (here: ",
+                tutti_get_last_error(), ")"));
     }
     tutti_status cause = TUTTI_OK;
     std::string text;
@@ -118,8 +119,9 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     if (!missing.empty()) {
         std::string who = list_of_ranks(missing) + " failed to pass monitoredBarrier";
         if (cause != TUTTI_OK) fail(cause, who + ": " + text);
-        fail(TUTTI_TIMEOUT, c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
-                                " ms. The group is aborted; destroy it and make a new one"));
+        fail(TUTTI_TIMEOUT,
+            c10::str("Rank 0 timed out in monitoredBarrier: ", who, " in ", timeout.count(),
+                " ms. The group is aborted; destroy it and make a new one"));
     }
     for (int rank = 1; rank < getSize(); rank++) {
         tutti_status status = exchange_blocking(true, rank, all_here_tag, timeout, comm);

@@ -1,8 +1,8 @@
 /* The backend's life: it joins through the store, splits, merges, and ends. */
 #include "shim/process_group.hpp"
 #include "shim/memory.hpp"
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <c10/util/Exception.h>
 #include <cstring>
 #include <numeric>
@@ -23,8 +23,8 @@ template <typename Use> static tutti_status with_store(void *context, Use use)
         return use(*bridge->store);
     } catch (const std::exception &e) { /* stores differ in what they throw when a key does not come */
         bridge->problem = e.what();
-        bool late = bridge->problem.find("imeout") != std::string::npos ||
-                    bridge->problem.find("imed out") != std::string::npos;
+        bool late = bridge->problem.find("imeout") != std::string::npos
+            || bridge->problem.find("imed out") != std::string::npos;
         return late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
     }
 }
@@ -36,8 +36,8 @@ static tutti_status store_put(void *context, const char *key, const void *value,
         return TUTTI_OK;
     });
 }
-static tutti_status store_get(
-    void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms)
+static tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
 {
     return with_store(context, [&](c10d::Store &store) {
         if (timeout_ms == 0 && !store.check({ key })) return TUTTI_TIMEOUT;
@@ -50,8 +50,8 @@ static tutti_status store_get(
     });
 }
 static std::atomic<int> job_size{ 0 }; /* of the last group of all that this process has joined */
-static tutti_comm *join(
-    const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group, const Options &options)
+static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group,
+    const Options &options)
 {
     StoreBridge bridge{ store, "" };
     tutti_config config = TUTTI_CONFIG_INIT;
@@ -77,8 +77,8 @@ static tutti_comm *join(
 }
 
 /* ---- construction and life ---- */
-static c10::intrusive_ptr<Options> settled_options(
-    const c10::intrusive_ptr<Options> &given, std::chrono::milliseconds timeout)
+static c10::intrusive_ptr<Options> settled_options(const c10::intrusive_ptr<Options> &given,
+    std::chrono::milliseconds timeout)
 {
     auto options = given ? c10::make_intrusive<Options>(*given) : c10::make_intrusive<Options>();
     if (options->timeout == c10d::kUnsetTimeout) options->timeout = timeout;
@@ -116,8 +116,8 @@ void ProcessGroupTutti::setTimeout(std::chrono::milliseconds timeout)
     options_->timeout = timeout;
 }
 /* Torch asks once for each device type, with the same store: all get the same group. */
-BackendPointer ProcessGroupTutti::derived(
-    const std::string &name, const c10::intrusive_ptr<c10d::Store> &store, c10::function_ref<BackendPointer()> make)
+BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
+    c10::function_ref<BackendPointer()> make)
 {
     communicator_->check_process();
     std::unique_lock<std::mutex> lock(derived_mutex_);

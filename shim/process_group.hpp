@@ -67,17 +67,17 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;
     WorkPointer reduce(Tensors &tensors, const c10d::ReduceOptions &options) override;
     WorkPointer allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
-    WorkPointer allgather_coalesced(
-        TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
+    WorkPointer allgather_coalesced(TensorLists &outputs, Tensors &inputs,
+        const c10d::AllgatherOptions &options) override;
     WorkPointer _allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options) override;
-    WorkPointer allgather_into_tensor_coalesced(
-        Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override;
-    WorkPointer reduce_scatter(
-        Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options) override;
-    WorkPointer _reduce_scatter_base(
-        at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &options) override;
-    WorkPointer reduce_scatter_tensor_coalesced(
-        Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &options) override;
+    WorkPointer allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+        const c10d::AllgatherOptions &options) override;
+    WorkPointer reduce_scatter(Tensors &outputs, TensorLists &inputs,
+        const c10d::ReduceScatterOptions &options) override;
+    WorkPointer _reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+        const c10d::ReduceScatterOptions &options) override;
+    WorkPointer reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+        const c10d::ReduceScatterOptions &options) override;
     WorkPointer alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
         std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &options) override;
     WorkPointer alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override;

@@ -28,8 +28,8 @@ static at::Tensor gathered(ProcessGroupTutti &group, const at::Tensor &mine, int
     return at::cat(all[0], dimension);
 }
 /* How many elements each rank has. Refuses shapes that differ. */
-static std::vector<int64_t> counts_of(
-    ProcessGroupTutti &group, const at::Tensor &sparse, const c10d::AllgatherOptions &options)
+static std::vector<int64_t> counts_of(ProcessGroupTutti &group, const at::Tensor &sparse,
+    const c10d::AllgatherOptions &options)
 {
     at::Tensor mine = shape_of(sparse);
     at::Tensor all = at::empty({ group.getSize(), mine.numel() }, at::kLong);
@@ -37,8 +37,9 @@ static std::vector<int64_t> counts_of(
     std::vector<int64_t> counts;
     for (int64_t rank = 0; rank < all.size(0); rank++) {
         if (!all[rank].slice(0, 1).equal(mine.slice(0, 1)))
-            fail(TUTTI_MISMATCH, c10::str("all_reduce: this rank's sparse tensor has sizes ", sparse.sizes(),
-                                     ", rank ", rank, "'s differ; they must be equal, and so must the sparse_dim"));
+            fail(TUTTI_MISMATCH,
+                c10::str("all_reduce: this rank's sparse tensor has sizes ", sparse.sizes(), ", rank ", rank,
+                    "'s differ; they must be equal, and so must the sparse_dim"));
         counts.push_back(all[rank][0].item<int64_t>());
     }
     return counts;
@@ -49,8 +50,9 @@ WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::Al
     at::Tensor tensor = only_tensor(call.name(), tensors);
     if (!tensor.is_sparse()) return allreduce(tensors, options);
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
-        fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors can only be summed; for another operation use "
-                                "tensor.to_dense()");
+        fail(TUTTI_UNSUPPORTED,
+            "all_reduce: sparse tensors can only be summed; for another operation use "
+            "tensor.to_dense()");
     if (is_coalescing())
         fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
     at::NoGradGuard no_grad;

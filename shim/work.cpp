@@ -78,8 +78,9 @@ void Futures::begin(const std::string &who)
     std::lock_guard<std::mutex> lock(q->mutex);
     if (q->idle + q->busy) return;
     if (int refused = add_thread(q))
-        fail(TUTTI_SYSTEM, c10::str(who, ": cannot start the thread that completes futures: pthread_create gave error ",
-            refused, " (limit on threads? see ulimit -u)"));
+        fail(TUTTI_SYSTEM,
+            c10::str(who, ": cannot start the thread that completes futures: pthread_create gave error ", refused,
+                " (limit on threads? see ulimit -u)"));
 }
 void futures_begin(const std::string &who) { Futures::begin(who); }
 void Futures::push(Work *work)

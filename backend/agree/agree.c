@@ -134,7 +134,7 @@ void agree_host_decided(struct agree *a, const struct agree_cause *record)
 
 /* ---- reasons that this object finds itself ---- */
 static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
-                                 uint64_t operation)
+    uint64_t operation)
 {
     struct agree_cause cause;
     memset(&cause, 0, sizeof cause);
@@ -269,8 +269,7 @@ static void compose(const struct agree *a, int to, enum agree_message_kind kind,
     const struct agree_call *call = recall(a, suspects ? a->suspect.operation : a->begun);
     memset(out, 0, sizeof *out);
     out->kind = kind;
-    if (kind == AGREE_FAIL) { out->cause = a->held; out->decided = a->decided; }
-    else if (call) out->call = *call;
+    if (kind == AGREE_FAIL) { out->cause = a->held; out->decided = a->decided; } else if (call) out->call = *call;
 }
 /* Messages to one peer in this order: so a BYE is the last. */
 bool agree_next(struct agree *a, int *to, struct agree_message *out)

@@ -55,16 +55,31 @@ enum { AGREE_DESCRIPTOR_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
 #else
 enum { AGREE_DESCRIPTOR_BYTES = 96, AGREE_DETAIL_BYTES = 256, AGREE_HISTORY = 4 };
 #endif
-enum { AGREE_ASK_MS = 50, AGREE_ASK_MOST_MS = 400, AGREE_REPEAT_MS = 50, AGREE_REPEATS = 10, AGREE_SUSPECT_MS = 200,
-    AGREE_SETTLE_MS = 300, AGREE_STAND_IN_MS = 150, AGREE_TAKE_OVER_MS = 500 };
+enum {
+    AGREE_ASK_MS = 50,
+    AGREE_ASK_MOST_MS = 400,
+    AGREE_REPEAT_MS = 50,
+    AGREE_REPEATS = 10,
+    AGREE_SUSPECT_MS = 200,
+    AGREE_SETTLE_MS = 300,
+    AGREE_STAND_IN_MS = 150,
+    AGREE_TAKE_OVER_MS = 500
+};
 
 struct agree_call {                                    /* what a rank calls as its operation `number`             */
     uint64_t number, fingerprint;                      /* from 1; number 0: none                                  */
     unsigned char descriptor[AGREE_DESCRIPTOR_BYTES];  /* in the words of the engine                              */
 };
 /* In the order in which they precede each other: what a rank knows of itself comes before what others see of it. */
-enum agree_kind { AGREE_DISAGREEMENT, AGREE_FAILED, AGREE_ABORTED, AGREE_LOST, AGREE_LEFT_ALONE, AGREE_LATE,
-    AGREE_KINDS };
+enum agree_kind {
+    AGREE_DISAGREEMENT,
+    AGREE_FAILED,
+    AGREE_ABORTED,
+    AGREE_LOST,
+    AGREE_LEFT_ALONE,
+    AGREE_LATE,
+    AGREE_KINDS
+};
 struct agree_cause {
     int32_t kind, status;                              /* enum agree_kind; a tutti_status                         */
     int32_t reporter, other;                           /* who found it; whom it is about, or -1                   */
@@ -136,8 +151,11 @@ bool agree_next(struct agree *a, int *to, struct agree_message *out);
 bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y);
 
 /* ---- wire.c ---- */
-enum { AGREE_VERSION = 1, AGREE_CALL_BYTES = 16 + AGREE_DESCRIPTOR_BYTES,
-    AGREE_WIRE_BYTES = 8 + AGREE_CALL_BYTES + 24 + 2 * AGREE_CALL_BYTES + AGREE_DETAIL_BYTES };
+enum {
+    AGREE_VERSION = 1,
+    AGREE_CALL_BYTES = 16 + AGREE_DESCRIPTOR_BYTES,
+    AGREE_WIRE_BYTES = 8 + AGREE_CALL_BYTES + 24 + 2 * AGREE_CALL_BYTES + AGREE_DETAIL_BYTES
+};
 void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
 /* false: this is no message that a rank of a communicator of that size could have sent; *out is untouched. */
 bool agree_decode(const unsigned char *bytes, size_t length, int size, struct agree_message *out);

@@ -7,7 +7,7 @@ size_t dtype_bytes(tutti_dtype dtype)
 #define X(name, bytes, printed) case TUTTI_##name: return bytes;
         TUTTI_DTYPE_MAP(X)
 #undef X
-        case TUTTI_DTYPE_COUNT: break;
+    case TUTTI_DTYPE_COUNT: break;
     }
     return 0;
 }
@@ -17,7 +17,7 @@ const char *dtype_name(tutti_dtype dtype)
 #define X(name, bytes, printed) case TUTTI_##name: return printed;
         TUTTI_DTYPE_MAP(X)
 #undef X
-        case TUTTI_DTYPE_COUNT: break;
+    case TUTTI_DTYPE_COUNT: break;
     }
     return "unknown type";
 }
@@ -27,7 +27,7 @@ const char *op_name(tutti_op op)
 #define X(name, printed) case TUTTI_##name: return printed;
         TUTTI_OP_MAP(X)
 #undef X
-        case TUTTI_OP_COUNT: break;
+    case TUTTI_OP_COUNT: break;
     }
     return "unknown operation";
 }

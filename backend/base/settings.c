@@ -96,8 +96,10 @@ static void read_NUMBER(int64_t *field, const char *variable, const char *value,
     char *end = NULL;
     errno = 0;
     *field = strtoll(given ? given : value, &end, 10);
-    const char *problem = !given ? NULL : end == given || *end ? "is not a whole number"
-        : errno || !is_within(*field, range) ? "is out of range" : NULL;
+    const char *problem = !given             ? NULL
+        : end == given || *end               ? "is not a whole number"
+        : errno || !is_within(*field, range) ? "is out of range"
+                                             : NULL;
     if (!problem) return;
     LOG(WARN, "%s=%s %s; it may be %s, using %s", variable, given, problem, range, value);
     *field = strtoll(value, NULL, 10);

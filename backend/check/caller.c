@@ -1,6 +1,6 @@
 /* The caller, as the checker plays it: looks at the results of a call, and rewrites all its tensors for the next. */
-#include "backend/schedule/build.h"
 #include "backend/check/check.h"
+#include "backend/schedule/build.h"
 
 static uint64_t bit(int rank) { return (uint64_t)1 << (rank % 64); }
 /* Which chunk of INPUT belongs in chunk c of OUTPUT; whose, or -1: everybody's. */

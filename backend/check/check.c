@@ -86,8 +86,8 @@ static void post(struct checker *k, int thread, int step, int tile, int operatio
     ++*checker_now(k, thread);
     m->clock = checker_snapshot(k, thread);
 }
-static void land(
-    struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile, int operation)
+static void land(struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile,
+    int operation)
 {
     const struct step *t = &s->steps[step];
     int n = 0;

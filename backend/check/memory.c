@@ -2,8 +2,8 @@
  * after; vector clocks tell whether it is (Fidge 1988, Mattern 1989). A message in flight is an access that is not over
  * before somebody has awaited it. */
 #include "backend/base/memory.h"
-#include "backend/schedule/build.h"
 #include "backend/check/check.h"
+#include "backend/schedule/build.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,8 +59,8 @@ static bool is_over(const struct checker *k, const struct access *a, int thread)
     int at = a->message ? a->message->done_at : a->at;
     return at > 0 && (a->thread == thread || k->thread[thread].clock[a->thread] >= at);
 }
-void checker_touch(
-    struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step, int tile)
+void checker_touch(struct checker *k, struct cell *c, int thread, bool write, const struct message *m, int step,
+    int tile)
 {
     static const char *const races[2][2] = { { "", "race: written, then read" },
         { "race: read, then written", "race: written twice" } };

@@ -10,15 +10,21 @@ const struct algorithm collectives_table[] = {
       .equal_chunks = ((flags_) & EQUAL_CHUNKS) != 0, .few_hosts = ((flags_) & FEW_HOSTS) != 0 },
     COLLECTIVES_TABLE(X)
 #undef X
-    { .name = NULL },
+        { .name = NULL },
 };
 
 const char *family_name(enum family family)
 {
     static const char *const names[FAMILY_COUNT] = {
-        [ALLREDUCE] = "allreduce",   [REDUCE] = "reduce",         [BROADCAST] = "broadcast",
-        [ALLGATHER] = "allgather",   [ALL_TO_ALL] = "all_to_all", [REDUCE_SCATTER] = "reduce_scatter",
-        [GATHER] = "gather",         [SCATTER] = "scatter",       [BARRIER] = "barrier",
+        [ALLREDUCE] = "allreduce",
+        [REDUCE] = "reduce",
+        [BROADCAST] = "broadcast",
+        [ALLGATHER] = "allgather",
+        [ALL_TO_ALL] = "all_to_all",
+        [REDUCE_SCATTER] = "reduce_scatter",
+        [GATHER] = "gather",
+        [SCATTER] = "scatter",
+        [BARRIER] = "barrier",
     };
     assert(family < FAMILY_COUNT);
     return names[family];

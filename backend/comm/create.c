@@ -1,9 +1,9 @@
 /* Making communicators. Whatever fails on the way is undone by comm_destroy. */
-#include "backend/comm/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
+#include "backend/comm/comm.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/join.h"
 #include <pthread.h>
@@ -30,8 +30,10 @@ static tutti_status check_job(const tutti_config *config)
 {
     bool none = config->job_size == 0 && config->job_rank == 0;
     if (none || (config->job_rank >= 0 && config->job_rank < config->job_size)) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "job_rank %d of a job_size of %d: the rank must be at least 0 and "
-        "less than the size, or both 0", config->job_rank, config->job_size);
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "job_rank %d of a job_size of %d: the rank must be at least 0 and "
+        "less than the size, or both 0",
+        config->job_rank, config->job_size);
 }
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {

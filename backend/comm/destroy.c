@@ -1,9 +1,9 @@
 /* Unmaking communicators. Leaving a group never waits for another rank, only for threads of this process that are in an
    operation of it, and those are made to return. Its memory stays for as long as somebody holds it: who calls it after
    it has left is told so. */
-#include "backend/comm/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/comm/comm.h"
 #include "backend/join/join.h"
 
 enum { GRACE_MS = 10 };
@@ -18,8 +18,9 @@ static void stop_running(tutti_comm *comm, bool always, bool leaves)
     if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
     bool open = always || comm->backlog.head || comm->messages.open || atomic_load(&comm->gate.intake);
     for (int n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
-    if (leaves) comm_fail_silently(comm, TUTTI_ABORTED,
-        "this communicator (%s, rank %d) was destroyed; make a new one", g->name, g->rank);
+    if (leaves)
+        comm_fail_silently(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
+            g->name, g->rank);
     driver_release(comm);
 }
 void comm_abort(tutti_comm *comm)

@@ -1,8 +1,8 @@
 /* Splitting: every rank says its color and key in an all-gather of the parent; the rest is joining as ever. */
-#include "backend/comm/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
+#include "backend/comm/comm.h"
 #include "backend/join/join.h"
 #include <stdlib.h>
 
@@ -41,8 +41,14 @@ static tutti_status split(tutti_comm *parent, const struct split *all, int rank,
 }
 static tutti_status gather(tutti_comm *parent, const struct split *mine, struct split *all)
 {
-    struct operation op = { .comm = parent, .family = ALLGATHER, .input = mine, .output = all, .count = sizeof *mine,
-        .part_bytes = sizeof *mine, .dtype = TUTTI_UINT8, .generation = process_generation(),
+    struct operation op = { .comm = parent,
+        .family = ALLGATHER,
+        .input = mine,
+        .output = all,
+        .count = sizeof *mine,
+        .part_bytes = sizeof *mine,
+        .dtype = TUTTI_UINT8,
+        .generation = process_generation(),
         .limit.timeout_ms = parent->timeout_ms };
     return operation_run(&op, true);
 }

@@ -7,8 +7,14 @@
 #include <stdlib.h>
 
 struct answer { struct question question; struct choice choice; };
-enum { SLOTS_WITH_MESSAGES = 4, SLOTS_TO_PRICE = 3, UNKNOWN_BYTES = 1 << 20, RANKS_TO_PRICE = 32,
-    MANY_HOSTS = 32, MANY_PIECES = 512 };
+enum {
+    SLOTS_WITH_MESSAGES = 4,
+    SLOTS_TO_PRICE = 3,
+    UNKNOWN_BYTES = 1 << 20,
+    RANKS_TO_PRICE = 32,
+    MANY_HOSTS = 32,
+    MANY_PIECES = 512
+};
 static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
 
@@ -37,12 +43,14 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
 {
     if (is_large(x->layout)) TRY(sample_hosts(x));
     bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
-    struct plan key = { .algorithm = a, .layout = x->sample ? x->sample : x->layout, .slots = SLOTS_TO_PRICE,
-        .in_place = apart ? NULL : mask_all, .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
+    struct plan key = { .algorithm = a,
+        .layout = x->sample ? x->sample : x->layout,
+        .slots = SLOTS_TO_PRICE,
+        .in_place = apart ? NULL : mask_all,
+        .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
     return cache_plan(x->cache, &key, out);
 }
-static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a,
-    struct choice *out)
+static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, struct choice *out)
 {
     const struct plan *plan;
     struct cutting cutting;
@@ -108,9 +116,10 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
     struct question q = *asked;
     bool messages = q.algorithm && !q.algorithm->host_memory && !q.algorithm->hierarchical;
     if (x->layout->hosts > 1 && q.algorithm && q.algorithm->host_memory)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "%s %s is for the ranks of one host, and the %d ranks live on %d "
-            "hosts: ask for another algorithm, or for none", family_name(q.family), q.algorithm->name, x->layout->ranks,
-            x->layout->hosts);
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "%s %s is for the ranks of one host, and the %d ranks live on %d "
+            "hosts: ask for another algorithm, or for none",
+            family_name(q.family), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
     if (x->layout->ranks == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);

@@ -49,8 +49,10 @@ tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
 {
     const struct group *g = &comm->group;
     if (!a || !a->host_memory || g->layout->hosts == 1) return TUTTI_OK;
-    return status_fail(TUTTI_INVALID_ARGUMENT, "%s by algorithm %s needs all ranks on one host, and those of %s are "
-        "on %d; tutti algorithms lists what there is", family_name(a->family), a->name, g->name, g->layout->hosts);
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "%s by algorithm %s needs all ranks on one host, and those of %s are "
+        "on %d; tutti algorithms lists what there is",
+        family_name(a->family), a->name, g->name, g->layout->hosts);
 }
 void comm_free(tutti_comm *comm)
 {

@@ -1,8 +1,8 @@
 /* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
    through the segment, on all others. Nothing here waits. */
-#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/engine/comm.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -52,8 +52,8 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
     operation_describe(&mine, what, sizeof what);
-    snprintf(out, bytes, "%s, operation %llu of %s", what,
-        (unsigned long long)comm->executor.run.descriptor->sequence, comm->group.name);
+    snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.descriptor->sequence,
+        comm->group.name);
 }
 static bool has_come(const tutti_comm *comm, int rank)  /* to the operation that runs */
 {
@@ -66,8 +66,7 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
     size_t used = 0;
     out[0] = 0;
     for (int r = 0; r < comm->group.size && used + 16 < bytes; r++)
-        if (!has_come(comm, r))
-            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+        if (!has_come(comm, r)) used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
 /* ---- failing ---- */
@@ -178,16 +177,19 @@ static tutti_status fail_without(tutti_comm *comm, int dead)
     const struct member *m = &comm->group.members[dead];
     char what[224];
     describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; "
-        "destroy this group and make a new one without it", dead, comm->group.name, (unsigned long long)m->identity.pid,
-        m->identity.host, comm->group.rank, what);
+    return comm_fail(comm, TUTTI_PEER_LOST,
+        "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; "
+        "destroy this group and make a new one without it",
+        dead, comm->group.name, (unsigned long long)m->identity.pid, m->identity.host, comm->group.rank, what);
 }
 static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
     char what[224];
     describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
-        "%s; all ranks must make the same calls before they destroy", peer, comm->group.name, comm->group.rank, what);
+    return comm_fail(comm, TUTTI_PEER_LOST,
+        "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
+        "%s; all ranks must make the same calls before they destroy",
+        peer, comm->group.name, comm->group.rank, what);
 }
 static tutti_status fail_late_message(tutti_comm *comm, const struct operation *op)
 {
@@ -253,8 +255,10 @@ static bool is_late(struct limit *l)
 }
 static struct operation *find_late(const tutti_comm *comm)
 {
-    for (struct operation *op = comm->backlog.head; op; op = op->next) if (is_late(&op->limit)) return op;
-    for (struct operation *op = comm->messages.open; op; op = op->next) if (is_late(&op->limit)) return op;
+    for (struct operation *op = comm->backlog.head; op; op = op->next)
+        if (is_late(&op->limit)) return op;
+    for (struct operation *op = comm->messages.open; op; op = op->next)
+        if (is_late(&op->limit)) return op;
     return NULL;
 }
 /* A rank that is waited for and has left in good order, its part not done; or -1. */
@@ -291,9 +295,10 @@ static tutti_status fail_disagreement(tutti_comm *comm, const struct disagreemen
         describe_more(&mine, here, sizeof here);
         describe_more(&theirs, there, sizeof there);
     }
-    return comm_fail(comm, TUTTI_MISMATCH, "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
-        "calls %s%s; all ranks must make the same calls in the same order", (unsigned long long)mine.sequence,
-        comm->group.name, comm->group.rank, here, found->rank, there,
+    return comm_fail(comm, TUTTI_MISMATCH,
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
+        "calls %s%s; all ranks must make the same calls in the same order",
+        (unsigned long long)mine.sequence, comm->group.name, comm->group.rank, here, found->rank, there,
         theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
 }
 /* The one walk over the reasons there are, in the order in which they are told. */
@@ -348,7 +353,8 @@ static tutti_status mismatch_alike(tutti_comm *comm)
             uint64_t here = segment_counts(x->site.segment, a, parity, alike)[q] / x->launch.element_bytes;
             uint64_t there = first[q] / x->launch.element_bytes;
             if (here != there)
-                return comm_fail(comm, TUTTI_MISMATCH, "%s with uneven counts, operation %llu of %s: rank %d gives "
+                return comm_fail(comm, TUTTI_MISMATCH,
+                    "%s with uneven counts, operation %llu of %s: rank %d gives "
                     "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
                     alike == ALIKE_INPUT ? "reduce_scatter" : "all_gather",
                     (unsigned long long)x->run.descriptor->sequence, comm->group.name, group_rank(&comm->group, 0), q,
@@ -366,7 +372,8 @@ static tutti_status mismatch_counts(tutti_comm *comm)
             uint64_t sent = segment_counts(x->site.segment, i, x->run.parity, INPUT)[b] / x->launch.element_bytes;
             uint64_t expected = segment_counts(x->site.segment, j, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
-                return comm_fail(comm, TUTTI_MISMATCH, "all_to_all with uneven counts, operation %llu of %s: rank %d "
+                return comm_fail(comm, TUTTI_MISMATCH,
+                    "all_to_all with uneven counts, operation %llu of %s: rank %d "
                     "sends %llu elements to rank %d, which expects %llu",
                     (unsigned long long)x->run.descriptor->sequence, comm->group.name, a, (unsigned long long)sent, b,
                     (unsigned long long)expected);
@@ -381,9 +388,11 @@ static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
     char what[224];
     describe_running(comm, what, sizeof what);
     for (int i = 0; i < t->piece_count; i++) mine += t->pieces[i].wire;
-    return comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s runs %s and %s %llu bytes there, but rank %d on another host "
-        "%s %llu: all ranks must make the same call", g->rank, g->name, what, t->is_send ? "sends" : "expects",
-        (unsigned long long)mine, t->peer, t->is_send ? "expects" : "sends", (unsigned long long)t->theirs);
+    return comm_fail(comm, TUTTI_MISMATCH,
+        "rank %d of %s runs %s and %s %llu bytes there, but rank %d on another host "
+        "%s %llu: all ranks must make the same call",
+        g->rank, g->name, what, t->is_send ? "sends" : "expects", (unsigned long long)mine, t->peer,
+        t->is_send ? "expects" : "sends", (unsigned long long)t->theirs);
 }
 tutti_status comm_mismatch(tutti_comm *comm)
 {

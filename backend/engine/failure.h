@@ -19,11 +19,11 @@ tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; th
 
 /* ---- driver only ---- */
 /* Fails the communicator, here and on the other ranks: the first to come decides. Returns the status it failed with. */
-tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...) __attribute__((format(printf, 3,
-    4)));
+tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* The same, of this rank's communicator alone, in good order: the others are not told. */
-void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...) __attribute__((format(printf,
-    3, 4)));
+void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. */
 tutti_status comm_check(tutti_comm *comm);
 /* Whether it may find one. What all ranks have done by now is there to be seen after this. */

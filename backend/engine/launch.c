@@ -1,11 +1,11 @@
 /* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
    choice of each collective is remembered, because most calls repeat the last one. A large operation is launched in two
    steps: before the roll call it is described, after it its plan is chosen by where the tensors of all ranks lie. */
-#include "backend/engine/comm.h"
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
+#include "backend/engine/comm.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,9 +61,16 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     const struct group *g = &comm->group;
     bool host = algorithm->host_memory;
     struct plan key = {
-        .algorithm = algorithm, .layout = g->layout, .root = op->root, .one_host = true, .host = g->host,
-        .slots = r->slots, .in_place = placement->in_place, .shared = host ? placement->shared : NULL,
-        .stage_inputs = r->stage_inputs, .hoist = !host,
+        .algorithm = algorithm,
+        .layout = g->layout,
+        .root = op->root,
+        .one_host = true,
+        .host = g->host,
+        .slots = r->slots,
+        .in_place = placement->in_place,
+        .shared = host ? placement->shared : NULL,
+        .stage_inputs = r->stage_inputs,
+        .hoist = !host,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,
@@ -82,8 +89,13 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = message_bytes(comm, op);
-    struct recent r = { .bytes = recent_bytes(comm, op), .uneven = op->uneven != NULL, .root = op->root,
-        .stage_inputs = stage_inputs, .asked = asked, .shared = out->shared, .in_place = out->in_place };
+    struct recent r = { .bytes = recent_bytes(comm, op),
+        .uneven = op->uneven != NULL,
+        .root = op->root,
+        .stage_inputs = stage_inputs,
+        .asked = asked,
+        .shared = out->shared,
+        .in_place = out->in_place };
     struct choice choice;
     bool obeys = asked && !(op->uneven && asked->equal_chunks);
     TRY(choose_for(comm, op, obeys ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
@@ -141,8 +153,8 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *x = &comm->executor;
     const struct recent *r = &comm->launcher.recent[op->family];
-    const struct algorithm *asked = op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family],
-        memory_order_relaxed);
+    const struct algorithm *asked =
+        op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
     struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->factor, asked,
         op->uneven != NULL };
     bool repeated = comm->launcher.repeats && is_repeated(&call, &comm->launcher.last);
@@ -175,7 +187,8 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
     if (repeated) return TUTTI_OK;
     struct choice choice;
     enum placement_kind kind = !mask_full(p.shared, ranks) ? TENSORS_PRIVATE
-        : mask_full(p.in_place, ranks) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+        : mask_full(p.in_place, ranks)                     ? TENSORS_SHARED_IN_PLACE
+                                                           : TENSORS_SHARED_APART;
     TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     mask_copy(r->shared, p.shared, ranks);

@@ -2,8 +2,8 @@
    communicator, in any order; matching is the router's. In their names OPERATION_OF_USER stands for an operation. A
    message between shared tensors is copied from one to the other: this rank says so while it is at a peer's
    (`copying`), and after a failure no operation is over before no peer is at its tensor. */
-#include "backend/engine/comm.h"
 #include "backend/base/fence.h"
+#include "backend/engine/comm.h"
 #include "backend/execute/pace.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
@@ -52,8 +52,7 @@ static bool find(void *context, const void *at, size_t bytes, struct remote *out
     *out = (struct remote){ place.block, place.offset };
     return true;
 }
-static tutti_status reach(void *context, int index, bool sends, struct remote place, size_t bytes,
-    unsigned char **out)
+static tutti_status reach(void *context, int index, bool sends, struct remote place, size_t bytes, unsigned char **out)
 {
     tutti_comm *comm = context;
     tutti_status status = tensor_reach(comm, group_rank(&comm->group, index), sends ? HELD_SENDING : HELD_RECEIVING,
@@ -77,15 +76,26 @@ static void leave(void *context)
 }
 static tutti_status connect_host(tutti_comm *comm, const struct site *s)
 {
-    struct shm_ground ground = { .context = comm, .pair = host_pair, .reserve = host_reserve, .ring = ring_host,
-        .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream, .find = find, .reach = reach,
-        .enter = enter, .leave = leave };
+    struct shm_ground ground = { .context = comm,
+        .pair = host_pair,
+        .reserve = host_reserve,
+        .ring = ring_host,
+        .stream = s->paced ? pace_copy : s->stream,
+        .stream_far = s->stream,
+        .find = find,
+        .reach = reach,
+        .enter = enter,
+        .leave = leave };
     return shm_connect(comm->router, &ground, s->index, s->rank_at, s->ranks);
 }
 static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /* hosts do not share tensors */
 {
-    struct shm_ground ground = { .context = comm, .pair = network_pair, .reserve = network_reserve,
-        .ring = ring_network, .stream = s->paced ? pace_copy : s->stream, .stream_far = s->stream };
+    struct shm_ground ground = { .context = comm,
+        .pair = network_pair,
+        .reserve = network_reserve,
+        .ring = ring_network,
+        .stream = s->paced ? pace_copy : s->stream,
+        .stream_far = s->stream };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
 tutti_status messages_connect(tutti_comm *comm)
@@ -198,9 +208,12 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
     struct operation **at = &comm->messages.open;
     while (*at != op) at = &(*at)->next;
     *at = op->next;
-    operation_refuse(op, status_fail(TUTTI_INVALID_ARGUMENT, "rank %d of %s waits to %s itself with tag %u, but has "
-        "not started the %s that this would meet: start both before waiting for one of them", comm->group.rank,
-        comm->group.name, sends ? "send to" : "receive from", op->message.tag, sends ? "receive" : "send"));
+    operation_refuse(op,
+        status_fail(TUTTI_INVALID_ARGUMENT,
+            "rank %d of %s waits to %s itself with tag %u, but has "
+            "not started the %s that this would meet: start both before waiting for one of them",
+            comm->group.rank, comm->group.name, sends ? "send to" : "receive from", op->message.tag,
+            sends ? "receive" : "send"));
     return true;
 }
 
@@ -214,8 +227,7 @@ void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
         struct transfer *t = &op->message.transfer;
-        while (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t))
-            router_poll(comm->router);
+        while (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t)) router_poll(comm->router);
         if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);

@@ -1,6 +1,6 @@
 /* What callers do with operations: they run one, wait for it, test it. Whoever can drives himself. */
-#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
+#include "backend/engine/comm.h"
 
 enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs to wake the progress thread */
 enum { IDLE_TESTS = 8 };                                /* of callers that only test: they are far apart */

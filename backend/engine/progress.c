@@ -1,6 +1,6 @@
 /* One thread for all communicators of the process that are in its hands. */
-#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
+#include "backend/engine/comm.h"
 #include <pthread.h>
 #include <signal.h>
 
@@ -135,8 +135,10 @@ static tutti_status start_thread(void)
     pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
     int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (refused) return status_fail(TUTTI_SYSTEM,
-        "cannot start the progress thread: pthread_create gave error %d (limit on threads? see ulimit -u)", refused);
+    if (refused)
+        return status_fail(TUTTI_SYSTEM,
+            "cannot start the progress thread: pthread_create gave error %d (limit on threads? see ulimit -u)",
+            refused);
     pthread_setname_np(engine.thread, "tutti-progress");
     return TUTTI_OK;
 }

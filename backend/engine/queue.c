@@ -1,8 +1,8 @@
 /* A queue: a lock, and two lists. Whoever waits sees to it that what rests goes on: each operation once, and those that
    come while he sleeps from their start. A state says OVER only under the lock, so what is over is in the list. */
-#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/engine/comm.h"
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -98,8 +98,10 @@ tutti_status queue_destroy(tutti_queue *queue)
     int waiting = queue->waiting;
     pthread_mutex_unlock(&queue->lock);
     if (open || ended)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "the queue is not empty: %zu of its requests are not over, and "
-            "%zu are over but were not taken; take all with tutti_queue_wait before you destroy it", open, ended);
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "the queue is not empty: %zu of its requests are not over, and "
+            "%zu are over but were not taken; take all with tutti_queue_wait before you destroy it",
+            open, ended);
     if (waiting) return status_refuse(TUTTI_INVALID_ARGUMENT, "%d threads wait for the queue", waiting);
     pthread_mutex_destroy(&queue->lock);
     pthread_cond_destroy(&queue->changed);

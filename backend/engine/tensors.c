@@ -1,9 +1,9 @@
 /* A tensor in the arena is told by block and offset. Peers' blocks are held from operation to operation, and asked for
  * anew only when another block is named: blocks are never numbered twice. */
-#include "backend/engine/comm.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/engine/comm.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
 #include <assert.h>
@@ -18,7 +18,8 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
     size_t bytes = 0;
     if (!lengths)
         return family_has((enum family)op->family, op->root, rank, buffer)
-            ? op->part_bytes * (size_t)family_parts((enum family)op->family, buffer, size) : 0;
+            ? op->part_bytes * (size_t)family_parts((enum family)op->family, buffer, size)
+            : 0;
     for (int q = 0; q < size; q++)
         if (lengths[q] && offsets[q] + lengths[q] > bytes) bytes = offsets[q] + lengths[q];
     return bytes;
@@ -32,8 +33,8 @@ static size_t own_bytes(const tutti_comm *comm, const struct operation *op, enum
 static bool is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
-    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size), outputs = family_parts((enum family)
-        op->family, OUTPUT, comm->group.size);
+    int inputs = family_parts((enum family)op->family, INPUT, comm->group.size),
+        outputs = family_parts((enum family)op->family, OUTPUT, comm->group.size);
     size_t mine = (size_t)comm->group.rank * op->part_bytes;
     const struct uneven *u = op->uneven;
     if (u && u->agreement == ALIKE_OUTPUT) return input == output + u->offsets[OUTPUT][comm->group.rank];
@@ -109,8 +110,8 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
     }
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
     if (bytes) {
-        tutti_status status = tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, index)->tensor[buffer], bytes,
-            &found.base);
+        tutti_status status =
+            tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, index)->tensor[buffer], bytes, &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
@@ -159,8 +160,10 @@ bool tensors_let_go(tutti_comm *comm)
         if (!comm->reach.let_go_ms) comm->reach.let_go_ms = clock_deadline(LET_GO_MS);
         if (clock_ms() < comm->reach.let_go_ms) return false;
         if (comm->reach.let_go_told) continue;
-        LOG(WARN, "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
-            "slow, and may still read or write them", g->name, r, g->rank);
+        LOG(WARN,
+            "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
+            "slow, and may still read or write them",
+            g->name, r, g->rank);
     }
     comm->reach.let_go_told |= comm->reach.let_go_ms && clock_ms() >= comm->reach.let_go_ms;
     return true;

@@ -62,8 +62,8 @@ static struct piece locate_uneven(const struct executor *x, const struct operand
 struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
 {
     if (a.buffer == SCRATCH) return locate_scratch(x, x->run.parity, a, index, tile);
-    const struct operand *o = a.rank == x->site.rank ? &x->run.operand[a.buffer]
-        : &x->theirs[site_index(&x->site, a.rank)][a.buffer];
+    const struct operand *o =
+        a.rank == x->site.rank ? &x->run.operand[a.buffer] : &x->theirs[site_index(&x->site, a.rank)][a.buffer];
     const struct cut *c = x->run.cut;
     size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
     if (o->lengths) return locate_uneven(x, o, at, from);
@@ -94,8 +94,9 @@ static struct buffers buffers_of(const struct executor *x)
 }
 static void aim(struct program *p, int parity, struct buffers at)
 {
-    const uintptr_t origin[] = { [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output,
-        [SCRATCH] = at.slots_at };
+    const uintptr_t origin[] = {
+        [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.slots_at
+    };
     for (int i = 0; i < p->address_count; i++)
         p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
     p->aimed[parity] = at;

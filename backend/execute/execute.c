@@ -21,8 +21,8 @@ static bool is_ready_straight(struct executor *x, const struct step *t)
 {
     const struct wait *w = &x->launch.program->schedule->waits[t->wait], *end = w + t->wait_count;
     for (; w < end; w++)
-        if (w->lag != SLOT_REUSE && !reached_soon(x, site_index(&x->site, w->rank), SEEN_COUNTER,
-            x->base + 2 + (uint64_t)w->step, polls(x)))
+        if (w->lag != SLOT_REUSE
+            && !reached_soon(x, site_index(&x->site, w->rank), SEEN_COUNTER, x->base + 2 + (uint64_t)w->step, polls(x)))
             return false;
     return true;
 }
@@ -33,8 +33,7 @@ static void perform_straight(struct executor *x, int step)
     x->moves++;
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
     else if (t->kind == WORK) bind_compute(x, t, 0);
-    if (t->by_tile || t->by_leave)
-        publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    if (t->by_tile || t->by_leave) publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
 }
 /* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line
    travels. */
@@ -206,9 +205,15 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
     stream_function *stream, bool paced)
 {
     struct place mine = place_of(layout, rank);
-    *x = (struct executor){ .site = { .segment = segment, .rank = rank, .index = mine.index, .ranks = segment->ranks,
-        .places = layout->place, .rank_at = layout->rank + layout->first[mine.host], .stream = stream, .paced = paced,
-        .mine = segment_control(segment, mine.index) } };
+    *x = (struct executor){ .site = { .segment = segment,
+                                .rank = rank,
+                                .index = mine.index,
+                                .ranks = segment->ranks,
+                                .places = layout->place,
+                                .rank_at = layout->rank + layout->first[mine.host],
+                                .stream = stream,
+                                .paced = paced,
+                                .mine = segment_control(segment, mine.index) } };
     x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;

@@ -61,7 +61,10 @@ static void post(struct executor *x, int step, int tile)
             pieces[n++] = bind_locate(x, s->spans[t->span + span], i, tile);
     struct transfer *transfer = transfer_at(x, tile, step);
     *transfer = (struct transfer){ .name = { name_of(x), (uint64_t)tile << 32 | (uint32_t)t->number },
-        .peer = t->peer, .is_send = t->kind == SEND, .pieces = pieces, .piece_count = n };
+        .peer = t->peer,
+        .is_send = t->kind == SEND,
+        .pieces = pieces,
+        .piece_count = n };
     router_post(x->site.router, transfer);
 }
 static void perform(struct executor *x, int step, int tile)
@@ -124,5 +127,5 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
     }
     if (!x->run.arrived && !roll_call(x, &status)) return status;
     return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->run.cut->tiles - 1, &status) ? TUTTI_OK
-        : status;
+                                                                                                             : status;
 }

@@ -57,8 +57,7 @@ static bool offsets_compute(struct segment *out, const struct segment_shape *sha
         && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
         && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &at->counts)
         && place(&end, ranks, out->slot_bytes, page, &at->slots)
-        && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs)
-        && place(&end, 0, 0, page, &none);
+        && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs) && place(&end, 0, 0, page, &none);
     at->bytes = out->bytes = none;
     return fits && none <= INT64_MAX;
 }
@@ -129,8 +128,7 @@ static tutti_status build(struct segment *out, const struct offsets *offsets, co
     TRY(segment_map(out, offsets, *fd));
     struct header *header = (struct header *)(void *)out->base;
     header->filled = populate(out->base, page_bytes()) == EINVAL;
-    if (header->filled)
-        TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
+    if (header->filled) TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);
     memcpy(header->nonce, nonce, sizeof header->nonce);
     return TUTTI_OK;

@@ -172,8 +172,7 @@ static tutti_status schedule_layout(const struct algorithm *algorithm, int ranks
 {
     int *hosts = memory_zeroed((size_t)ranks, sizeof *hosts);
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for %d ranks", ranks);
-    for (int r = 0; r < ranks && !algorithm->host_memory; r++)
-        hosts[r] = algorithm->hierarchical ? 2 * r / ranks : r;
+    for (int r = 0; r < ranks && !algorithm->host_memory; r++) hosts[r] = algorithm->hierarchical ? 2 * r / ranks : r;
     tutti_status status = layout_create(hosts, ranks, out);
     free(hosts);
     return status;

@@ -21,7 +21,8 @@
 enum {
     KEY_BYTES = 64,
     NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
-    LEAST_NAP_NS = 50000, MOST_NAP_MS = 200,           /* between two looks */
+    LEAST_NAP_NS = 50000,
+    MOST_NAP_MS = 200,           /* between two looks */
     LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
     AGAIN_MS = 1000,                                   /* who waited longer reads all records again */
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
@@ -49,8 +50,8 @@ static tutti_status store_put(const tutti_store *store, const char *key, const v
     return status_fail(status, "the key-value store failed to take key %s: %s", key, status_message(status));
 }
 /* TIMEOUT: it is not there; NO_MEMORY: it is larger. What else goes wrong is said. */
-static tutti_status store_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity,
-    void *out, size_t *bytes)
+static tutti_status store_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
+    size_t *bytes)
 {
     tutti_status status = store->get(store->context, key, out, capacity, bytes, timeout_ms);
     if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
@@ -90,8 +91,10 @@ static tutti_status check_alone(const tutti_store *store, const struct member *m
     tutti_status status = record_get(store, first_key, 0, NOW, &first);
     if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, mine))) return TUTTI_OK;
     TRY(status);
-    return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank 0: this one, %llu, and %llu "
-        "on %.39s", mine->group, (unsigned long long)mine->identity.pid, (unsigned long long)first.identity.pid,
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "two processes have joined %s as rank 0: this one, %llu, and %llu "
+        "on %.39s",
+        mine->group, (unsigned long long)mine->identity.pid, (unsigned long long)first.identity.pid,
         first.identity.host);
 }
 static tutti_status await_record(const tutti_store *store, const struct member *mine, int rank, int64_t deadline_ms,
@@ -206,22 +209,26 @@ static tutti_status fail_unheard(const struct follower *f)
 {
     const struct member *mine = f->mine;
     if (f->answered)
-        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
-            "has: it joined late and still waits, or it is stopped or gone", mine->size, mine->group,
-            (long long)mine->timeout_ms);
+        return status_fail(TUTTI_TIMEOUT,
+            "rank 0 of %u has joined %s, but within %lld ms has not said who else "
+            "has: it joined late and still waits, or it is stopped or gone",
+            mine->size, mine->group, (long long)mine->timeout_ms);
     char earlier[160] = "";
     if (f->over)
-        snprintf(earlier, sizeof earlier, "; the store only holds the end of an earlier attempt without this process, "
-            "of %u ranks, by process %llu on %.39s", f->first.size, (unsigned long long)f->first.identity.pid,
-            f->first.identity.host);
+        snprintf(earlier, sizeof earlier,
+            "; the store only holds the end of an earlier attempt without this process, "
+            "of %u ranks, by process %llu on %.39s",
+            f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
     return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
         (long long)mine->timeout_ms, earlier);
 }
 static void tell_what_for(const struct follower *f)
 {
-    LOG(WARN, "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
-        "process %llu on %.39s), which ended without this process", f->rank, f->mine->size, f->mine->group,
-        f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
+    LOG(WARN,
+        "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
+        "process %llu on %.39s), which ended without this process",
+        f->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
+        f->first.identity.host);
 }
 static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
 {
@@ -247,8 +254,8 @@ tutti_status bootstrap_store(const tutti_store *store, int rank, const struct me
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
     struct follower other = { .store = store, .mine = mine, .rank = rank, .found = announcement };
-    tutti_status status = rank == 0 ? store_lead(store, mine, deadline_ms, announcement)
-                                    : store_follow(&other, deadline_ms);
+    tutti_status status =
+        rank == 0 ? store_lead(store, mine, deadline_ms, announcement) : store_follow(&other, deadline_ms);
     if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
     free(announcement);
     return status;

@@ -9,6 +9,6 @@
    (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
    goes to all. `table` has room for mine->size records, and holds something only when all is well. */
 tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
-                             struct member *table);
+    struct member *table);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-                          struct member *table);
+    struct member *table);

@@ -6,8 +6,8 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/join/bootstrap.h"
 #include "backend/host/socket.h"
+#include "backend/join/bootstrap.h"
 #include "backend/join/verdict.h"
 #include <assert.h>
 #include <errno.h>
@@ -107,8 +107,8 @@ static tutti_status fail_left(const struct reception *r, int rank)
 {
     char ranks[256];
     members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
-    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u",
-        rank, (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
+    return status_fail(TUTTI_PEER_LOST, "rank %d (process %llu) died or gave up while %s waited for %s of %u", rank,
+        (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
 /* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
 static bool is_introduction(const struct reception *r, int bytes, const struct introduction *said)
@@ -184,7 +184,7 @@ static void reception_decide(struct reception *r, tutti_status status, struct an
     if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
 }
 static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine, int64_t deadline_ms,
-                            struct announcement *announcement)
+    struct announcement *announcement)
 {
     struct reception r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
     r.room = (int)mine->size + STRANGERS;
@@ -194,8 +194,10 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
     r.listener = r.guests && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
     tutti_status status;
     if (r.listener == -EADDRINUSE)
-        status = status_fail(TUTTI_INVALID_ARGUMENT, "another process is rank 0 of %s, or its unique id is used "
-                             "twice at a time", mine->group);
+        status = status_fail(TUTTI_INVALID_ARGUMENT,
+            "another process is rank 0 of %s, or its unique id is used "
+            "twice at a time",
+            mine->group);
     else if (r.listener < 0)
         status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
@@ -223,11 +225,12 @@ static tutti_status explain(const struct member *mine, int error)
     unsigned size = mine->size;
     if (error == 0 || error == -EPIPE || error == -EMSGSIZE)
         return status_fail(TUTTI_PEER_LOST,
-            "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size,
-            group);
+            "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size, group);
     if (error == -ETIMEDOUT)
-        return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has joined %s, but within %lld ms has not said who else "
-            "has: it joined late and still waits, or it is stopped", size, group, (long long)mine->timeout_ms);
+        return status_fail(TUTTI_TIMEOUT,
+            "rank 0 of %u has joined %s, but within %lld ms has not said who else "
+            "has: it joined late and still waits, or it is stopped",
+            size, group, (long long)mine->timeout_ms);
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));
 }
@@ -244,15 +247,15 @@ static tutti_status hear_verdict(int socket, const struct member *mine, int64_t 
     return TUTTI_OK;
 }
 static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-                              struct announcement *found)
+    struct announcement *found)
 {
     struct introduction say = { .rank = rank, .member = *mine };
     memcpy(say.magic, magic, sizeof magic);
     int socket = connect_until(id, deadline_ms);
     if (socket == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
-            "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host",
-            mine->size, mine->group, (long long)mine->timeout_ms);
+            "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host", mine->size,
+            mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return explain(mine, socket);
     int error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);
@@ -261,12 +264,12 @@ static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct 
     return status;
 }
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-                          struct member *table)
+    struct member *table)
 {
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
-    tutti_status status = rank == 0 ? id_lead(id, mine, deadline_ms, announcement)
-                                    : id_follow(id, rank, mine, deadline_ms, announcement);
+    tutti_status status =
+        rank == 0 ? id_lead(id, mine, deadline_ms, announcement) : id_follow(id, rank, mine, deadline_ms, announcement);
     if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
     free(announcement);
     return status;

@@ -106,8 +106,7 @@ static bool are_still_there(const tutti_comm *comm, int distance)
     int moved = machine_distance(measure_distance(comm).line) - distance;
     return moved >= -1 && moved <= 1;
 }
-static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance,
-    bool *keep)
+static struct machine measure_figures(const tutti_comm *comm, const struct farthest *far, int distance, bool *keep)
 {
     struct machine figures;
     bool complete = machine_probe(stream_find(), distance ? far->cores : NULL, &figures);
@@ -145,8 +144,10 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
         if (n % POLLS) continue;
         doubt = comm_is_in_doubt(comm);
         if (!doubt && clock_ms() > deadline_ms)
-            return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s has joined but did not say in time what the machine "
-                "is like: it is too slow, stopped or gone", group_rank(&comm->group, 0), comm->group.name);
+            return comm_fail(comm, TUTTI_TIMEOUT,
+                "rank %d of %s has joined but did not say in time what the machine "
+                "is like: it is too slow, stopped or gone",
+                group_rank(&comm->group, 0), comm->group.name);
     }
     return TUTTI_OK;
 }

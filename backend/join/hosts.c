@@ -10,9 +10,10 @@ enum { MOST_HOSTS = 1 << 20 };
 
 static tutti_status refuse(const char *text, int size, const char *why)
 {
-    return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), "
-        "or the host of each rank, %d numbers from 0 to %d with commas between them", text, why, size, size, size,
-        size - 1);
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), "
+        "or the host of each rank, %d numbers from 0 to %d with commas between them",
+        text, why, size, size, size, size - 1);
 }
 /* One number at *at, which moves behind it and a comma. False: there is none, or it is too large. */
 static bool read_number(const char **at, int limit, int *out)

@@ -39,8 +39,9 @@ static void watch_peers(tutti_comm *comm)
     for (int r = 0; r < m->size; r++) {
         struct member_watch *w = &m->watches[r];
         struct peer *peer = comm->group.peers[r];
-        *w = (struct member_watch){ .watch = { .peer = peer, .lost = peer_lost, .context = w }, .comm = comm,
-            .rank = r };
+        *w = (struct member_watch){
+            .watch = { .peer = peer, .lost = peer_lost, .context = w }, .comm = comm, .rank = r
+        };
         if (peer) peer_watch(&w->watch);
     }
     m->watching = true;
@@ -109,8 +110,10 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
         if (doubt) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(mapping_check(g));
         if (clock_ms() > deadline_ms)
-            return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s was seen but has not joined in time: it is too slow, "
-                "stopped or gone", r, g->name);
+            return comm_fail(comm, TUTTI_TIMEOUT,
+                "rank %d of %s was seen but has not joined in time: it is too slow, "
+                "stopped or gone",
+                r, g->name);
         comm_pause(comm, n);
     }
     return TUTTI_OK;

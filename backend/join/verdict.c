@@ -21,14 +21,18 @@ void member_seat(struct member *out, const struct member *member)
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
     if (theirs->build != mine->build)
-        return status_fail(TUTTI_MISMATCH, "rank %d joins %s with a tutti made of other sources (%08x) than rank 0's "
-            "(%08x): all ranks must run the same", rank, mine->group, theirs->build, mine->build);
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d joins %s with a tutti made of other sources (%08x) than rank 0's "
+            "(%08x): all ranks must run the same",
+            rank, mine->group, theirs->build, mine->build);
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
             mine->group, theirs->size, mine->size);
     if (theirs->pretends != mine->pretends)
-        return status_fail(TUTTI_MISMATCH, "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
-            "must be the same on all ranks, or unset on all", rank, mine->group);
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
+            "must be the same on all ranks, or unset on all",
+            rank, mine->group);
     return TUTTI_OK;
 }
 static uint32_t count_absent(const struct member *table, uint32_t size)
@@ -51,8 +55,10 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
     char ranks[256];
     members_list_absent(table, mine->size, ranks, sizeof ranks);
     const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
-    return status_fail(TUTTI_TIMEOUT, "%s of %u %s not joined %s within %lld ms: see whether it was started and "
-        "whether it failed, or raise the timeout", ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
+    return status_fail(TUTTI_TIMEOUT,
+        "%s of %u %s not joined %s within %lld ms: see whether it was started and "
+        "whether it failed, or raise the timeout",
+        ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
 }
 
 /* ---- and decides ---- */

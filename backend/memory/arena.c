@@ -389,8 +389,5 @@ tutti_status arena_attach(int descriptor, uint64_t block, size_t bytes, const ch
     close(descriptor);
     return status;
 }
-bool arena_is_retired(const void *attached)
-{
-    return atomic_load(&((const struct header *)attached)->retired) != 0;
-}
+bool arena_is_retired(const void *attached) { return atomic_load(&((const struct header *)attached)->retired) != 0; }
 void arena_detach(void *attached, size_t bytes) { munmap(attached, bytes); }

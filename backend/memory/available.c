@@ -12,8 +12,8 @@ enum { PATH_BYTES = 1024, TEXT_BYTES = 8192 };
 struct version { const char *line, *folder, *limit, *used, *files[2]; };
 static const struct version versions[] = {
     { "0::", "", "memory.max", "memory.current", { "inactive_file ", "active_file " } },
-    { ":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", { "total_inactive_file ",
-        "total_active_file " } },
+    { ":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+        { "total_inactive_file ", "total_active_file " } },
 };
 
 static bool read_text(const char *path, char text[TEXT_BYTES])

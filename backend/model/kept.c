@@ -2,9 +2,9 @@
    identity of the machine, so that one home may serve many. What is read is believed only if it is whole, of this
    machine and version, and every figure within its bounds; anything else is as good as nothing. It is written beside
    and moved into place, so a reader sees an old file or a new one. */
-#include "backend/model/machine.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
+#include "backend/model/machine.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -121,8 +121,10 @@ bool kept_write(const char *folder, const char *identity, const struct machine *
     if (make_folder(folder) && write_beside(path, text, length)) return true;
     const char *reason = strerror(errno), *asked = settings_get()->cache;
     if (asked[0])
-        LOG(WARN, "TUTTI_CACHE=%s: what was measured of this machine cannot be kept there (%s), so every job measures "
-            "anew; give a folder that can be written, or none", asked, reason);
+        LOG(WARN,
+            "TUTTI_CACHE=%s: what was measured of this machine cannot be kept there (%s), so every job measures "
+            "anew; give a folder that can be written, or none",
+            asked, reason);
     else LOG(INFO, "what was measured of this machine cannot be kept in %s: %s", folder, reason);
     return false;
 }

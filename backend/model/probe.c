@@ -6,10 +6,10 @@
 
    What is left out on purpose: nothing here says how slots are best written (execute/pace.c goes on finding that out,
    because cores are moved without notice), and nothing depends on figures being better than to a factor of two. */
-#include "backend/model/machine.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"
+#include "backend/model/machine.h"
 #include <linux/futex.h>
 #include <math.h>
 #include <pthread.h>
@@ -379,8 +379,9 @@ bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out
     if (!machine_is_sane(&facts)) facts = machine_typical();
     struct machine found = facts;
     int first = cores ? cores[0] : sched_getcpu(), second = cores ? cores[1] : -1;
-    struct duet d = { .found = &found, .stream = stream, .write = copy_plainly,
-        .core = { first >= 0 ? first : 0, second } };
+    struct duet d = {
+        .found = &found, .stream = stream, .write = copy_plainly, .core = { first >= 0 ? first : 0, second }
+    };
     bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
     *out = sane ? found : facts;
     return complete && sane;

@@ -8,8 +8,8 @@
 #include "backend/base/descriptor.h"
 #include "backend/base/random.h"
 #include "backend/base/status.h"
-#include "backend/memory/arena.h"
 #include "backend/host/socket.h"
+#include "backend/memory/arena.h"
 #include "backend/processes/registry.h"
 #include <assert.h>
 #include <errno.h>

@@ -9,8 +9,8 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/memory/arena.h"
 #include "backend/host/wait.h"
+#include "backend/memory/arena.h"
 #include "backend/processes/registry.h"
 #include <assert.h>
 #include <stdio.h>

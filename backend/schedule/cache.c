@@ -11,9 +11,7 @@ struct entry {
     struct entry *next;
     uint64_t masks[];                                       /* in_place, then shared, of both */
 };
-struct cache {
-    struct entry *rows[CACHE_ROWS];
-};
+struct cache { struct entry *rows[CACHE_ROWS]; };
 
 struct cache *cache_create(void) { return memory_zeroed(1, sizeof(struct cache)); }
 static void entry_destroy(struct entry *e)
@@ -34,10 +32,9 @@ void cache_destroy(struct cache *cache)
 static bool key_equal(const struct plan *a, const struct plan *b)
 {
     int members = plan_members(a);
-    return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root &&
-           a->one_host == b->one_host && a->host == b->host && a->slots == b->slots &&
-           a->stage_inputs == b->stage_inputs && a->hoist == b->hoist &&
-           mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
+    return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root && a->one_host == b->one_host
+        && a->host == b->host && a->slots == b->slots && a->stage_inputs == b->stage_inputs && a->hoist == b->hoist
+        && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
 }
 /* What differs between the operations of one communicator. */
 static size_t row_of(const struct plan *key)

@@ -7,12 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct reader {
-    int step, next;
-}; /* a send that reads a cell; next: 1 + the one before */
-struct cell {
-    int receive, readers;
-}; /* 1 + step; 1 + the newest reader */
+struct reader { int step, next; }; /* a send that reads a cell; next: 1 + the one before */
+struct cell { int receive, readers; }; /* 1 + step; 1 + the newest reader */
 struct handles {
     const struct build *build;
     struct schedule *s;

@@ -32,7 +32,7 @@ static void schedule_number(struct schedule *s, int (*count)[2])
 }
 void messages_number(struct plan *p)
 {
-    int(*count)[2] = memory_zeroed((size_t)p->size, sizeof *count);
+    int (*count)[2] = memory_zeroed((size_t)p->size, sizeof *count);
     if (!count) plan_out_of_memory(p);
     for (int m = 0; count && m < p->count; m++) schedule_number(&p->ranks[m], count);
     free(count);

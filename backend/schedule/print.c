@@ -61,8 +61,8 @@ static void put_note(struct text *t, size_t line, int *notes, const char *note)
     else put(t, "%*s%s", space, "", note);
     ++*notes;
 }
-static void put_waits(
-    struct text *t, const struct schedule *s, const struct step *step, enum lag lag, size_t line, int *notes)
+static void put_waits(struct text *t, const struct schedule *s, const struct step *step, enum lag lag, size_t line,
+    int *notes)
 {
     static const char *const words[] = { "after ", "slot free after ", "every tile after " };
     int waits = 0;

@@ -54,8 +54,8 @@ static void pulls_add(struct pulls *pulls, struct schedule *owner, struct pull p
         list[pulls->count++] = pull;
     } else schedule_fail(owner, schedule_no_memory);
 }
-static void pulls_collect(
-    const struct plan *p, struct schedule *owner, const struct schedule *writer, struct pulls *out)
+static void pulls_collect(const struct plan *p, struct schedule *owner, const struct schedule *writer,
+    struct pulls *out)
 {
     for (int j = 0; j < writer->step_count; j++)
         for (int d = 0; d < writer->steps[j].to_count; d++) {

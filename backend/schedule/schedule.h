@@ -15,8 +15,18 @@
 /* ---- what algorithms use ---- */
 enum buffer { INPUT, OUTPUT, SCRATCH };
 struct span { int rank; enum buffer buffer; int first, count; };  /* counted in chunks, not bytes */
-enum family { ALLREDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL, GATHER, SCATTER, BARRIER,
-    FAMILY_COUNT };
+enum family {
+    ALLREDUCE,
+    REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    ALLGATHER,
+    ALL_TO_ALL,
+    GATHER,
+    SCATTER,
+    BARRIER,
+    FAMILY_COUNT
+};
 /* Chunks before schedule_cut (p: ranks). ALLREDUCE, BROADCAST, REDUCE, BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER:
    INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. REDUCE and GATHER have OUTPUT on
    the root only, BROADCAST and SCATTER have INPUT on the root only: touching what is absent is a build error. BARRIER:
@@ -150,10 +160,7 @@ static inline struct span *step_to(const struct schedule *s, const struct step *
 {
     return &s->spans[t->span + t->from_count];
 }
-static inline bool plan_in_place(const struct plan *p, int rank)
-{
-    return mask_has(p->in_place, plan_index(p, rank));
-}
+static inline bool plan_in_place(const struct plan *p, int rank) { return mask_has(p->in_place, plan_index(p, rank)); }
 static inline bool plan_shared(const struct plan *p, int rank)
 {
     int member = plan_index(p, rank);

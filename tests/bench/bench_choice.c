@@ -13,10 +13,12 @@
 
 enum { SLOTS_BYTES = 1 << 20 };                         /* of a half, before they come round */
 enum { MOST_VARIANTS = 32, MOST_SIZES = 16, MOST_TIMES = 64, LIMIT_S = 300 };
-static struct shared {
-    double sample[MOST_SIZES][MOST_VARIANTS][MOST_RANKS][MOST_TIMES], flag[MOST_SIZES][2];
-} *shared;
-static struct variant { int tile_kib, slots; const char *algorithm; char name[32]; } variants[MOST_VARIANTS];
+static struct shared { double sample[MOST_SIZES][MOST_VARIANTS][MOST_RANKS][MOST_TIMES], flag[MOST_SIZES][2]; } *shared;
+static struct variant {
+    int tile_kib, slots;
+    const char *algorithm;
+    char name[32];
+} variants[MOST_VARIANTS];
 static int variant_count, ranks = 2, samples = 15;
 static bool in_arena, by_algorithm;
 
@@ -106,8 +108,8 @@ static double median(int size, int variant)
 static void print(void)
 {
     double best[MOST_SIZES];
-    printf("allreduce in place, %s, %d ranks on %d cores; us, and ÷ the best of the row\n", in_arena ? "shared" :
-        "private", ranks, measure_cores());
+    printf("allreduce in place, %s, %d ranks on %d cores; us, and ÷ the best of the row\n",
+        in_arena ? "shared" : "private", ranks, measure_cores());
     printf("%9s %11s", "bytes", "flag, ns");
     for (int v = 0; v < variant_count; v++) printf(" %14s", variants[v].name);
     printf("\n");

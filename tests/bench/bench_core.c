@@ -62,9 +62,7 @@ static void call(const struct bench_case *c, struct pair at, tutti_dtype dtype)
     case REDUCE_SCATTER:
         must(tutti_reduce_scatter(at.in, c->in_place ? at.in + own : at.out, part, dtype, TUTTI_SUM, comm, NULL));
         return;
-    case ALLGATHER:
-        must(tutti_all_gather(c->in_place ? at.out + own : at.in, at.out, part, dtype, comm, NULL));
-        return;
+    case ALLGATHER: must(tutti_all_gather(c->in_place ? at.out + own : at.in, at.out, part, dtype, comm, NULL)); return;
     case REDUCE: must(tutti_reduce(at.in, at.out, n, dtype, TUTTI_SUM, 0, comm, NULL)); return;
     case GATHER: must(tutti_gather(at.in, at.out, part, dtype, 0, comm, NULL)); return;
     case SCATTER: must(tutti_scatter(at.in, at.out, part, dtype, 0, comm, NULL)); return;
@@ -190,8 +188,11 @@ static void measure_large(const struct bench_case *c, struct pair at, int sample
 /* ---- a row ---- */
 static int samples_of(const struct bench_case *c)
 {
-    static const struct { size_t bytes; int samples; } most[] = { { TINY, 60 }, { 65537, 200 }, { (1 << 20) + 1, 100 },
-        { (4 << 20) + 1, 40 }, { (16 << 20) + 1, 20 }, { (64 << 20) + 1, 12 } };
+    static const struct {
+        size_t bytes;
+        int samples;
+    } most[] = { { TINY, 60 }, { 65537, 200 }, { (1 << 20) + 1, 100 }, { (4 << 20) + 1, 40 }, { (16 << 20) + 1, 20 },
+        { (64 << 20) + 1, 12 } };
     int samples = 6;
     for (int i = (int)(sizeof most / sizeof *most) - 1; i >= 0; i--)
         if (c->bytes < most[i].bytes) samples = most[i].samples;
@@ -235,14 +236,17 @@ static void print_row(const struct bench_case *c, const struct outcome *o)
         char *more = goal + length;
         size_t room = sizeof goal - (size_t)length;
         if (c->goal_p99 > 0)
-            snprintf(more, room, ", p99 %.1f (%.1f) <= %g", o->p99 / o->beside_single,
-                o->beside_p99 / o->beside_single, c->goal_p99);
+            snprintf(more, room, ", p99 %.1f (%.1f) <= %g", o->p99 / o->beside_single, o->beside_p99 / o->beside_single,
+                c->goal_p99);
         if (c->goal_p99_us > 0) snprintf(more, room, ", p99 < %g", c->goal_p99_us);
     }
     snprintf(flag, sizeof flag, "%.0f, %.0f", o->flag, o->flag_after);
     printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f %7.2f  %-25s %9s  %s\n", label, o->median / 1e3,
         o->p99 / 1e3, o->best / 1e3, beside_name(c->beside), o->beside / 1e3, o->median / o->beside,
-        o->median / o->limit, goal, flag, c->goal <= 0 ? "" : is_met(c, o) ? "met" : "MISSED");
+        o->median / o->limit, goal, flag,
+        c->goal <= 0       ? ""
+            : is_met(c, o) ? "met"
+                           : "MISSED");
     fflush(stdout);
 }
 static void measure_case(int index)
@@ -344,7 +348,8 @@ static void rank_main(void *context)
 /* ---- results ---- */
 static void write_case(FILE *file, const struct bench_case *c)
 {
-    fprintf(file, "\n {\"case\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"dtype\": \"%s\", \"in_place\": %s, "
+    fprintf(file,
+        "\n {\"case\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"dtype\": \"%s\", \"in_place\": %s, "
         "\"shared\": %s, \"beside\": \"%s\", \"goal\": %g, \"goal_p99\": %g, \"goal_p99_us\": %g, ",
         verb_name(c->verb), c->bytes, c->ranks, tutti_dtype_name(c->dtype), c->in_place ? "true" : "false",
         c->shared ? "true" : "false", beside_name(c->beside), c->goal, c->goal_p99, c->goal_p99_us);
@@ -361,12 +366,15 @@ static bool write_json(void)
         if (!o->measured) continue;
         fputs(comma, file);
         write_case(file, c);
-        fprintf(file, "\"median_us\": %.4f, \"p99_us\": %.4f, \"best_us\": %.4f, \"slowest_us\": %.4f, "
+        fprintf(file,
+            "\"median_us\": %.4f, \"p99_us\": %.4f, \"best_us\": %.4f, \"slowest_us\": %.4f, "
             "\"beside_us\": %.4f, \"beside_p99_us\": %.4f, \"beside_single_us\": %.4f, \"ratio\": %.4f, "
             "\"limit_us\": %.4f, \"flag_ns\": %.1f, \"flag_after_ns\": %.1f, \"met\": %s}",
             o->median / 1e3, o->p99 / 1e3, o->best / 1e3, o->slowest / 1e3, o->beside / 1e3, o->beside_p99 / 1e3,
             o->beside_single / 1e3, o->median / o->beside, o->limit / 1e3, o->flag, o->flag_after,
-            c->goal <= 0 ? "null" : is_met(c, o) ? "true" : "false");
+            c->goal <= 0       ? "null"
+                : is_met(c, o) ? "true"
+                               : "false");
         comma = ",";
     }
     fprintf(file, "\n]}\n");

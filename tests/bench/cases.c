@@ -3,19 +3,27 @@
 #include <stdio.h>
 
 static const size_t KI = 1 << 10, MI = 1 << 20;
-static const char *const verbs[] = { "allreduce", "reduce_scatter", "allgather", "broadcast", "all_to_all",
-    "reduce", "gather", "scatter", "send_recv" };
+static const char *const verbs[] = { "allreduce", "reduce_scatter", "allgather", "broadcast", "all_to_all", "reduce",
+    "gather", "scatter", "send_recv" };
 static const char *const besides[] = { "flag barrier", "ladder barrier", "flag ping-pong", "memcpy", "T_coh",
     "float32" };
 const char *verb_name(enum verb verb) { return verbs[verb]; }
 const char *beside_name(enum beside beside) { return besides[beside]; }
 
 /* ---- goals: how many times what is beside, on private and on shared tensors ---- */
-static const struct { enum verb verb; bool in_place; double on_private, on_shared; } copies_at_64_mi[] = {
-    { ALLREDUCE, true, 1.12, 0.52 }, { ALLREDUCE, false, 1.45, 0.90 },           /* from 16 to 256 MiB */
-    { REDUCE_SCATTER, false, 0.92, 0.68 }, { ALLGATHER, false, 1.12, 0.88 },
-    { BROADCAST, true, 1.18, 0.95 }, { BROADCAST, false, 1.18, 0.95 },
-    { ALL_TO_ALL, false, 1.30, 1.05 }, { SEND_RECV, false, 1.1, 1.0 },
+static const struct {
+    enum verb verb;
+    bool in_place;
+    double on_private, on_shared;
+} copies_at_64_mi[] = {
+    { ALLREDUCE, true, 1.12, 0.52 },
+    { ALLREDUCE, false, 1.45, 0.90 },           /* from 16 to 256 MiB */
+    { REDUCE_SCATTER, false, 0.92, 0.68 },
+    { ALLGATHER, false, 1.12, 0.88 },
+    { BROADCAST, true, 1.18, 0.95 },
+    { BROADCAST, false, 1.18, 0.95 },
+    { ALL_TO_ALL, false, 1.30, 1.05 },
+    { SEND_RECV, false, 1.1, 1.0 },
 };
 static double copies_goal(const struct bench_case *c)
 {
@@ -61,7 +69,8 @@ double case_touched(const struct bench_case *c)
     case BROADCAST: return c->in_place ? 0.5 : (part + 1) / 2;
     case ALL_TO_ALL: return 1;
     case REDUCE: return (1 + part) / 2;                 /* all input, and what the root makes of it */
-    case GATHER: case SCATTER: return part;             /* out of place */
+    case GATHER:
+    case SCATTER: return part;             /* out of place */
     case SEND_RECV: return 1;
     case VERBS: break;
     }
@@ -93,7 +102,8 @@ static void add_size(struct list *list, struct bench_case c)
 int cases_list(struct bench_case out[MOST_CASES])
 {
     const size_t most[] = { 8, 48, 256, KI, 4 * KI, 16 * KI, 64 * KI, 256 * KI, MI, 4 * MI, 16 * MI, 64 * MI,
-        256 * MI }, some[] = { 8, 4 * KI, 64 * KI, MI, 16 * MI, 64 * MI, 256 * MI }, few[] = { 64 * KI, MI, 16 * MI };
+        256 * MI },
+                 some[] = { 8, 4 * KI, 64 * KI, MI, 16 * MI, 64 * MI, 256 * MI }, few[] = { 64 * KI, MI, 16 * MI };
     struct list list = { out, 0 };
     struct bench_case c = { .ranks = 2, .dtype = TUTTI_FLOAT32 };
     for (size_t i = 0; i < sizeof most / sizeof *most; i++) { c.bytes = most[i]; add_size(&list, c); }
@@ -101,8 +111,9 @@ int cases_list(struct bench_case out[MOST_CASES])
         for (size_t i = 0; i < sizeof some / sizeof *some; i++) { c.bytes = some[i]; add_size(&list, c); }
     for (int type = 0; type < 2; type++)
         for (int shared = 0; shared < 2; shared++)
-            add(&list, (struct bench_case){ ALLREDUCE, 64 * MI, 2, type ? TUTTI_FLOAT16 : TUTTI_BFLOAT16,
-                .in_place = true, .shared = shared });
+            add(&list,
+                (struct bench_case){
+                    ALLREDUCE, 64 * MI, 2, type ? TUTTI_FLOAT16 : TUTTI_BFLOAT16, .in_place = true, .shared = shared });
     c.verb = ALLREDUCE;
     c.in_place = true;
     for (c.ranks = 4; c.ranks <= 8; c.ranks += 4) {

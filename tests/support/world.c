@@ -1,7 +1,7 @@
 /* A store in memory, and ranks as threads or processes. */
 #include "tests/support/world.h"
-#include "backend/base/settings.h"
 #include "backend/base/clock.h"
+#include "backend/base/settings.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

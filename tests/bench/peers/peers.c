@@ -41,7 +41,10 @@ static void pin(void)
 #include <sys/mman.h>
 #include <sys/wait.h>
 static tutti_comm *comm;
-static void must(tutti_status status) { if (status != TUTTI_OK) fail(tutti_get_last_error()); }
+static void must(tutti_status status)
+{
+    if (status != TUTTI_OK) fail(tutti_get_last_error());
+}
 /* Until all have ended; those that one leaves behind would wait for it. */
 static void await_ranks(pid_t *process)
 {
@@ -201,9 +204,16 @@ static void allreduce_in_place(float *in, float *out, size_t n)
 /* ---- measuring ---- */
 struct collective { const char *name; void (*call)(float *in, float *out, size_t n); };
 static const struct collective collectives[] = {
-    { "allreduce", allreduce_in_place }, { "allreduce, out of place", allreduce }, { "reduce_scatter", reduce_scatter },
-    { "allgather", allgather }, { "broadcast", broadcast }, { "reduce", reduce }, { "all_to_all", alltoall },
-    { "gather", gather }, { "scatter", scatter }, { "send and back", pingpong },
+    { "allreduce", allreduce_in_place },
+    { "allreduce, out of place", allreduce },
+    { "reduce_scatter", reduce_scatter },
+    { "allgather", allgather },
+    { "broadcast", broadcast },
+    { "reduce", reduce },
+    { "all_to_all", alltoall },
+    { "gather", gather },
+    { "scatter", scatter },
+    { "send and back", pingpong },
 };
 enum { MOST = 1000, BATCH = 50, FLAG_BATCHES = 9, FLAG_BATCH = 100 };
 

@@ -17,8 +17,9 @@ static const char *check_verdict(const struct world *w, const struct agree_cause
         return "I5: a rank that lives, or has left, is called dead";
     if (c->kind == AGREE_LEFT_ALONE && !(w->left[other] && w->operation[other] < (int)c->operation))
         return "I5: a rank that has not left, or did its part, is said to have left";
-    if (c->kind == AGREE_DISAGREEMENT && c->calls[1].number && (c->calls[0].number != c->operation
-        || c->calls[1].number != c->operation || c->calls[0].fingerprint == c->calls[1].fingerprint))
+    if (c->kind == AGREE_DISAGREEMENT && c->calls[1].number
+        && (c->calls[0].number != c->operation || c->calls[1].number != c->operation
+            || c->calls[0].fingerprint == c->calls[1].fingerprint))
         return "I6: a disagreement without two calls that differ";
     return NULL;
 }
@@ -126,8 +127,7 @@ _Static_assert(AFTER_LAYOUT % 8 == 0 && AFTER_OBJECTS % 8 == 0 && sizeof(struct 
 size_t world_pack(const struct world *w, unsigned char *out)
 {
     size_t used = 0;
-    for (int r = 0; r < RANKS; r++)
-        used += pack(&w->object[r].state, sizeof w->object[r] - AFTER_LAYOUT, out + used);
+    for (int r = 0; r < RANKS; r++) used += pack(&w->object[r].state, sizeof w->object[r] - AFTER_LAYOUT, out + used);
     return used + pack(w->peers, sizeof *w - AFTER_OBJECTS, out + used);
 }
 void world_unpack(struct world *w, const struct scenario *s, const unsigned char *from)

@@ -24,7 +24,8 @@ static int ranks(const struct scenario *s) { return s->host_of[RANKS - 1] < 0 ? 
 static int hosts(const struct scenario *s)
 {
     int most = 0;
-    for (int r = 0; r < RANKS; r++) if (s->host_of[r] > most) most = s->host_of[r];
+    for (int r = 0; r < RANKS; r++)
+        if (s->host_of[r] > most) most = s->host_of[r];
     return most + 1;
 }
 void world_connect(struct world *w, const struct scenario *s)
@@ -344,11 +345,28 @@ static void ring(struct world *w, struct event e)
 static void fault(struct world *w, const struct scenario *s, struct event e, FILE *log)
 {
     switch (e.kind) {
-    case DIE: w->dead[e.a] = 1; w->deaths--; end_links(w, e.a, BROKEN); break;
-    case STOP: w->stopped[e.a] = 1; w->stops--; break;
-    case ABORT: w->aborts--; fail(w, s, e.a, AGREE_ABORTED, -1); break;
-    case BREAK: w->breaks--; w->broke = 1; w->link[e.a][e.b] = w->link[e.b][e.a] = BROKEN; break;
-    case DROP: w->drops--; deliver(w, e.a, e.b, true, log); break;
+    case DIE:
+        w->dead[e.a] = 1;
+        w->deaths--;
+        end_links(w, e.a, BROKEN);
+        break;
+    case STOP:
+        w->stopped[e.a] = 1;
+        w->stops--;
+        break;
+    case ABORT:
+        w->aborts--;
+        fail(w, s, e.a, AGREE_ABORTED, -1);
+        break;
+    case BREAK:
+        w->breaks--;
+        w->broke = 1;
+        w->link[e.a][e.b] = w->link[e.b][e.a] = BROKEN;
+        break;
+    case DROP:
+        w->drops--;
+        deliver(w, e.a, e.b, true, log);
+        break;
     case LOSE: memset(&w->queue[e.a][e.b][--w->count[e.a][e.b]], 0, sizeof(struct agree_message)); break;
     case LOSE_FIRST: w->sent[e.a][e.b] = 0; break;
     default: break;
@@ -368,14 +386,29 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
     case ROLL_CALL: roll_call(w, s, e.a); break;
     case FINISH: return finish(w, e.a);
     case LEAVE: leave(w, e.a); break;
-    case SEE_RECORD: learn(w, e.a, &w->record[h]); agree_host_failed(a, &w->record[h]); break;
-    case SEE_VERDICT: learn(w, e.a, &w->verdict[h]); agree_host_decided(a, &w->verdict[h]); break;
-    case SEE_LEFT: w->left_seen[e.a][e.b] = 1; agree_left(a, e.b, w->operation[e.b]); break;
+    case SEE_RECORD:
+        learn(w, e.a, &w->record[h]);
+        agree_host_failed(a, &w->record[h]);
+        break;
+    case SEE_VERDICT:
+        learn(w, e.a, &w->verdict[h]);
+        agree_host_decided(a, &w->verdict[h]);
+        break;
+    case SEE_LEFT:
+        w->left_seen[e.a][e.b] = 1;
+        agree_left(a, e.b, w->operation[e.b]);
+        break;
     case ALONE: fail(w, s, e.a, AGREE_LEFT_ALONE, e.b); break;
     case FIRST_MESSAGE: first_message(w, s, e.a, e.b); break;
     case DELIVER: deliver(w, e.a, e.b, false, log); break;
-    case NOTICE: w->link[e.a][e.b] = NOTICED; agree_lost(&w->object[e.b], e.a); break;
-    case ASK_TIMER: case SUSPECT_TIMER: case REPEAT_TIMER: case SETTLE_TIMER: ring(w, e); break;
+    case NOTICE:
+        w->link[e.a][e.b] = NOTICED;
+        agree_lost(&w->object[e.b], e.a);
+        break;
+    case ASK_TIMER:
+    case SUSPECT_TIMER:
+    case REPEAT_TIMER:
+    case SETTLE_TIMER: ring(w, e); break;
     default: fault(w, s, e, log);
     }
     return NULL;

@@ -39,9 +39,32 @@ struct world {
     unsigned char count[RANKS][RANKS];
     struct agree_message queue[RANKS][RANKS][DEPTH];
 };
-enum event_kind { BEGIN, ROLL_CALL, FINISH, LEAVE, SEE_RECORD, SEE_VERDICT, SEE_LEFT, ALONE, FIRST_MESSAGE, DELIVER,
-    NOTICE, ASK_TIMER, SUSPECT_TIMER, REPEAT_TIMER, SETTLE_TIMER, FAULTS, DIE = FAULTS, STOP, ABORT, BREAK, DROP, LOSE,
-    LOSE_FIRST, EVENT_KINDS };
+enum event_kind {
+    BEGIN,
+    ROLL_CALL,
+    FINISH,
+    LEAVE,
+    SEE_RECORD,
+    SEE_VERDICT,
+    SEE_LEFT,
+    ALONE,
+    FIRST_MESSAGE,
+    DELIVER,
+    NOTICE,
+    ASK_TIMER,
+    SUSPECT_TIMER,
+    REPEAT_TIMER,
+    SETTLE_TIMER,
+    FAULTS,
+    DIE = FAULTS,
+    STOP,
+    ABORT,
+    BREAK,
+    DROP,
+    LOSE,
+    LOSE_FIRST,
+    EVENT_KINDS
+};
 struct event { unsigned char kind, a, b; };
 enum { MOST_EVENTS = 160 };
 

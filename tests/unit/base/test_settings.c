@@ -1,14 +1,14 @@
 /* What is set wrongly is warned about: the variable, its value, what is allowed and what is used instead. */
-#include "tests/support/said.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
+#include "tests/support/said.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
 static const char *said_of(const char *variable, const char *value)
 {

@@ -9,16 +9,14 @@
 enum mutation { DROP_WAIT, SHIFT_SPAN, CHANGE_PEER, DROP_STEP, FLIP_FINISH, FLIP_RAW, MUTATIONS };
 static const char *const mutation_names[MUTATIONS] = { "waits dropped", "spans shifted", "peers changed",
     "steps dropped", "finish flipped", "raw flipped" };
-static struct {
-    int made, killed;
-} mutants[MUTATIONS];
+static struct { int made, killed; } mutants[MUTATIONS];
 static int implied_waits, survivors;
 static bool own_waits = true;                               /* drop waits of a rank for its own messages as well */
 
 static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
 {
-    return plan_check(p, 2 * p->slots + 1, 3, 0, why, bytes) && plan_check(p, 1, 3, 0, why, bytes) &&
-           plan_check(p, p->slots + 1, 3, 0, why, bytes);
+    return plan_check(p, 2 * p->slots + 1, 3, 0, why, bytes) && plan_check(p, 1, 3, 0, why, bytes)
+        && plan_check(p, p->slots + 1, 3, 0, why, bytes);
 }
 
 /* ---- what is known anyway ---- */
@@ -116,8 +114,8 @@ static inline bool moves_nothing(const struct plan *p, const struct schedule *s,
 {
     if (t->kind != WORK || t->from_count != 1 || t->to_count != 1) return false;
     struct span from = *step_from(s, t), to = *step_to(s, t);
-    return from.rank == to.rank &&
-           plan_home(p, from.rank, from.buffer, from.first) == plan_home(p, to.rank, to.buffer, to.first);
+    return from.rank == to.rank
+        && plan_home(p, from.rank, from.buffer, from.first) == plan_home(p, to.rank, to.buffer, to.first);
 }
 static inline void shift_spans(struct plan *p, int rank, int step)
 {

@@ -1,7 +1,7 @@
 /* Every allocation of the builder, the checker and the cache fails in turn: the answer is an error, nothing is lost
  * (the sanitizer of addresses watches), and the next attempt works. */
-#include "tests/unit/schedule/examples.h"
 #include "tests/unit/check/hierarchies.h"
+#include "tests/unit/schedule/examples.h"
 
 enum { MOST_ALLOCATIONS = 20000 };
 static struct hosts hosts;

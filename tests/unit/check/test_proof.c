@@ -39,8 +39,8 @@ static int root_of(int nth, int size) { return size <= EXHAUSTIVE ? nth : nth ? 
 enum { IN_PLACE = 1, HOIST = 2, STAGE_INPUTS = 4, SHARED = 8, WAYS = 16 };
 static bool is_a_way(const struct algorithm *a, int way)
 {
-    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & SHARED && !a->host_memory) &&
-           !(way & HOIST && a->host_memory);
+    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & SHARED && !a->host_memory)
+        && !(way & HOIST && a->host_memory);
 }
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
 {

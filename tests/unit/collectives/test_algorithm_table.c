@@ -3,8 +3,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <string.h>
+#include <cmocka.h>
 
 static void every_row_is_found_by_its_name(void **state)
 {

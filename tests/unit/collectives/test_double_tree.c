@@ -36,8 +36,7 @@ static void every_rank_is_near_the_root(void **state)
         for (int tree = 0; tree < 2; tree++)
             for (int rank = 0, root = size - 1; rank < size; rank++) {
                 int depth = 0;
-                for (int at = rank; at != root; at = node_of(size, root, tree, at).parent)
-                    assert_true(++depth <= size);
+                for (int at = rank; at != root; at = node_of(size, root, tree, at).parent) assert_true(++depth <= size);
                 assert_true(depth <= log_above(size));
             }
 }

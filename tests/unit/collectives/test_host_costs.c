@@ -12,7 +12,11 @@ static int all(int p) { return p > 1 ? p : 0; }
 static int others(int p) { return p - 1; }
 static int twice_others(int p) { return 2 * (p - 1); }
 
-static const struct cost { enum family family; const char *name; formula *read, *written; } costs[] = {
+static const struct cost {
+    enum family family;
+    const char *name;
+    formula *read, *written;
+} costs[] = {
     { ALLREDUCE, "one_shot", others, none },
     { ALLREDUCE, "two_shot", others, others },
     { ALLREDUCE, "two_shot_read", twice_others, none },

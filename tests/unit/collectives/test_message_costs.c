@@ -182,8 +182,8 @@ static void count(const struct plan *plan, const struct cost *cost)
         fail_msg("%s %s of %d ranks: %d rounds, not %d", family_name(cost->family), cost->name, plan->size, rounds,
             expected);
     if (most != cost->sent(plan->size))
-        fail_msg("%s %s of %d ranks: a rank sends %d chunks, not %d", family_name(cost->family), cost->name,
-            plan->size, most, cost->sent(plan->size));
+        fail_msg("%s %s of %d ranks: a rank sends %d chunks, not %d", family_name(cost->family), cost->name, plan->size,
+            most, cost->sent(plan->size));
 }
 static void costs_are_as_stated(void **state)
 {

@@ -126,8 +126,8 @@ static void binomial_trees_work_between_hosts(void **state)
 static void broadcast_works_between_hosts(void **state)
 {
     (void)state;
-    prove_everywhere(&(struct algorithm){ .name = "broadcast", .family = BROADCAST, .record = hierarchical_broadcast,
-        .host_memory = true });
+    prove_everywhere(&(struct algorithm){
+        .name = "broadcast", .family = BROADCAST, .record = hierarchical_broadcast, .host_memory = true });
 }
 
 int main(void)

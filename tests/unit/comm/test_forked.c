@@ -5,12 +5,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { COUNT = 1 << 18 };
 static int shared_mappings(void)                        /* segments, blocks of the arena, and those of peers */

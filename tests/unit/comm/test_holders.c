@@ -1,7 +1,7 @@
 /* Communicators with several holders: one thread destroys it while others are in its calls, or still make some. */
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -38,7 +38,8 @@ static void call_a_destroyed_one(struct rank *me)
         REQUIRE(tutti_comm_release(comm) == TUTTI_OK);
     }
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    REQUIRE(tutti_comm_retain(NULL) == TUTTI_INVALID_ARGUMENT); SAYS("the communicator is NULL");
+    REQUIRE(tutti_comm_retain(NULL) == TUTTI_INVALID_ARGUMENT);
+    SAYS("the communicator is NULL");
     REQUIRE(tutti_comm_release(NULL) == TUTTI_OK);
 }
 static void test_a_destroyed_communicator_says_so_to_its_holders(void **state)
@@ -60,7 +61,8 @@ static void release_instead(struct rank *me)            /* the last release dest
         return;
     }
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    REQUIRE(tutti_barrier(comm, NULL) == TUTTI_PEER_LOST); SAYS("rank 0 of the group has destroyed its communicator");
+    REQUIRE(tutti_barrier(comm, NULL) == TUTTI_PEER_LOST);
+    SAYS("rank 0 of the group has destroyed its communicator");
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void test_the_last_release_leaves_the_group(void **state)

@@ -1,7 +1,7 @@
 /* Who may touch what when communicators fail, are destroyed, split or forked while operations are under way. */
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ static void fails_and_is_destroyed(struct rank *me)
             REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, &r) == TUTTI_OK);
             while (tutti_test(&r) == TUTTI_IN_PROGRESS) usleep(200);
             REQUIRE(tutti_test(&r) == TUTTI_TIMEOUT);
-        } else while (tutti_comm_get_async_error(comm) == TUTTI_OK) usleep(200);
+        } else
+            while (tutti_comm_get_async_error(comm) == TUTTI_OK) usleep(200);
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         usleep(2000);                                   /* the progress thread may still be about to sleep */

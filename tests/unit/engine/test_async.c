@@ -26,8 +26,8 @@ static void many_at_once(struct rank *me)                               /* waite
         REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
         REQUIRE(r[k].sequence == (uint64_t)k + 1);
     }
-    for (size_t i = 0; i < MANY * n; i++) REQUIRE(data[i] ==
-        (float)((int)(i % 13) * me->size + me->size * (me->size - 1) / 2));
+    for (size_t i = 0; i < MANY * n; i++)
+        REQUIRE(data[i] == (float)((int)(i % 13) * me->size + me->size * (me->size - 1) / 2));
     free(data);
     free(r);
 }
@@ -145,8 +145,10 @@ static void uneven(struct rank *me)
         for (int q = 0; q < me->size; q++) {
             out[q] = (size_t)((me->rank * 3 + q * 5) % 4 * scale);
             in[q] = (size_t)((q * 3 + me->rank * 5) % 4 * scale);
-            out_at[q] = sent; sent += out[q] + 1;
-            in_at[q] = received; received += in[q] + 2;
+            out_at[q] = sent;
+            sent += out[q] + 1;
+            in_at[q] = received;
+            received += in[q] + 2;
         }
         int32_t *send = malloc((sent + 1) * 4), *recv = malloc((received + 1) * 4);
         for (size_t i = 0; i < sent; i++) send[i] = (int32_t)i + me->rank * 1000000;

@@ -12,9 +12,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <cmocka.h>
 
 enum { MOST = 4, MOST_BYTES = 900000, EDGE = 128 };
 #ifdef NO_PROCESSES
@@ -193,8 +193,13 @@ static void everything(struct rank *me)
 }
 
 /* ---- worlds ---- */
-static const struct { const char *tile_bytes, *slots, *streaming; } cuts[] = {
-    { NULL, NULL, NULL }, { "4096", "1", "0" }, { "4096", "8", "1" }, { "65536", "2", NULL },
+static const struct {
+    const char *tile_bytes, *slots, *streaming;
+} cuts[] = {
+    { NULL, NULL, NULL },
+    { "4096", "1", "0" },
+    { "4096", "8", "1" },
+    { "65536", "2", NULL },
 };
 static void cut_as(const char *tile_bytes, const char *slots, const char *streaming)
 {

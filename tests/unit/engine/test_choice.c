@@ -1,29 +1,28 @@
 /* What runs when nobody chose: an algorithm of the family that takes the counts, the one that was measured best, and
    the same on all ranks even if each of them believes something else of the machine. */
-#include "tests/support/world.h"
-#include "tests/unit/model/machines.h"
-#include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
+#include "backend/engine/comm.h"
+#include "tests/support/world.h"
+#include "tests/unit/model/machines.h"
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 static const size_t KIB = 1024, MIB = 1 << 20;
 struct machine_group { struct layout *layout; struct chooser chooser; };
 static void machine_group_init(struct machine_group *g, const struct machine *machine, int size, int cores)
 {
     assert_int_equal(layout_create(NULL, size, &g->layout), TUTTI_OK);
-    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores,
-        .machine = *machine };
+    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores, .machine = *machine };
     assert_non_null(g->chooser.cache);
 }
 static void machine_group_finish(struct machine_group *g)
@@ -35,8 +34,8 @@ static void machine_group_finish(struct machine_group *g)
 static void group_over(struct machine_group *g, const int *host_of_rank, int size, int cores)
 {
     assert_int_equal(layout_create(host_of_rank, size, &g->layout), TUTTI_OK);
-    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores,
-        .machine = near_cores };
+    g->chooser =
+        (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores, .machine = near_cores };
     assert_non_null(g->chooser.cache);
 }
 static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
@@ -98,7 +97,8 @@ static void what_several_hosts_cannot_do_is_refused(void **state)
     struct question q = { ALLREDUCE, collectives_find(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false };
     struct choice c;
     assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
-    assert_string_equal(status_detail(), "allreduce two_shot is for the ranks of one host, and the 4 ranks live on 2 "
+    assert_string_equal(status_detail(),
+        "allreduce two_shot is for the ranks of one host, and the 4 ranks live on 2 "
         "hosts: ask for another algorithm, or for none");
     q = (struct question){ REDUCE_SCATTER, NULL, MIB, TENSORS_PRIVATE, true };
     assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_UNSUPPORTED);
@@ -205,13 +205,38 @@ static void a_choice_is_a_function_of_the_question(void **state)
 }
 
 /* ---- ranks that believe different things ---- */
-static const struct machine believed[2] = {             /* a round for nothing; one that costs more than any bytes */
-    { .l2 = 64 << 10, .last = 1 << 20, .line = 1, .near = 0.1, .far = 50, .add = 0.1, .slot_write = 0.1,
-      .slot_read = 99, .lost_write = 0.1, .lost_read = 99, .tile = 1,
-      .pause = 1, .yield = 10, .hand_over = 10, .sleep = 100 },
-    { .l2 = 64 << 20, .last = 1 << 30, .line = 1e5, .near = 0.001, .far = 0.001, .add = 0.001, .slot_write = 0.001,
-      .slot_read = 0.001, .lost_write = 0.001, .lost_read = 0.001, .tile = 1e6,
-      .pause = 25, .yield = 540, .hand_over = 1e6, .sleep = 17500 },
+static const struct machine believed[2] = {
+    /* a round for nothing; one that costs more than any bytes */
+    { .l2 = 64 << 10,
+        .last = 1 << 20,
+        .line = 1,
+        .near = 0.1,
+        .far = 50,
+        .add = 0.1,
+        .slot_write = 0.1,
+        .slot_read = 99,
+        .lost_write = 0.1,
+        .lost_read = 99,
+        .tile = 1,
+        .pause = 1,
+        .yield = 10,
+        .hand_over = 10,
+        .sleep = 100 },
+    { .l2 = 64 << 20,
+        .last = 1 << 30,
+        .line = 1e5,
+        .near = 0.001,
+        .far = 0.001,
+        .add = 0.001,
+        .slot_write = 0.001,
+        .slot_read = 0.001,
+        .lost_write = 0.001,
+        .lost_read = 0.001,
+        .tile = 1e6,
+        .pause = 25,
+        .yield = 540,
+        .hand_over = 1e6,
+        .sleep = 17500 },
 };
 static void beliefs_are_different(void **state)
 {

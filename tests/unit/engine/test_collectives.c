@@ -1,15 +1,15 @@
 /* Every collective, every algorithm, many sizes: results against what the definition says, with values that are exact
    in every type. */
-#include "tests/support/world.h"
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
+#include "tests/support/world.h"
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <math.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -36,13 +36,13 @@ static void put(void *at, tutti_dtype dtype, size_t i, double v)
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
     switch (dtype) {
-        case TUTTI_INT32: ((int32_t *)at)[i] = (int32_t)v; break;
-        case TUTTI_INT64: ((int64_t *)at)[i] = (int64_t)v; break;
-        case TUTTI_UINT8: ((uint8_t *)at)[i] = (uint8_t)v; break;
-        case TUTTI_FLOAT16: ((uint16_t *)at)[i] = float_to_half(f); break;
-        case TUTTI_BFLOAT16: ((uint16_t *)at)[i] = (uint16_t)(bits >> 16); break;
-        case TUTTI_FLOAT64: ((double *)at)[i] = v; break;
-        default: ((float *)at)[i] = f; break;
+    case TUTTI_INT32: ((int32_t *)at)[i] = (int32_t)v; break;
+    case TUTTI_INT64: ((int64_t *)at)[i] = (int64_t)v; break;
+    case TUTTI_UINT8: ((uint8_t *)at)[i] = (uint8_t)v; break;
+    case TUTTI_FLOAT16: ((uint16_t *)at)[i] = float_to_half(f); break;
+    case TUTTI_BFLOAT16: ((uint16_t *)at)[i] = (uint16_t)(bits >> 16); break;
+    case TUTTI_FLOAT64: ((double *)at)[i] = v; break;
+    default: ((float *)at)[i] = f; break;
     }
 }
 static double get(const void *at, tutti_dtype dtype, size_t i)
@@ -50,13 +50,16 @@ static double get(const void *at, tutti_dtype dtype, size_t i)
     uint32_t bits;
     float f;
     switch (dtype) {
-        case TUTTI_INT32: return ((const int32_t *)at)[i];
-        case TUTTI_INT64: return (double)((const int64_t *)at)[i];
-        case TUTTI_UINT8: return ((const uint8_t *)at)[i];
-        case TUTTI_FLOAT16: return half_to_float(((const uint16_t *)at)[i]);
-        case TUTTI_BFLOAT16: bits = (uint32_t)((const uint16_t *)at)[i] << 16; memcpy(&f, &bits, sizeof f); return f;
-        case TUTTI_FLOAT64: return ((const double *)at)[i];
-        default: return ((const float *)at)[i];
+    case TUTTI_INT32: return ((const int32_t *)at)[i];
+    case TUTTI_INT64: return (double)((const int64_t *)at)[i];
+    case TUTTI_UINT8: return ((const uint8_t *)at)[i];
+    case TUTTI_FLOAT16: return half_to_float(((const uint16_t *)at)[i]);
+    case TUTTI_BFLOAT16:
+        bits = (uint32_t)((const uint16_t *)at)[i] << 16;
+        memcpy(&f, &bits, sizeof f);
+        return f;
+    case TUTTI_FLOAT64: return ((const double *)at)[i];
+    default: return ((const float *)at)[i];
     }
 }
 static double combined(int size, size_t i, tutti_op op)
@@ -72,8 +75,14 @@ static double combined(int size, size_t i, tutti_op op)
     return op == TUTTI_PREMUL_SUM ? sum * 0.5 : op == TUTTI_AVG ? sum / size : sum;
 }
 
-struct test { const char *collective, *algorithm; size_t count; tutti_dtype dtype; tutti_op op; int root;
-    bool in_place; };
+struct test {
+    const char *collective, *algorithm;
+    size_t count;
+    tutti_dtype dtype;
+    tutti_op op;
+    int root;
+    bool in_place;
+};
 struct buffers { unsigned char *all, *input, *output; size_t in, out; };    /* in, out: elements */
 enum { GUARD = 64 };
 
@@ -82,8 +91,8 @@ static struct buffers make(const struct test *t, const struct rank *me)
     size_t p = (size_t)me->size, bytes = tutti_dtype_bytes(t->dtype);
     bool many_in = !strcmp(t->collective, "reduce_scatter") || !strcmp(t->collective, "scatter")
         || !strcmp(t->collective, "all_to_all");
-    bool many_out = !strcmp(t->collective, "allgather") || !strcmp(t->collective, "gather") || !strcmp(t->collective,
-        "all_to_all");
+    bool many_out =
+        !strcmp(t->collective, "allgather") || !strcmp(t->collective, "gather") || !strcmp(t->collective, "all_to_all");
     struct buffers b = { .in = t->count * (many_in ? p : 1), .out = t->count * (many_out ? p : 1) };
     b.all = malloc((b.in + b.out) * bytes + 2 * GUARD);
     memset(b.all, 0xa5, (b.in + b.out) * bytes + 2 * GUARD);
@@ -100,20 +109,24 @@ static void call(const struct test *t, struct rank *me, struct buffers *b)
     tutti_status status = TUTTI_INTERNAL;
     if (!strcmp(t->collective, "allreduce"))
         status = tutti_all_reduce(b->input, b->output, t->count, t->dtype, t->op, me->comm, &r);
-    if (!strcmp(t->collective, "reduce")) status = tutti_reduce(b->input, me->rank == t->root ? b->output : NULL,
-        t->count, t->dtype, t->op, t->root, me->comm, &r);
-    if (!strcmp(t->collective, "broadcast")) status = tutti_broadcast(me->rank == t->root ? b->input : NULL, b->output,
-        t->count, t->dtype, t->root, me->comm, &r);
+    if (!strcmp(t->collective, "reduce"))
+        status = tutti_reduce(b->input, me->rank == t->root ? b->output : NULL, t->count, t->dtype, t->op, t->root,
+            me->comm, &r);
+    if (!strcmp(t->collective, "broadcast"))
+        status = tutti_broadcast(me->rank == t->root ? b->input : NULL, b->output, t->count, t->dtype, t->root,
+            me->comm, &r);
     if (!strcmp(t->collective, "reduce_scatter"))
         status = tutti_reduce_scatter(b->input, b->output, t->count, t->dtype, t->op, me->comm, &r);
     if (!strcmp(t->collective, "allgather"))
         status = tutti_all_gather(b->input, b->output, t->count, t->dtype, me->comm, &r);
     if (!strcmp(t->collective, "all_to_all"))
         status = tutti_all_to_all(b->input, b->output, t->count, t->dtype, me->comm, &r);
-    if (!strcmp(t->collective, "gather")) status = tutti_gather(b->input, me->rank == t->root ? b->output : NULL,
-        t->count, t->dtype, t->root, me->comm, &r);
-    if (!strcmp(t->collective, "scatter")) status = tutti_scatter(me->rank == t->root ? b->input : NULL, b->output,
-        t->count, t->dtype, t->root, me->comm, &r);
+    if (!strcmp(t->collective, "gather"))
+        status =
+            tutti_gather(b->input, me->rank == t->root ? b->output : NULL, t->count, t->dtype, t->root, me->comm, &r);
+    if (!strcmp(t->collective, "scatter"))
+        status =
+            tutti_scatter(me->rank == t->root ? b->input : NULL, b->output, t->count, t->dtype, t->root, me->comm, &r);
     if (!strcmp(t->collective, "barrier")) status = tutti_barrier(me->comm, &r);
     REQUIRE(status == TUTTI_OK);
 }
@@ -143,9 +156,8 @@ static void run(const struct test *t, struct rank *me)
         double got = get(b.output, t->dtype, i), want = expected(t, me, i);
         if (got == want) continue;
         fprintf(stderr, "%s %s: %d ranks, rank %d, count %zu, %s, %s, root %d%s: element %zu is %g, should be %g\n",
-            t->collective, t->algorithm, me->size,
-                me->rank, t->count, tutti_dtype_name(t->dtype), tutti_op_name(t->op), t->root,
-                t->in_place ? ", in place" : "", i, got, want);
+            t->collective, t->algorithm, me->size, me->rank, t->count, tutti_dtype_name(t->dtype), tutti_op_name(t->op),
+            t->root, t->in_place ? ", in place" : "", i, got, want);
         REQUIRE(got == want);
     }
     for (int i = 0; i < GUARD; i++) REQUIRE(b.all[i] == 0xa5);
@@ -225,8 +237,11 @@ static void test_averages_are_divided_while_exact(void **state)
 }
 static void test_factors_that_compare_equal(void **state) { (void)state; on_threads(factors_of_both_zeros, 1, 3); }
 /* ---- over hosts ---- */
-static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "1", 3 }, { "2", 3 },
-    { "0,1,0", 3 }, { "2", 4 }, { "0,1,0,1", 4 }, { "4", 4 }, { "0,1,1,1", 4 }, { "2,0,2,1,0", 5 }, { "3", 5 } };
+static const struct {
+    const char *hosts;
+    int size;
+} placements[] = { { "2", 2 }, { "1", 3 }, { "2", 3 }, { "0,1,0", 3 }, { "2", 4 }, { "0,1,0,1", 4 }, { "4", 4 },
+    { "0,1,1,1", 4 }, { "2,0,2,1,0", 5 }, { "3", 5 } };
 #ifdef FEW_PLACEMENTS                                   /* the sanitizers take minutes for all */
 enum { PLACEMENTS = sizeof placements / sizeof *placements, STEP = 3 };
 #else

@@ -1,10 +1,11 @@
 /* What goes wrong, and what is said about it: every text that a user can cause is read here. */
-#include "tests/support/world.h"
-#include "backend/engine/comm.h"
 #include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "tests/support/world.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
-#include <stdatomic.h>
 
 static _Thread_local float one[64], other[64];
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
@@ -23,46 +23,49 @@ static _Thread_local float one[64], other[64];
 static void wrong_arguments(struct rank *me)
 {
     tutti_comm *c = me->comm;
-    REQUIRE(tutti_all_reduce(one, other, 4, (tutti_dtype)77, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown element type 77");
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, (tutti_op)77, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown reduction operation 77");
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_BXOR, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("bxor of float32 elements is not defined");
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_INT32, TUTTI_PREMUL_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("premul_sum of int32");
-    REQUIRE(tutti_all_reduce(NULL, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the send buffer is NULL, but 16 bytes");
-    REQUIRE(tutti_all_reduce(one, NULL, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the receive buffer is NULL");
-    REQUIRE(tutti_all_reduce(one, other, SIZE_MAX / 2, TUTTI_FLOAT32, TUTTI_SUM, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("more bytes than there are addresses");
-    REQUIRE(tutti_broadcast(one, one, 4, TUTTI_FLOAT32, 9, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("root 9 is not a rank of");
-    REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, -3, 0, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("peer -3 is not a rank of");
-    REQUIRE(tutti_all_to_all(one, one, 4, TUTTI_FLOAT32, c,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("cannot work in place");
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, NULL,
-        NULL) == TUTTI_INVALID_ARGUMENT); REFUSES("the communicator is NULL");
+    REQUIRE(tutti_all_reduce(one, other, 4, (tutti_dtype)77, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("unknown element type 77");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, (tutti_op)77, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("unknown reduction operation 77");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_BXOR, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("bxor of float32 elements is not defined");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_INT32, TUTTI_PREMUL_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("premul_sum of int32");
+    REQUIRE(tutti_all_reduce(NULL, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("the send buffer is NULL, but 16 bytes");
+    REQUIRE(tutti_all_reduce(one, NULL, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("the receive buffer is NULL");
+    REQUIRE(tutti_all_reduce(one, other, SIZE_MAX / 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("more bytes than there are addresses");
+    REQUIRE(tutti_broadcast(one, one, 4, TUTTI_FLOAT32, 9, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("root 9 is not a rank of");
+    REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, -3, 0, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("peer -3 is not a rank of");
+    REQUIRE(tutti_all_to_all(one, one, 4, TUTTI_FLOAT32, c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("cannot work in place");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, NULL, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("the communicator is NULL");
     tutti_request r = { .struct_size = sizeof r, .algorithm = "rign", .blocking = true };
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        &r) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     REQUIRE(r.refused);
     r.algorithm = "broadcast=chain,allreduce=rign";
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c,
-        &r) == TUTTI_INVALID_ARGUMENT); REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
     r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
     r = (tutti_request){ .struct_size = sizeof(tutti_request), .blocking = true };
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
     REFUSES("peer 77 is not a rank of");
-    REQUIRE(tutti_comm_set_algorithm(c, "allreduse",
-        "ring") == TUTTI_INVALID_ARGUMENT); REFUSES("unknown collective \"allreduse\", did you mean \"allreduce\"?");
-    REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT); REFUSES("it must be at least 1");
+    REQUIRE(tutti_comm_set_algorithm(c, "allreduse", "ring") == TUTTI_INVALID_ARGUMENT);
+    REFUSES("unknown collective \"allreduse\", did you mean \"allreduce\"?");
+    REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("it must be at least 1");
     tutti_request unused = TUTTI_REQUEST_INIT;
-    REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT); REFUSES("never used");
-    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT); REFUSES("without tutti_group_start");
+    REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("never used");
+    REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT);
+    REFUSES("without tutti_group_start");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
 }
 /* Buffers that overlap are in place, exactly, or refused: none of these moves a byte. */
@@ -128,17 +131,19 @@ static tutti_status disagree(struct rank *me, int kind)
     tutti_request ring = { .struct_size = sizeof ring, .algorithm = odd ? "ring" : "one_shot", .blocking = true };
     tutti_request factor = { .struct_size = sizeof factor, .factor = odd ? 2 : 3, .blocking = true };
     switch (kind) {
-        case 0: return odd ? tutti_broadcast(one, other, 8, TUTTI_FLOAT32, 1, me->comm, NULL) : tutti_all_reduce(one,
-            other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
-        case 1: return tutti_all_reduce(one, other, odd ? 8 : 9, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
-        case 2: return tutti_all_reduce(one, other, 8, odd ? TUTTI_FLOAT32 : TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
-        case 3: return tutti_broadcast(one, other, 8, TUTTI_FLOAT32, odd, me->comm, NULL);
-        case 4: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, odd ? TUTTI_MAX : TUTTI_SUM, me->comm, NULL);
-        case 5: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
-        case 6: return odd ? tutti_barrier(me->comm, NULL) : tutti_all_reduce(one, other, 60, TUTTI_FLOAT32, TUTTI_SUM,
-            me->comm, NULL);
-        case 7: return tutti_barrier(me->comm, &tree);
-        default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
+    case 0:
+        return odd ? tutti_broadcast(one, other, 8, TUTTI_FLOAT32, 1, me->comm, NULL)
+                   : tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+    case 1: return tutti_all_reduce(one, other, odd ? 8 : 9, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+    case 2: return tutti_all_reduce(one, other, 8, odd ? TUTTI_FLOAT32 : TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+    case 3: return tutti_broadcast(one, other, 8, TUTTI_FLOAT32, odd, me->comm, NULL);
+    case 4: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, odd ? TUTTI_MAX : TUTTI_SUM, me->comm, NULL);
+    case 5: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
+    case 6:
+        return odd ? tutti_barrier(me->comm, NULL)
+                   : tutti_all_reduce(one, other, 60, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
+    case 7: return tutti_barrier(me->comm, &tree);
+    default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
     }
 }
 static void disagreement(struct rank *me)
@@ -162,16 +167,23 @@ static void test_ranks_that_disagree_all_see_both_sides(void **state)
 {
     (void)state;
     static struct pair pairs[] = {
-        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 }, { "allreduce(8 x", "allreduce(9 x", 1 },
-        { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
-            { "algorithm ring", "algorithm one_shot", 5 },
-        { "barrier", "allreduce(60 x float32", 6 }, { "barrier by algorithm tree", "barrier by algorithm read", 7 },
+        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 },
+        { "allreduce(8 x", "allreduce(9 x", 1 },
+        { "8 x float32", "8 x int32", 2 },
+        { "root 0", "root 1", 3 },
+        { "float32, sum", "float32, max", 4 },
+        { "algorithm ring", "algorithm one_shot", 5 },
+        { "barrier", "allreduce(60 x float32", 6 },
+        { "barrier by algorithm tree", "barrier by algorithm read", 7 },
         { "factor 2", "factor 3", 8 },
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
 }
-static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "0,1,0,1", 4 } };
+static const struct {
+    const char *hosts;
+    int size;
+} placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "0,1,0,1", 4 } };
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 /* Between hosts who waits for nobody of another host (a root that sends, and who reads it) may be done before it can
    know; then its next call tells it. */
@@ -192,9 +204,13 @@ static void test_hosts_that_disagree_all_see_both_sides(void **state)
 {
     (void)state;
     static struct pair pairs[] = {
-        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 }, { "allreduce(8 x", "allreduce(9 x", 1 },
-        { "8 x float32", "8 x int32", 2 }, { "root 0", "root 1", 3 }, { "float32, sum", "float32, max", 4 },
-        { "barrier", "allreduce(60 x float32", 6 }, { "factor 2", "factor 3", 8 },
+        { "allreduce(8 x float32, sum", "broadcast(8 x float32, root 1", 0 },
+        { "allreduce(8 x", "allreduce(9 x", 1 },
+        { "8 x float32", "8 x int32", 2 },
+        { "root 0", "root 1", 3 },
+        { "float32, sum", "float32, max", 4 },
+        { "barrier", "allreduce(60 x float32", 6 },
+        { "factor 2", "factor 3", 8 },
     };
     for (size_t p = 0; p < PLACEMENTS; p++)
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
@@ -219,7 +235,9 @@ static void one_is_missing(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     world_meet(me);
-    if (me->rank == 1) { while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000); }
+    if (me->rank == 1) {
+        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
+    }
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 100, .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
     SAYS("reached the timeout of 100 ms");
@@ -244,7 +262,8 @@ static void comes_late(struct rank *me)
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
         REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
         mine[0] = 1;
-        if (me->rank == 2) while (atomic_load(&failed) < 2 * round) usleep(1000);
+        if (me->rank == 2)
+            while (atomic_load(&failed) < 2 * round) usleep(1000);
         tutti_status status = tutti_all_reduce(mine, mine, count, TUTTI_FLOAT32, TUTTI_SUM, comm, &r);
         if (!r.blocking && status == TUTTI_OK) status = tutti_wait(&r, 0);
         REQUIRE(status == TUTTI_TIMEOUT);
@@ -275,7 +294,8 @@ static void two_reach_their_timeout(struct rank *me)
     atomic_fetch_add(&ready, 1);
     while (me->rank == 0 && atomic_load(&ready) < 3) usleep(1000);
     if (me->rank == 0) atomic_fetch_add(state, FAILURE_CLAIM);
-    if (me->rank != 1) while (!atomic_load(&rank_1_has_failed)) usleep(1000);
+    if (me->rank != 1)
+        while (!atomic_load(&rank_1_has_failed)) usleep(1000);
     if (me->rank == 0) atomic_fetch_sub(state, FAILURE_CLAIM);
     REQUIRE(tutti_all_reduce(&summand, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
     if (me->rank != 1) SAYS("rank 1 failed the group");
@@ -295,7 +315,8 @@ static void wait_with_timeout(struct rank *me)
         REQUIRE(tutti_test(&r) == TUTTI_IN_PROGRESS);
         REQUIRE(tutti_wait(&r, 50) == TUTTI_TIMEOUT);
         SAYS("receive from rank 1 with tag 9 reached the timeout of 50 ms");
-    } else while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
+    } else
+        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
 }
 static void test_a_wait_can_time_out(void **state)
 {
@@ -307,8 +328,9 @@ static void test_a_rank_that_never_joins_is_named(void **state)
     (void)state;
     tutti_comm *comm;
     tutti_store store = world_store_create();
-    tutti_config config = { .struct_size = sizeof config, .size = 2, .store = store, .timeout_ms = 100,
-        .name = "group 0" };
+    tutti_config config = {
+        .struct_size = sizeof config, .size = 2, .store = store, .timeout_ms = 100, .name = "group 0"
+    };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_TIMEOUT);
     assert_non_null(strstr(tutti_get_last_error(), "rank 1 of 2 has not joined group 0 within 100 ms"));
     config.name = NULL;
@@ -408,8 +430,8 @@ static void forks(struct rank *me)
     pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        bool right = tutti_barrier(me->comm, NULL) == TUTTI_FORKED && strstr(tutti_get_last_error(),
-            "before a fork") != NULL;
+        bool right =
+            tutti_barrier(me->comm, NULL) == TUTTI_FORKED && strstr(tutti_get_last_error(), "before a fork") != NULL;
         tutti_comm *own;
         tutti_config config = { .struct_size = sizeof config, .size = 1 };
         right = right && tutti_comm_destroy(me->comm) == TUTTI_OK && tutti_comm_init(&own, &config) == TUTTI_OK;

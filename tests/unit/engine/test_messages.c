@@ -168,8 +168,8 @@ static void lengths_differ(struct rank *me)
 {
     static char data[200000];
     size_t n = *(const size_t *)me->context;
-    tutti_status status = me->rank == 0 ? tutti_send(data, n, TUTTI_UINT8, 1, 4, me->comm, NULL) : tutti_recv(data,
-        n / 2, TUTTI_UINT8, 0, 4, me->comm, NULL);
+    tutti_status status = me->rank == 0 ? tutti_send(data, n, TUTTI_UINT8, 1, 4, me->comm, NULL)
+                                        : tutti_recv(data, n / 2, TUTTI_UINT8, 0, 4, me->comm, NULL);
     /* a small send may be over already */
     if (status == TUTTI_OK && me->rank == 0) status = tutti_barrier(me->comm, NULL);
     REQUIRE(status == TUTTI_MISMATCH);

@@ -1,7 +1,7 @@
 /* Queues: whoever waits for any of several requests gets each of them once, in the order in which they ended. */
 #include "tests/support/world.h"
-#include <setjmp.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>

@@ -9,12 +9,22 @@
 #include <cmocka.h>
 
 enum { KINDS = 400, MOST_BYTES = 4096, TENSORS = 3 };
-static const struct kind { size_t bytes; tutti_dtype dtype; tutti_op op; bool gathers; } kinds[] = {
-    { 8, TUTTI_FLOAT32, TUTTI_SUM, false }, { 8, TUTTI_FLOAT64, TUTTI_SUM, false },
-    { 8, TUTTI_INT32, TUTTI_SUM, false }, { 8, TUTTI_FLOAT32, TUTTI_MAX, false },
-    { 4, TUTTI_FLOAT32, TUTTI_SUM, false }, { 48, TUTTI_FLOAT64, TUTTI_SUM, false },
-    { 48, TUTTI_INT32, TUTTI_MAX, false }, { MOST_BYTES, TUTTI_FLOAT64, TUTTI_SUM, false },
-    { MOST_BYTES, TUTTI_FLOAT32, TUTTI_SUM, false }, { 8, TUTTI_FLOAT32, TUTTI_SUM, true },
+static const struct kind {
+    size_t bytes;
+    tutti_dtype dtype;
+    tutti_op op;
+    bool gathers;
+} kinds[] = {
+    { 8, TUTTI_FLOAT32, TUTTI_SUM, false },
+    { 8, TUTTI_FLOAT64, TUTTI_SUM, false },
+    { 8, TUTTI_INT32, TUTTI_SUM, false },
+    { 8, TUTTI_FLOAT32, TUTTI_MAX, false },
+    { 4, TUTTI_FLOAT32, TUTTI_SUM, false },
+    { 48, TUTTI_FLOAT64, TUTTI_SUM, false },
+    { 48, TUTTI_INT32, TUTTI_MAX, false },
+    { MOST_BYTES, TUTTI_FLOAT64, TUTTI_SUM, false },
+    { MOST_BYTES, TUTTI_FLOAT32, TUTTI_SUM, false },
+    { 8, TUTTI_FLOAT32, TUTTI_SUM, true },
     { 8, TUTTI_INT32, TUTTI_SUM, true },
 };
 struct tensor { _Alignas(8) unsigned char at[4 * MOST_BYTES]; };
@@ -48,7 +58,7 @@ static void run(const struct kind *k, struct rank *me, int call, const struct te
 {
     size_t count = k->bytes / tutti_dtype_bytes(k->dtype), results = k->gathers ? count * (size_t)me->size : count;
     tutti_status status = k->gathers ? tutti_all_gather(in->at, out->at, count, k->dtype, me->comm, NULL)
-        : tutti_all_reduce(in->at, out->at, count, k->dtype, k->op, me->comm, NULL);
+                                     : tutti_all_reduce(in->at, out->at, count, k->dtype, k->op, me->comm, NULL);
     REQUIRE(status == TUTTI_OK);
     for (size_t i = 0; i < results; i++) {
         int got = get(out, k->dtype, i), want = expected(k, me->size, call, i);

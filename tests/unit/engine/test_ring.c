@@ -1,7 +1,7 @@
 /* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
    come to. Whatever came before, every operation finds its own bytes. */
-#include "tests/support/world.h"
 #include "backend/engine/comm.h"
+#include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -2,14 +2,13 @@
  * them, one is freed too early, a process is forked, descriptors or addresses run out. After each, the memory belongs
  * to its owner again, and other groups go on. */
 #include "tests/support/world.h"
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { COUNT = 1 << 20, SECONDS = 60 };
 static float *allocate(size_t count)

@@ -7,10 +7,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
 enum { GUARD = 64, TILE = 16384, LATE = 65536, MOST = 4, LARGEST = 200004 };
 enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, INPUT_SHARED, WAYS };
@@ -111,8 +111,8 @@ static tutti_status start(const struct test *t, const struct rank *me, const str
     if (is(t, "gather")) return tutti_gather(in, out, t->count, f, t->root, me->comm, r);
     return tutti_scatter(in, out, t->count, f, t->root, me->comm, r);
 }
-static void expect(const struct test *t, const struct rank *me, enum way way, const float *output,
-    const float *wanted, size_t count)
+static void expect(const struct test *t, const struct rank *me, enum way way, const float *output, const float *wanted,
+    size_t count)
 {
     if (is_same(output, wanted, count)) return;
     size_t i = 0;
@@ -225,8 +225,7 @@ static void uneven(struct rank *me)
         struct area from = area_make(ways[me->rank] >= SHARED, 4 * in);
         struct area to = area_make(ways[me->rank] >= SHARED && ways[me->rank] != INPUT_SHARED, 4 * out);
         float *input = (float *)(void *)(from.at + GUARD), *output = (float *)(void *)(to.at + GUARD);
-        for (size_t q = 0; q < p; q++)
-            memcpy(input + send_at[q], values[(size_t)me->rank * MOST + q], 4 * send[q]);
+        for (size_t q = 0; q < p; q++) memcpy(input + send_at[q], values[(size_t)me->rank * MOST + q], 4 * send[q]);
         REQUIRE(tutti_all_to_all_v(input, send, send_at, output, recv, recv_at, TUTTI_FLOAT32, me->comm, NULL)
             == TUTTI_OK);
         memset(from.at + GUARD, 0, from.bytes);

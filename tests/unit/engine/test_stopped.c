@@ -3,14 +3,14 @@
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { TIMEOUT_MS = 10000, STOP_S = 60 };
 static _Atomic long stopped_s, hurry_s;                 /* hurry: so much passes between two looks at the clock */

@@ -152,8 +152,10 @@ static void of_several_hosts(struct rank *me)
 static void test_results_over_hosts(void **state)
 {
     (void)state;
-    static const struct { const char *hosts; int size; } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 },
-        { "0,1,0,1", 4 }, { "0,1,1,1", 4 } };
+    static const struct {
+        const char *hosts;
+        int size;
+    } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 }, { "0,1,0,1", 4 }, { "0,1,1,1", 4 } };
     for (size_t p = 0; p < sizeof placements / sizeof *placements; p++)
         world_threads_on(placements[p].hosts, placements[p].size, NULL, of_several_hosts, NULL);
 }
@@ -223,7 +225,8 @@ static void disagree(struct rank *me)
     size_t counts[3] = { 2, 3, 4 }, offsets[3] = { 0, 8, 16 };
     for (int i = 0; i < 64; i++) one[i] = all[i] = 5;
     if (me->rank == 2) counts[1] = 7;
-    tutti_status status = gathers ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
+    tutti_status status = gathers
+        ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
         : tutti_reduce_scatter_v(all, counts, offsets, one, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
     REQUIRE(status == TUTTI_MISMATCH && !tutti_last_error_is_refusal());
     SAYS(gathers ? "all_gather with uneven counts" : "reduce_scatter with uneven counts");
@@ -244,7 +247,7 @@ static void disagree_otherwise(struct rank *me)
     tutti_comm *comm;
     REQUIRE(tutti_comm_split(me->comm, 0, 0, &comm) == TUTTI_OK);
     tutti_status status = me->rank ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_FLOAT32, comm, NULL)
-        : tutti_all_gather(one, all, 4, TUTTI_FLOAT32, comm, NULL);
+                                   : tutti_all_gather(one, all, 4, TUTTI_FLOAT32, comm, NULL);
     REQUIRE(status == TUTTI_MISMATCH);
     SAYS("allgather(uneven counts, float32)");
     SAYS("allgather(4 x float32");

@@ -54,8 +54,8 @@ static void test_a_config_of_no_known_size_is_refused(void **state)
     check_refused(&config, "tutti_config.struct_size is 15, but no version of it has less than 16 bytes");
     config.struct_size = sizeof config + 8;
     char text[64];
-    snprintf(text, sizeof text, "is %zu, but this library, tutti " TUTTI_VERSION ", knows %zu bytes",
-        sizeof config + 8, sizeof config);
+    snprintf(text, sizeof text, "is %zu, but this library, tutti " TUTTI_VERSION ", knows %zu bytes", sizeof config + 8,
+        sizeof config);
     check_refused(&config, text);
     SAYS("compiled for a later version");
 }
@@ -76,7 +76,10 @@ static void test_a_config_of_an_older_program_is_read_as_far_as_it_goes(void **s
 /* The ranks must stay together: whatever one of them refuses, no other has heard of. */
 static void refuse_requests(struct rank *me)
 {
-    const struct { size_t size; const char *text; } cases[] = {
+    const struct {
+        size_t size;
+        const char *text;
+    } cases[] = {
         { 0, "tutti_request.struct_size is 0: begin with TUTTI_REQUEST_INIT" },
         { sizeof(tutti_request) + 8, "program was compiled for a later version" },
         { offsetof(tutti_request, reserved), "struct_size is 64, but no version of it has less than 1088 bytes" },

@@ -5,17 +5,16 @@
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +23,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 void nap(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
 static int count_descriptors(void)
@@ -52,8 +52,7 @@ tutti_status store_put(void *context, const char *key, const void *value, size_t
     pthread_mutex_unlock(&s->lock);
     return TUTTI_OK;
 }
-tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
-                              int64_t timeout_ms)
+tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms)
 {
     struct store *s = context;
     int64_t until_ms = clock_ms() + timeout_ms;
@@ -169,8 +168,7 @@ void expect_tables(const struct way *way, const struct outcome outcomes[MOST])
         }
     }
 }
-void expect_failure(const struct way *way, const struct outcome outcomes[MOST], tutti_status status,
-                           const char *text)
+void expect_failure(const struct way *way, const struct outcome outcomes[MOST], tutti_status status, const char *text)
 {
     static const struct member untouched;
     for (int r = 0; r < way->size; r++) {

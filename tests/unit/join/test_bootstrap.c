@@ -6,17 +6,16 @@
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
 #include "tests/unit/join/bootstrap_world.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 /* ---- both ways ---- */
 static void run_both(const struct way *way, tutti_status status, const char *text)
@@ -200,8 +200,12 @@ static int connect_to(const tutti_unique_id *id)
 }
 static void introduce(int socket, const struct way *way, int rank)
 {
-    struct { char magic[8]; int32_t rank; uint32_t unused; struct member member; } say = { "tutti-i", rank, 0,
-        member_of(way, rank) };
+    struct {
+        char magic[8];
+        int32_t rank;
+        uint32_t unused;
+        struct member member;
+    } say = { "tutti-i", rank, 0, member_of(way, rank) };
     assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
 }
 static tutti_status hear(int socket, struct verdict *out)

@@ -5,10 +5,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
 static void test_store_sees_few_requests(void **state)
 {
@@ -167,7 +167,8 @@ static void test_rank_that_comes_after_the_end_is_told(void **state)
     late_start(&late, &other, 1, s, second);
     pthread_join(late.thread, NULL);
     assert_int_equal(second->status, TUTTI_TIMEOUT);
-    assert_non_null(strstr(second->detail, "rank 0 of 3 has not joined test group within 1000 ms; the store only "
+    assert_non_null(strstr(second->detail,
+        "rank 0 of 3 has not joined test group within 1000 ms; the store only "
         "holds the end of an earlier attempt without this process, of 3 ranks, by process"));
     free(s);
     outcomes_destroy(second);

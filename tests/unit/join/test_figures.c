@@ -1,16 +1,16 @@
 /* All ranks of a group go by the figures of the distance at which they stand, whatever rank 0 then says is checked, and
    nobody waits for its word for ever. */
-#include "tests/support/world.h"
 #include "backend/base/clock.h"
 #include "backend/join/figures.h"
+#include "tests/support/world.h"
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <cmocka.h>
 
 static double marked(int distance) { return 1000 + distance; }
 static int set_up(void **state)                         /* figures that say of which distance they are */

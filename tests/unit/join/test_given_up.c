@@ -5,10 +5,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { RANKS = 3, SECONDS = 60 };                       /* the group's own timeout is half an hour */
 static void split(struct rank *me)

@@ -1,18 +1,18 @@
 /* Hosts that are pretended: what the setting says, what does not fit, and where the ranks of a group then are. */
-#include "tests/support/world.h"
 #include "backend/engine/comm.h"
 #include "backend/join/hosts.h"
+#include "tests/support/world.h"
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { MOST = 8 };
 /* ---- the text ---- */
@@ -60,10 +60,15 @@ static void test_what_does_not_fit_is_refused(void **state)
 /* ---- a group ---- */
 static void create_refused(struct rank *me)
 {
-    struct { tutti_store store; const char *why; tutti_status status; } *c = me->context;
+    struct {
+        tutti_store store;
+        const char *why;
+        tutti_status status;
+    } *c = me->context;
     tutti_comm *comm;
-    tutti_config config = { .struct_size = sizeof config, .rank = me->rank, .size = me->size, .store = c->store,
-        .timeout_ms = 5000 };
+    tutti_config config = {
+        .struct_size = sizeof config, .rank = me->rank, .size = me->size, .store = c->store, .timeout_ms = 5000
+    };
     REQUIRE(tutti_comm_init(&comm, &config) == c->status);
     if (!strstr(tutti_get_last_error(), c->why)) fprintf(stderr, "%s\n", tutti_get_last_error());
     REQUIRE(strstr(tutti_get_last_error(), c->why) != NULL);
@@ -71,8 +76,11 @@ static void create_refused(struct rank *me)
 static void test_a_group_that_does_not_fit_is_refused(void **state)
 {
     (void)state;
-    struct { tutti_store store; const char *why; tutti_status status; } c = { world_store_create(),
-        "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks", TUTTI_INVALID_ARGUMENT };
+    struct {
+        tutti_store store;
+        const char *why;
+        tutti_status status;
+    } c = { world_store_create(), "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks", TUTTI_INVALID_ARGUMENT };
     world_pretend("3");
     for (int r = 0; r < 2; r++) create_refused(&(struct rank){ .rank = r, .size = 2, .context = &c });
     world_pretend("");
@@ -142,8 +150,12 @@ static void be_part(struct rank *me)
     const struct job_part *p = me->context;
     int32_t one = 1, sum = 0;
     tutti_comm *comm;
-    tutti_config config = { .struct_size = sizeof config, .rank = me->rank, .size = me->size, .store = p->store,
-        .job_rank = p->job_ranks[me->rank], .job_size = 4 };
+    tutti_config config = { .struct_size = sizeof config,
+        .rank = me->rank,
+        .size = me->size,
+        .store = p->store,
+        .job_rank = p->job_ranks[me->rank],
+        .job_size = 4 };
     REQUIRE(tutti_comm_init(&comm, &config) == TUTTI_OK);
     REQUIRE(comm->group.layout->hosts == p->hosts);
     REQUIRE(tutti_all_reduce(&one, &sum, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_OK && sum == me->size);
@@ -185,8 +197,10 @@ static void name_one_of_one_host(struct rank *me)
     float x = 1, y = 0;
     tutti_request r = { .struct_size = sizeof r, .algorithm = "two_shot", .blocking = true };
     REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
-    REQUIRE(strstr(tutti_get_last_error(), "allreduce by algorithm two_shot needs all ranks on one host, and those of "
-        "choir are on 2") != NULL);
+    REQUIRE(strstr(tutti_get_last_error(),
+                "allreduce by algorithm two_shot needs all ranks on one host, and those of "
+                "choir are on 2")
+        != NULL);
     REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "one_shot") == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK && y == 2);
 }

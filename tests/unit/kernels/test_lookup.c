@@ -9,8 +9,8 @@
 
 static bool floating(tutti_dtype dtype)
 {
-    return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT32 || dtype == TUTTI_FLOAT64 ||
-           dtype == TUTTI_FLOAT8_E4M3 || dtype == TUTTI_FLOAT8_E5M2;
+    return dtype == TUTTI_FLOAT16 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT32 || dtype == TUTTI_FLOAT64
+        || dtype == TUTTI_FLOAT8_E4M3 || dtype == TUTTI_FLOAT8_E5M2;
 }
 
 static bool makes_sense(tutti_dtype dtype, tutti_op op)

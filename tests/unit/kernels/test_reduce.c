@@ -41,8 +41,8 @@ static void expect(const struct shape *shape)
     for (size_t i = 0; i < shape->count; i++) {
         uint64_t codes[FROM_MAX] = { 0 };
         for (int k = 0; k < shape->from_count; k++) codes[k] = read_code(source_at(shape, k), i, shape->dtype);
-        write_code(
-            expected, i, shape->dtype, reference(shape->dtype, shape->op, codes, shape->from_count, shape->divisor));
+        write_code(expected, i, shape->dtype,
+            reference(shape->dtype, shape->op, codes, shape->from_count, shape->divisor));
     }
 }
 
@@ -145,8 +145,8 @@ static void check_in_place(struct shape *shape, int place)
     for (int i = 0; kernels_isa_name(i); i++) {
         assert_true(kernels_use(kernels_isa_name(i)));
         for (shape->to_count = 1; shape->to_count <= 2; shape->to_count++) {
-            reduce_find(shape->dtype, shape->op)(
-                to, shape->to_count, from, shape->from_count, shape->count, shape->divisor);
+            reduce_find(shape->dtype, shape->op)(to, shape->to_count, from, shape->from_count, shape->count,
+                shape->divisor);
             check_result(shape, to[0], "in place");
             if (shape->to_count == 2) check_result(shape, to[1], "beside in place");
             memcpy(sources[place], kept, ARRAY_BYTES);

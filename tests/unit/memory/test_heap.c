@@ -6,9 +6,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cmocka.h>
 
 enum { REGION = 1 << 20, PARTS = 300 };
 static unsigned char *memory;
@@ -27,7 +27,10 @@ static int teardown(void **state)
 static void test_parts_do_not_meet(void **state)
 {
     struct heap heap = { 0 };
-    struct { unsigned char *at; size_t bytes; } part[PARTS] = { 0 };
+    struct {
+        unsigned char *at;
+        size_t bytes;
+    } part[PARTS] = { 0 };
     unsigned seed = 7;
     void *region;
     (void)state;

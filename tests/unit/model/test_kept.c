@@ -1,18 +1,18 @@
 /* Figures on disk: what was written is read, and nothing else is. */
+#include "backend/base/settings.h"
 #include "tests/support/said.h"
 #include "tests/unit/model/machines.h"
-#include "backend/base/settings.h"
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 static char root[64], folder[128], file[512], text[4096];
 static size_t length;
@@ -163,7 +163,8 @@ static void a_folder_that_was_asked_for_is_missed(void **state)
     (void)state;
     setenv("TUTTI_CACHE", "/dev/null/tutti", 1);        /* in a file, so that not even root may */
     settings_reload();
-    assert_non_null(strstr(said_by(write_nowhere), "warn: TUTTI_CACHE=/dev/null/tutti: what was measured of this "
+    assert_non_null(strstr(said_by(write_nowhere),
+        "warn: TUTTI_CACHE=/dev/null/tutti: what was measured of this "
         "machine cannot be kept there (Not a directory)"));
     unsetenv("TUTTI_CACHE");
     settings_reload();

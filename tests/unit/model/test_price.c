@@ -1,13 +1,13 @@
 /* Prices of the plans that really run, on machines that were measured once. */
-#include "tests/unit/model/machines.h"
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/price.h"
+#include "tests/unit/model/machines.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <string.h>
+#include <cmocka.h>
 
 /* One host of so many ranks; kept. */
 static const struct layout *host_of_ranks(int size)
@@ -19,8 +19,11 @@ static const struct layout *host_of_ranks(int size)
 }
 static struct plan plan_of(const struct algorithm *a, int size, bool shared)
 {
-    struct plan plan = { .algorithm = a, .layout = host_of_ranks(size), .slots = 3,
-        .in_place = shared || a->family == ALL_TO_ALL ? NULL : mask_all, .shared = shared ? mask_all : NULL };
+    struct plan plan = { .algorithm = a,
+        .layout = host_of_ranks(size),
+        .slots = 3,
+        .in_place = shared || a->family == ALL_TO_ALL ? NULL : mask_all,
+        .shared = shared ? mask_all : NULL };
     assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
     return plan;
 }
@@ -114,7 +117,10 @@ static const struct layout *hosts_of_ranks(int hosts, int each)
 }
 static double price_between(enum family family, const char *name, const struct layout *l, bool one_host, size_t bytes)
 {
-    struct plan plan = { .algorithm = collectives_find(family, name), .layout = l, .slots = 3, .one_host = one_host,
+    struct plan plan = { .algorithm = collectives_find(family, name),
+        .layout = l,
+        .slots = 3,
+        .one_host = one_host,
         .in_place = family == ALL_TO_ALL ? NULL : mask_all };
     assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
     double ns = price(&plan, &near_cores, bytes, l->largest);

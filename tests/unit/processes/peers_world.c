@@ -2,19 +2,19 @@
 #include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include <dirent.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <dirent.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 struct world *world;
 int size, rank;

@@ -1,17 +1,17 @@
 /* The end of a peer is told to all who watch it, whether it died or left, whatever children it has; a child made by
    fork is nobody's peer and starts anew. */
-#include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 /* ---- deaths ---- */
 static bool victim_has_children;

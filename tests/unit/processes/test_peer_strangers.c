@@ -1,15 +1,14 @@
 /* Who connects and is no rank of this user gets nothing, and disturbs nobody. */
-#include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
+#include "tests/unit/processes/peers_world.h"
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -17,6 +16,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 /* ---- strangers ---- */
 static void say_nonsense(void)                                         /* the last process is no rank */
@@ -88,7 +88,10 @@ static void connect_as_another_user(void)                              /* with a
     if (geteuid() != 0) _exit(SKIPPED);
     pid_t child = fork();
     if (child == 0) {
-        struct { sa_family_t family; char path[108]; } name = { .family = AF_UNIX };
+        struct {
+            sa_family_t family;
+            char path[108];
+        } name = { .family = AF_UNIX };
         size_t used = (size_t)snprintf(name.path + 1, 100, "tutti-peer-");
         for (int i = 0; i < 16; i++) used += (size_t)snprintf(name.path + 1 + used, 100 - used, "%02x", mine.nonce[i]);
         if (setresuid(65534, 65534, 65534) != 0) _exit(2);

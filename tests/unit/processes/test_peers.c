@@ -1,24 +1,24 @@
 /* Processes of one host find each other, one connection per pair whoever calls first; who is not there is an error that
    says why; they hand over descriptors; nothing is left open. */
-#include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
+#include "tests/unit/processes/peers_world.h"
+#include <dirent.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <dirent.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 /* ---- finding each other ---- */
 static void meet_at_once(void)

@@ -2,22 +2,22 @@
    cannot be mapped is an error with words, which may be tried again. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
-#include "backend/memory/arena.h"
 #include "backend/host/wait.h"
+#include "backend/memory/arena.h"
 #include "backend/processes/registry.h"
 #include "backend/processes/views.h"
 #include "tests/unit/processes/peers_world.h"
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 enum { BYTES = 20 << 20 };
 static struct told { struct location place[2]; } *told;   /* rank 1 tells where its tensors are */

@@ -46,6 +46,6 @@ static inline void record_binomial(struct schedule *s)
         if (v + bit < s->size) step_send(s, out, (s->rank + bit) % s->size);
 }
 static const struct algorithm one_shot = { .name = "one_shot", .family = ALLREDUCE, .record = record_one_shot },
-    two_shot = { .name = "two_shot", .family = ALLREDUCE, .record = record_two_shot },
-    ring = { .name = "ring", .family = ALLREDUCE, .record = record_ring },
-    binomial = { .name = "binomial", .family = BROADCAST, .record = record_binomial };
+                              two_shot = { .name = "two_shot", .family = ALLREDUCE, .record = record_two_shot },
+                              ring = { .name = "ring", .family = ALLREDUCE, .record = record_ring },
+                              binomial = { .name = "binomial", .family = BROADCAST, .record = record_binomial };

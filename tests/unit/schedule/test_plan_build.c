@@ -95,8 +95,8 @@ static void inputs_are_multiplied_on_their_way_into_slots(void **state)
         for (int r = 0; r < 4; r++)
             for (int j = 0; j < p.ranks[r].step_count; j++)
                 for (int f = 0; f < step_at(&p, r, j)->from_count; f++)
-                    assert_int_equal(
-                        step_from(&p.ranks[r], step_at(&p, r, j))[f].buffer == INPUT, step_at(&p, r, j)->raw);
+                    assert_int_equal(step_from(&p.ranks[r], step_at(&p, r, j))[f].buffer == INPUT,
+                        step_at(&p, r, j)->raw);
         plan_finish(&p);
     }
 }

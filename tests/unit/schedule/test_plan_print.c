@@ -1,6 +1,6 @@
 /* Plans as text: a whole one, the words for every kind of step, and buffers that are too small. */
-#include "tests/unit/schedule/examples.h"
 #include "tests/unit/check/hierarchies.h"
+#include "tests/unit/schedule/examples.h"
 #include <stdlib.h>
 
 static struct hosts hosts;
