@@ -225,7 +225,7 @@ TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t
 /* send counts[rank] elements, receive all parts */
 TUTTI_API tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request);
-/* send all parts, receive counts[rank] elements; UNSUPPORTED where the ranks are on several hosts */
+/* send all parts, receive counts[rank] elements */
 TUTTI_API tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
     tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request);
 /* p * count elements each way; not in place */

@@ -136,10 +136,5 @@ tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, cons
     const struct sides sides = { recv, send, INPUT };
     TRY(call_prepare(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
     TRY(call_check_op(dtype, op, &o));
-    if (comm->group.layout->hosts > 1)
-        return status_refuse(TUTTI_UNSUPPORTED,
-            "reduce_scatter_v on %s: uneven counts are not summed between hosts; "
-            "make the counts equal, or call tutti_reduce for each part",
-            comm->group.name);
     return run_one_and_all(&o, &sides, send, recv, counts, offsets, request);
 }

@@ -48,17 +48,17 @@ enum { MESSAGES = 0, HOST_MEMORY = 1, STAGE_IN_PLACE = 2, EQUAL_CHUNKS = 4, HIER
     X(BROADCAST, hierarchy_chain, broadcast_hierarchy_chain, HIERARCHICAL | FEW_HOSTS)            \
     X(BROADCAST, hierarchy_double_tree, broadcast_hierarchy_double_tree, HIERARCHICAL)            \
     X(BROADCAST, leaders, broadcast_leaders, HIERARCHICAL)                                        \
-    X(REDUCE_SCATTER, ring, reduce_scatter_ring, EQUAL_CHUNKS)                                    \
-    X(REDUCE_SCATTER, halving, reduce_scatter_halving, EQUAL_CHUNKS)                              \
-    X(REDUCE_SCATTER, circulant, reduce_scatter_circulant, EQUAL_CHUNKS)                          \
+    X(REDUCE_SCATTER, ring, reduce_scatter_ring, MESSAGES)                                        \
+    X(REDUCE_SCATTER, halving, reduce_scatter_halving, MESSAGES)                                  \
+    X(REDUCE_SCATTER, circulant, reduce_scatter_circulant, MESSAGES)                              \
     X(REDUCE_SCATTER, read, reduce_scatter_read, HOST_MEMORY)                                     \
-    X(REDUCE_SCATTER, hierarchy, reduce_scatter_hierarchy, HIERARCHICAL | EQUAL_CHUNKS)           \
+    X(REDUCE_SCATTER, hierarchy, reduce_scatter_hierarchy, HIERARCHICAL)                          \
     X(ALLGATHER, ring, allgather_ring, MESSAGES)                                                  \
     X(ALLGATHER, bruck, allgather_bruck, MESSAGES)                                                \
     X(ALLGATHER, read, allgather_read, HOST_MEMORY)                                               \
     X(ALLGATHER, write, allgather_write, HOST_MEMORY)                                             \
     X(ALLGATHER, hierarchy, allgather_hierarchy, HIERARCHICAL)                                    \
-    X(ALLGATHER, leaders, allgather_leaders, HIERARCHICAL | EQUAL_CHUNKS)                         \
+    X(ALLGATHER, leaders, allgather_leaders, HIERARCHICAL)                                        \
     X(ALL_TO_ALL, pairwise, all_to_all_pairwise, STAGE_IN_PLACE)                                  \
     X(ALL_TO_ALL, direct, all_to_all_direct, MESSAGES)                                            \
     X(ALL_TO_ALL, bruck, all_to_all_bruck, STAGE_IN_PLACE | EQUAL_CHUNKS)                         \

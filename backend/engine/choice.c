@@ -61,12 +61,17 @@ static tutti_status price(struct chooser *x, const struct question *q, const str
     *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
     return TUTTI_OK;
 }
+/* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
+bool choice_takes_uneven(const struct layout *layout, const struct algorithm *a)
+{
+    return !a->equal_chunks && !(layout->hosts > 1 && a->hierarchical && a->family == ALL_TO_ALL);
+}
 static bool is_candidate(const struct chooser *x, const struct question *q, const struct algorithm *a)
 {
     if (q->algorithm) return a == q->algorithm;
-    if (a->family != q->family || (q->uneven && a->equal_chunks)) return false;
+    if (a->family != q->family || (q->uneven && !choice_takes_uneven(x->layout, a))) return false;
     int hosts = x->layout->hosts;
-    if (hosts > 1 && q->uneven) return !a->host_memory && !a->hierarchical;    /* no slots, which would bound a tile */
+    if (hosts > 1 && q->uneven && a->family == ALL_TO_ALL) return !a->host_memory;
     bool many = hosts > MANY_HOSTS || hosts * x->layout->largest > MANY_PIECES;
     return hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && many);
 }
@@ -103,10 +108,7 @@ static tutti_status answer(struct chooser *x, const struct question *q, struct c
     if (!answers) return status_fail(TUTTI_NO_MEMORY, "no memory to remember a choice");
     x->answers = answers;
     TRY(compare(x, q, &made));
-    if (!made.algorithm)
-        return status_fail(TUTTI_UNSUPPORTED, "%s of uneven counts between several hosts is not possible",
-            family_name(q->family));
-    assert(made.algorithm->family == q->family);
+    assert(made.algorithm && made.algorithm->family == q->family);
     answers[x->answer_count++] = (struct answer){ *q, made };
     *out = made;
     return TUTTI_OK;

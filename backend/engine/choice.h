@@ -32,9 +32,11 @@ struct chooser {                                        /* of one communicator *
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;
 };
-/* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; UNSUPPORTED when none of several
-   hosts takes uneven counts; *out is then untouched. Message sizes are told apart to half an octave. */
+/* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; *out is then
+   untouched. Message sizes are told apart to half an octave. */
 tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
+/* Whether the algorithm can run with uneven counts. */
+bool choice_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
 void chooser_finish(struct chooser *chooser);
 /* Is it worth while to look first where the tensors lie, before it is known that they are shared? */
 bool choice_looks_first(const struct chooser *chooser, const struct choice *choice);

@@ -42,7 +42,10 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
     if (d->tile_bytes && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
-    if (d->slots && used < bytes) snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
+    if (d->slots && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
+    if (d->counts && used < bytes)
+        snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
 }
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {

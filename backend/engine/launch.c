@@ -39,9 +39,9 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
     r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
     if (!comm->group.network) return TUTTI_OK;
-    /* All hosts must cut alike. How long the longest block is, only the ranks of one host tell each other, so uneven
-       blocks are not cut; and a tile's scratch must fit into the slots of every host. */
-    if (op->uneven) r->tile_bytes = SIZE_MAX;
+    /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
+       must fit into the slots of every host. */
+    if (op->uneven && !uneven_is_alike(op->uneven)) r->tile_bytes = SIZE_MAX;
     else if (r->tile_bytes > MOST_TILE_BYTES) r->tile_bytes = MOST_TILE_BYTES;
     return TUTTI_OK;
 }
@@ -88,7 +88,7 @@ static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
-    size_t bytes = message_bytes(comm, op);
+    size_t bytes = comm->group.network ? agreed_bytes(comm, op) : message_bytes(comm, op);
     struct recent r = { .bytes = recent_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
@@ -97,7 +97,7 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
         .shared = out->shared,
         .in_place = out->in_place };
     struct choice choice;
-    bool obeys = asked && !(op->uneven && asked->equal_chunks);
+    bool obeys = asked && !(op->uneven && !choice_takes_uneven(comm->group.layout, asked));
     TRY(choose_for(comm, op, obeys ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.late = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
@@ -125,7 +125,7 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
     out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
     out->slots = (uint64_t)comm->launcher.slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
-    out->extent = 0;
+    out->extent = out->counts = 0;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
     executor_describe(&comm->executor);
 }

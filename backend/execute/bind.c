@@ -34,13 +34,27 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
 }
 
 /* ---- addresses ---- */
-static struct piece locate_scratch(const struct executor *x, int parity, struct span a, int index, int tile)
+/* How long the chunk is here, or is sent. Blocks of uneven counts that all ranks know have their own lengths, where it
+   is known which they are; else a chunk is as long as the longest. */
+static size_t chunk_length(const struct executor *x, const struct span *a, int index, size_t from)
+{
+    const struct launch *l = &x->launch;
+    const struct cut *c = x->run.cut;
+    size_t whole = c->chunk_bytes;
+    if (l->uneven && !uneven_is_alike(l->uneven)) return c->tile_bytes;
+    if (l->uneven && l->program->blocks.of) {
+        const struct blocks *b = &l->program->blocks;
+        int block = b->of[b->at[a - l->program->schedule->spans] + index];
+        assert(block != BLOCK_UNKNOWN);
+        whole = l->uneven->lengths[l->uneven->agreement][block];
+    }
+    return from < whole ? size_smaller(c->tile_bytes, whole - from) : 0;
+}
+static struct piece locate_scratch(const struct executor *x, int parity, const struct span *a, int index, int tile)
 {
     const struct cut *c = x->run.cut;
-    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes;
-    bool pairs = x->launch.uneven && !uneven_is_alike(x->launch.uneven);
-    size_t length = pairs ? c->tile_bytes : size_smaller(c->tile_bytes, c->chunk_bytes - from);
-    int owner = site_index(&x->site, a.rank);
+    size_t at = (size_t)(a->first + index), length = chunk_length(x, a, index, (size_t)tile * c->tile_bytes);
+    int owner = site_index(&x->site, a->rank);
     unsigned char *payload = segment_control(x->site.segment, owner)->line[parity].payload;
     if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
     size_t place = c->single ? 0 : (uint32_t)tile % c->places;
@@ -48,25 +62,25 @@ static struct piece locate_scratch(const struct executor *x, int parity, struct 
     return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
 }
 /* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
-   what was mapped for what they said when it was mapped. Where all have the same lengths, messages are as long as that
-   of the longest part, because parts pass through slots that may hold any of them. */
-static struct piece locate_uneven(const struct executor *x, const struct operand *o, size_t at, size_t from)
+   what was mapped for what they said when it was mapped. */
+static struct piece locate_uneven(const struct executor *x, const struct operand *o, const struct span *a, int index,
+    size_t from)
 {
+    size_t at = (size_t)(a->first + index);
     size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
     size_t length = from < whole ? size_smaller(x->run.cut->tile_bytes, whole - from) : 0;
     if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
-    const struct cut *c = x->run.cut;
-    size_t wire = uneven_is_alike(x->launch.uneven) ? size_smaller(c->tile_bytes, c->chunk_bytes - from) : length;
-    return (struct piece){ length ? o->base + offset + from : o->base, length, wire };
+    size_t wire = uneven_is_alike(x->launch.uneven) ? chunk_length(x, a, index, from) : length;
+    return (struct piece){ length ? o->base + offset + from : o->base, size_smaller(length, wire), wire };
 }
-struct piece bind_locate(const struct executor *x, struct span a, int index, int tile)
+struct piece bind_locate(const struct executor *x, const struct span *a, int index, int tile)
 {
-    if (a.buffer == SCRATCH) return locate_scratch(x, x->run.parity, a, index, tile);
+    if (a->buffer == SCRATCH) return locate_scratch(x, x->run.parity, a, index, tile);
     const struct operand *o =
-        a.rank == x->site.rank ? &x->run.operand[a.buffer] : &x->theirs[site_index(&x->site, a.rank)][a.buffer];
+        a->rank == x->site.rank ? &x->run.operand[a->buffer] : &x->theirs[site_index(&x->site, a->rank)][a->buffer];
     const struct cut *c = x->run.cut;
-    size_t at = (size_t)(a.first + index), from = (size_t)tile * c->tile_bytes, part = 0;
-    if (o->lengths) return locate_uneven(x, o, at, from);
+    size_t at = (size_t)(a->first + index), from = (size_t)tile * c->tile_bytes, part = 0;
+    if (o->lengths) return locate_uneven(x, o, a, index, from);
     size_t cut = (size_t)x->launch.program->schedule->cut;
     if (cut == 1) { part = at; at = 0; }
     else if (at >= cut) { part = at / cut; at %= cut; }
@@ -76,12 +90,12 @@ struct piece bind_locate(const struct executor *x, struct span a, int index, int
 }
 
 /* ---- addresses, once for all calls that repeat a cut; pointers, once for all that repeat the tensors ---- */
-static size_t fix_one(const struct executor *x, struct span a, int index, struct address *out)
+static size_t fix_one(const struct executor *x, const struct span *a, int index, struct address *out)
 {
-    out->buffer = a.buffer;
-    if (a.buffer != SCRATCH) {
+    out->buffer = a->buffer;
+    if (a->buffer != SCRATCH) {
         struct piece p = bind_locate(x, a, index, 0);
-        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->run.operand[a.buffer].base;
+        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->run.operand[a->buffer].base;
         return p.length;
     }
     for (int parity = 0; parity < 2; parity++)
@@ -118,7 +132,8 @@ static void fix(struct executor *x)
         for (int i = 0; t->kind == WORK && i < step_to(s, t)->count; i++, part++) {
             *part = (struct part){ .bytes = SIZE_MAX, .first = address };
             for (int k = 0; k < t->from_count + t->to_count; k++)
-                part->bytes = size_smaller(part->bytes, fix_one(x, s->spans[t->span + k], i, &p->addresses[address++]));
+                part->bytes =
+                    size_smaller(part->bytes, fix_one(x, &s->spans[t->span + k], i, &p->addresses[address++]));
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
@@ -278,12 +293,12 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
     for (int i = 0; i < to->count; i++) {
         size_t bytes = SIZE_MAX;
         for (int k = 0; k < t->from_count; k++) {
-            struct piece p = bind_locate(x, from[k], i, tile);
+            struct piece p = bind_locate(x, &from[k], i, tile);
             l->program->from[k] = p.at;
             bytes = size_smaller(bytes, p.length);
         }
         for (int k = 0; k < t->to_count; k++) {
-            struct piece p = bind_locate(x, to[k], i, tile);
+            struct piece p = bind_locate(x, &to[k], i, tile);
             l->program->to[k] = p.at;
             bytes = size_smaller(bytes, p.length);
         }

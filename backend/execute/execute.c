@@ -91,8 +91,10 @@ static bool may_touch(struct executor *x)
 }
 tutti_status executor_start(struct executor *x)
 {
+    const struct uneven *u = x->launch.uneven;
+    if (u && uneven_is_alike(u)) TRY(program_know_blocks(x->launch.program));
     bind_operands(x);
-    if (x->launch.uneven) bind_cut(x, x->run.extent);
+    if (u) bind_cut(x, x->run.extent);
     TRY(slots_reserve(x));
     if (x->launch.program->touch_count && !may_touch(x)) return TUTTI_IN_PROGRESS;
     x->run.started = true;
@@ -111,7 +113,7 @@ static void tell_other_hosts(struct executor *x)
     struct control *c = x->site.contact;
     struct line *line = &c->line[x->run.parity];
     if (c == x->site.mine) return;
-    x->run.history = (x->run.history ^ x->run.fingerprint) * 0x9e3779b97f4a7c15u;
+    x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.descriptor->counts) * 0x9e3779b97f4a7c15u;
     x->run.history ^= x->run.history >> 32;
     atomic_store(&line->counter, 0);
     atomic_store(&line->slots[0], x->run.history);

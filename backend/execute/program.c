@@ -97,9 +97,15 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     *out = p;
     return TUTTI_OK;
 }
+tutti_status program_know_blocks(struct program *program)
+{
+    if (!program->any_message || program->blocks.of) return TUTTI_OK;
+    return blocks_find(program->plan, program->schedule->rank, &program->blocks);
+}
 void program_destroy(struct program *program)
 {
     if (!program) return;
+    blocks_finish(&program->blocks);
     free(program->transfers);
     free(program->pieces);
     free(program->piece_at);

@@ -1,7 +1,7 @@
 /* A program: a plan made ready to run by one rank, with what can be worked out once for all operations that repeat it:
  * messages, cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
 #pragma once
-#include "backend/schedule/schedule.h"
+#include "backend/schedule/blocks.h"
 #include "backend/transports/router.h"
 
 struct cut {                                            /* how a message is cut; see bind.c */
@@ -38,7 +38,10 @@ struct program {                                        /* a plan made ready to 
     void **pointers[2];                                 /* by parity: what the addresses are ... */
     struct buffers aimed[2];                            /* ... for these tensors and slots */
     size_t element_bytes;                               /* of the counts */
+    struct blocks blocks;                               /* what scratch holds, once counts are uneven: bind.c */
     struct program *next;
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
+/* Finds out which blocks its chunks hold, if there are messages: they are as long as their blocks. */
+tutti_status program_know_blocks(struct program *program);
 void program_destroy(struct program *program);

@@ -58,7 +58,7 @@ static void post(struct executor *x, int step, int tile)
     int n = 0;
     for (int span = 0; span < t->from_count + t->to_count; span++)
         for (int i = 0; i < s->spans[t->span + span].count; i++)
-            pieces[n++] = bind_locate(x, s->spans[t->span + span], i, tile);
+            pieces[n++] = bind_locate(x, &s->spans[t->span + span], i, tile);
     struct transfer *transfer = transfer_at(x, tile, step);
     *transfer = (struct transfer){ .name = { name_of(x), (uint64_t)tile << 32 | (uint32_t)t->number },
         .peer = t->peer,

@@ -22,6 +22,7 @@ struct descriptor {                                    /* what I think we are do
     uint64_t tile_bytes, slots;                        /* settings that must agree                                */
     uint64_t algorithm;                                /* row of collectives_table                                */
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
+    uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
     struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h          */
 };

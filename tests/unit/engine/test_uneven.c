@@ -1,5 +1,7 @@
 /* all_gather_v and reduce_scatter_v against their definitions: any counts, with gaps between parts, in place or not,
    private or shared, by every algorithm; and what is refused or fails. */
+#include "backend/base/settings.h"
+#include "backend/collectives/collectives.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -111,12 +113,19 @@ static void every_case(struct rank *me, const char *family, const char *algorith
             else scatter(&t, (tutti_op[]){ TUTTI_SUM, TUTTI_MAX, TUTTI_AVG }[(c + way) % 3]);
         }
 }
+/* Hosts are pretended, and this algorithm is for one. */
+static bool is_of_one_host(const char *family, const char *name)
+{
+    enum family f = family[0] == 'a' ? ALLGATHER : REDUCE_SCATTER;
+    return *settings_get()->hosts && collectives_find(f, name)->host_memory;
+}
 static void all_algorithms(struct rank *me)
 {
     const char *families[] = { "allgather", "reduce_scatter" }, *name;
     for (int f = 0; f < 2; f++) {
         every_case(me, families[f], NULL);
-        for (int a = 0; (name = tutti_algorithm_name(families[f], a)) != NULL; a++) every_case(me, families[f], name);
+        for (int a = 0; (name = tutti_algorithm_name(families[f], a)) != NULL; a++)
+            if (!is_of_one_host(families[f], name)) every_case(me, families[f], name);
     }
 }
 
@@ -141,12 +150,7 @@ static void exchange(struct rank *me)                   /* rank r sends 3 * r + 
 static void of_several_hosts(struct rank *me)
 {
     for (int i = 0; i < 5; i++) exchange(me);
-    every_case(me, "allgather", NULL);
-    size_t counts[MOST] = { 0 }, offsets[MOST] = { 0 };
-    int64_t none = 0;
-    tutti_status status = tutti_reduce_scatter_v(&none, counts, offsets, &none, TUTTI_INT64, TUTTI_SUM, me->comm, NULL);
-    REQUIRE(status == TUTTI_UNSUPPORTED && tutti_last_error_is_refusal());
-    REQUIRE(strstr(tutti_get_last_error(), "uneven counts are not summed between hosts") != NULL);
+    all_algorithms(me);
     exchange(me);
 }
 static void test_results_over_hosts(void **state)
@@ -155,7 +159,8 @@ static void test_results_over_hosts(void **state)
     static const struct {
         const char *hosts;
         int size;
-    } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 }, { "0,1,0,1", 4 }, { "0,1,1,1", 4 } };
+    } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 }, { "0,1,0,1", 4 }, { "0,1,1,1", 4 }, { "4", 4 },
+        { "2,0,2,1,0", 5 } };
     for (size_t p = 0; p < sizeof placements / sizeof *placements; p++)
         world_threads_on(placements[p].hosts, placements[p].size, NULL, of_several_hosts, NULL);
 }
@@ -169,6 +174,9 @@ static void test_results_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= 4; size++) assert_int_equal(world_processes(size, 120, all_algorithms, NULL), 0);
+    world_pretend("0,1,0");
+    assert_int_equal(world_processes(3, 120, of_several_hosts, NULL), 0);
+    world_pretend("");
 }
 #endif
 /* Each brings its rank + 1 times 0.5, whatever the counts. */
@@ -239,6 +247,28 @@ static void test_counts_that_differ_fail_on_all_ranks(void **state)
     static const bool both[] = { true, false };
     for (int i = 0; i < 2; i++) world_threads(3, NULL, disagree, (void *)(uintptr_t)&both[i]);
 }
+/* Other hosts see only that the counts are others; messages of such calls never meet. */
+static void disagree_with_another_host(struct rank *me)
+{
+    static _Thread_local int32_t one[64], all[64];
+    bool gathers = *(const bool *)me->context;
+    size_t counts[3] = { 2, 3, 4 }, offsets[3] = { 0, 8, 16 };
+    if (me->rank == 2) counts[1] = 7;
+    tutti_status status = gathers
+        ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
+        : tutti_reduce_scatter_v(all, counts, offsets, one, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+    REQUIRE(status == TUTTI_MISMATCH && !tutti_last_error_is_refusal());
+    SAYS(gathers ? "calls allgather(uneven counts, int32)" : "calls reduce_scatter(uneven counts, int32, sum)");
+    SAYS("counts with the digest");
+    SAYS("rank 2");
+}
+static void test_counts_that_differ_between_hosts_fail_on_all(void **state)
+{
+    (void)state;
+    static const bool both[] = { true, false };
+    for (int i = 0; i < 2; i++)
+        world_threads_on("0,0,1", 3, NULL, disagree_with_another_host, (void *)(uintptr_t)&both[i]);
+}
 /* One rank takes them for even, and another reduces otherwise. */
 static void disagree_otherwise(struct rank *me)
 {
@@ -274,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_premultiplied),
         cmocka_unit_test(test_wrong_arguments_are_refused),
         cmocka_unit_test(test_counts_that_differ_fail_on_all_ranks),
+        cmocka_unit_test(test_counts_that_differ_between_hosts_fail_on_all),
         cmocka_unit_test(test_uneven_and_even_are_not_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
