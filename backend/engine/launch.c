@@ -59,7 +59,7 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
     const struct placement *placement, struct recent *r)
 {
     const struct group *g = &comm->group;
-    bool host = algorithm->host_memory;
+    bool touches = algorithm->host_memory || algorithm->hierarchical;
     struct plan key = {
         .algorithm = algorithm,
         .layout = g->layout,
@@ -68,9 +68,9 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .host = g->host,
         .slots = r->slots,
         .in_place = placement->in_place,
-        .shared = host ? placement->shared : NULL,
+        .shared = touches ? placement->shared : NULL,
         .stage_inputs = r->stage_inputs,
-        .hoist = !host,
+        .hoist = !algorithm->host_memory,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,

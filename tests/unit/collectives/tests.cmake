@@ -1,5 +1,6 @@
 tutti_unit(collectives/test_algorithm_table collectives)
 tutti_unit(collectives/test_blocks collectives)
+tutti_unit(collectives/test_hierarchy_messages collectives)
 tutti_unit(collectives/test_double_tree collectives)
 tutti_unit(collectives/test_fold collectives)
 tutti_unit(collectives/test_teams collectives)

@@ -2,6 +2,8 @@
  * tensors are shared, private, in place or not, gives the bits that private tensors give. Inputs are overwritten and
  * memory is freed as soon as a call returns, so a peer that is late is found out. Tiles are small, so that slots are
  * used again and again. */
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,7 +58,7 @@ static bool is_same(const float *at, const float *wanted, size_t count) { return
 
 /* ---- buffers ---- */
 struct area { unsigned char *at; size_t bytes; bool shared; };
-struct buffers { struct area area[2]; float *input, *output; size_t in, out; };
+struct areas { struct area area[2]; float *input, *output; size_t in, out; };
 static struct area area_make(bool shared, size_t bytes)
 {
     struct area a = { NULL, bytes, shared };
@@ -73,10 +75,10 @@ static void area_free(struct area *a)
     if (a->shared) REQUIRE(tutti_mem_free(a->at) == TUTTI_OK);
     else free(a->at);
 }
-static struct buffers make(const struct test *t, const struct rank *me, enum way way)
+static struct areas make(const struct test *t, const struct rank *me, enum way way)
 {
     size_t p = (size_t)me->size, mine = (size_t)me->rank * t->count;
-    struct buffers b = { .in = t->count * (many_inputs(t) ? p : 1), .out = t->count * (many_outputs(t) ? p : 1) };
+    struct areas b = { .in = t->count * (many_inputs(t) ? p : 1), .out = t->count * (many_outputs(t) ? p : 1) };
     bool shared = way >= SHARED, in_place = way == IN_PLACE || way == SHARED_IN_PLACE;
     b.area[0] = area_make(shared, 4 * (in_place && b.out > b.in ? b.out : b.in));
     if (!in_place) b.area[1] = area_make(shared && way != INPUT_SHARED, 4 * b.out);
@@ -88,14 +90,14 @@ static struct buffers make(const struct test *t, const struct rank *me, enum way
     memcpy(b.input, values[me->rank], 4 * b.in);
     return b;
 }
-static void buffers_free(struct buffers *b)
+static void buffers_free(struct areas *b)
 {
     area_free(&b->area[0]);
     area_free(&b->area[1]);
 }
 
 /* ---- calls ---- */
-static tutti_status start(const struct test *t, const struct rank *me, const struct buffers *b, tutti_request *r)
+static tutti_status start(const struct test *t, const struct rank *me, const struct areas *b, tutti_request *r)
 {
     const void *in = has_input(t, me->rank) ? b->input : NULL;
     void *out = has_output(t, me->rank) ? b->output : NULL;
@@ -127,7 +129,7 @@ static void expect(const struct test *t, const struct rank *me, enum way way, co
 static float *run(const struct test *t, const struct rank *me, enum way way, const float *wanted)
 {
     if (way % 2 && is(t, "all_to_all")) way = (enum way)(way - 1);     /* has no in place */
-    struct buffers b = make(t, me, way);
+    struct areas b = make(t, me, way);
     tutti_request r = { .struct_size = sizeof r, .blocking = true };
     tutti_status status = start(t, me, &b, &r);
     if (status != TUTTI_OK) fprintf(stderr, "%s %s: %s\n", t->collective, t->algorithm, tutti_get_last_error());
@@ -175,12 +177,20 @@ static void every_mixture(struct rank *me)
             mixtures(&t, me, 25, &random);
         }
 }
+/* Hosts are pretended, and this algorithm is for one. */
+static bool is_of_one_host(const char *collective, const char *algorithm)
+{
+    enum family f = ALLREDUCE;
+    while (strcmp(family_name(f), collective) != 0) f++;
+    return *settings_get()->hosts && collectives_find(f, algorithm)->host_memory;
+}
 static void every_algorithm(struct rank *me)
 {
     uint64_t random = 6;
     const char *algorithm;
     for (int c = 0; c < 8; c++)
         for (int a = 0; (algorithm = tutti_algorithm_name(collectives[c], a)) != NULL; a++) {
+            if (is_of_one_host(collectives[c], algorithm)) continue;
             struct test t = test_of(c, algorithm, 150004, me);
             t.root = a % me->size;
             mixtures(&t, me, 6, &random);
@@ -243,7 +253,7 @@ static void interleaved(struct rank *me)
     uint64_t random = 9, own = 100 + (uint64_t)me->rank;
     for (int round = 0; round < ROUNDS; round++) {
         struct test tests[OPEN];
-        struct buffers b[OPEN];
+        struct areas b[OPEN];
         tutti_request requests[OPEN];
         float *wanted[OPEN];
         for (int i = 0; i < OPEN; i++) {
@@ -268,6 +278,39 @@ static void interleaved(struct rank *me)
     }
 }
 
+/* ---- over hosts: what is shared is not staged there ---- */
+/* Copies from tensors into slots in what this rank ran last of that family. */
+static int staged_copies(const struct rank *me, enum family family)
+{
+    const struct schedule *s = me->comm->launcher.recent[family].program->schedule;
+    int copies = 0;
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
+        for (int d = 0; t->kind == WORK && t->from_count == 1 && d < t->to_count; d++)
+            copies += step_from(s, t)->buffer != SCRATCH && step_to(s, t)[d].buffer == SCRATCH;
+    return copies;
+}
+/* Of the tensors of host 0 all are shared, of those of host 1 one. */
+static void stages_what_is_private(struct rank *me)
+{
+    static const enum family families[] = { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
+    enum way mine = me->rank == 3 ? APART : SHARED;
+    for (int k = 0; k < 4; k++) {
+        const struct recent *r = &me->comm->launcher.recent[families[k]];
+        struct test t = test_of((int)families[k], NULL, LARGEST, me);
+        float *wanted = run(&t, me, APART, NULL);
+        REQUIRE(r->late && staged_copies(me, families[k]) > 0 && !r->program->touch_count);
+        run(&t, me, mine, wanted);
+        REQUIRE((staged_copies(me, families[k]) == 0) == (mine == SHARED));
+        REQUIRE((r->program->touch_count > 0) == (me->rank != 2));     /* that one's only peer is private */
+        free(wanted);
+    }
+}
+static void test_what_is_shared_is_not_staged(void **state)
+{
+    (void)state;
+    world_threads_on("0,0,1,1", 4, NULL, stages_what_is_private, NULL);
+}
+
 /* ---- worlds ---- */
 static void on_threads(rank_function *body)
 {
@@ -278,6 +321,21 @@ static void test_every_algorithm_on_threads(void **state) { (void)state; on_thre
 static void test_every_operation_on_threads(void **state) { (void)state; on_threads(every_operation); }
 static void test_uneven_on_threads(void **state) { (void)state; on_threads(uneven); }
 static void test_interleaved_on_threads(void **state) { (void)state; on_threads(interleaved); }
+/* A host looks at its own tensors only, and the others need not know: who they are, and how many. */
+static const struct {
+    const char *hosts;
+    int size;
+} placements[] = { { "0,1,0", 3 }, { "0,0,1,1", 4 }, { "0,1,1,1", 4 } };
+static void over_hosts(rank_function *body)
+{
+    for (size_t i = 0; i < sizeof placements / sizeof *placements; i++)
+        world_threads_on(placements[i].hosts, placements[i].size, NULL, body, NULL);
+}
+static void test_every_mixture_over_hosts(void **state) { (void)state; over_hosts(every_mixture); }
+static void test_every_algorithm_over_hosts(void **state) { (void)state; over_hosts(every_algorithm); }
+static void test_every_operation_over_hosts(void **state) { (void)state; over_hosts(every_operation); }
+static void test_uneven_over_hosts(void **state) { (void)state; over_hosts(uneven); }
+static void test_interleaved_over_hosts(void **state) { (void)state; over_hosts(interleaved); }
 #ifndef NO_PROCESSES
 static void all_of_it(struct rank *me)
 {
@@ -291,6 +349,9 @@ static void test_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= MOST; size++) assert_int_equal(world_processes(size, 100, all_of_it, NULL), 0);
+    world_pretend("0,0,1");
+    assert_int_equal(world_processes(3, 100, all_of_it, NULL), 0);
+    world_pretend("");
 }
 #endif
 
@@ -305,6 +366,12 @@ int main(void)
         cmocka_unit_test(test_every_operation_on_threads),
         cmocka_unit_test(test_uneven_on_threads),
         cmocka_unit_test(test_interleaved_on_threads),
+        cmocka_unit_test(test_what_is_shared_is_not_staged),
+        cmocka_unit_test(test_every_mixture_over_hosts),
+        cmocka_unit_test(test_every_algorithm_over_hosts),
+        cmocka_unit_test(test_every_operation_over_hosts),
+        cmocka_unit_test(test_uneven_over_hosts),
+        cmocka_unit_test(test_interleaved_over_hosts),
     };
     values_init();
     setenv("TUTTI_TILE_BYTES", "16384", 1);
