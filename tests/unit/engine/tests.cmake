@@ -1,9 +1,10 @@
 foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
-    repeats ring late_reasons stopped versions uneven queue)
+    repeats ring late_reasons stopped versions uneven queue properties)
   tutti_world(engine/test_${name})
 endforeach()
 if(TUTTI_SANITIZE)
   target_compile_definitions(test_collectives PRIVATE FEW_PLACEMENTS)
+  target_compile_definitions(test_properties PRIVATE FEW_CASES)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_world(engine/test_refused)

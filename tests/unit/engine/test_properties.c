@@ -1,0 +1,406 @@
+/* Collectives drawn at random, over hosts that are pretended: family, algorithm, type, operation, counts even or not,
+ * root, tensors shared, private, in place, at any alignment, asynchronous or not, tiles of any size. Every rank compares
+ * what it gets with the definition, worked out from what each rank brings by the arithmetic of
+ * tests/unit/kernels/reference.h, bit by bit; and looks that nothing else was written.
+ *   test_properties [--cases N] [--seed S] [--first K] [--hosts LIST]
+ * Case k of a seed is the same whatever was run before; its failure says how to run it again. */
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "kernels/reduce.h"
+#include "tests/support/world.h"
+#include "tests/unit/kernels/reference.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef FEW_CASES                                        /* the sanitizers take minutes for more */
+enum { CASES = 600 };
+#else
+enum { CASES = 4000 };
+#endif
+enum { MOST = 8, GUARD = 64, IN_A_WORLD = 250, OPEN = 3, LARGEST = 20000, TIMEOUT_MS = 60000 };
+/* Of two hosts most, as there every sum has one order only. */
+static const struct placement_of {
+    const char *hosts;
+    int size;
+} placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "0,1,1", 3 }, { "2", 4 }, { "0,1,0,1", 4 }, { "0,0,0,1", 4 },
+    { "0,1,1,0,1", 5 }, { "2", 6 }, { "3", 3 }, { "0,1,2,0", 4 }, { "4", 4 }, { "0,1,2,2,1,2", 6 },
+    { "0,1,2,3,0,1,2,3", 8 }, { "1", 3 } };
+enum { PLACEMENTS = sizeof placements / sizeof *placements, OF_TWO_HOSTS = 8 };
+
+/* ---- what is drawn ---- */
+static uint64_t mix(uint64_t z)                         /* splitmix64 */
+{
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+static uint64_t draw(uint64_t *state, uint64_t below)
+{
+    *state = mix(*state);
+    return (*state >> 11) % below;
+}
+enum exactness { EXACT, ANY };                          /* values whose sums are exact in any order; all there are */
+struct test {
+    uint64_t number, seed;
+    enum family family;
+    const struct algorithm *algorithm;
+    tutti_dtype dtype;
+    tutti_op op;
+    enum exactness values;
+    int root;
+    bool uneven;
+    size_t counts[MOST][MOST];                          /* [rank][part]: elements of what it brings */
+};
+static uint64_t first_seed = 1;
+static const char *only_hosts;
+static _Atomic uint64_t seen[FAMILY_COUNT][TUTTI_DTYPE_COUNT], seen_ops[TUTTI_DTYPE_COUNT];
+
+static const struct placement_of *placement_of(uint64_t world)
+{
+    uint64_t state = mix(first_seed * 31 + world);
+    const struct placement_of *p =
+        &placements[draw(&state, 8) ? draw(&state, OF_TWO_HOSTS)
+                                    : OF_TWO_HOSTS + draw(&state, PLACEMENTS - OF_TWO_HOSTS)];
+    for (int i = 0; only_hosts && i < PLACEMENTS; i++)
+        if (!strcmp(placements[(world + (uint64_t)i) % PLACEMENTS].hosts, only_hosts))
+            return &placements[(world + (uint64_t)i) % PLACEMENTS];
+    return p;
+}
+static bool is_summing(enum family f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
+static size_t draw_count(uint64_t *state, size_t most)
+{
+    static const size_t below[] = { 4, 4, 70, 70, 70, 70, 1500, 1500, 1500, 6000, 6000, LARGEST };
+    size_t limit = below[draw(state, sizeof below / sizeof *below)];
+    return (size_t)draw(state, limit < most ? limit : most);
+}
+static void draw_counts(struct test *t, int size, uint64_t *state)
+{
+    bool many = family_parts(t->family, INPUT, size) > 1 || family_parts(t->family, OUTPUT, size) > 1;
+    size_t most = many ? LARGEST / (size_t)size : LARGEST, count = draw_count(state, most), column[MOST];
+    for (int q = 0; q < size; q++) column[q] = draw(state, 3) ? draw_count(state, most) : 0;
+    for (int a = 0; a < size; a++)
+        for (int q = 0; q < size; q++) {
+            size_t own =
+                t->family == ALL_TO_ALL ? draw_count(state, most / 4 + 1) : column[t->family == ALLGATHER ? a : q];
+            t->counts[a][q] = t->uneven ? own : count;
+        }
+}
+static const struct algorithm *draw_algorithm(enum family family, const struct layout *l, uint64_t *state)
+{
+    const struct algorithm *of_family[32];
+    int count = 0;
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (a->family == family && (l->hosts == 1 || !a->host_memory)) of_family[count++] = a;
+    return draw(state, 2) ? NULL : of_family[draw(state, (uint64_t)count)];
+}
+static bool is_defined(tutti_dtype dtype, tutti_op op)
+{
+    return reduce_find(dtype, op) && (op != TUTTI_PREMUL_SUM || scale_find(dtype));
+}
+/* Sums, products and averages of floating-point numbers depend on the order, unless they are exact: that of a hierarchy
+   of two hosts is known. Whatever of integers wraps has no order. */
+static enum exactness draw_values(const struct test *t, const struct layout *l, uint64_t *state)
+{
+    bool ordered = is_floating(t->dtype) && (t->op == TUTTI_SUM || t->op == TUTTI_PROD || t->op == TUTTI_AVG);
+    bool known = l->hosts <= 2 && (!t->algorithm || t->algorithm->hierarchical || t->algorithm->host_memory);
+    if (is_summing(t->family) && (t->op == TUTTI_PREMUL_SUM || (ordered && !known))) return EXACT;
+    return draw(state, 4) ? ANY : EXACT;
+}
+static struct test test_nth(uint64_t number, const struct layout *l)
+{
+    struct test t = { .number = number, .seed = mix(mix(first_seed) ^ number) };
+    uint64_t state = t.seed;
+    t.family = (enum family)draw(&state, FAMILY_COUNT);
+    t.uneven = draw(&state, 2) && (t.family == REDUCE_SCATTER || t.family == ALLGATHER || t.family == ALL_TO_ALL);
+    t.algorithm = draw_algorithm(t.family, l, &state);
+    do {
+        t.dtype = (tutti_dtype)draw(&state, TUTTI_DTYPE_COUNT);
+        t.op = (tutti_op)draw(&state, TUTTI_OP_COUNT);
+    } while (!is_defined(t.dtype, t.op));
+    t.root = (int)draw(&state, (uint64_t)l->ranks);
+    t.values = draw_values(&t, l, &state);
+    draw_counts(&t, l->ranks, &state);
+    return t;
+}
+
+/* ---- what each rank brings ---- */
+static uint64_t exact_code(const struct test *t, uint64_t random)
+{
+    static const double factors[] = { 1, -1, 2, 0.5, -2, -0.5 };
+    double value = t->op == TUTTI_PROD ? factors[random % 6] : (double)(random % 3) - 1;
+    if (t->dtype == TUTTI_BOOL) return random & 1;
+    return is_floating(t->dtype) ? encode(format_of(t->dtype), value) : cut(random, t->dtype);
+}
+/* Numbers of ordinary size, a few of any bits. */
+static uint64_t any_code(const struct test *t, uint64_t random)
+{
+    if (t->dtype == TUTTI_BOOL || !is_floating(t->dtype)) return exact_code(t, random);
+    if (random % 32 == 0) return cut(random >> 8, t->dtype);
+    return encode(format_of(t->dtype), ldexp((double)(float)(int32_t)(random >> 20), -31 + (int)(random % 5)));
+}
+static uint64_t code_of(const struct test *t, int rank, int part, size_t i)
+{
+    uint64_t random = mix(t->seed ^ ((uint64_t)rank * 64 + (uint64_t)part + 1) << 40 ^ i);
+    return t->values == EXACT ? exact_code(t, random) : any_code(t, random);
+}
+
+/* ---- what is to come of it ---- */
+/* Over the ranks of each host in their order, then over the hosts; what one host brings alone is not rounded. */
+static uint64_t total(const struct test *t, const struct layout *l, int part, size_t i)
+{
+    uint64_t of_host[MOST], codes[MOST];
+    int divisor = t->op == TUTTI_AVG ? l->ranks : 1;
+    tutti_op op = t->op == TUTTI_AVG || t->op == TUTTI_PREMUL_SUM ? TUTTI_SUM : t->op;
+    for (int h = 0; h < l->hosts; h++) {
+        for (int k = 0; k < host_size(l, h); k++) {
+            codes[k] = code_of(t, rank_at(l, h, k), part, i);
+            if (t->op == TUTTI_PREMUL_SUM)
+                codes[k] = encode(format_of(t->dtype), 0.5 * decode(format_of(t->dtype), codes[k]));
+        }
+        of_host[h] = reference(t->dtype, op, codes, host_size(l, h), l->hosts == 1 ? divisor : 1);
+    }
+    return reference(t->dtype, op, of_host, l->hosts, l->hosts == 1 ? 1 : divisor);
+}
+/* Element i of part q of what this rank gets. */
+static uint64_t wanted(const struct test *t, const struct layout *l, int rank, int q, size_t i)
+{
+    switch (t->family) {
+    case ALLREDUCE:
+    case REDUCE: return total(t, l, 0, i);
+    case REDUCE_SCATTER: return total(t, l, rank, i);
+    case BROADCAST: return code_of(t, t->root, 0, i);
+    case SCATTER: return code_of(t, t->root, rank, i);
+    case ALL_TO_ALL: return code_of(t, q, rank, i);
+    default: return code_of(t, q, 0, i);
+    }
+}
+static size_t count_of(const struct test *t, enum buffer buffer, int rank, int q)
+{
+    if (!t->uneven || buffer == INPUT) return t->counts[rank][q];
+    return t->family == REDUCE_SCATTER ? t->counts[rank][rank] : t->counts[q][rank];
+}
+
+/* ---- tensors ---- */
+/* An area that holds the parts of a buffer, with gaps if counts are uneven, between guards; and what it should hold. */
+struct side { unsigned char *area, *image; size_t bytes, offset[MOST]; bool shared; };
+struct job {
+    struct test test;
+    struct side side[2];
+    enum buffer home[2];                                /* in which side's area a buffer lies: in place both in one */
+    int parts[2];                                       /* 0: this rank has no such buffer */
+    tutti_request request;
+};
+static size_t element_bytes(const struct test *t) { return t->family == BARRIER ? 1 : bytes_of(t->dtype); }
+static unsigned char *part_in(const struct job *j, enum buffer buffer, int q, bool image)
+{
+    const struct side *s = &j->side[j->home[buffer]];
+    bool guest = j->home[buffer] != buffer;             /* its one part is the other's own, or also its only one */
+    size_t offset = j->side[buffer].offset[guest ? 0 : q] * element_bytes(&j->test);
+    return (image ? s->image : s->area) + GUARD + offset;
+}
+static void write_part(const struct job *j, enum buffer buffer, int q, int rank, const struct layout *l)
+{
+    const struct test *t = &j->test;
+    for (size_t i = 0; i < count_of(t, buffer, rank, q); i++) {
+        uint64_t code = buffer == INPUT ? code_of(t, rank, q, i) : wanted(t, l, rank, q, i);
+        memcpy(part_in(j, buffer, q, true) + i * element_bytes(t), &code, element_bytes(t));
+    }
+}
+static void side_make(struct job *j, enum buffer buffer, int rank, uint64_t *own)
+{
+    struct side *s = &j->side[buffer];
+    const struct test *t = &j->test;
+    bool backwards = t->uneven && draw(own, 2);
+    size_t at = (size_t)draw(own, 8);                   /* at any alignment */
+    for (int k = 0; k < j->parts[buffer]; k++) {
+        int q = backwards ? j->parts[buffer] - 1 - k : k;
+        s->offset[q] = at;
+        at += count_of(t, buffer, rank, q) + (t->uneven ? draw(own, 4) : 0);
+    }
+    s->bytes = at * element_bytes(t) + (size_t)2 * GUARD;
+    if (s->shared) REQUIRE(tutti_mem_alloc((void **)&s->area, s->bytes) == TUTTI_OK);
+    else s->area = malloc(s->bytes);
+    s->image = malloc(s->bytes);
+    memset(s->image, 0xa5, s->bytes);
+}
+static void job_make(struct job *j, const struct rank *me, uint64_t *own)
+{
+    const struct test *t = &j->test;
+    int way = (int)draw(own, 4);
+    for (int b = INPUT; b <= OUTPUT; b++) {
+        bool has = t->family != BARRIER && family_has(t->family, t->root, me->rank, (enum buffer)b);
+        j->parts[b] = has ? family_parts(t->family, (enum buffer)b, me->size) : 0;
+        j->home[b] = (enum buffer)b;
+        j->side[b] = (struct side){ .shared = way >= 2 || (way == 1 && b == INPUT) };
+    }
+    bool in_place = t->family != ALL_TO_ALL && j->parts[INPUT] && j->parts[OUTPUT] && draw(own, 2);
+    enum buffer host = in_place && j->parts[OUTPUT] > j->parts[INPUT] ? OUTPUT : INPUT, guest = 1 - host;
+    if (in_place) j->home[guest] = host;
+    for (int b = INPUT; b <= OUTPUT; b++)
+        if (j->parts[b] && j->home[b] == (enum buffer)b) side_make(j, (enum buffer)b, me->rank, own);
+    if (in_place) j->side[guest].offset[0] = j->side[host].offset[j->parts[host] > 1 ? me->rank : 0];
+    for (int q = 0; q < j->parts[INPUT]; q++) write_part(j, INPUT, q, me->rank, me->comm->group.layout);
+    for (int b = INPUT; b <= OUTPUT; b++)
+        if (j->side[b].area) memcpy(j->side[b].area, j->side[b].image, j->side[b].bytes);
+}
+
+/* ---- calls ---- */
+static tutti_status call_uneven(struct job *j, const struct rank *me, const void *in, void *out)
+{
+    const struct test *t = &j->test;
+    size_t count[2][MOST], *at[2] = { j->side[INPUT].offset, j->side[OUTPUT].offset };
+    tutti_request *r = &j->request;
+    for (int b = INPUT; b <= OUTPUT; b++)
+        for (int q = 0; q < me->size; q++) count[b][q] = count_of(t, (enum buffer)b, me->rank, q);
+    if (t->family == ALLGATHER) return tutti_all_gather_v(in, out, count[OUTPUT], at[OUTPUT], t->dtype, me->comm, r);
+    if (t->family == REDUCE_SCATTER)
+        return tutti_reduce_scatter_v(in, count[INPUT], at[INPUT], out, t->dtype, t->op, me->comm, r);
+    return tutti_all_to_all_v(in, count[INPUT], at[INPUT], out, count[OUTPUT], at[OUTPUT], t->dtype, me->comm, r);
+}
+static tutti_status call_even(struct job *j, const struct rank *me, const void *in, void *out)
+{
+    const struct test *t = &j->test;
+    size_t count = t->counts[0][0];
+    tutti_request *r = &j->request;
+    switch (t->family) {
+    case ALLREDUCE: return tutti_all_reduce(in, out, count, t->dtype, t->op, me->comm, r);
+    case REDUCE: return tutti_reduce(in, out, count, t->dtype, t->op, t->root, me->comm, r);
+    case BROADCAST: return tutti_broadcast(in, out, count, t->dtype, t->root, me->comm, r);
+    case REDUCE_SCATTER: return tutti_reduce_scatter(in, out, count, t->dtype, t->op, me->comm, r);
+    case ALLGATHER: return tutti_all_gather(in, out, count, t->dtype, me->comm, r);
+    case ALL_TO_ALL: return tutti_all_to_all(in, out, count, t->dtype, me->comm, r);
+    case GATHER: return tutti_gather(in, out, count, t->dtype, t->root, me->comm, r);
+    case SCATTER: return tutti_scatter(in, out, count, t->dtype, t->root, me->comm, r);
+    default: return tutti_barrier(me->comm, r);
+    }
+}
+/* Where a buffer begins: of uneven counts the area, as offsets say the rest, but for a buffer of one part. */
+static unsigned char *begin_of(const struct job *j, enum buffer buffer)
+{
+    bool by_offsets = j->test.uneven && j->parts[buffer] > 1;
+    return !j->parts[buffer] ? NULL : by_offsets ? j->side[buffer].area + GUARD : part_in(j, buffer, 0, false);
+}
+static void complain(const struct job *j, const struct rank *me, const char *what)
+{
+    const struct test *t = &j->test;
+    fprintf(stderr, "rank %d of %d on hosts %s: %s, algorithm %s, %s, %s, root %d, %s counts", me->rank, me->size,
+        settings_get()->hosts, family_name(t->family), t->algorithm ? t->algorithm->name : "chosen", name_of(t->dtype),
+        tutti_op_name(t->op), t->root, t->uneven ? "uneven" : "even");
+    for (int q = 0; q < me->size; q++) fprintf(stderr, " %zu", t->counts[me->rank][q]);
+    fprintf(stderr,
+        ", %s%s%s: %s\nto run it again: test_properties --seed %llu --first %llu --cases 1, or, with what "
+        "came before in its group, --first %llu --cases %llu\n",
+        j->side[INPUT].shared ? "shared" : "private", j->side[OUTPUT].shared ? " to shared" : " to private",
+        j->home[INPUT] != j->home[OUTPUT] ? "" : ", in place", what, (unsigned long long)first_seed,
+        (unsigned long long)t->number, (unsigned long long)(t->number / IN_A_WORLD * IN_A_WORLD),
+        (unsigned long long)(t->number % IN_A_WORLD + 1));
+}
+static void compare(const struct job *j, const struct rank *me)
+{
+    for (int b = INPUT; b <= OUTPUT; b++) {
+        const struct side *s = &j->side[b];
+        if (!s->area || memcmp(s->area, s->image, s->bytes) == 0) continue;
+        size_t at = 0;
+        char what[100];
+        while (s->area[at] == s->image[at]) at++;
+        snprintf(what, sizeof what, "byte %zu of the %s area of %zu is %02x, should be %02x", at,
+            b == INPUT ? "first" : "second", s->bytes, s->area[at], s->image[at]);
+        complain(j, me, what);
+        bool is_as_defined = false;
+        REQUIRE(is_as_defined);
+    }
+}
+static void start(struct job *j, const struct rank *me, uint64_t *own)
+{
+    job_make(j, me, own);
+    j->request = (tutti_request)TUTTI_REQUEST_INIT;
+    j->request.algorithm = j->test.algorithm ? j->test.algorithm->name : NULL;
+    j->request.factor = 0.5;
+    j->request.blocking = draw(own, 2);
+    const unsigned char *in = begin_of(j, INPUT);
+    unsigned char *out = begin_of(j, OUTPUT);
+    tutti_status status = j->test.uneven ? call_uneven(j, me, in, out) : call_even(j, me, in, out);
+    if (status != TUTTI_OK) complain(j, me, tutti_get_last_error());
+    REQUIRE(status == TUTTI_OK);
+}
+static void finish(struct job *j, const struct rank *me)
+{
+    tutti_status status = j->request.blocking ? TUTTI_OK : tutti_wait(&j->request, 0);
+    if (status != TUTTI_OK) complain(j, me, tutti_get_last_error());
+    REQUIRE(status == TUTTI_OK);
+    for (int q = 0; q < j->parts[OUTPUT]; q++) write_part(j, OUTPUT, q, me->rank, me->comm->group.layout);
+    compare(j, me);
+    for (int b = INPUT; b <= OUTPUT; b++) {
+        if (j->side[b].area && j->side[b].shared) REQUIRE(tutti_mem_free(j->side[b].area) == TUTTI_OK);
+        else free(j->side[b].area);
+        free(j->side[b].image);
+    }
+}
+
+/* ---- worlds ---- */
+struct cases { uint64_t first, count; };
+static void body(struct rank *me)
+{
+    const struct cases *cases = me->context;
+    struct job *jobs = calloc(OPEN, sizeof *jobs);
+    uint64_t started = 0, finished = 0;
+    for (; started < cases->count; started++) {
+        struct job *j = &jobs[started % OPEN];
+        j->test = test_nth(cases->first + started, me->comm->group.layout);
+        uint64_t own = mix(j->test.seed + (uint64_t)me->rank + 1);
+        atomic_fetch_add(&seen[j->test.family][j->test.dtype], 1);
+        if (is_summing(j->test.family)) atomic_fetch_or(&seen_ops[j->test.dtype], (uint64_t)1 << j->test.op);
+        start(j, me, &own);
+        for (uint64_t open = draw(&own, OPEN); started + 1 - finished > open; finished++)
+            finish(&jobs[finished % OPEN], me);
+    }
+    for (; finished < started; finished++) finish(&jobs[finished % OPEN], me);
+    free(jobs);
+}
+static void draw_settings(uint64_t world)
+{
+    static const char *const tiles[] = { "0", "0", "4096", "65536" }, *const slots[] = { "0", "0", "1", "3" };
+    uint64_t state = mix(first_seed * 17 + world);
+    setenv("TUTTI_TILE_BYTES", tiles[draw(&state, 4)], 1);
+    setenv("TUTTI_SLOTS", slots[draw(&state, 4)], 1);
+}
+/* Nothing is left out by the way in which cases are drawn. */
+static int count_left_out(void)
+{
+    int left_out = 0;
+    for (int d = 0; d < TUTTI_DTYPE_COUNT; d++) {
+        for (int f = 0; f < FAMILY_COUNT; f++) left_out += !seen[f][d];
+        for (int o = 0; o < TUTTI_OP_COUNT; o++)
+            left_out += is_defined((tutti_dtype)d, (tutti_op)o) && !(seen_ops[d] >> o & 1);
+    }
+    return left_out;
+}
+int main(int count, char **arguments)
+{
+    uint64_t cases = CASES, first = 0, of_two_hosts = 0;
+    for (int i = 1; i + 1 < count; i += 2) {
+        if (!strcmp(arguments[i], "--cases")) cases = strtoull(arguments[i + 1], NULL, 10);
+        if (!strcmp(arguments[i], "--seed")) first_seed = strtoull(arguments[i + 1], NULL, 10);
+        if (!strcmp(arguments[i], "--first")) first = strtoull(arguments[i + 1], NULL, 10);
+        if (!strcmp(arguments[i], "--hosts")) only_hosts = arguments[i + 1];
+    }
+    tutti_config options = TUTTI_CONFIG_INIT;
+    options.timeout_ms = TIMEOUT_MS;
+    for (uint64_t at = first, end = first + cases, next; at < end; at = next) {
+        const struct placement_of *p = placement_of(at / IN_A_WORLD);
+        next = (at / IN_A_WORLD + 1) * IN_A_WORLD;
+        if (next > end) next = end;
+        struct cases of_world = { at, next - at };
+        draw_settings(at / IN_A_WORLD);
+        world_threads_on(p->hosts, p->size, &options, body, &of_world);
+        of_two_hosts += p < placements + OF_TWO_HOSTS ? next - at : 0;
+    }
+    printf("%llu cases from seed %llu on, %llu of them over 2 hosts\n", (unsigned long long)cases,
+        (unsigned long long)first_seed, (unsigned long long)of_two_hosts);
+    if (cases >= 4000 && count_left_out()) {
+        printf("%d types and operations were never drawn\n", count_left_out());
+        return 1;
+    }
+    return 0;
+}
