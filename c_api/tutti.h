@@ -90,7 +90,8 @@ typedef enum tutti_dtype {
 /* AVG divides the sum by the number of ranks, once, at the end (integers: towards zero). PREMUL_SUM multiplies what
    each rank brings by request.factor, which must be the same on all ranks, before it is summed (floating-point types).
    The bitwise operations take integers and bool. bool is logical: SUM, MAX and BOR are "or", PROD, MIN and BAND are
-   "and", BXOR is "xor". float8 is summed in float32 and rounded once. */
+   "and", BXOR is "xor". Floats of 16 and 8 bits are summed in float32 and rounded once; over several hosts once on each
+   host, and whenever the sums of two hosts meet. */
 #define TUTTI_OP_MAP(X) \
     X(SUM, "sum") X(PROD, "product") X(MIN, "min") X(MAX, "max") X(AVG, "average") X(BAND, "band") X(BOR, "bor") \
     X(BXOR, "bxor") X(PREMUL_SUM, "premul_sum")

@@ -2,8 +2,10 @@
 
 Inputs are combined in the order of the ranks; 16-bit and 8-bit floats in float32, rounded once, at the end; an average
 is divided once; a NaN that was computed is the positive one without payload; -0 is smaller than +0; integers wrap.
+Over two hosts that are pretended (TUTTI_HOSTS) what each host's ranks come to is rounded, and then what both come to.
 Tensors are bytes here (arrays of uint8), types and operations are named as torch names them.
 """
+import os
 from functools import reduce
 
 import numpy
@@ -42,23 +44,43 @@ def undefined(dtype, op):
     return []
 
 
-def reduced(parts, dtype, op):
-    """The parts of all ranks combined, as bytes."""
+def hosts_of(ranks, size):
+    """The host that each of these ranks of a job of `size` pretends to be on."""
+    setting = os.environ.get("TUTTI_HOSTS") or "1"
+    blocks = int(setting) if "," not in setting else 0
+    hosts = [int(host) for host in setting.split(",")] if not blocks else \
+        [block for block in range(blocks) for _ in range(size // blocks + (block < size % blocks))]
+    return [hosts[rank] for rank in ranks]
+
+
+def by_host(parts, hosts):
+    return [[part for part, at in zip(parts, hosts) if at == host] for host in dict.fromkeys(hosts)]
+
+
+def reduced(parts, dtype, op, hosts=None):
+    """The parts of all ranks combined, as bytes. hosts: of each rank; None: the ranks are those of the job."""
     if dtype in COMPLEX:
-        return reduced(parts, COMPLEX[dtype], op)
+        return reduced(parts, COMPLEX[dtype], op, hosts)
     if not len(parts[0]):
         return parts[0]
     with numpy.errstate(all="ignore"):
         if op == "PREMUL_SUM":
             parts = [scaled(part, dtype) for part in parts]
-        if len(parts) == 1:
-            return parts[0]
-        if dtype == "bool":
-            return reduced_bools(numpy.stack(parts) != 0, op).view(numpy.uint8)
-        if dtype in INTEGERS:
-            return reduced_integers([part.view(dtype) for part in parts], op).view(numpy.uint8)
-        total = reduce(COMBINE[op], [widened(part, dtype) for part in parts])
-        return narrowed(total / total.dtype.type(len(parts)) if op == "AVG" else total, dtype)
+        of_hosts, divisor = by_host(parts, hosts or hosts_of(range(len(parts)), len(parts))), len(parts)
+        if len(of_hosts) > 1:
+            parts = [combined(of_host, dtype, "SUM" if op == "AVG" else op, 1) for of_host in of_hosts]
+        return combined(parts, dtype, op, divisor)
+
+
+def combined(parts, dtype, op, divisor):
+    if len(parts) == 1:
+        return parts[0]
+    if dtype == "bool":
+        return reduced_bools(numpy.stack(parts) != 0, op).view(numpy.uint8)
+    if dtype in INTEGERS:
+        return reduced_integers([part.view(dtype) for part in parts], op, divisor).view(numpy.uint8)
+    total = reduce(COMBINE[op], [widened(part, dtype) for part in parts])
+    return narrowed(total / total.dtype.type(divisor) if op == "AVG" else total, dtype)
 
 
 def reduced_bools(stack, op):
@@ -67,14 +89,14 @@ def reduced_bools(stack, op):
     return stack.any(0) if op in ("SUM", "MAX", "BOR") else stack.all(0)
 
 
-def reduced_integers(parts, op):
+def reduced_integers(parts, op, divisor):
     """Integers wrap; an average is the wrapped sum divided towards zero."""
     names = {"SUM": numpy.add, "AVG": numpy.add, "PRODUCT": numpy.multiply, "MIN": numpy.minimum, "MAX": numpy.maximum,
              "BAND": numpy.bitwise_and, "BOR": numpy.bitwise_or, "BXOR": numpy.bitwise_xor}
     total = reduce(names[op], parts)
     if op != "AVG":
         return total
-    divisor = total.dtype.type(len(parts))
+    divisor = total.dtype.type(divisor)
     return (total - numpy.fmod(total, divisor)) // divisor
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy
 import torch
 
-from arithmetic import COMPLEX, FLOATS, INTEGERS, MOVED_ONLY, itemsize, raw, reduced, undefined
+from arithmetic import COMPLEX, FLOATS, INTEGERS, MOVED_ONLY, hosts_of, itemsize, raw, reduced, undefined
 
 REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_single",
             "reduce_scatter_in_place", "all_reduce_coalesced", "managed_all_reduce", "managed_reduce_scatter", "mixed"]
@@ -174,12 +174,13 @@ def refusals(step, size):
 
 
 # ---- what the ranks of a group must have in the end ----
-def results(step, size):
-    """For each rank, the bytes of what it received into, or of what it brought where that is the same."""
+def results(step, size, hosts):
+    """For each rank, the bytes of what it received into, or of what it brought where that is the same. hosts: of each
+    rank."""
     parts = [inputs_of(step, size, rank) for rank in range(size)]
     everyone = range(size)
     root = step.root % size
-    total = lambda index: reduced([parts[r][index] for r in everyone], step.dtype, step.op)
+    total = lambda index: reduced([parts[r][index] for r in everyone], step.dtype, step.op, hosts)
     joined = lambda index: numpy.concatenate([parts[r][index] for r in everyone])
     share = lambda whole, rank: whole[rank * (len(whole) // size):(rank + 1) * (len(whole) // size)]
     indices = range(len(parts[root]))
@@ -302,7 +303,8 @@ def complaints(program, size, outcomes):
     found = []
     for number, step in enumerate(program):
         members = groups_of(size)[step.group]
-        expected = results(step, len(members)) if works(step, len(members)) else None
+        hosts = hosts_of(members, size)
+        expected = results(step, len(members), hosts) if works(step, len(members)) else None
         for position, rank in enumerate(members):
             got = outcomes[rank][number]
             if step.kind == "messages":

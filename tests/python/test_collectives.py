@@ -4,6 +4,7 @@ sum is exact in every type."""
 import pytest
 import torch
 import torch.distributed as dist
+from arithmetic import by_host, hosts_of
 from torch.distributed import ReduceOp
 
 SIZES = [2, 3, 4]
@@ -34,7 +35,14 @@ def same(got, expected):
 
 # ---- reductions ----
 def reduced(parts, op):
-    """The reduction of the ranks' tensors, by torch."""
+    """The reduction of the ranks' tensors, by torch. Over hosts 8-bit floats are rounded on each of them."""
+    of_hosts, divisor = by_host(parts, hosts_of(range(len(parts)), len(parts))), len(parts)
+    if parts[0].dtype in FLOAT8 and len(of_hosts) > 1:
+        parts = [together(of_host, ReduceOp.SUM if op == ReduceOp.AVG else op, 1) for of_host in of_hosts]
+    return together(parts, op, divisor)
+
+
+def together(parts, op, divisor):
     dtype = parts[0].dtype
     wide = torch.stack([p.to(torch.float32) if dtype in FLOAT8 else p.to(torch.int64) if dtype in INTEGERS else p
                         for p in parts])
@@ -50,7 +58,7 @@ def reduced(parts, op):
         return total.to(dtype)
     if op == ReduceOp.AVG:
         total = wide.sum(0)
-        return (total // len(parts) if dtype in INTEGERS else total / len(parts)).to(dtype)
+        return (total // divisor if dtype in INTEGERS else total / divisor).to(dtype)
     compute = {ReduceOp.SUM: lambda: wide.sum(0), ReduceOp.PRODUCT: lambda: wide.prod(0),
                ReduceOp.MIN: lambda: wide.amin(0),
                ReduceOp.MAX: lambda: wide.amax(0)}

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as draw
 
 import model
-from arithmetic import DTYPES, OPS, raw, reduced, undefined
+from arithmetic import DTYPES, OPS, hosts_of, raw, reduced, undefined
 from mistakes import MISTAKES
 from model import Step
 from operations import verdict
@@ -134,12 +134,13 @@ def reported(program, size):
     outcomes = [[None] * len(program) for _ in range(size)]
     for number, step in enumerate(program):
         members = model.groups_of(size)[step.group]
+        hosts = hosts_of(members, size)
         for position, rank in enumerate(members):
             if step.kind == "messages":
                 outcomes[rank][number] = perfect_messages(step, len(members), position)
             else:
                 outcomes[rank][number] = [("", part.tobytes())
-                                          for part in model.results(step, len(members))[position]]
+                                          for part in model.results(step, len(members), hosts)[position]]
     return outcomes
 
 
@@ -176,9 +177,10 @@ def test_sums_by_hand():
     """The model's own arithmetic, where a plain sum in the type would come out otherwise."""
     import torch
 
-    def total(op, dtype, *numbers):
+    def total(op, dtype, *numbers, hosts=None):
         parts = [raw(torch.tensor([x], dtype=dtype)) for x in numbers]
-        return torch.from_numpy(reduced(parts, str(dtype)[6:], op).copy()).view(dtype).item()
+        together = reduced(parts, str(dtype)[6:], op, hosts or [0] * len(parts))
+        return torch.from_numpy(together.copy()).view(dtype).item()
 
     assert total("SUM", torch.float16, 2048, 1, 1) == 2050              # 2048 + 1 is 2048 in float16
     assert total("SUM", torch.bfloat16, 256, 1, 1, 1) == 260            # 259, rounded once
@@ -190,3 +192,8 @@ def test_sums_by_hand():
     assert math.copysign(1, total("MAX", torch.float32, -0.0, 0.0)) == 1
     assert math.isnan(total("MAX", torch.float64, 1, math.nan, 2))
     assert total("BXOR", torch.bool, True, True, True) is True
+    # 256 + 1 is 256 in bfloat16: over two hosts that is what the first one brings
+    assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 0, 1, 1]) == 258
+    assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 1, 0, 1]) == 258
+    assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 1, 1, 1]) == 260
+    assert total("AVG", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 0, 1, 1]) == 64.5

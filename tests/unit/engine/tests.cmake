@@ -9,3 +9,8 @@ endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_world(engine/test_refused)
 endif()
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
+  add_test(NAME test_properties_of_processes COMMAND test_properties --processes 1 --cases 600)
+  set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
+    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
+endif()
