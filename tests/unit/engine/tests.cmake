@@ -4,6 +4,7 @@ foreach(name choice collectives messages errors async shared_tensors shared_fail
 endforeach()
 if(TUTTI_SANITIZE)
   target_compile_definitions(test_collectives PRIVATE FEW_PLACEMENTS)
+  target_compile_definitions(test_shared_tensors PRIVATE FEW_PLACEMENTS)
   target_compile_definitions(test_properties PRIVATE FEW_CASES)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
