@@ -1,71 +1,18 @@
-/* The world is one lock, a clock that ticks with every poll, and an inbox for each rank: messages by the time at which
-   they are due. Those of one name from one rank keep their order, because none is due before the one sent earlier.
-
-   As over a network with remote memory access, a small message is copied on its way, within a budget; a large one is
-   announced, and the receiver that has met it reads the sender's memory, a while later and without asking, then tells
-   the sender (OVER). So a send that is being read cannot be forgotten at once.
+/* The protocol. As over a network with remote memory access, a small message is copied on its way, within a budget; a
+   large one is announced, and the receiver that has met it reads the sender's memory, a while later, in parts and
+   without asking, then tells the sender (OVER). So a send that is being read cannot be forgotten at once.
 
    A transfer is changed by its own rank only, and the matching is touched by its own rank only; the receiver that reads
    a send moves the cursor of that, under the lock. A send that is not over is in the `open` of its rank, a receive that
    has met an announced message in its `reads`. */
-#include "backend/transports/inproc.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/transports/inproc_wire.h"
 #include "backend/transports/pieces.h"
-#include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 enum { SMALL = 4096, BOUNCE = 4096 };
-enum kind {
-    EAGER,    /* a message, with its bytes */
-    ANNOUNCE, /* a message; the bytes stay where they are */
-    WITHDRAW, /* the send `id` is not coming any more */
-    OVER,     /* your send `id` is: it has been read, or the receive wants `bytes`, not what you have */
-};
-struct message {
-    struct message *next;
-    enum kind kind;
-    struct message_name name;
-    uint64_t bytes, id, due;
-    int source;
-    bool agreed; /* of OVER */
-    unsigned char data[];
-};
-struct port { /* one rank's end */
-    struct transport base;
-    struct inproc_world *world;
-    struct message *inbox; /* by due time */
-    struct queue open, reads;
-    uint64_t bytes_sent;
-    bool armed;
-    struct bond { /* with each other rank */
-        int buffered; /* small messages to it that hold budget */
-        bool lost;
-    } *bonds;
-};
-struct inproc_world {
-    pthread_mutex_t lock;
-    struct inproc_options options;
-    int size;
-    uint64_t clock, random, sent;
-    struct port *ports;
-};
-
-static uint64_t draw(struct inproc_world *w) /* xorshift64* (Vigna 2016) */
-{
-    w->random ^= w->random >> 12;
-    w->random ^= w->random << 25;
-    w->random ^= w->random >> 27;
-    return (w->random * 0x2545f4914f6cdd1du) >> 33;
-}
-static uint64_t soon(struct inproc_world *w)
-{
-    return w->clock + (w->options.delay ? draw(w) % (uint64_t)w->options.delay : 0);
-}
 static int rank_of(const struct port *p) { return p->base.router->rank; }
 static struct transfer *find(const struct queue *q, uint64_t key)
 {
@@ -73,22 +20,7 @@ static struct transfer *find(const struct queue *q, uint64_t key)
     while (x && x->key != key) x = x->next;
     return x;
 }
-static struct port *enter(struct transport *t)
-{
-    struct port *p = (struct port *)t;
-    pthread_mutex_lock(&p->world->lock);
-    return p;
-}
-static void leave(struct port *p) { pthread_mutex_unlock(&p->world->lock); }
-
 /* ---- departure ---- */
-static void wake(struct port *p)
-{
-    const struct router *r = p->base.router;
-    if (r && r->bell.ring) r->bell.ring(r->bell.context);
-    else if (p->armed) eventfd_write(p->base.descriptor, 1);
-    p->armed = false;
-}
 static struct message *message_new(struct port *p, enum kind kind, const struct transfer *x, size_t room)
 {
     struct message *m = memory_zeroed(1, sizeof *m + room);
@@ -103,14 +35,14 @@ static void dispatch(struct port *p, struct message *m, int to)
         free(m);
         return;
     }
-    m->due = soon(w);
+    m->due = wire_soon(w);
     for (const struct message *other = peer->inbox; other; other = other->next)
         if (other->source == m->source && name_is(other->name, m->name) && other->due > m->due) m->due = other->due;
     struct message **at = &peer->inbox;
     while (*at && (*at)->due <= m->due) at = &(*at)->next;
     m->next = *at;
     *at = m;
-    wake(peer);
+    port_notice(peer);
 }
 static void tell(struct port *p, enum kind kind, const struct transfer *x, int to, bool agreed)
 {
@@ -125,8 +57,8 @@ static void tell(struct port *p, enum kind kind, const struct transfer *x, int t
 }
 static void inproc_send(struct transport *t, int to, struct transfer *x)
 {
-    struct port *p = enter(t);
-    bool small = x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && draw(p->world) % 2;
+    struct port *p = port_enter(t);
+    bool small = x->wire <= SMALL && p->bonds[to].buffered < p->world->options.budget && wire_draw(p->world) % 2;
     x->key = ++p->world->sent;
     x->others = 0;
     struct message *m = message_new(p, small ? EAGER : ANNOUNCE, x, small ? (size_t)x->wire : 0);
@@ -140,17 +72,17 @@ static void inproc_send(struct transport *t, int to, struct transfer *x)
     } else queue_push(&p->open, x);
     if (m) p->bytes_sent += m->bytes;
     if (m) dispatch(p, m, to);
-    leave(p);
+    port_leave(p);
 }
 
 /* ---- arrival ---- */
 static void give_back(struct port *p, int source) { p->world->ports[source].bonds[rank_of(p)].buffered--; }
 static void inproc_release(struct transport *t, int source, uint64_t bytes)
 {
-    struct port *p = enter(t);
+    struct port *p = port_enter(t);
     (void)bytes;
     give_back(p, source);
-    leave(p);
+    port_leave(p);
 }
 static void accept(struct port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
 {
@@ -159,14 +91,14 @@ static void accept(struct port *p, int source, struct transfer *x, uint64_t byte
         tell(p, OVER, x, source, false);
         return;
     }
-    x->others = soon(p->world);
+    x->others = wire_soon(p->world);
     queue_push(&p->reads, x);
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
-    struct port *p = enter(t);
+    struct port *p = port_enter(t);
     accept(p, source, x, a->bytes, a->id);
-    leave(p);
+    port_leave(p);
 }
 static void keep(struct port *p, const struct message *m)
 {
@@ -222,26 +154,33 @@ static void hear(struct port *p, const struct message *m)
     case OVER: hear_end(p, m); return;
     }
 }
-static void copy(struct transfer *from, struct transfer *to)
+static void copy(struct transfer *from, struct transfer *to, uint64_t bytes)
 {
     unsigned char bounce[BOUNCE] = { 0 };
-    while (to->moved < to->wire) {
-        size_t n = to->wire - to->moved < BOUNCE ? (size_t)(to->wire - to->moved) : BOUNCE;
+    for (uint64_t end = to->moved + bytes; to->moved < end;) {
+        size_t n = end - to->moved < BOUNCE ? (size_t)(end - to->moved) : BOUNCE;
         pieces_gather(from, bounce, n);
         pieces_scatter(to, bounce, n);
     }
 }
+/* All that is left, or a part of it and the rest later. */
+static bool read_some(struct port *p, struct transfer *from, struct transfer *to) /* true: all is there */
+{
+    uint64_t left = to->wire - to->moved, share = wire_draw(p->world) % 4;
+    copy(from, to, share ? left : left / 2);
+    to->others = wire_soon(p->world);
+    return to->moved == to->wire;
+}
 static void read_due(struct port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
-        if (x->others > p->world->clock) {
+        struct transfer *from = find(&p->world->ports[x->source].open, x->key);
+        if (x->others > p->world->clock || (from && !read_some(p, from, x))) {
             before = x;
             continue;
         }
-        struct transfer *from = find(&p->world->ports[x->source].open, x->key);
         queue_take(&p->reads, before);
         if (from) {
-            copy(from, x);
             transfer_done(x);
             tell(p, OVER, x, x->source, true);
         } else transfer_fail(x, TUTTI_ABORTED, 0);
@@ -249,15 +188,15 @@ static void read_due(struct port *p)
 }
 static bool inproc_poll(struct transport *t)
 {
-    struct port *p = enter(t);
-    p->world->clock++;
-    bool moved = p->inbox || p->reads.first;
+    struct port *p = port_enter(t);
+    if (!p->world->wire.runs) p->world->clock++;
+    bool moved = port_is_about_to_move(p);
     for (struct message *m; (m = p->inbox) != NULL && m->due <= p->world->clock; free(m)) {
         p->inbox = m->next;
         hear(p, m);
     }
     read_due(p);
-    leave(p);
+    port_leave(p);
     return moved;
 }
 
@@ -281,13 +220,13 @@ static bool forget_receive(struct port *p, struct transfer *x)
 }
 static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
 {
-    struct port *p = enter(t);
+    struct port *p = port_enter(t);
     int64_t limit = p->world->options.cancel_ms, now = clock_ms();
     bool forgotten = x->is_send ? forget_send(p, x) : forget_receive(p, x);
     bool first = !forgotten && x->others == 0;
     if (first) x->others = (uint64_t)(now + limit);
     bool late = !forgotten && (int64_t)x->others <= now;
-    leave(p);
+    port_leave(p);
     if (late)
         router_lose(t->router, member,
             status_fail(TUTTI_PEER_LOST, "rank %d has not let go of a message of rank %d within %lld ms", member,
@@ -302,7 +241,7 @@ static void fail_all_with(struct queue *q, int rank, tutti_status status)
 }
 static void inproc_lose(struct transport *t, int member, tutti_status status)
 {
-    struct port *p = enter(t);
+    struct port *p = port_enter(t);
     p->bonds[member].lost = true;
     fail_all_with(&p->open, member, status);
     fail_all_with(&p->reads, member, status);
@@ -314,31 +253,27 @@ static void inproc_lose(struct transport *t, int member, tutti_status status)
         *at = m->next;
         free(m);
     }
-    leave(p);
+    port_leave(p);
 }
 static bool inproc_arm(struct transport *t)
 {
-    struct port *p = enter(t);
-    eventfd_t rung;
-    eventfd_read(t->descriptor, &rung);
-    p->armed = !p->inbox && !p->reads.first;
-    bool armed = p->armed;
-    leave(p);
+    struct port *p = port_enter(t);
+    bool armed = port_arm(p);
+    port_leave(p);
     return armed;
 }
 
-/* ---- the world ---- */
+/* ---- the end ---- */
 static void inproc_close(struct transport *t)
 {
-    struct port *p = enter(t);
-    if (t->descriptor >= 0) close(t->descriptor);
+    struct port *p = port_enter(t);
     p->open = p->reads = (struct queue){ NULL, NULL };
-    t->descriptor = -1;
     t->router = NULL;
     p->armed = false;
-    leave(p);
+    port_leave(p);
+    if (p->world->joined) wire_part(p->world);
 }
-static const struct transport_operations operations = { .name = "inproc",
+const struct transport_operations inproc_operations = { .name = "inproc",
     .send = inproc_send,
     .accept = inproc_accept,
     .release = inproc_release,
@@ -347,53 +282,3 @@ static const struct transport_operations operations = { .name = "inproc",
     .lose = inproc_lose,
     .arm = inproc_arm,
     .destroy = inproc_close };
-struct inproc_world *inproc_create(int size, const struct inproc_options *options)
-{
-    struct inproc_world *w = memory_zeroed(1, sizeof *w);
-    if (!w) return NULL;
-    w->size = size;
-    w->options = *options;
-    if (!w->options.cancel_ms) w->options.cancel_ms = TRANSPORT_CANCEL_MS;
-    w->random = (uint64_t)options->seed * 0x9e3779b97f4a7c15u | 1;
-    pthread_mutex_init(&w->lock, NULL);
-    w->ports = memory_zeroed((size_t)size, sizeof *w->ports);
-    bool fine = w->ports != NULL;
-    for (int r = 0; fine && r < size; r++) {
-        w->ports[r].base = (struct transport){ .operations = &operations, .descriptor = -1 };
-        w->ports[r].world = w;
-        fine = (w->ports[r].bonds = memory_zeroed((size_t)size, sizeof *w->ports[r].bonds)) != NULL;
-    }
-    if (fine) return w;
-    inproc_destroy(w);
-    return NULL;
-}
-tutti_status inproc_connect(struct inproc_world *world, struct router *router)
-{
-    assert(router->size == world->size);
-    struct port *p = enter(&world->ports[router->rank].base);
-    if (!router->bell.ring) p->base.descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    bool fine = router->bell.ring || p->base.descriptor >= 0;
-    if (fine) p->base.router = router;
-    leave(p);
-    if (!fine) return status_fail(TUTTI_SYSTEM, "rank %d has no file descriptor to sleep on", router->rank);
-    router_add(router, &p->base, NULL, world->size);
-    return TUTTI_OK;
-}
-uint64_t inproc_bytes_sent(struct inproc_world *world, int rank)
-{
-    struct port *p = enter(&world->ports[rank].base);
-    uint64_t bytes = p->bytes_sent;
-    leave(p);
-    return bytes;
-}
-void inproc_destroy(struct inproc_world *w)
-{
-    if (!w) return;
-    for (struct port *p = w->ports; p && p < w->ports + w->size; p++) {
-        for (struct message *m; (m = p->inbox) != NULL; free(m)) p->inbox = m->next;
-        free(p->bonds);
-    }
-    free(w->ports);
-    pthread_mutex_destroy(&w->lock);
-    free(w);
-}

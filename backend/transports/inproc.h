@@ -5,14 +5,16 @@
 
 struct inproc_options {
     unsigned seed;
-    int delay;  /* up to so many polls of anybody, for each message and each answer */
+    int delay;  /* up to so many polls of anybody, for each message, answer and part that is read */
+    bool in_time; /* so many microseconds instead: what is under way is not looked for, it wakes */
     int budget; /* small messages that a rank may have with each other unasked */
     int cancel_ms; /* how long a cancelled send may stay with a rank that reads it; 0: TRANSPORT_CANCEL_MS */
 };
 struct inproc_world; /* of the ranks of one communicator */
 struct inproc_world *inproc_create(int size, const struct inproc_options *options); /* NULL: out of memory */
 void inproc_destroy(struct inproc_world *world); /* after all its routers; NULL is fine */
-/* For this rank, to those that no transport of the router leads to yet. It rings the router's bell; if there is none it
-   has a descriptor to sleep on. */
-tutti_status inproc_connect(struct inproc_world *world, struct router *router);
+/* For this rank, to those that no transport of the router leads to yet. */
+void inproc_connect(struct inproc_world *world, struct router *router);
+/* The same, in the world of the router's communicator: the first rank makes it, the last to be destroyed ends it. */
+tutti_status inproc_join(const struct inproc_options *options, struct router *router);
 uint64_t inproc_bytes_sent(struct inproc_world *world, int rank); /* of all messages that this rank has posted */

@@ -116,9 +116,9 @@ bool router_cancel(struct router *r, struct transfer *x)
 }
 bool router_arm(struct router *r)
 {
-    bool armed = !r->failure;
+    bool armed = r->polled != &r->failed;
     for (struct transport *t = r->polled; t && armed; t = t->next)
-        if (t->descriptor >= 0) armed = t->operations->arm(t);
+        if (t->operations->arm) armed = t->operations->arm(t);
     return armed;
 }
 

@@ -53,7 +53,8 @@ static inline bool router_poll(struct router *router)
 }
 /* Forgets a posted transfer. false: not yet, or it is over by now; poll, and ask again if it is still posted. */
 bool router_cancel(struct router *router, struct transfer *transfer);
-/* Before sleeping on the descriptors of the transports that have one, and on the bell. false: poll instead. */
+/* Before sleeping on the bell, after a poll that said false: it rings for what comes from now on. false: poll
+   instead. */
 bool router_arm(struct router *router);
 /* This peer is gone. Fails every transfer with it, with the words of status_fail. */
 void router_lose(struct router *router, int rank, tutti_status status);

@@ -27,7 +27,6 @@ struct piece {
 /* Where bytes lie, in the words of the transport that moves them. shm: the number of a block of the rank that owns it
    and an offset in it; a network: a key of memory and an address. */
 struct remote { uint64_t block, offset; };
-struct registration; /* of a transport's own: what its device knows a run of memory by */
 struct transfer {
     /* set by the caller before post */
     struct message_name name;
@@ -37,9 +36,6 @@ struct transfer {
        sets this waits, before using the memory again, until the peer says that it is not. */
     bool may_share;
     const struct piece *pieces; /* must stay until the transfer is over */
-    /* [piece_count], or NULL: no piece's memory is registered with the transport to this peer. Beside the pieces and
-       not in them, which are made anew for each message. */
-    struct registration *const *registrations;
     int piece_count;
     /* set until it is over */
     enum transfer_state state;

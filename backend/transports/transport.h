@@ -28,10 +28,10 @@
  * more, and nothing of it can reach memory of this rank, except shared memory, where may_share says what holds.
  * The transport calls router_lose itself when it notices (a connection that breaks), as the last thing it does in a
  * poll or cancel. Silence of a member that is stopped or unplugged is noticed by others (the control connection).
- * Sleeping. A rank that sleeps must wake for what comes. shm rings the bell of the peer; a transport whose senders are
- * threads of this process rings router->bell; a network has a descriptor: arm, and if it says true, sleep until it is
- * readable. poll says true while something moves or is about to, or has failed; only after false may one sleep.
- * Registration. transfer->registrations, if any, are this transport's; without them it copies, or registers itself.
+ * Sleeping. poll says true while something moves, is about to or has failed. After false a rank may arm, and when that
+ * says true, sleep: then router->bell rings for whatever comes from there on. So a rank sleeps on words only, its bell
+ * among them; a network that has a file descriptor has a thread wait for that and ring. arm NULL: it rings without
+ * being asked (shm: the sender rings the bell of a peer that listens).
  * Reasons. Whatever fails for a reason of the transport says it in words: status_fail, then router_refuse (this
  * transfer), router_lose (this member) or router_fail (all: the transport is of no use any more).
  * Threads. All functions for one router are called by one thread at a time, and none of them blocks, allocates on the
@@ -53,12 +53,11 @@ struct transport_operations {
     bool (*poll)(struct transport *transport);
     bool (*cancel)(struct transport *transport, int member, struct transfer *transfer); /* not of one in the matching */
     void (*lose)(struct transport *transport, int member, tutti_status status);
-    bool (*arm)(struct transport *transport); /* with a descriptor; false: something is there, poll */
+    bool (*arm)(struct transport *transport); /* or NULL; false: something is there, poll */
     void (*destroy)(struct transport *transport); /* open transfers are forgotten */
 };
 struct transport {
     const struct transport_operations *operations;
     struct router *router;
     struct transport *next; /* of the router */
-    int descriptor; /* -1: none, it rings bells */
 };

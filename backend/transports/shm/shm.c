@@ -85,7 +85,7 @@ static struct shm *shm_new(const struct shm_ground *ground, int count)
 {
     struct shm *shm = memory_aligned(sizeof *shm);
     if (!shm) return NULL;
-    shm->base = (struct transport){ .operations = &operations, .descriptor = -1 };
+    shm->base = (struct transport){ .operations = &operations };
     shm->ground = *ground;
     shm->count = count;
     shm->links = memory_aligned((size_t)count * sizeof *shm->links);

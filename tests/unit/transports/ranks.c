@@ -1,7 +1,8 @@
 /* Ranks as threads or processes over one piece of memory. A barrier polls the transport while it waits, as an engine
    would. */
 #include "tests/unit/transports/ranks.h"
-#include <poll.h>
+#include "backend/base/clock.h"
+#include "backend/host/wait.h"
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -108,10 +109,16 @@ struct shm_ground table_ground(struct table *t)
         .stream = ground_stream,
         .stream_far = ground_stream };
 }
-static struct router *new_router(int rank, int size)
+struct alarm_bell { _Atomic uint32_t rung, waiters; };
+static void ring(void *context)
+{
+    struct alarm_bell *bell = context;
+    word_ring(&bell->rung, &bell->waiters, false);
+}
+static struct router *new_router(int rank, int size, struct alarm_bell *bell)
 {
     struct router *router;
-    if (router_create(rank, size, 1, (struct bell){ NULL, NULL }, &router) != TUTTI_OK)
+    if (router_create(rank, size, 1, (struct bell){ bell ? ring : NULL, bell }, &router) != TUTTI_OK)
         ranks_stop(rank, __FILE__, __LINE__, "router_create");
     return router;
 }
@@ -126,7 +133,7 @@ void table_open(struct table *t, int size, int reserves)
 {
     lay(t, size, PROT_NONE);
     struct shm_ground ground = table_ground(t);
-    for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size), &ground, NULL);
+    for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
     t->reserves = reserves;
 }
 void table_open_sharing(struct table *t, int size, unsigned reachable)
@@ -138,7 +145,7 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
         t->grounds[r] = (struct seat_ground){ t, r };
         struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
             ground_find, ground_reach, ground_enter, ground_leave };
-        seat_rank(t, r, new_router(r, size), &ground, NULL);
+        seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
     }
 }
 void table_close(struct table *t)
@@ -156,7 +163,7 @@ static void open_host(struct mixed *m, int host, const int *host_of)
     lay(t, count, PROT_NONE);
     struct shm_ground ground = table_ground(t);
     for (int member = 0; member < count; member++) {
-        struct router *router = new_router(ranks[member], m->size);
+        struct router *router = new_router(ranks[member], m->size, NULL);
         seat_rank(t, member, router, &ground, ranks);
         m->routers[router->rank] = router;
     }
@@ -165,9 +172,8 @@ void mixed_open(struct mixed *m, int size, const int *host_of, const struct inpr
 {
     *m = (struct mixed){ .size = size, .world = inproc_create(size, options) };
     for (int host = 0; host < size; host++) open_host(m, host, host_of);
-    for (int r = 0; r < size; r++)
-        if (!m->world || inproc_connect(m->world, m->routers[r]) != TUTTI_OK)
-            ranks_stop(r, __FILE__, __LINE__, "inproc_connect");
+    if (!m->world) ranks_stop(-1, __FILE__, __LINE__, "inproc_create");
+    for (int r = 0; r < size; r++) inproc_connect(m->world, m->routers[r]);
 }
 void mixed_close(struct mixed *m)
 {
@@ -190,13 +196,13 @@ static void *sit(void *context)
     rank_meet(&seat->rank);
     return NULL;
 }
-static void run_threads(int size, struct router **routers, bool sleep, body *each)
+static void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each)
 {
     struct seat seats[MAX_RANKS];
     struct hall hall = { 0 };
     alarm(SECONDS);
     for (int r = 0; r < size; r++) {
-        seats[r] = (struct seat){ { r, size, routers[r], &hall, sleep }, each, 0 };
+        seats[r] = (struct seat){ { r, size, routers[r], &hall, waiting, bells ? &bells[r] : NULL }, each, 0 };
         if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
     }
     for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
@@ -207,17 +213,19 @@ static struct inproc_options options_of(unsigned seed)
 {
     return (struct inproc_options){ .seed = seed, .delay = 40, .budget = 8, .cancel_ms = SECONDS * 1000 };
 }
-void ranks_inproc(int size, unsigned seed, bool sleep, body *each)
+void ranks_inproc(int size, unsigned seed, enum waiting waiting, body *each)
 {
     struct router *routers[MAX_RANKS];
+    struct alarm_bell bells[MAX_RANKS] = { 0 };
     struct inproc_options options = options_of(seed);
+    options.in_time = waiting == SLEEPS_IN_TIME;
     struct inproc_world *world = inproc_create(size, &options);
+    if (!world) ranks_stop(-1, __FILE__, __LINE__, "inproc_create");
     for (int r = 0; r < size; r++) {
-        routers[r] = new_router(r, size);
-        if (!world || inproc_connect(world, routers[r]) != TUTTI_OK)
-            ranks_stop(r, __FILE__, __LINE__, "inproc_connect");
+        routers[r] = new_router(r, size, &bells[r]);
+        inproc_connect(world, routers[r]);
     }
-    run_threads(size, routers, sleep, each);
+    run_threads(size, routers, waiting, bells, each);
     for (int r = 0; r < size; r++) router_destroy(routers[r]);
     inproc_destroy(world);
 }
@@ -226,27 +234,27 @@ void ranks_mixed(int size, const int *host_of, unsigned seed, body *each)
     struct mixed mixed;
     struct inproc_options options = options_of(seed);
     mixed_open(&mixed, size, host_of, &options);
-    run_threads(size, mixed.routers, false, each);
+    run_threads(size, mixed.routers, POLLS, NULL, each);
     mixed_close(&mixed);
 }
 void ranks_threads(int size, body *each)
 {
     struct table table;
     table_open(&table, size, -1);
-    run_threads(size, table.routers, false, each);
+    run_threads(size, table.routers, POLLS, NULL, each);
     table_close(&table);
 }
 void ranks_sharing(int size, unsigned reachable, body *each)
 {
     struct table table;
     table_open_sharing(&table, size, reachable);
-    run_threads(size, table.routers, false, each);
+    run_threads(size, table.routers, POLLS, NULL, each);
     table_close(&table);
 }
 static void be_process(struct table *table, int rank, struct hall *hall, body *each)
 {
     struct shm_ground ground = table_ground(table);
-    struct rank me = { rank, table->size, new_router(rank, table->size), hall, false };
+    struct rank me = { rank, table->size, new_router(rank, table->size, NULL), hall, POLLS, NULL };
     ground.reserve = ground_is_open;
     ground.stream = ground.stream_far = NULL;
     alarm(SECONDS);
@@ -276,20 +284,25 @@ void ranks_processes(int size, body *each)
 
 /* ---- for bodies ---- */
 struct message_name name_of(uint64_t name) { return (struct message_name){ name % 3, name }; }
-static void sleep_on_descriptors(struct rank *me)
+static void sleep_until_rung(struct rank *me, uint32_t seen)
 {
-    struct pollfd on[2];
-    nfds_t count = 0;
-    for (struct transport *t = me->router->transports; t; t = t->next)
-        if (t->descriptor >= 0) on[count++] = (struct pollfd){ .fd = t->descriptor, .events = POLLIN };
-    if (poll(on, count, SECONDS * 1000 / 2) == 0) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
+    struct wait_set set = { .count = 0 };
+    wait_add(&set, &me->bell->rung, seen, &me->bell->waiters, false);
+    wait_sleep(&set, SECONDS * 1000 / 2);
+    if (atomic_load(&me->bell->rung) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
 }
 bool rank_poll(struct rank *me)
 {
+    uint32_t seen = me->waiting == POLLS ? 0 : atomic_load(&me->bell->rung);
     if (router_poll(me->router)) return true;
-    if (me->sleeps && router_arm(me->router)) sleep_on_descriptors(me);
+    if (me->waiting != POLLS && router_arm(me->router)) sleep_until_rung(me, seen);
     else sched_yield();
     return false;
+}
+void rank_linger(struct rank *me)
+{
+    int64_t until_ms = me->waiting == SLEEPS_IN_TIME ? clock_ms() + 2 : 0;
+    for (int n = 0; n < 100 || clock_ms() < until_ms; n++) router_poll(me->router);
 }
 void rank_meet(struct rank *me)
 {

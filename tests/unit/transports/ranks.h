@@ -7,11 +7,15 @@
 #include <stdlib.h>
 
 struct hall;
+struct alarm_bell;
+/* While a rank waits for messages: it polls; or sleeps on its bell, delays being counted in polls or in time. */
+enum waiting { POLLS, SLEEPS, SLEEPS_IN_TIME };
 struct rank {
     int rank, size;
     struct router *router;
     struct hall *hall;
-    bool sleeps; /* on the descriptors of its transports, while it waits for messages */
+    enum waiting waiting;
+    struct alarm_bell *bell;
 };
 typedef void body(struct rank *me);
 #define REQUIRE(condition)                                                                                             \
@@ -20,8 +24,8 @@ typedef void body(struct rank *me);
     } while (0)
 _Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition);
 
-/* inproc: delays up to 40 polls, from `seed`; asleep on its descriptor while there is nothing to do, or polling */
-void ranks_inproc(int size, unsigned seed, bool sleeps, body *each);
+/* inproc: delays up to 40 polls or microseconds, from `seed` */
+void ranks_inproc(int size, unsigned seed, enum waiting waiting, body *each);
 /* shm, threads: the memory cannot be touched before it is reserved */
 void ranks_threads(int size, body *each);
 void ranks_processes(int size, body *each);
@@ -63,6 +67,7 @@ void mixed_close(struct mixed *mixed);
 /* ---- for bodies ---- */
 struct message_name name_of(uint64_t name); /* differs in both parts */
 bool rank_poll(struct rank *me);            /* false: nothing moved, it has let others work, or slept */
+void rank_linger(struct rank *me); /* polls until all that was on its way has come */
 void rank_meet(struct rank *me);                                               /* a barrier that polls */
 void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
 struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,

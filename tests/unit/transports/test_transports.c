@@ -320,12 +320,12 @@ static void a_cancelled_send_is_not_received(struct rank *me)
     struct piece of_out, of_in;
     unsigned char *sent = buffer(100000), *got = buffer(100000);
     rank_send(me, &out, next_of(me), 8, &of_out, sent, 100000);
-    for (int i = 0; i < 100; i++) router_poll(me->router);
+    rank_linger(me);
     cancel(me, &out);
     rank_meet(me);
-    for (int i = 0; i < 100; i++) router_poll(me->router); /* the withdrawal travels as the message would */
+    rank_linger(me); /* the withdrawal travels as the message would */
     rank_recv(me, &in, before(me), 8, &of_in, got, 90000);
-    for (int i = 0; i < 100; i++) router_poll(me->router);
+    rank_linger(me);
     REQUIRE(in.state == TRANSFER_POSTED);
     rank_meet(me);
     bytes_fill(sent, 90000, 4);
@@ -351,7 +351,8 @@ static void letting_go_midway_harms_nothing(struct rank *me)
         for (int i = 0; i < polls; i++) router_poll(me->router);
         cancel(me, polls % 2 == me->rank % 2 ? &out : &in);
         struct transfer *rest = polls % 2 == me->rank % 2 ? &in : &out;
-        for (int i = 0; i < 200; i++) router_poll(me->router);
+        rank_linger(me);
+        rank_linger(me);
         rank_meet(me);
         cancel(me, rest);
         rank_meet(me);
@@ -522,7 +523,8 @@ static void all(struct rank *me)
 static void test_inproc(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) ranks_inproc(size, (unsigned)size, size % 2, all);
+    for (int size = 1; size <= 4; size++) ranks_inproc(size, (unsigned)size, size % 2 ? SLEEPS : POLLS, all);
+    for (int size = 2; size <= 4; size++) ranks_inproc(size, (unsigned)size, SLEEPS_IN_TIME, all);
 }
 static void test_both(void **state)
 {
@@ -536,7 +538,7 @@ static void test_a_peer_that_is_gone(void **state)
     ranks_threads(3, the_last_rank_goes);
     ranks_sharing(3, 5, the_last_rank_goes);
     for (unsigned seed = 1; seed <= 5; seed++) {
-        ranks_inproc(3, seed, false, the_last_rank_goes);
+        ranks_inproc(3, seed, seed % 2 ? POLLS : SLEEPS_IN_TIME, the_last_rank_goes);
         ranks_mixed(4, (int[]){ 0, 0, 1, 1 }, seed, the_last_rank_goes);
         ranks_mixed(3, (int[]){ 0, 1, 0 }, seed, the_last_rank_goes);
     }
