@@ -4,6 +4,7 @@
 #include "backend/engine/comm.h"
 
 enum { CHECK_EVERY = 64, GO_ON_MS = 1000 };
+_Atomic int most_sleep_ms = 20;
 
 /* ---- the backlog; driver only ---- */
 bool driver_has_open(const tutti_comm *comm) { return comm->backlog.head || comm->messages.open; }
@@ -182,7 +183,10 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
         if (alone && message_take_back(comm, op)) return;
         wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
-        if (ladder_climb(&comm->group.ladder, n, &blocked, MOST_MS)) n = driver_soon(n);
+        if (ladder_step(&comm->group.ladder, n, blocked.in_the_way)) continue;
+        /* a message may be over as soon as it is taken in, which does not count as a move */
+        if (!operation_is_over(op) && router_arm(comm->router)) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
+        n = driver_soon(n);
     }
 }
 bool driver_drive_briefly(tutti_comm *comm, int turns)

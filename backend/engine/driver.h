@@ -6,8 +6,9 @@
 #pragma once
 #include "backend/engine/operation.h"
 
-/* Nobody sleeps longer without looking for reasons not to. */
-enum { MOST_MS = 20 };
+/* Nobody sleeps longer without looking for reasons not to: 20 ms. What gets an operation on wakes, and is not left to
+   that look; tests show it by having it come never. */
+extern _Atomic int most_sleep_ms;
 struct gate {                                           /* of any thread */
     _Atomic uint32_t driver;                            /* 1: somebody drives */
     _Atomic(struct operation *) intake;                 /* submitted, newest first */

@@ -98,15 +98,19 @@ static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /
         .stream_far = s->stream };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
+static _Atomic(network_connect *) network;
+void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }
 tutti_status messages_connect(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
+    network_connect *connect = atomic_load(&network);
     uint64_t number;
     memcpy(&number, g->members[0].token, sizeof number);
     TRY(router_create(g->rank, g->size, number, (struct bell){ ring_mine, comm }, &comm->router));
     executor_connect(&comm->executor, comm->router);
     TRY(connect_host(comm, &comm->executor.site));
-    return g->network ? connect_network(comm, &comm->executor.site) : TUTTI_OK;
+    if (!g->network) return TUTTI_OK;
+    return connect ? connect(comm->router) : connect_network(comm, &comm->executor.site);
 }
 
 /* ---- sends and receives ---- */

@@ -112,7 +112,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
             driver_release(comm);
             return operation_result(op);
         }
-        ladder_climb(&comm->group.ladder, n, &set, MOST_MS);
+        if (!ladder_step(&comm->group.ladder, n, set.in_the_way)) wait_sleep(&set, atomic_load(&most_sleep_ms));
     }
     atomic_fetch_sub(&comm->gate.inside, 1);
     return operation_result(op);

@@ -10,6 +10,7 @@ static struct engine {
     pthread_mutex_t lock;                               /* of users, thread */
     int users;
     pthread_t thread;
+    struct ladder ladder;                               /* of the thread */
     _Atomic bool stop;
     _Atomic uint32_t bell, sleepers;
     _Atomic(tutti_comm *) intake;
@@ -72,6 +73,7 @@ static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_se
     bool open = comm->listing.was_open = driver_has_open(comm);
     /* a thread that sees to messages listens for them */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
+    if (open && !went && ladder_is_climbed(&engine.ladder, n)) went = !router_arm(comm->router);
     rest_note(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
     *moved |= went;
     driver_leave(comm);
@@ -104,7 +106,6 @@ static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *
 }
 static void *progress_main(void *unused)
 {
-    struct ladder ladder = ladder_for(false);
     tutti_comm *list = NULL;
     for (int n = 0; !atomic_load(&engine.stop); n++) {
         struct wait_set blocked;
@@ -120,8 +121,8 @@ static void *progress_main(void *unused)
             moved = true;
         }
         bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
-        if (sleeps) wait_sleep(&blocked, list ? MOST_MS : 1000);
-        else if (!moved) sleeps = ladder_climb(&ladder, n, &blocked, MOST_MS);
+        if (!sleeps && !moved) sleeps = !ladder_step(&engine.ladder, n, blocked.in_the_way);
+        if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         if (moved || !list) n = -1;
         else if (sleeps) n = driver_soon(n);                   /* time has passed: check at the next visit */
     }
@@ -132,6 +133,7 @@ static tutti_status start_thread(void)
     sigset_t all, before;
     sigfillset(&all);
     atomic_store(&engine.stop, false);
+    engine.ladder = ladder_for(false);
     pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
     int refused = pthread_create(&engine.thread, NULL, progress_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -104,10 +104,16 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the ladder ---- */
+bool ladder_step(const struct ladder *ladder, int n, bool in_the_way)
+{
+    if (ladder_is_climbed(ladder, n)) return false;
+    if (n < ladder->pauses && !in_the_way) pause_briefly();
+    else sched_yield();
+    return true;
+}
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
 {
-    if (n < ladder->pauses && !set->in_the_way) { pause_briefly(); return false; }
-    if (n < ladder->pauses || n - ladder->pauses < ladder->yields) { sched_yield(); return false; }
+    if (ladder_step(ladder, n, set->in_the_way)) return false;
     wait_sleep(set, most_ms);
     return true;
 }

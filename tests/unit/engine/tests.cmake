@@ -1,5 +1,5 @@
 foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
-    repeats ring late_reasons stopped versions uneven queue properties)
+    repeats ring late_reasons stopped versions uneven queue properties network)
   tutti_world(engine/test_${name})
 endforeach()
 if(TUTTI_SANITIZE)

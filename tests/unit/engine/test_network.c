@@ -1,0 +1,119 @@
+/* Between hosts, over inproc: whoever waits is woken by what comes, and what comes late or never harms nobody. */
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/transports/inproc.h"
+#include "tests/support/world.h"
+#include <limits.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { SECONDS = 100, LARGE = 300000, ROUNDS = 3 };
+static struct inproc_options options;
+static tutti_status join_inproc(struct router *router) { return inproc_join(&options, router); }
+static void go_over(const struct inproc_options *wanted)
+{
+    options = *wanted;
+    messages_use_network(join_inproc);
+    alarm(SECONDS);
+}
+
+/* ---- waking ---- */
+static void note(tutti_request *request, void *semaphore)
+{
+    (void)request;
+    sem_post(semaphore);
+}
+static void sum_in_turns(struct rank *me, size_t count, int how)       /* waited for, or ended by the progress thread */
+{
+    int32_t *data = calloc(count, sizeof *data);
+    sem_t over;
+    tutti_request r = TUTTI_REQUEST_INIT;
+    sem_init(&over, 0, 0);
+    r.blocking = how == 0;
+    if (how == 2) { r.done = note; r.context = &over; }
+    for (size_t i = 0; i < count; i++) data[i] = me->rank + 1;
+    REQUIRE(tutti_all_reduce(data, data, count, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
+    if (how == 2)
+        while (sem_wait(&over) != 0) continue;
+    else REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);
+    for (size_t i = 0; i < count; i++) REQUIRE(data[i] == me->size * (me->size + 1) / 2);
+    sem_destroy(&over);
+    free(data);
+}
+static void pass_round(struct rank *me, size_t bytes, bool any)
+{
+    unsigned char *out = calloc(1, bytes), *in = calloc(1, bytes);
+    int next = (me->rank + 1) % me->size, before = (me->rank + me->size - 1) % me->size;
+    tutti_request sent = TUTTI_REQUEST_INIT, got = TUTTI_REQUEST_INIT;
+    memset(out, me->rank + 1, bytes);
+    if (any) REQUIRE(tutti_send(out, bytes, TUTTI_UINT8, next, 3, me->comm, &sent) == TUTTI_OK);
+    int from = any ? TUTTI_ANY_SOURCE : before;
+    REQUIRE(tutti_recv(in, bytes, TUTTI_UINT8, from, 3, me->comm, &got) == TUTTI_OK);
+    if (!any) REQUIRE(tutti_send(out, bytes, TUTTI_UINT8, next, 3, me->comm, &sent) == TUTTI_OK);
+    REQUIRE(tutti_wait(&got, 0) == TUTTI_OK && tutti_wait(&sent, 0) == TUTTI_OK);
+    REQUIRE(in[0] == before + 1 && in[bytes - 1] == before + 1);
+    free(out);
+    free(in);
+}
+static void all_kinds_of_waiting(struct rank *me)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int how = 0; how < 3; how++) {
+            sum_in_turns(me, 1, how);
+            sum_in_turns(me, LARGE, how);
+        }
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+        for (int any = 0; any < 2; any++) {
+            pass_round(me, 1, any);
+            pass_round(me, LARGE, any);
+        }
+    }
+}
+/* Asleep at once, with many small tiles, too, and as ever. */
+static const struct {
+    const char *pauses, *yields, *tile_bytes, *slots;
+} ways[] = { { "0", "0", "0", "0" }, { "0", "0", "32768", "8" }, { "-1", "-1", "0", "0" } };
+static void over_hosts_without_looks(void)
+{
+    atomic_store(&most_sleep_ms, INT_MAX);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        alarm(SECONDS);                                 /* what waits for a look that never comes hangs */
+        setenv("TUTTI_PAUSES", ways[i].pauses, 1);
+        setenv("TUTTI_YIELDS", ways[i].yields, 1);
+        setenv("TUTTI_TILE_BYTES", ways[i].tile_bytes, 1);
+        setenv("TUTTI_SLOTS", ways[i].slots, 1);
+        world_threads_on("2", 2, NULL, all_kinds_of_waiting, NULL);
+        world_threads_on("0,1,0", 3, NULL, all_kinds_of_waiting, NULL);
+        world_threads_on("2", 4, NULL, all_kinds_of_waiting, NULL);
+    }
+    atomic_store(&most_sleep_ms, 20);
+}
+static void test_over_inproc_nothing_waits_for_the_look(void **state)
+{
+    (void)state;
+    go_over(&(struct inproc_options){ .seed = 1, .delay = 400, .in_time = true, .budget = 4 });
+    over_hosts_without_looks();
+}
+static void test_over_shared_memory_nothing_waits_for_the_look(void **state)
+{
+    (void)state;
+    messages_use_network(NULL);
+    over_hosts_without_looks();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_over_inproc_nothing_waits_for_the_look),
+        cmocka_unit_test(test_over_shared_memory_nothing_waits_for_the_look),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
