@@ -51,11 +51,11 @@ static void leave_queue(tutti_comm *comm, tutti_status status)         /* the he
 static void fail_all(tutti_comm *comm)
 {
     driver_take_intake(comm);
+    bool back = messages_cancel(comm), running = comm->backlog.running;
+    if (running && !launch_cancel(comm)) back = false;
+    if (!back) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
-    if (comm->backlog.running) {
-        launch_cancel(comm);
-        if (comm->executor.run.exposed && !tensors_let_go(comm)) return;
-    }
+    if (running && comm->executor.run.exposed && !tensors_let_go(comm)) return;
     while (comm->backlog.head) leave_queue(comm, comm->outcome.status);
 }
 static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
@@ -71,7 +71,8 @@ static tutti_status advance(tutti_comm *comm)                          /* the he
 static void fail(tutti_comm *comm, tutti_status status)                /* because of the head */
 {
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
-    else comm_fail(comm, status, "%s", status_detail());
+    else if (status != TUTTI_ABORTED || comm_check(comm) == TUTTI_OK)  /* a peer that gave up has said why */
+        comm_fail(comm, status, "%s", status_detail());
     fail_all(comm);
 }
 void driver_begin(tutti_comm *comm, struct operation *op)

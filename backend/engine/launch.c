@@ -225,7 +225,7 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
     }
     return executor_step(&comm->executor);
 }
-void launch_cancel(tutti_comm *comm) { executor_cancel(&comm->executor); }
+bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }
 
 /* ---- lifetime ---- */
 tutti_status launcher_init(struct launcher *l, int ranks)

@@ -47,5 +47,6 @@ void launcher_finish(struct launcher *launcher);
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
 /* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
-/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_let_go says so. */
-void launch_cancel(tutti_comm *comm);
+/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_let_go says so. false:
+   not yet, as executor_cancel. */
+bool launch_cancel(tutti_comm *comm);

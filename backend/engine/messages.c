@@ -140,8 +140,10 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
             op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
         return;
     }
-    /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
+    /* Whoever refused memory or a place has said why; that a peer gave up is told without words, and it has told the
+       group why. */
     const char *reason = comm->router->reason;
+    if (t->status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK) return;
     comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", g->rank, g->name,
         t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
@@ -227,11 +229,20 @@ static bool is_exposed(const struct operation *op)
     struct location place;
     return arena_find(op->message.piece.at, op->message.piece.length, &place);
 }
+bool messages_cancel(tutti_comm *comm)
+{
+    int lost = (int)atomic_load(&comm->outcome.lost) - 1;
+    bool all = true;
+    if (lost >= 0) router_lose(comm->router, lost, comm_failure(comm));        /* it is not asked to let go */
+    for (struct operation *op = comm->messages.open; op; op = op->next) {
+        struct transfer *t = &op->message.transfer;
+        if (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t)) all = false;
+    }
+    return all;
+}
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        struct transfer *t = &op->message.transfer;
-        while (t->state == TRANSFER_POSTED && !router_cancel(comm->router, t)) router_poll(comm->router);
         if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);

@@ -17,5 +17,8 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked);  /* true: so
 /* Of a rank to itself, and its other end is not there: who waits for it waits for himself. After progress. */
 bool message_is_alone(const tutti_comm *comm, const struct operation *op);
 bool message_take_back(tutti_comm *comm, struct operation *op);        /* and refuses it; false: not yet */
-/* Ends them; those that peers may be copying stay until they are not: call again while there are messages. */
+/* After a failure: what is posted is forgotten, and nobody touches its memory any more but peers that share it. false:
+   a transport has not let go yet; poll, and ask again. */
+bool messages_cancel(tutti_comm *comm);
+/* Then ends them; those that peers may be copying stay until they are not: call again while there are messages. */
 void messages_fail(tutti_comm *comm, tutti_status status);

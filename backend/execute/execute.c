@@ -190,16 +190,17 @@ tutti_status executor_step(struct executor *x)
     if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
     return status;
 }
-void executor_cancel(struct executor *x)
+bool executor_cancel(struct executor *x)
 {
     const struct program *program = x->launch.program;
-    if (!program) return;
+    bool all = true;
+    if (!program) return true;
     for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
         struct transfer *transfer = &program->transfers[i];
-        while (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer))
-            router_poll(x->site.router);
+        if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
     }
     if (program->touch_count) let_go(x);
+    return all;
 }
 
 /* ---- lifetime ---- */

@@ -112,8 +112,10 @@ tutti_status executor_step(struct executor *x);
 /* Whoever waits for a rank that is on the same core must leave it the core at once; who waits for ranks of other cores
    only had better stay. So whoever waits says where; true: another rank of this host that is to move waited here. */
 bool executor_is_in_the_way(struct executor *x);
-/* Gives up the operation that runs: no buffer of the caller is touched any more. */
-void executor_cancel(struct executor *x);
+/* Gives up the operation that runs: no buffer of the caller is touched any more. false: a transport has not let go of a
+   transfer yet; poll the router, and ask again. All are asked at once, so this goes on for TRANSPORT_CANCEL_MS at
+   most. */
+bool executor_cancel(struct executor *x);
 /* The rank (of this host) whose descriptor differs from mine, or -1. */
 int executor_disagreement(const struct executor *x);
 /* A rank of another host, whose contact that is, meant another call than this one in the last operation, or does in the

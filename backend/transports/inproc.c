@@ -91,7 +91,8 @@ static void accept(struct port *p, int source, struct transfer *x, uint64_t byte
         tell(p, OVER, x, source, false);
         return;
     }
-    x->others = wire_soon(p->world);
+    bool halted = p->world->options.halted == 1 + rank_of(p);
+    x->others = halted ? UINT64_MAX : wire_soon(p->world);
     queue_push(&p->reads, x);
 }
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)

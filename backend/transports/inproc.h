@@ -9,6 +9,7 @@ struct inproc_options {
     bool in_time; /* so many microseconds instead: what is under way is not looked for, it wakes */
     int budget; /* small messages that a rank may have with each other unasked */
     int cancel_ms; /* how long a cancelled send may stay with a rank that reads it; 0: TRANSPORT_CANCEL_MS */
+    int halted; /* 1 + a rank that begins to read large messages and never ends; 0: none */
 };
 struct inproc_world; /* of the ranks of one communicator */
 struct inproc_world *inproc_create(int size, const struct inproc_options *options); /* NULL: out of memory */

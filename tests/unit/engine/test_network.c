@@ -109,11 +109,86 @@ static void test_over_shared_memory_nothing_waits_for_the_look(void **state)
     over_hosts_without_looks();
 }
 
+/* ---- who is held ---- */
+/* Rank 1 has begun to read what rank 0 sends, and from then on nobody polls for it. */
+enum { MET = 1, ENDED };
+struct held { _Atomic int step; bool collective, lost; };
+static void await_step(struct held *held, int step)
+{
+    while (atomic_load(&held->step) < step) nap_us(1000);
+}
+static void start_one(struct rank *me, bool collective, tutti_request *r)
+{
+    static int32_t data[2][LARGE];
+    tutti_status status;
+    *r = (tutti_request)TUTTI_REQUEST_INIT;
+    if (collective) r->algorithm = "ring";
+    int32_t *mine = data[me->rank];
+    if (collective) status = tutti_all_reduce(mine, mine, LARGE, TUTTI_INT32, TUTTI_SUM, me->comm, r);
+    else if (me->rank == 0) status = tutti_send(mine, LARGE, TUTTI_INT32, 1, 3, me->comm, r);
+    else status = tutti_recv(mine, LARGE, TUTTI_INT32, 0, 3, me->comm, r);
+    REQUIRE(status == TUTTI_OK);
+}
+static bool has_met(const struct transfer *t) { return t->state == TRANSFER_POSTED && !t->is_send && t->source >= 0; }
+static bool reads(const tutti_comm *comm)
+{
+    const struct program *p = comm->backlog.running ? comm->executor.launch.program : NULL;
+    for (int i = 0; p && i < p->plan->slots * p->schedule->step_count; i++)
+        if (has_met(&p->transfers[i])) return true;
+    return comm->messages.open && has_met(&comm->messages.open->message.transfer);
+}
+static void stand_still(struct rank *me, struct held *held)
+{
+    struct wait_set unused = { .count = 0 };
+    driver_acquire(me->comm);
+    for (; !reads(me->comm); unused.count = 0) driver_progress(me->comm, &unused);
+    atomic_store(&held->step, MET);
+    await_step(held, ENDED);
+    driver_release(me->comm);
+}
+static void give_up(struct rank *me)
+{
+    struct held *held = me->context;
+    tutti_request r;
+    tutti_status expected = held->lost ? TUTTI_PEER_LOST : TUTTI_TIMEOUT;
+    start_one(me, held->collective, &r);
+    if (me->rank == 1) {
+        stand_still(me, held);
+        REQUIRE(tutti_wait(&r, 0) == expected);
+        return;
+    }
+    await_step(held, MET);
+    if (held->lost) failure_note_lost(me->comm, 1);
+    REQUIRE(tutti_wait(&r, held->lost ? 0 : 1) == expected);
+    REQUIRE(strstr(me->comm->router->reason, held->lost ? "died" : "rank 1 has not let go of a message") != NULL);
+    atomic_store(&held->step, ENDED);
+}
+static void both_are_held(bool lost)
+{
+    for (int collective = 0; collective < 2; collective++)
+        world_threads_on("2", 2, NULL, give_up, &(struct held){ .collective = collective, .lost = lost });
+}
+static void test_who_is_held_gets_away(void **state)
+{
+    (void)state;
+    go_over(&(struct inproc_options){ .delay = 10, .in_time = true, .halted = 1 + 1, .cancel_ms = 30 });
+    both_are_held(false);
+}
+/* A rank that is gone is not asked to let go: that would last until the test is killed. */
+static void test_who_is_gone_is_not_waited_for(void **state)
+{
+    (void)state;
+    go_over(&(struct inproc_options){ .delay = 10, .in_time = true, .halted = 1 + 1, .cancel_ms = INT_MAX });
+    both_are_held(true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_over_inproc_nothing_waits_for_the_look),
         cmocka_unit_test(test_over_shared_memory_nothing_waits_for_the_look),
+        cmocka_unit_test(test_who_is_held_gets_away),
+        cmocka_unit_test(test_who_is_gone_is_not_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

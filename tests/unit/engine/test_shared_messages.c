@@ -175,6 +175,7 @@ static void failed_while_a_peer_copies(struct rank *me)
         REQUIRE(turn(me->comm));
         REQUIRE(atomic_load(&me->comm->outcome.failed));
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
+        REQUIRE(messages_cancel(me->comm));
         messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
         for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10);           /* rank 1 may say that it gives up, but then */
