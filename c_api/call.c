@@ -123,7 +123,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->queued.queue = NULL;
     out->message.tag = 0;
     atomic_init(&out->limit.deadline_ms, 0);
-    out->limit.looked_ms = 0;
+    out->limit.looked_ms = out->limit.alone_ms = 0;
     out->limit.forgiven = false;
     atomic_init(&out->hastened, false);
     out->refused = false;

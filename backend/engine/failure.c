@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { STOPPED_MS = 1000 };
+enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
 
 /* ---- words ---- */
 static const char *row_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
@@ -213,13 +213,20 @@ static tutti_status fail_late(tutti_comm *comm, const struct operation *op)
         absent[0] ? "this call has not been made by rank " : "all ranks have come, but one is too slow or stopped",
         absent);
 }
+/* What a rank of another host has sent may still be under way when it is known that the rank has left since. */
+static bool is_left_alone(const tutti_comm *comm, struct operation *op)
+{
+    const struct transfer *t = &op->message.transfer;
+    if (t->state != TRANSFER_POSTED || t->peer < 0 || !comm_has_left(comm, t->peer)) return false;
+    if (group_has_here(&comm->group, t->peer)) return true;
+    if (!op->limit.alone_ms) op->limit.alone_ms = clock_ms();
+    return clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
+}
 static struct operation *find_left_alone(const tutti_comm *comm)
 {
-    for (struct operation *op = comm->messages.open; op; op = op->next) {
-        const struct transfer *t = &op->message.transfer;
-        if (t->state == TRANSFER_POSTED && t->peer >= 0 && comm_has_left(comm, t->peer)) return op;
-    }
-    return NULL;
+    struct operation *op = comm->messages.open;
+    while (op && !is_left_alone(comm, op)) op = op->next;
+    return op;
 }
 static bool is_left_alone_after_all(const tutti_comm *comm)
 {

@@ -182,6 +182,25 @@ static void test_who_is_gone_is_not_waited_for(void **state)
     both_are_held(true);
 }
 
+/* ---- who has left ---- */
+static void send_and_leave(struct rank *me)
+{
+    int32_t word = 7, got = 0;
+    tutti_comm *pair;
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &pair) == TUTTI_OK);
+    if (me->rank == 0) REQUIRE(tutti_send(&word, 1, TUTTI_INT32, 1, 3, pair, NULL) == TUTTI_OK);
+    else REQUIRE(tutti_recv(&got, 1, TUTTI_INT32, 0, 3, pair, NULL) == TUTTI_OK && got == 7);
+    REQUIRE(tutti_comm_destroy(pair) == TUTTI_OK);
+}
+static void test_what_is_on_its_way_comes_although_its_sender_has_left(void **state)
+{
+    (void)state;
+    for (unsigned seed = 1; seed <= 10; seed++) {
+        go_over(&(struct inproc_options){ .seed = seed, .delay = 100000, .in_time = true, .budget = 4 });
+        world_threads_on("2", 2, NULL, send_and_leave, NULL);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +208,7 @@ int main(void)
         cmocka_unit_test(test_over_shared_memory_nothing_waits_for_the_look),
         cmocka_unit_test(test_who_is_held_gets_away),
         cmocka_unit_test(test_who_is_gone_is_not_waited_for),
+        cmocka_unit_test(test_what_is_on_its_way_comes_although_its_sender_has_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
