@@ -2,14 +2,21 @@
 #include "tests/support/world.h"
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
+#include "backend/engine/messages.h"
+#include "backend/transports/inproc.h"
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 void world_require(bool condition, const char *text, const char *file, int line)
 {
@@ -77,6 +84,37 @@ void world_store_destroy(tutti_store store)
     free(s);
 }
 
+/* ---- between the hosts of threads ---- */
+static struct inproc_options delays = { .in_time = true, .seed = 1, .delay = 100, .budget = 8 };
+static tutti_status join_inproc(struct router *router) { return inproc_join(&delays, router); }
+static void forget_network(void) { messages_use_network(NULL); }       /* in a child: it has none of the threads */
+static void choose_network(void)
+{
+    const char *network = getenv("WORLD_NETWORK"), *seed = getenv("WORLD_SEED"), *delay = getenv("WORLD_DELAY_US");
+    if (!network) return;
+    REQUIRE(strcmp(network, "inproc") == 0);
+    if (seed) delays.seed = (unsigned)strtoul(seed, NULL, 10);
+    if (delay) delays.delay = atoi(delay);
+    printf("hosts of threads: WORLD_NETWORK=inproc WORLD_SEED=%u WORLD_DELAY_US=%d\n", delays.seed, delays.delay);
+    pthread_atfork(NULL, NULL, forget_network);
+    messages_use_network(join_inproc);
+}
+static pthread_once_t network_once = PTHREAD_ONCE_INIT;
+__attribute__((constructor)) static void filter_tests(void)
+{
+    if (getenv("WORLD_TESTS")) cmocka_set_test_filter(getenv("WORLD_TESTS"));
+    if (getenv("WORLD_NETWORK")) cmocka_set_skip_filter("*killed*");   /* threads cannot be */
+}
+static bool pretend_by_environment(int size)            /* whatever the test thinks */
+{
+    const char *hosts = getenv("WORLD_HOSTS");
+    char number[12];
+    if (!hosts || size < 2 || settings_get()->hosts[0]) return false;
+    snprintf(number, sizeof number, "%d", atoi(hosts) < size ? atoi(hosts) : size);
+    world_pretend(number);
+    return true;
+}
+
 /* ---- threads ---- */
 struct thread { pthread_t thread; struct rank rank; tutti_config config; rank_function *body; };
 static void *thread_main(void *argument)
@@ -89,6 +127,7 @@ static void *thread_main(void *argument)
 }
 void world_threads(int size, const tutti_config *options, rank_function *body, void *context)
 {
+    bool pretends = pretend_by_environment(size);
     tutti_store store = world_store_create();
     struct thread *threads = calloc((size_t)size, sizeof *threads);
     pthread_barrier_t meeting;
@@ -105,10 +144,12 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
     pthread_barrier_destroy(&meeting);
     free(threads);
     world_store_destroy(store);
+    if (pretends) world_pretend("");
 }
 void world_meet(const struct rank *me) { pthread_barrier_wait(me->meeting); }
 void world_pretend(const char *hosts)
 {
+    pthread_once(&network_once, choose_network);
     setenv("TUTTI_HOSTS", hosts, 1);
     settings_reload();
 }
@@ -133,6 +174,7 @@ int world_processes(int size, int seconds, rank_function *body, void *context)
 {
     tutti_unique_id id;
     int bad = 0;
+    if (getenv("WORLD_NETWORK")) return 0;              /* a run of threads; the one without has these */
     if (tutti_get_unique_id(&id) != TUTTI_OK) return size;
     fflush(NULL);
     for (int r = 0; r < size; r++) {

@@ -10,6 +10,9 @@ typedef void rank_function(struct rank *me);
 /* Runs `body` on `size` threads that share a store in memory, with the config's options; destroys the communicators.
    Fails the test when a communicator cannot be made. */
 void world_threads(int size, const tutti_config *options, rank_function *body, void *context);
+/* Messages between hosts of threads go through shared memory; with WORLD_NETWORK=inproc in the environment through
+   inproc, delayed (up to WORLD_DELAY_US microseconds) and reordered (from WORLD_SEED), and world_processes does
+   nothing. WORLD_HOSTS=n pretends hosts where the test pretends none; WORLD_TESTS: cmocka's filter of tests. */
 /* Runs `body` in `size` forked processes that find each other by a unique id. Returns the number that did not exit with
    0. A process that hangs is killed after seconds. */
 int world_processes(int size, int seconds, rank_function *body, void *context);

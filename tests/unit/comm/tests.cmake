@@ -3,3 +3,4 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees
   tutti_world(comm/test_forked)
 endif()
 tutti_world(comm/test_holders)
+tutti_over_inproc(test_holders "*")
