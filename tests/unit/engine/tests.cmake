@@ -15,7 +15,7 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")
   set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
 endif()
-foreach(name messages async queue)
+foreach(name messages async queue properties)
   tutti_over_inproc(test_${name} "*")
 endforeach()
 foreach(name collectives errors uneven)
