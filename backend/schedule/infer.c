@@ -77,11 +77,9 @@ static void infer_step(struct inference *x, const struct schedule *s, int j)
 
 /* ---- waits ---- */
 static int compare(int a, int b) { return (a > b) - (a < b); }
-static int by_strength(const void *a, const void *b)
+static int by_strength(const void *a, const void *b)        /* of one step */
 {
     const struct edge *x = a, *y = b;
-    if (x->member != y->member) return compare(x->member, y->member);
-    if (x->step != y->step) return compare(x->step, y->step);
     if (x->wait.rank != y->wait.rank) return compare(x->wait.rank, y->wait.rank);
     if (x->wait.lag != y->wait.lag) return compare((int)x->wait.lag, (int)y->wait.lag);
     return compare(y->wait.step, x->wait.step);
@@ -107,11 +105,36 @@ static void attach_wait(struct schedule *s, struct edge edge)
     waits[s->wait_count++] = edge.wait;
     t->wait_count++;
 }
-/* Strongest first, so that what a wait implies follows it at once. */
-static void attach_waits(struct plan *p, struct edges *e)
+/* first[member]: where its steps begin in a row of those of all members. NULL: no memory. */
+static int *steps_before(const struct plan *p)
 {
-    if (e->count) qsort(e->list, (size_t)e->count, sizeof *e->list, by_strength);
-    for (int i = 0; i < e->count; i++) attach_wait(&p->ranks[e->list[i].member], e->list[i]);
+    int *first = memory_zeroed((size_t)p->count + 1, sizeof *first);
+    for (int m = 0; first && m < p->count; m++) first[m + 1] = first[m] + p->ranks[m].step_count;
+    return first;
+}
+/* By member and step, and for each step strongest first, so that what a wait implies follows it at once. There are many
+   edges and few of a step: they are first dealt out to the steps. end[]: of the edges of each step, in turn. */
+static void attach_in_order(struct plan *p, const struct edges *e, const int *first, int *end, struct edge *sorted)
+{
+    for (int i = 0; i < e->count; i++) end[first[e->list[i].member] + e->list[i].step]++;
+    for (int j = 1; j < first[p->count]; j++) end[j] += end[j - 1];
+    for (int i = e->count - 1; i >= 0; i--) sorted[--end[first[e->list[i].member] + e->list[i].step]] = e->list[i];
+    for (int from = 0, to; from < e->count; from = to) {
+        const struct edge *a = &sorted[from];
+        for (to = from + 1; to < e->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
+        qsort(sorted + from, (size_t)(to - from), sizeof *sorted, by_strength);
+        for (int i = from; i < to; i++) attach_wait(&p->ranks[sorted[i].member], sorted[i]);
+    }
+}
+static void attach_waits(struct plan *p, const struct edges *e)
+{
+    int *first = steps_before(p), *end = first ? memory_zeroed((size_t)first[p->count], sizeof *end) : NULL;
+    struct edge *sorted = memory_zeroed((size_t)e->count, sizeof *sorted);
+    if (end && sorted) attach_in_order(p, e, first, end, sorted);
+    else plan_out_of_memory(p);
+    free(first);
+    free(end);
+    free(sorted);
 }
 static void mark_publisher(struct plan *p, const struct wait *w)
 {

@@ -11,8 +11,8 @@ struct pull {
     bool done;
 };
 struct pulls {
-    struct pull *list;
-    int count, room;
+    struct pull *list;                                      /* by owner, and then in the order of the writers */
+    int *begin;                                             /* [member + 1]: where the owner's begin */
 };
 
 static bool is_private(const struct plan *p, const struct schedule *writer, struct span to)
@@ -46,23 +46,31 @@ static void keep_step(const struct plan *p, struct schedule *s, const struct sch
 }
 
 /* ---- the owner ---- */
-static void pulls_add(struct pulls *pulls, struct schedule *owner, struct pull pull)
-{
-    struct pull *list = memory_grow(pulls->list, pulls->count, &pulls->room, sizeof *list);
-    if (list) {
-        pulls->list = list;
-        list[pulls->count++] = pull;
-    } else schedule_fail(owner, schedule_no_memory);
-}
-static void pulls_collect(const struct plan *p, struct schedule *owner, const struct schedule *writer,
-    struct pulls *out)
+/* Counts the pulls of every owner in begin[owner + 1]; or, with a list, adds them where begin says, and moves it on. */
+static void pulls_pass(const struct plan *p, const struct schedule *writer, struct pulls *pulls)
 {
     for (int j = 0; j < writer->step_count; j++)
         for (int d = 0; d < writer->steps[j].to_count; d++) {
             struct span to = step_to(writer, &writer->steps[j])[d];
-            if (to.rank == owner->rank && is_private(p, writer, to))
-                pulls_add(out, owner, (struct pull){ writer, &writer->steps[j], to, false });
+            if (!is_private(p, writer, to)) continue;
+            int *at = &pulls->begin[plan_index(p, to.rank)];
+            if (pulls->list) pulls->list[(*at)++] = (struct pull){ writer, &writer->steps[j], to, false };
+            else at[1]++;
         }
+}
+/* False: no memory. */
+static bool pulls_collect(const struct plan *p, const struct schedule *old, struct pulls *pulls)
+{
+    pulls->begin = memory_zeroed((size_t)p->count + 1, sizeof *pulls->begin);
+    if (!pulls->begin) return false;
+    for (int m = 0; m < p->count; m++) pulls_pass(p, &old[m], pulls);
+    for (int m = 0; m < p->count; m++) pulls->begin[m + 1] += pulls->begin[m];
+    pulls->list = memory_zeroed((size_t)pulls->begin[p->count], sizeof *pulls->list);
+    if (!pulls->list) return false;
+    for (int m = 0; m < p->count; m++) pulls_pass(p, &old[m], pulls);
+    for (int m = p->count; m > 0; m--) pulls->begin[m] = pulls->begin[m - 1];
+    pulls->begin[0] = 0;
+    return true;
 }
 /* A sum that the writer keeps as well is taken from there; else the owner works it out. */
 static const struct span *result_of(const struct pull *pull)
@@ -90,34 +98,45 @@ static bool step_reads(const struct schedule *s, const struct step *t, struct sp
         if (span_overlaps(step_from(s, t)[f], a)) return true;
     return false;
 }
-static void pull_rank(const struct plan *p, struct schedule *s, const struct schedule *old, struct pulls *pulls)
+static bool reads_output(const struct schedule *s, const struct step *t)        /* of its own */
 {
-    int member = plan_index(p, s->rank);
-    const struct schedule *mine = &old[member];
-    for (int hop = 1; hop < p->count; hop++) pulls_collect(p, s, &old[(member + hop) % p->count], pulls);
+    for (int f = 0; f < t->from_count; f++)
+        if (step_from(s, t)[f].rank == s->rank && step_from(s, t)[f].buffer == OUTPUT) return true;
+    return false;
+}
+/* The writers in turn from the owner on, so that not all begin with the same. */
+static void pull_rank(const struct plan *p, struct schedule *s, const struct schedule *mine, struct pull *list,
+    int count)
+{
+    int first = 0, member = plan_index(p, s->rank);
+    while (first < count && plan_index(p, list[first].writer->rank) < member) first++;
     for (int j = 0; j < mine->step_count; j++) {
-        for (int i = 0; i < pulls->count; i++)
-            if (!pulls->list[i].done && step_reads(mine, &mine->steps[j], pulls->list[i].to))
-                pull_now(s, &pulls->list[i]);
-        keep_step(p, s, mine, &mine->steps[j]);
+        const struct step *t = &mine->steps[j];
+        for (int i = 0, reads = reads_output(mine, t); i < count && reads; i++) {
+            struct pull *pull = &list[(first + i) % count];
+            if (!pull->done && step_reads(mine, t, pull->to)) pull_now(s, pull);
+        }
+        keep_step(p, s, mine, t);
     }
-    for (int i = 0; i < pulls->count; i++)
-        if (!pulls->list[i].done) pull_now(s, &pulls->list[i]);
+    for (int i = 0; i < count; i++)
+        if (!list[(first + i) % count].done) pull_now(s, &list[(first + i) % count]);
+}
+static void pull_all(struct plan *p, struct schedule *old)
+{
+    struct pulls pulls = { NULL, NULL };
+    for (int m = 0; m < p->count; m++) old[m] = schedule_restart(&p->ranks[m]);
+    if (!pulls_collect(p, old, &pulls)) plan_out_of_memory(p);
+    for (int m = 0; pulls.list && m < p->count; m++)
+        pull_rank(p, &p->ranks[m], &old[m], pulls.list + pulls.begin[m], pulls.begin[m + 1] - pulls.begin[m]);
+    for (int m = 0; m < p->count; m++) schedule_release(&old[m]);
+    free(pulls.list);
+    free(pulls.begin);
 }
 void pull_private(struct plan *p)
 {
     if (!any_private(p)) return;
     struct schedule *old = memory_zeroed((size_t)p->count, sizeof *old);
-    if (!old) {
-        plan_out_of_memory(p);
-        return;
-    }
-    for (int m = 0; m < p->count; m++) old[m] = schedule_restart(&p->ranks[m]);
-    for (int m = 0; m < p->count; m++) {
-        struct pulls pulls = { NULL, 0, 0 };
-        pull_rank(p, &p->ranks[m], old, &pulls);
-        free(pulls.list);
-    }
-    for (int m = 0; m < p->count; m++) schedule_release(&old[m]);
+    if (old) pull_all(p, old);
+    else plan_out_of_memory(p);
     free(old);
 }

@@ -147,7 +147,7 @@ static bool span_insert(struct schedule *s, int at, struct span a)
         return false;
     }
     s->spans = spans;
-    memmove(spans + at + 1, spans + at, (size_t)(s->span_count - at) * sizeof a);
+    if (at < s->span_count) memmove(spans + at + 1, spans + at, (size_t)(s->span_count - at) * sizeof a);
     spans[at] = a;
     s->span_count++;
     return true;
