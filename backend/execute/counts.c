@@ -1,6 +1,8 @@
 /* Uneven counts: every rank writes its own into the segment before the roll call; after it everybody knows
-   everybody's. */
+   everybody's. Nobody looks at those of a rank that has not said that it has some, so most groups need no memory for
+   them. */
 #include "backend/execute/counts.h"
+#include "backend/base/status.h"
 
 /* Other hosts do not see the counts, but must cut alike and send what is expected. */
 static uint64_t digest(const struct uneven *u, int size)
@@ -12,12 +14,21 @@ static uint64_t digest(const struct uneven *u, int size)
     }
     return sum;
 }
-void counts_announce(struct executor *x)
+static tutti_status reserve(struct executor *x)
+{
+    const struct segment *s = x->site.segment;
+    if (!x->counts_reserved)
+        TRY(segment_reserve(s, segment_counts(s, x->site.index, 0, 0), segment_counts_bytes(s), "uneven counts"));
+    x->counts_reserved = true;
+    return TUTTI_OK;
+}
+tutti_status counts_announce(struct executor *x)
 {
     const struct uneven *u = x->launch.uneven;
     const struct segment *s = x->site.segment;
     uint64_t extent = 0;
     int me = x->site.index;
+    TRY(reserve(x));
     for (int direction = INPUT; direction <= OUTPUT; direction++)
         for (int q = 0; q < s->columns; q++) {
             segment_counts(s, me, x->run.parity, direction)[q] = u->lengths[direction][q];
@@ -27,6 +38,7 @@ void counts_announce(struct executor *x)
     x->run.descriptor->extent = extent;
     bool told = x->site.contact != x->site.mine && uneven_is_alike(u);
     x->run.descriptor->counts = told ? digest(u, s->columns) : 0;
+    return TUTTI_OK;
 }
 static bool do_agree(const struct executor *x, int a)   /* with all of this host, or, if all are alike, with me */
 {

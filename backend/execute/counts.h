@@ -2,5 +2,5 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-void counts_announce(struct executor *x);               /* mine, before the roll call */
+tutti_status counts_announce(struct executor *x);               /* mine, before the roll call */
 tutti_status counts_agree(struct executor *x);          /* after it: OK and run.extent, or MISMATCH */

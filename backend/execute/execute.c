@@ -147,7 +147,7 @@ tutti_status executor_begin(struct executor *x)
     x->run.broken = TUTTI_OK;
     x->run.breaker = NULL;
     memset(x->run.pc, 0, sizeof x->run.pc);
-    if (x->launch.uneven) counts_announce(x);
+    if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
     tell_other_hosts(x);
     if (x->launch.program) {

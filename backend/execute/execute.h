@@ -80,6 +80,7 @@ struct executor {
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     bool crowded;                                       /* others have waited on my core: no polls then */
+    bool counts_reserved;                               /* my uneven counts are real memory */
     struct launch launch;                               /* whoever begins an operation fills it, and the descriptor */
     struct run run;
     int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */

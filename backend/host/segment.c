@@ -1,7 +1,7 @@
 /* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, what rank 0 tells, control blocks, introductions, counts), then the sparse part: slots and pairs, on
-   pages of their own. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by
-   shrinking the file. */
+   first failure, what rank 0 tells, control blocks, introductions), which is so much for each rank; then the sparse
+   part, on pages of its own: counts and pairs, which grow with the square of the ranks, and slots. The size is fixed by
+   seals before anybody maps it, so no rank can make another's access fault by shrinking the file. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -55,7 +55,7 @@ static bool offsets_compute(struct segment *out, const struct segment_shape *sha
         && round_to_pages(shape->pair_bytes, &out->pair_bytes)
         && place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
         && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
-        && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), ALIGNMENT, &at->counts)
+        && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
         && place(&end, ranks, out->slot_bytes, page, &at->slots)
         && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs) && place(&end, 0, 0, page, &none);
     at->bytes = out->bytes = none;
@@ -124,7 +124,7 @@ static tutti_status allocate(int descriptor, size_t bytes, const char *what)
 static tutti_status build(struct segment *out, const struct offsets *offsets, const unsigned char nonce[16], int *fd)
 {
     TRY(memfd_create_sealed(offsets->bytes, fd));
-    TRY(allocate(*fd, offsets->slots, "control blocks"));
+    TRY(allocate(*fd, offsets->counts, "control blocks"));
     TRY(segment_map(out, offsets, *fd));
     struct header *header = (struct header *)(void *)out->base;
     header->filled = populate(out->base, page_bytes()) == EINVAL;

@@ -1,7 +1,8 @@
 /* What the ranks of one host share: for each rank a control block and a region of slots, in one memfd (sealed: it
    cannot shrink), mapped by everyone. It has no name, so nothing is left behind whoever dies. Control blocks are
-   resident from the start; a rank's slots only when it asks for them (segment_reserve), so hundreds of groups cost
-   little. Every process computes where things lie by itself; no size and no offset is read from the shared memory. */
+   resident from the start; a rank's slots and counts only when it asks for them (segment_reserve), so hundreds of
+   groups cost little. Every process computes where things lie by itself; no size and no offset is read from the shared
+   memory. */
 #pragma once
 #include "backend/base/fence.h"
 #include "backend/memory/arena.h"
@@ -113,6 +114,10 @@ static inline unsigned char *segment_slots(const struct segment *s, int index)
     return s->slots + (size_t)index * s->slot_bytes;
 }
 enum { COUNTS_OFFSETS = 2, COUNTS_ARRAYS = 4 };         /* lengths of INPUT and OUTPUT, then offsets of both       */
+static inline size_t segment_counts_bytes(const struct segment *s)     /* of one rank                             */
+{
+    return 2 * COUNTS_ARRAYS * (size_t)s->columns * sizeof(uint64_t);
+}
 static inline uint64_t *segment_counts(const struct segment *s, int index, int parity, int array)
 {
     return s->counts + (((size_t)index * 2 + (size_t)parity) * COUNTS_ARRAYS + (size_t)array) * (size_t)s->columns;

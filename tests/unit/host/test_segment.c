@@ -172,6 +172,26 @@ static void test_slots_take_memory_only_when_reserved(void **state)
     segment_detach(&mine);
     (void)state;
 }
+static void test_what_is_there_from_the_start_grows_with_the_ranks(void **state)
+{
+    enum { MANY = 128, EACH = sizeof(struct control) + sizeof(struct introduction) };
+    static const struct segment_shape many = { MANY, MANY, SLOT_BYTES, PAIR_BYTES };
+    struct segment s;
+    int descriptor = -1;
+    assert_int_equal(segment_create(&s, &many, nonce, &descriptor), TUTTI_OK);
+    size_t before = resident_bytes(descriptor);
+    assert_true(before <= MANY * EACH + 2 * 4096);
+    for (int r = 0; r < MANY; r++) {
+        uint64_t *counts = segment_counts(&s, r, 0, 0);
+        assert_int_equal(segment_reserve(&s, counts, segment_counts_bytes(&s), "counts"), TUTTI_OK);
+        assert_true(counts + segment_counts_bytes(&s) / sizeof *counts == segment_counts(&s, r + 1, 0, 0));
+    }
+    size_t after = resident_bytes(descriptor);
+    assert_true(after - before >= MANY * segment_counts_bytes(&s));
+    close(descriptor);
+    segment_detach(&s);
+    (void)state;
+}
 static void test_full_machine_is_an_error_with_bytes(void **state)
 {
     struct segment mine, none = { 0 };
@@ -315,6 +335,7 @@ int main(void)
         cmocka_unit_test(test_unsealed_memory_is_refused),
         cmocka_unit_test(test_cannot_be_shrunk_nor_grown),
         cmocka_unit_test(test_slots_take_memory_only_when_reserved),
+        cmocka_unit_test(test_what_is_there_from_the_start_grows_with_the_ranks),
         cmocka_unit_test(test_full_machine_is_an_error_with_bytes),
         cmocka_unit_test(test_the_arenas_spare_is_given_up_first),
         cmocka_unit_test(test_old_kernel_allocates_at_once),
