@@ -29,3 +29,9 @@ void *memory_grow(void *array, int count, int *room, size_t bytes)
     if (moved) *room = more;
     return moved;
 }
+void *memory_trim(void *array, int count, int *room, size_t bytes)
+{
+    void *moved = array && count ? realloc(array, (size_t)count * bytes) : NULL;
+    if (moved) *room = count;
+    return moved ? moved : array;
+}

@@ -12,6 +12,8 @@ void *memory_aligned(size_t bytes);
 /* Room for one more of `bytes` each: returns the array, moved if need be, with *room grown; NULL when out of memory
    (array kept). */
 void *memory_grow(void *array, int count, int *room, size_t bytes);
+/* Gives the room beyond `count` back: returns the array, moved if need be. */
+void *memory_trim(void *array, int count, int *room, size_t bytes);
 void memory_fail_after(int allocations);
 
 /* false when the result does not fit */

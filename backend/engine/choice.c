@@ -12,6 +12,7 @@ enum {
     SLOTS_TO_PRICE = 3,
     UNKNOWN_BYTES = 1 << 20,
     RANKS_TO_PRICE = 32,
+    RANKS_OF_HOST_TO_PRICE = 64,
     MANY_HOSTS = 32,
     MANY_PIECES = 512
 };
@@ -27,15 +28,17 @@ static size_t half_octave(size_t bytes)
 }
 
 /* ---- pricing ---- */
-/* Where there are many ranks on several hosts, what is priced is a plan of fewer: first of fewer on each host, for what
-   hosts send depends little on how many ranks share it, then of fewer hosts. */
-static bool is_large(const struct layout *l) { return l->hosts > 1 && l->ranks > RANKS_TO_PRICE; }
+/* Where there are many ranks, what is priced is a plan of fewer: first of fewer on each host, for what hosts send
+   depends little on how many ranks share it, then of fewer hosts. */
+static int most_to_price(const struct layout *l) { return l->hosts > 1 ? RANKS_TO_PRICE : RANKS_OF_HOST_TO_PRICE; }
+static bool is_large(const struct layout *l) { return l->ranks > most_to_price(l); }
 static tutti_status sample_hosts(struct chooser *x)
 {
-    int host[RANKS_TO_PRICE], ranks = 0, hosts = x->layout->hosts < RANKS_TO_PRICE ? x->layout->hosts : RANKS_TO_PRICE;
+    int host[RANKS_OF_HOST_TO_PRICE], ranks = 0, most = most_to_price(x->layout);
+    int hosts = x->layout->hosts < most ? x->layout->hosts : most;
     if (x->sample) return TUTTI_OK;
     for (int h = 0; h < hosts; h++)
-        for (int i = 0; i < host_size(x->layout, h) && i < RANKS_TO_PRICE / hosts; i++) host[ranks++] = h;
+        for (int i = 0; i < host_size(x->layout, h) && i < most / hosts; i++) host[ranks++] = h;
     return layout_create(host, ranks, &x->sample);
 }
 static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,

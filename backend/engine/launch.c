@@ -47,12 +47,23 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
 }
 static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
-    for (struct program *p = comm->launcher.programs; p; p = p->next)
-        if (p->plan == plan) { *out = p; return TUTTI_OK; }
-    TRY(program_create(plan, comm->group.rank, out));
-    (*out)->next = comm->launcher.programs;
-    comm->launcher.programs = *out;
+    struct program *made = cache_made(plan);
+    if (!made) {
+        TRY(program_create(plan, comm->group.rank, &made));
+        cache_attach(comm->launcher.cache, plan, made, made->bytes);
+    }
+    *out = made;
     return TUTTI_OK;
+}
+/* What runs, and what the next call repeats, is the last of its family. */
+static bool let_go(void *context, const struct plan *plan, void *made)
+{
+    const struct launcher *l = context;
+    (void)plan;
+    for (int f = 0; f < FAMILY_COUNT && made; f++)
+        if (l->recent[f].program == made) return false;
+    program_destroy(made);
+    return true;
 }
 /* in_place of private tensors: a staged plan for in place is right out of place too */
 static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
@@ -71,6 +82,8 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .shared = touches ? placement->shared : NULL,
         .stage_inputs = r->stage_inputs,
         .hoist = !algorithm->host_memory,
+        .one_rank = true,
+        .rank = g->rank,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
         family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,
@@ -235,9 +248,11 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
     l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
     l->ranks = ranks;
-    l->cache = cache_create();
+    l->cache = cache_create(KEPT_BYTES, let_go, l);
+    l->priced = cache_create(PRICED_BYTES, NULL, NULL);
     l->masks = memory_zeroed(2 * FAMILY_COUNT * words, sizeof *l->masks);
-    if (!l->cache || !l->masks) return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
+    if (!l->cache || !l->priced || !l->masks)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for the plans of a communicator");
     for (int f = 0; f < FAMILY_COUNT; f++) {
         l->recent[f].shared = l->masks + 2 * (size_t)f * words;
         l->recent[f].in_place = l->recent[f].shared + words;
@@ -246,15 +261,13 @@ tutti_status launcher_init(struct launcher *l, int ranks)
 }
 void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine)
 {
-    l->chooser = (struct chooser){ .layout = layout, .cache = l->cache, .cores = cores, .machine = *machine };
+    l->chooser = (struct chooser){ .layout = layout, .cache = l->priced, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {
-    for (struct program *p = l->programs, *next; p; p = next) {
-        next = p->next;
-        program_destroy(p);
-    }
+    for (int f = 0; f < FAMILY_COUNT; f++) l->recent[f].program = NULL;
     chooser_finish(&l->chooser);
     cache_destroy(l->cache);
+    cache_destroy(l->priced);
     free(l->masks);
 }

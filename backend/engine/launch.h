@@ -26,12 +26,15 @@ struct call {
     const struct algorithm *asked;
     bool uneven;
 };
+/* What a communicator keeps of plans and programs, but for those that the last call of each family has used; and of
+   plans that it has only priced. */
+enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
 struct launcher {                                       /* of the driver */
     int64_t tile_setting, slots_setting;                /* 0: by price */
     int ranks;                                          /* of this host */
-    struct cache *cache;
+    struct cache *cache;                                /* of plans to run, with their programs */
+    struct cache *priced;                               /* of plans of all ranks, to be priced */
     struct chooser chooser;
-    struct program *programs;
     struct recent recent[FAMILY_COUNT];
     uint64_t *masks;                                    /* two for each family */
     struct call last;                                   /* what the executor's launch is for */

@@ -28,7 +28,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     c->tiles = chunk_bytes ? (int)((chunk_bytes + c->tile_bytes - 1) / c->tile_bytes) : 1;
     c->single = c->tiles == 1;
     bool fits = size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
-    c->in_line = c->single && fits && !x->launch.program->any_message; /* all members must think alike */
+    c->in_line = c->single && fits && !plan->any_message; /* all members must think alike */
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
     slots_place(x, c);
 }

@@ -33,18 +33,10 @@ static int program_pieces(const struct schedule *s, int *piece_at)
     }
     return total;
 }
-static bool writes_slots(const struct schedule *s)
+static void *room_for(struct program *p, size_t count, size_t bytes)
 {
-    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
-        for (int d = 0; d < t->to_count; d++)
-            if (step_to(s, t)[d].buffer == SCRATCH) return true;
-    return false;
-}
-static int count_slot_writers(const struct plan *plan)
-{
-    int writers = 0;
-    for (int m = 0; m < plan->count; m++) writers += writes_slots(&plan->ranks[m]);
-    return writers;
+    p->bytes += count * bytes;
+    return memory_zeroed(count, bytes);
 }
 static bool make_parts(struct program *p)
 {
@@ -56,50 +48,56 @@ static bool make_parts(struct program *p)
         addresses += (size_t)step_to(s, t)->count * (size_t)(t->from_count + t->to_count);
     }
     p->address_count = (int)addresses;
-    p->parts = memory_zeroed(parts + 1, sizeof *p->parts);
-    p->addresses = memory_zeroed(addresses + 1, sizeof *p->addresses);
-    p->part_at = memory_zeroed((size_t)s->step_count + 1, sizeof *p->part_at);
+    p->parts = room_for(p, parts + 1, sizeof *p->parts);
+    p->addresses = room_for(p, addresses + 1, sizeof *p->addresses);
+    p->part_at = room_for(p, (size_t)s->step_count + 1, sizeof *p->part_at);
     for (int parity = 0; parity < 2; parity++)
-        p->pointers[parity] = memory_zeroed(addresses + 1, sizeof *p->pointers[parity]);
+        p->pointers[parity] = room_for(p, addresses + 1, sizeof *p->pointers[parity]);
     return p->parts && p->addresses && p->part_at && p->pointers[0] && p->pointers[1];
+}
+static bool make_messages(struct program *p)
+{
+    size_t steps = (size_t)p->schedule->step_count, slots = (size_t)p->plan->slots;
+    p->piece_at = room_for(p, steps, sizeof *p->piece_at);
+    if (p->piece_at) p->piece_count = program_pieces(p->schedule, p->piece_at);
+    p->transfers = room_for(p, slots * steps, sizeof *p->transfers);
+    p->pieces = room_for(p, slots * (size_t)p->piece_count, sizeof *p->pieces);
+    return p->piece_at && p->transfers && p->pieces;
+}
+static bool make_room(struct program *p)
+{
+    size_t widest = 1;
+    for (int step = 0; step < p->schedule->step_count; step++) {
+        const struct step *t = &p->schedule->steps[step];
+        widest = size_larger(widest, (size_t)(t->from_count > t->to_count ? t->from_count : t->to_count));
+    }
+    p->to = room_for(p, widest, sizeof *p->to);
+    p->from = room_for(p, widest, sizeof *p->from);
+    p->touches = room_for(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
+    if (!p->to || !p->from || !p->touches) return false;
+    if (p->plan->shared) note_touches(p);
+    if (p->schedule->first_message >= 0) return make_messages(p);
+    return p->touch_count || make_parts(p);
 }
 tutti_status program_create(const struct plan *plan, int rank, struct program **out)
 {
     struct program *p = memory_zeroed(1, sizeof *p);
     if (!p) return status_fail(TUTTI_NO_MEMORY, "no memory for a program");
-    int widest = 1;
     p->plan = plan;
     p->schedule = plan_member(plan, rank);
-    for (int step = 0; step < p->schedule->step_count; step++) {
-        const struct step *t = &p->schedule->steps[step];
-        if (t->from_count > widest) widest = t->from_count;
-        if (t->to_count > widest) widest = t->to_count;
-    }
+    p->bytes = sizeof *p;
     p->tells = p->schedule->prelude > 0 && p->schedule->first_message < 0
         && step_publishes(&p->schedule->steps[p->schedule->prelude - 1], 0, 1, plan->slots);
-    p->alone = count_slot_writers(plan) == 1;
-    for (int m = 0; m < plan->count; m++) p->any_message |= plan->ranks[m].first_message >= 0;
-    p->to = memory_zeroed((size_t)widest, sizeof *p->to);
-    p->from = memory_zeroed((size_t)widest, sizeof *p->from);
-    p->touches = memory_zeroed(2 * (size_t)plan->count, sizeof *p->touches);
-    bool fine = p->to && p->from && p->touches;
-    if (fine && plan->shared) note_touches(p);
-    if (fine && !p->touch_count && p->schedule->first_message < 0) fine = make_parts(p);
-    if (fine && p->schedule->first_message >= 0) {
-        size_t steps = (size_t)p->schedule->step_count, slots = (size_t)plan->slots;
-        p->piece_at = memory_zeroed(steps, sizeof *p->piece_at);
-        if (p->piece_at) p->piece_count = program_pieces(p->schedule, p->piece_at);
-        p->transfers = memory_zeroed(slots * steps, sizeof *p->transfers);
-        p->pieces = memory_zeroed(slots * (size_t)p->piece_count, sizeof *p->pieces);
-        fine = p->piece_at && p->transfers && p->pieces;
+    if (!make_room(p)) {
+        program_destroy(p);
+        return status_fail(TUTTI_NO_MEMORY, "no memory for the messages of a program");
     }
-    if (!fine) { program_destroy(p); return status_fail(TUTTI_NO_MEMORY, "no memory for the messages of a program"); }
     *out = p;
     return TUTTI_OK;
 }
 tutti_status program_know_blocks(struct program *program)
 {
-    if (!program->any_message || program->blocks.of) return TUTTI_OK;
+    if (!program->plan->any_message || program->blocks.of) return TUTTI_OK;
     return blocks_find(program->plan, program->schedule->rank, &program->blocks);
 }
 void program_destroy(struct program *program)

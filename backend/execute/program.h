@@ -30,16 +30,14 @@ struct program {                                        /* a plan made ready to 
     struct cut cut;                                     /* of the last message: most calls repeat it */
     bool is_cut, is_fixed;
     bool tells;                                         /* with one tile, the prelude publishes */
-    bool alone;                                         /* only one rank writes into slots */
-    bool any_message;                                   /* a rank of this host sends or receives */
     struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
     struct address *addresses;
     int *part_at, address_count;                        /* [step_count + 1] */
     void **pointers[2];                                 /* by parity: what the addresses are ... */
     struct buffers aimed[2];                            /* ... for these tensors and slots */
     size_t element_bytes;                               /* of the counts */
+    size_t bytes;                                       /* that it takes, but for the plan and the blocks */
     struct blocks blocks;                               /* what scratch holds, once counts are uneven: bind.c */
-    struct program *next;
 };
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
 /* Finds out which blocks its chunks hold, if there are messages: they are as long as their blocks. */

@@ -45,7 +45,7 @@ void slots_place(struct executor *x, struct cut *c)
     c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
     c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
     c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->places) * c->place_bytes;
-    bool few = c->slots_bytes < (x->launch.program->alone ? ALONE_AT_LEAST : ROUND_AT_LEAST);
+    bool few = c->slots_bytes < (x->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
     c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
     slots_take(x);
 }

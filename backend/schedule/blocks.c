@@ -155,7 +155,7 @@ static tutti_status walk_all(struct walk *w, int rank, struct blocks *out)
     }
     return walk_member(w, plan_index(w->plan, rank), out, &more);
 }
-tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
+static tutti_status find(const struct plan *plan, int rank, struct blocks *out)
 {
     struct walk w = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };
     size_t total;
@@ -168,6 +168,21 @@ tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
     free(w.left);
     free(w.now);
     return status == TUTTI_OK ? status : status_fail(status, "no memory to look for blocks in scratch");
+}
+/* Of a plan that has kept one schedule all are built again, the same. */
+tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
+{
+    if (!plan->kept) return find(plan, rank, out);
+    struct plan all = *plan;
+    all.one_rank = false;
+    all.unshared = NULL;
+    all.ranks = NULL;
+    *out = (struct blocks){ NULL, NULL };
+    tutti_status status = plan_build_staging(&all);
+    if (status == TUTTI_OK) status = find(&all, rank, out);
+    else status_fail(status, "cannot plan %s again: %s", plan->algorithm->name, all.error);
+    plan_finish(&all);
+    return status;
 }
 void blocks_finish(struct blocks *blocks)
 {

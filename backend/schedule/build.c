@@ -94,27 +94,83 @@ static tutti_status plan_no_memory(struct plan *p)
     snprintf(p->error, sizeof p->error, "%s", schedule_no_memory);
     return TUTTI_NO_MEMORY;
 }
+/* ---- what is kept ---- */
+static int plan_schedules(const struct plan *p) { return p->kept ? 1 : p->count; }
+static bool writes_slots(const struct schedule *s)
+{
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
+        for (int d = 0; d < t->to_count; d++)
+            if (step_to(s, t)[d].buffer == SCRATCH) return true;
+    return false;
+}
+static void sum_up(struct plan *p)
+{
+    p->slot_writers = 0;
+    p->any_message = false;
+    for (int m = 0; m < p->count; m++) {
+        p->slot_writers += writes_slots(&p->ranks[m]);
+        p->any_message |= p->ranks[m].first_message >= 0;
+    }
+}
+/* What is built for all members is run by one rank: of the others it needs to know no more than its waits say. */
+static void keep_one(struct plan *p)
+{
+    int member = plan_index(p, p->rank), room = p->count;
+    struct schedule mine = p->ranks[member];
+    p->ranks[member] = p->ranks[0];
+    p->ranks[0] = mine;
+    for (int m = 1; m < p->count; m++) schedule_release(&p->ranks[m]);
+    p->ranks = memory_trim(p->ranks, 1, &room, sizeof *p->ranks);
+    p->kept = member + 1;
+}
+static void keep(struct plan *p)
+{
+    sum_up(p);
+    if (p->one_rank) keep_one(p);
+    for (int m = 0; m < plan_schedules(p); m++) {
+        struct schedule *s = &p->ranks[m];
+        s->steps = memory_trim(s->steps, s->step_count, &s->step_room, sizeof *s->steps);
+        s->spans = memory_trim(s->spans, s->span_count, &s->span_room, sizeof *s->spans);
+        s->waits = memory_trim(s->waits, s->wait_count, &s->wait_room, sizeof *s->waits);
+    }
+}
+size_t plan_bytes(const struct plan *p)
+{
+    size_t bytes = sizeof *p + (p->unshared ? (size_t)mask_words(p->count) * sizeof *p->unshared : 0);
+    for (int m = 0; m < plan_schedules(p); m++) {
+        const struct schedule *s = &p->ranks[m];
+        bytes += sizeof *s + (size_t)s->step_room * sizeof *s->steps + (size_t)s->span_room * sizeof *s->spans
+            + (size_t)s->wait_room * sizeof *s->waits;
+    }
+    return bytes;
+}
+
+/* ---- all of it ---- */
 tutti_status plan_build(struct plan *p)
 {
     struct build b = { .plan = p };
     assert(p->slots > 0 && (!p->one_host || (p->host >= 0 && p->host < p->layout->hosts)));
+    assert(!p->one_rank || plan_index(p, p->rank) >= 0);
     p->size = p->layout->ranks;
     p->count = plan_members(p);
     p->cycle_rank = -1;
+    p->kept = 0;
     p->error[0] = 0;
     p->stage_sends |= p->algorithm->stage_in_place;
     p->ranks = memory_zeroed((size_t)p->count, sizeof *p->ranks);
     if (!p->ranks) return plan_no_memory(p);
     tutti_status status = prepare(&b);
     if (status == TUTTI_OK) status = infer(&b);
+    if (status == TUTTI_OK) keep(p);
     free(b.writers);
     return status;
 }
 static void release_schedules(struct plan *p)
 {
-    for (int m = 0; p->ranks && m < p->count; m++) schedule_release(&p->ranks[m]);
+    for (int m = 0; p->ranks && m < plan_schedules(p); m++) schedule_release(&p->ranks[m]);
     free(p->ranks);
     p->ranks = NULL;
+    p->kept = 0;
 }
 /* The next to be treated as private: the one that waits for itself, or else the first that is not yet; -1: all are. */
 static int member_to_stage(const struct plan *p)

@@ -1,40 +1,80 @@
-/* Plans by key, for as long as the cache lives: an operation that is repeated finds its plan and builds nothing. Not
- * safe for several threads at a time; a communicator has its own. */
+/* Plans by key, within a bound: an operation that is repeated finds its plan and builds nothing; what was not asked for
+ * longest goes first. Not safe for several threads at a time; a communicator has its own. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/schedule/schedule.h"
+#include <stddef.h>
 #include <stdlib.h>
 
 enum { CACHE_ROWS = 64 };
 struct entry {
     struct plan key, plan;
-    struct entry *next;
+    struct entry *next;                                     /* in its row */
+    struct entry *newer, *older;                            /* by when they were asked for */
+    size_t bytes;
+    void *made;
     uint64_t masks[];                                       /* in_place, then shared, of both */
 };
-struct cache { struct entry *rows[CACHE_ROWS]; };
+struct cache {
+    size_t bytes, most;
+    plan_let_go *let_go;
+    void *context;
+    struct entry *newest, *oldest;
+    struct entry *rows[CACHE_ROWS];
+};
 
-struct cache *cache_create(void) { return memory_zeroed(1, sizeof(struct cache)); }
 static void entry_destroy(struct entry *e)
 {
-    if (!e) return;
     plan_finish(&e->plan);
     free(e);
 }
+static bool may_go(struct cache *cache, const struct entry *e)
+{
+    return !cache->let_go || cache->let_go(cache->context, &e->plan, e->made);
+}
+struct cache *cache_create(size_t most, plan_let_go *let_go, void *context)
+{
+    struct cache *cache = memory_zeroed(1, sizeof *cache);
+    if (!cache) return NULL;
+    cache->most = most;
+    cache->let_go = let_go;
+    cache->context = context;
+    return cache;
+}
 void cache_destroy(struct cache *cache)
 {
-    for (int row = 0; cache && row < CACHE_ROWS; row++)
-        for (struct entry *e = cache->rows[row], *next; e; e = next) {
-            next = e->next;
-            entry_destroy(e);
-        }
+    for (struct entry *e = cache ? cache->newest : NULL, *older; e; e = older) {
+        older = e->older;
+        may_go(cache, e);
+        entry_destroy(e);
+    }
     free(cache);
 }
+void cache_limit(struct cache *cache, size_t most) { cache->most = most; }
+size_t cache_held(const struct cache *cache) { return cache->bytes; }
+
+/* ---- by when they were asked for ---- */
+static void unlink_age(struct cache *cache, struct entry *e)
+{
+    *(e->newer ? &e->newer->older : &cache->newest) = e->older;
+    *(e->older ? &e->older->newer : &cache->oldest) = e->newer;
+}
+static void make_newest(struct cache *cache, struct entry *e)
+{
+    e->newer = NULL;
+    e->older = cache->newest;
+    *(cache->newest ? &cache->newest->newer : &cache->oldest) = e;
+    cache->newest = e;
+}
+
+/* ---- by key ---- */
 static bool key_equal(const struct plan *a, const struct plan *b)
 {
     int members = plan_members(a);
     return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root && a->one_host == b->one_host
-        && a->host == b->host && a->slots == b->slots && a->stage_inputs == b->stage_inputs && a->hoist == b->hoist
-        && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
+        && a->host == b->host && a->one_rank == b->one_rank && a->rank == b->rank && a->slots == b->slots
+        && a->stage_inputs == b->stage_inputs && a->hoist == b->hoist && mask_equal(a->in_place, b->in_place, members)
+        && mask_equal(a->shared, b->shared, members);
 }
 /* What differs between the operations of one communicator. */
 static size_t row_of(const struct plan *key)
@@ -47,6 +87,31 @@ static size_t row_of(const struct plan *key)
     }
     return (size_t)(h % CACHE_ROWS);
 }
+static struct entry *entry_find(const struct cache *cache, const struct plan *key)
+{
+    struct entry *e = cache->rows[row_of(key)];
+    while (e && !key_equal(&e->key, key)) e = e->next;
+    return e;
+}
+static void evict(struct cache *cache, struct entry *e)
+{
+    struct entry **at = &cache->rows[row_of(&e->key)];
+    while (*at != e) at = &(*at)->next;
+    *at = e->next;
+    unlink_age(cache, e);
+    cache->bytes -= e->bytes;
+    entry_destroy(e);
+}
+/* All but the newest may go. */
+static void make_room(struct cache *cache)
+{
+    for (struct entry *e = cache->oldest, *newer; cache->bytes > cache->most && e != cache->newest; e = newer) {
+        newer = e->newer;
+        if (may_go(cache, e)) evict(cache, e);
+    }
+}
+
+/* ---- asking ---- */
 static struct entry *entry_create(const struct plan *key)
 {
     int members = plan_members(key), words = mask_words(members);
@@ -58,19 +123,31 @@ static struct entry *entry_create(const struct plan *key)
     e->key.in_place = e->masks;
     e->key.shared = e->masks + words;
     e->plan = e->key;
+    e->bytes = sizeof *e - sizeof e->plan + 2 * (size_t)words * sizeof *e->masks;
     return e;
+}
+static void entry_add(struct cache *cache, struct entry *e)
+{
+    struct entry **row = &cache->rows[row_of(&e->key)];
+    e->next = *row;
+    *row = e;
+    e->bytes += plan_bytes(&e->plan);
+    cache->bytes += e->bytes;
+    make_newest(cache, e);
+    make_room(cache);
 }
 /* What the builder finds on its way (staging, unshared ranks) must not change what the plan is found by. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out)
 {
-    struct entry **row = &cache->rows[row_of(key)];
-    for (struct entry *e = *row; e; e = e->next)
-        if (key_equal(&e->key, key)) {
-            *out = &e->plan;
-            return TUTTI_OK;
-        }
+    struct entry *e = entry_find(cache, key);
+    if (e) {
+        unlink_age(cache, e);
+        make_newest(cache, e);
+        *out = &e->plan;
+        return TUTTI_OK;
+    }
     int ranks = key->layout->ranks;
-    struct entry *e = entry_create(key);
+    e = entry_create(key);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory to plan %s for %d ranks", key->algorithm->name, ranks);
     tutti_status status = plan_build_staging(&e->plan);
     if (status != TUTTI_OK) {
@@ -78,8 +155,21 @@ tutti_status cache_plan(struct cache *cache, const struct plan *key, const struc
         entry_destroy(e);
         return status;
     }
-    e->next = *row;
-    *row = e;
+    entry_add(cache, e);
     *out = &e->plan;
     return TUTTI_OK;
+}
+
+/* ---- what is made of plans ---- */
+static struct entry *entry_of(const struct plan *plan)
+{
+    return (struct entry *)((uintptr_t)plan - offsetof(struct entry, plan));
+}
+void *cache_made(const struct plan *plan) { return entry_of(plan)->made; }
+void cache_attach(struct cache *cache, const struct plan *plan, void *made, size_t bytes)
+{
+    entry_of(plan)->made = made;
+    entry_of(plan)->bytes += bytes;
+    cache->bytes += bytes;
+    make_room(cache);
 }

@@ -113,13 +113,18 @@ struct plan {
     bool stage_sends;                                   /* copy sent INPUT chunks that are overwritten */
     bool stage_inputs;                                  /* copy every INPUT chunk first (PREMUL_SUM) */
     bool hoist;                                         /* post receives as early as possible */
+    bool one_rank;                                      /* once built, keeps the schedule of `rank` alone: to run it */
+    int rank;
 
     int size, count;                                    /* ranks of the group; members */
     int period;                                         /* the longest schedule of the members, in steps */
+    int slot_writers;                                   /* members that write into slots */
+    bool any_message;                                   /* a member sends or receives */
     uint64_t *unshared;                                 /* a mask: shared members that are staged to cure a cycle */
     int cycle_rank;                                     /* after a failed build: who waits for itself, or -1 */
     char error[160];
-    struct schedule *ranks;                             /* of the members */
+    struct schedule *ranks;                             /* of the members; of a plan that keeps one: [1] */
+    int kept;                                           /* 1 + the member whose schedule is kept; 0: of all */
 };
 /* The caller zeroes the plan and fills what stands above the gap; the masks stay the caller's. TUTTI_OK;
    TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0: staging may cure it). plan_finish is due in every
@@ -127,6 +132,7 @@ struct plan {
 tutti_status plan_build(struct plan *plan);
 tutti_status plan_build_staging(struct plan *plan);     /* the same, curing cycles by staging */
 void plan_finish(struct plan *plan);                    /* frees what the plan holds, not the plan */
+size_t plan_bytes(const struct plan *plan);             /* that a built plan holds, itself included */
 /* Runs a plan of ALL ranks symbolically: `operations` in a row of `tiles` tiles, choosing what runs next by `seed` (0:
    in order). true: proved. false: why says what is wrong, and where. */
 bool plan_check(const struct plan *plan, int tiles, int operations, unsigned seed, char *why, size_t why_bytes);
@@ -150,9 +156,10 @@ static inline int plan_rank(const struct plan *p, int member)
 {
     return p->one_host ? rank_at(p->layout, p->host, member) : member;
 }
-static inline struct schedule *plan_member(const struct plan *p, int rank)      /* NULL: is none */
+static inline struct schedule *plan_member(const struct plan *p, int rank)      /* NULL: is none, or is not kept */
 {
     int member = plan_index(p, rank);
+    if (p->kept) return member == p->kept - 1 ? p->ranks : NULL;
     return member >= 0 ? &p->ranks[member] : NULL;
 }
 static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
@@ -181,10 +188,19 @@ static inline bool step_publishes(const struct step *t, int tile, int tiles, int
 }
 
 /* ---- cache ---- */
-/* Plans are built once per key and kept until the cache is destroyed. */
+/* Plans by key, each with what was made of it. When all take more than `most` bytes, those that were asked for longest
+   ago are given up. */
 struct cache;
-struct cache *cache_create(void);
-void cache_destroy(struct cache *cache);
+/* May this plan go? If so, what was made of it (or NULL) has been given up. */
+typedef bool plan_let_go(void *context, const struct plan *plan, void *made);
+/* let_go NULL: every plan may go, and nothing is made of them. NULL: no memory. */
+struct cache *cache_create(size_t most, plan_let_go *let_go, void *context);
+void cache_destroy(struct cache *cache);                /* nobody may refuse any more; NULL is fine */
 /* The key is what the caller of plan_build fills, but stage_sends; layout must outlive the cache, the masks are copied.
-   *out stays valid until cache_destroy. */
+   *out stays valid until the next call for another plan, and from then on until it is let go. */
 tutti_status cache_plan(struct cache *cache, const struct plan *key, const struct plan **out);
+/* Of the plan asked for last: something of so many bytes was made, once. */
+void cache_attach(struct cache *cache, const struct plan *plan, void *made, size_t bytes);
+void *cache_made(const struct plan *plan);              /* of a plan of a cache; NULL: nothing yet */
+void cache_limit(struct cache *cache, size_t most);     /* another bound; it is looked at when a plan is added */
+size_t cache_held(const struct cache *cache);

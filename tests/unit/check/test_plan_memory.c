@@ -71,7 +71,7 @@ static void checker(void **state)
 static void cache(void **state)
 {
     struct plan key = plan_of(&two_shot, together(&hosts, 3), 0);
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     const struct plan *plan = NULL;
     tutti_status status = TUTTI_NO_MEMORY;
     (void)state;
@@ -85,7 +85,7 @@ static void cache(void **state)
     assert_non_null(plan);
     cache_destroy(c);
     memory_fail_after(1);
-    assert_null(cache_create());
+    assert_null(cache_create(SIZE_MAX, NULL, NULL));
     memory_fail_after(0);
 }
 int main(void)

@@ -22,7 +22,9 @@ struct machine_group { struct layout *layout; struct chooser chooser; };
 static void machine_group_init(struct machine_group *g, const struct machine *machine, int size, int cores)
 {
     assert_int_equal(layout_create(NULL, size, &g->layout), TUTTI_OK);
-    g->chooser = (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores, .machine = *machine };
+    g->chooser = (struct chooser){
+        .layout = g->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = *machine
+    };
     assert_non_null(g->chooser.cache);
 }
 static void machine_group_finish(struct machine_group *g)
@@ -34,8 +36,9 @@ static void machine_group_finish(struct machine_group *g)
 static void group_over(struct machine_group *g, const int *host_of_rank, int size, int cores)
 {
     assert_int_equal(layout_create(host_of_rank, size, &g->layout), TUTTI_OK);
-    g->chooser =
-        (struct chooser){ .layout = g->layout, .cache = cache_create(), .cores = cores, .machine = near_cores };
+    g->chooser = (struct chooser){
+        .layout = g->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = cores, .machine = near_cores
+    };
     assert_non_null(g->chooser.cache);
 }
 static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,

@@ -1,11 +1,12 @@
 foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
-    repeats ring late_reasons stopped versions uneven queue properties network)
+    repeats ring late_reasons stopped versions uneven queue properties network eviction)
   tutti_world(engine/test_${name})
 endforeach()
 if(TUTTI_SANITIZE)
   target_compile_definitions(test_collectives PRIVATE FEW_PLACEMENTS)
   target_compile_definitions(test_shared_tensors PRIVATE FEW_PLACEMENTS)
   target_compile_definitions(test_properties PRIVATE FEW_CASES)
+  target_compile_definitions(test_eviction PRIVATE FEW_CALLS)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_world(engine/test_refused)

@@ -1,4 +1,5 @@
-/* A plan is built once for each key, stays where it is, and is found by what was asked, not by what was built. */
+/* A plan is built once for each key, stays where it is while it is kept, and is found by what was asked, not by what
+ * was built. What was not asked for longest goes, and only when more is held than is allowed. */
 #include "backend/base/status.h"
 #include "tests/unit/schedule/examples.h"
 
@@ -12,7 +13,7 @@ static const struct plan *found(struct cache *c, struct plan key)
 }
 static void the_same_key_finds_the_same_plan(void **state)
 {
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&ring, apart(&hosts, 3), 0);
     const struct plan *plan = found(c, key);
     (void)state;
@@ -23,7 +24,7 @@ static void the_same_key_finds_the_same_plan(void **state)
 }
 static void every_part_of_the_key_counts(void **state)
 {
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&one_shot, together(&hosts, 3), 0), keys[9];
     (void)state;
     for (int i = 0; i < 9; i++) keys[i] = key;
@@ -41,7 +42,7 @@ static void every_part_of_the_key_counts(void **state)
 }
 static void members_are_a_part_of_the_key(void **state)
 {
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan all = plan_of(&ring, apart(&hosts, 3), 0), mine = all, other = all;
     (void)state;
     mine.one_host = other.one_host = true;
@@ -53,7 +54,7 @@ static void members_are_a_part_of_the_key(void **state)
 }
 static void a_plan_cured_by_staging_is_found_again(void **state)
 {
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&one_shot, together(&hosts, 3), 0);
     (void)state;
     key.in_place = key.shared = mask_of(7);
@@ -64,7 +65,7 @@ static void a_plan_cured_by_staging_is_found_again(void **state)
 }
 static void plans_stay_where_they_are(void **state)
 {
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&binomial, apart(&hosts, 100), 0);
     const struct plan *plans[100];
     (void)state;
@@ -80,11 +81,94 @@ static void plans_stay_where_they_are(void **state)
     }
     cache_destroy(c);
 }
+
+/* ---- the bound ---- */
+enum { BOUND = 64 << 10, MADE_BYTES = 100 };
+struct user { const struct plan *keeps; int asked, gone; const struct plan *first_gone; };
+static int made;                                        /* stands for whatever is made of plans */
+static bool let_go(void *context, const struct plan *plan, void *of_it)
+{
+    struct user *u = context;
+    u->asked++;
+    assert_ptr_equal(of_it, &made);
+    assert_ptr_equal(cache_made(plan), &made);
+    if (plan == u->keeps) return false;
+    if (!u->gone++) u->first_gone = plan;
+    return true;
+}
+static const struct plan *asked_for(struct cache *c, struct plan *key, int root)
+{
+    key->root = root;
+    const struct plan *plan = found(c, *key);
+    if (!cache_made(plan)) cache_attach(c, plan, &made, MADE_BYTES);
+    return plan;
+}
+static void what_is_held_stays_within_the_bound(void **state)
+{
+    struct user user = { NULL, 0, 0, NULL };
+    struct cache *c = cache_create(BOUND, let_go, &user);
+    struct plan key = plan_of(&binomial, apart(&hosts, 100), 0);
+    (void)state;
+    for (int n = 0; n < 3000; n++) {
+        const struct plan *plan = asked_for(c, &key, n * 37 % 100);
+        key.slots = 1 + n % 3;
+        assert_int_equal(plan->root, n * 37 % 100);
+        assert_int_equal(plan->count, 100);
+        assert_true(cache_held(c) <= BOUND || cache_held(c) <= plan_bytes(plan) + 1024);
+    }
+    assert_true(user.gone > 100);
+    cache_destroy(c);
+}
+static void what_was_not_asked_for_longest_goes_first(void **state)
+{
+    struct user user = { NULL, 0, 0, NULL };
+    struct cache *c = cache_create(SIZE_MAX, let_go, &user);
+    struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
+    const struct plan *plans[5];
+    (void)state;
+    for (int root = 0; root < 4; root++) plans[root] = asked_for(c, &key, root);
+    assert_ptr_equal(asked_for(c, &key, 0), plans[0]);                 /* so plan 1 is the oldest */
+    cache_limit(c, cache_held(c));
+    asked_for(c, &key, 4);
+    assert_ptr_equal(user.first_gone, plans[1]);
+    assert_int_equal(user.gone, 1);
+    assert_ptr_equal(asked_for(c, &key, 0), plans[0]);
+    assert_ptr_equal(asked_for(c, &key, 2), plans[2]);
+    cache_destroy(c);
+    assert_int_equal(user.gone, 5);                                    /* all of them, once */
+}
+static void what_is_in_use_stays(void **state)
+{
+    struct user user = { NULL, 0, 0, NULL };
+    struct cache *c = cache_create(1, let_go, &user);
+    struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
+    (void)state;
+    user.keeps = asked_for(c, &key, 3);
+    for (int n = 0; n < 50; n++) asked_for(c, &key, n % 3);
+    assert_int_equal(user.gone, 49);                                   /* but for the newest */
+    assert_int_equal(user.keeps->root, 3);
+    assert_ptr_equal(asked_for(c, &key, 3), user.keeps);
+    cache_destroy(c);
+}
+static void what_is_made_of_a_plan_counts(void **state)
+{
+    struct user user = { NULL, 0, 0, NULL };
+    struct cache *c = cache_create(SIZE_MAX, let_go, &user);
+    struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
+    const struct plan *plan = found(c, key);
+    size_t before = cache_held(c);
+    (void)state;
+    assert_true(before >= plan_bytes(plan));
+    assert_null(cache_made(plan));
+    cache_attach(c, plan, &made, MADE_BYTES);
+    assert_int_equal(cache_held(c), before + MADE_BYTES);
+    cache_destroy(c);
+}
 static void record_wrong(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, 1), chunk(s->rank, INPUT, 0)); }
 static void an_error_is_said(void **state)
 {
     const struct algorithm wrong = { .name = "wrong", .family = ALLREDUCE, .record = record_wrong };
-    struct cache *c = cache_create();
+    struct cache *c = cache_create(SIZE_MAX, NULL, NULL);
     struct plan key = plan_of(&wrong, together(&hosts, 2), 0);
     const struct plan *plan = NULL;
     (void)state;
@@ -106,6 +190,10 @@ int main(void)
         cmocka_unit_test(members_are_a_part_of_the_key),
         cmocka_unit_test(a_plan_cured_by_staging_is_found_again),
         cmocka_unit_test(plans_stay_where_they_are),
+        cmocka_unit_test(what_is_held_stays_within_the_bound),
+        cmocka_unit_test(what_was_not_asked_for_longest_goes_first),
+        cmocka_unit_test(what_is_in_use_stays),
+        cmocka_unit_test(what_is_made_of_a_plan_counts),
         cmocka_unit_test(an_error_is_said),
         cmocka_unit_test(nothing_can_be_destroyed),
     };

@@ -1,0 +1,120 @@
+/* What a rank keeps of a plan to run it: its own schedule, the same to the step as in the plan of all members, and the
+ * few facts about the others that running it takes. And how much that may be: it grows with the ranks, not with their
+ * square, but for the few that have a step for each pair of ranks. */
+#include "backend/collectives/collectives.h"
+#include "tests/unit/check/local.h"
+
+static struct hosts hosts;
+
+static struct plan kept_plan(const struct plan *all, int rank)
+{
+    struct plan p = *all;
+    p.one_rank = true;
+    p.rank = rank;
+    p.unshared = NULL;
+    p.ranks = NULL;
+    p.stage_sends = false;
+    if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s rank %d: %s", p.algorithm->name, rank, p.error);
+    return p;
+}
+static void compare_kept(const struct plan *all, int rank)
+{
+    struct plan p = kept_plan(all, rank);
+    assert_int_equal(p.count, all->count);
+    assert_int_equal(p.period, all->period);
+    assert_int_equal(p.slot_writers, all->slot_writers);
+    assert_int_equal(p.any_message, all->any_message);
+    compare_rank(plan_member(&p, rank), plan_member(all, rank), p.algorithm->name);
+    assert_int_equal(plan_member(&p, rank)->chunks[SCRATCH], plan_member(all, rank)->chunks[SCRATCH]);
+    for (int m = 0; m < p.count; m++)
+        if (plan_rank(&p, m) != rank) assert_null(plan_member(&p, plan_rank(&p, m)));
+    assert_true(plan_bytes(&p) <= plan_bytes(all));
+    plan_finish(&p);
+}
+static void compare_all(const struct layout *l, int host, bool hierarchical)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int way = 0; way < 4; way++) {
+            if (hierarchical ? !a->hierarchical : !a->host_memory) continue;
+            struct plan p = plan_of(a, l, 1);
+            p.one_host = true;
+            p.host = host;
+            p.slots = 3;
+            p.hoist = hierarchical;
+            p.in_place = way & 1 && a->family != ALL_TO_ALL ? mask_all : NULL;
+            p.shared = way & 2 ? mask_of(5) : NULL;
+            if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", a->name, p.error);
+            for (int m = 0; m < p.count; m++) compare_kept(&p, plan_rank(&p, m));
+            plan_finish(&p);
+        }
+}
+static void a_rank_keeps_what_it_runs(void **state)
+{
+    static const int sizes[] = { 2, 3, 1 };
+    (void)state;
+    compare_all(together(&hosts, 5), 0, false);
+    for (int host = 0; host < 3; host++) compare_all(hosts_of(&hosts, sizes, 3), host, true);
+}
+
+/* ---- how much ---- */
+enum { BYTES = 1024, BYTES_PER_RANK = 160, BYTES_PER_PAIR = 104 };
+/* The root, or the owner of a slice, takes a part of each rank from each. */
+static bool is_by_pairs(const struct algorithm *a)
+{
+    return (a->family == GATHER && !strcmp(a->name, "read_write"))
+        || (a->family == REDUCE && !strcmp(a->name, "two_shot"));
+}
+static void what_is_kept_grows_with_the_ranks(void **state)
+{
+    (void)state;
+    for (int size = 8; size <= 128; size *= 2)
+        for (const struct algorithm *a = collectives_table; a->name; a++) {
+            if (!a->host_memory) continue;
+            struct plan all = plan_of(a, together(&hosts, size), 0);
+            all.one_host = true;
+            all.slots = 3;
+            all.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+            struct plan root = kept_plan(&all, 0), other = kept_plan(&all, size - 1);
+            size_t n = (size_t)size, most = BYTES + BYTES_PER_RANK * n;
+            if (plan_bytes(&other) > most) fail_msg("%s of %d: %zu bytes", a->name, size, plan_bytes(&other));
+            if (is_by_pairs(a)) most += BYTES_PER_PAIR * n * n;
+            if (plan_bytes(&root) > most) fail_msg("%s of %d, root: %zu bytes", a->name, size, plan_bytes(&root));
+            plan_finish(&root);
+            plan_finish(&other);
+        }
+}
+static void among_4096_hosts_it_is_in_bounds(void **state)
+{
+    enum { HOSTS = 4096, PER_HOST = 8 };
+    struct layout *l = NULL;
+    int *host = calloc(HOSTS * PER_HOST, sizeof *host);
+    (void)state;
+    assert_non_null(host);
+    for (int r = 0; r < HOSTS * PER_HOST; r++) host[r] = r / PER_HOST;
+    assert_int_equal(layout_create(host, HOSTS * PER_HOST, &l), TUTTI_OK);
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        if (!a->hierarchical) continue;
+        bool one_part = family_parts(a->family, INPUT, 2) == 1 && family_parts(a->family, OUTPUT, 2) == 1;
+        size_t most = one_part && !a->few_hosts ? 8 << 10 : 256 * HOSTS * PER_HOST;
+        struct plan all = plan_of(a, l, 0);
+        all.one_host = true;
+        all.host = HOSTS / 3;
+        all.slots = 4;
+        all.hoist = true;
+        all.in_place = a->family == ALL_TO_ALL ? NULL : mask_all;
+        struct plan p = kept_plan(&all, HOSTS / 3 * PER_HOST);
+        if (plan_bytes(&p) > most) fail_msg("%s: %zu bytes", a->name, plan_bytes(&p));
+        plan_finish(&p);
+    }
+    layout_destroy(l);
+    free(host);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_keeps_what_it_runs),
+        cmocka_unit_test(what_is_kept_grows_with_the_ranks),
+        cmocka_unit_test(among_4096_hosts_it_is_in_bounds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
