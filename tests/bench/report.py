@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = {"core": "core.json", "peers": "peers.json", "small": "torch_small.json", "large": "torch_large.json",
-         "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt", "fsdp": "fsdp.txt",
-         "decode": "decode.txt"}
+FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
+         "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
+         "fsdp": "fsdp.txt", "decode": "decode.txt"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
@@ -304,6 +304,44 @@ def pictures(results, folder):
     figure.savefig(folder / "collectives.png", dpi=110)
 
 
+# ---- joining and plans ----
+def kib(count):
+    return f"{count / KI:,.0f} KiB" if count < 10 * MI else f"{count / MI:,.0f} MiB"
+
+
+def joins(growth):
+    rows = [(row["ranks"], time(row["join_ms"] * 1e3), kib(row["heap"]), kib(row["heap_after"]), kib(row["segment"]),
+             kib(row["segment_after"]), kib(row["reserved"])) for row in growth["joins"]]
+    return table(("ranks", "joining", "heap of a rank", "after the calls", "segment", "after the calls", "at most"),
+                 rows)
+
+
+def named(row):
+    return f"{row['family']} {row['algorithm']}"
+
+
+def plans(growth):
+    groups = {}
+    for row in growth["plans"]:
+        groups.setdefault((row["hosts"], row["per_host"]), []).append(row)
+    rows = []
+    for (hosts, ranks), group in groups.items():
+        slowest, largest = max(group, key=lambda row: row["ms"]), max(group, key=lambda row: row["bytes"])
+        rows.append((f"{hosts} × {ranks}", len(group),
+                     time(1e3 * statistics.median(row["ms"] for row in group)),
+                     f"{time(slowest['ms'] * 1e3)} ({named(slowest)})",
+                     kib(statistics.median(row["bytes"] for row in group)),
+                     f"{kib(largest['bytes'])} ({named(largest)})", kib(max(row["peak"] for row in group))))
+    return table(("hosts × ranks", "plans", "building, median", "slowest", "kept, median", "largest", "while building"),
+                 rows)
+
+
+def growth(results):
+    load = os.environ.get("BENCH_LOAD", "unknown")
+    taken = f"Taken on {datetime.date.today()} on {os.cpu_count()} cores, load {load}."
+    return "\n\n".join((taken, joins(results["growth"]), plans(results["growth"])))
+
+
 # ---- what prints tables of its own ----
 def as_printed(part):
     return lambda results: f"```\n{results[part].strip()}\n```"
@@ -312,7 +350,8 @@ def as_printed(part):
 # ---- the page ----
 BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
           "machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
-          "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")), "call": (call, ("call",))}
+          "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
+          "call": (call, ("call",))}
 
 
 def put(page, name, text):
