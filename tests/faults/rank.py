@@ -1,7 +1,9 @@
 """What a rank of the storm does: collectives on the C interface, or training with torch, until an error ends it."""
 import ctypes
+import faulthandler
 import json
 import os
+import signal
 import time
 import traceback
 
@@ -54,48 +56,52 @@ class Library:
         self.call("get_unique_id", ctypes.byref(out))
         return bytes(out.bytes)
 
-    def join(self, unique_id, rank):
+    def join(self, unique_id, rank, size):
         comm = ctypes.c_void_p()
-        self.call("comm_init_rank", ctypes.byref(comm), 2, UniqueId.from_buffer_copy(unique_id), rank)
+        self.call("comm_init_rank", ctypes.byref(comm), size, UniqueId.from_buffer_copy(unique_id), rank)
         return comm
 
 
 class Rank:
-    """One rank of a group of two that exchanges float32: rank r brings r + 1 in every element."""
+    """One rank of a group that exchanges float32: rank r brings r + 1 in every element."""
 
-    def __init__(self, library, comm, rank, count):
-        self.library, self.comm, self.rank, self.count = library, comm, rank, count
-        self.one = numpy.full(count, rank + 1, numpy.float32)           # a rank's part
-        self.two = numpy.full(2 * count, rank + 1, numpy.float32)       # both ranks' parts
-        self.out = numpy.zeros(2 * count, numpy.float32)
+    def __init__(self, library, comm, rank, size, count):
+        self.library, self.comm, self.rank, self.size, self.count = library, comm, rank, size, count
+        self.part = numpy.full(count, rank + 1, numpy.float32)
+        self.parts = numpy.full(size * count, rank + 1, numpy.float32)
+        self.out = numpy.zeros(size * count, numpy.float32)
 
     def call(self, verb, *arguments):
         addresses = (a.ctypes.data if isinstance(a, numpy.ndarray) else a for a in arguments)
         self.library.call(verb, *addresses, self.comm, None)
 
     def send_recv(self):
+        """With the rank as far from the end as this one from the beginning: on another host where hosts are blocks."""
+        peer = self.size - 1 - self.rank
+
         def send():
-            self.call("send", self.one, self.count, FLOAT32, 1 - self.rank, 5)
+            self.call("send", self.part, self.count, FLOAT32, peer, 5)
 
         def recv():
-            self.call("recv", self.out, self.count, FLOAT32, 1 - self.rank, 5)
-        for turn in (send, recv) if self.rank == 0 else (recv, send):
+            self.call("recv", self.out, self.count, FLOAT32, peer, 5)
+        for turn in (send, recv) if self.rank < peer else (recv, send):
             turn()
+        return [peer + 1]
 
     def collective(self, verb):
-        """Runs it; returns what must now be in the first and the second part of `out`, 0 where nothing is written."""
-        one, two, out, count = self.one, self.two, self.out, self.count
+        """Runs it; returns what must now be in the first parts of `out`; in those behind nothing is written."""
+        part, parts, out, count, size = self.part, self.parts, self.out, self.count, self.size
         out[:] = 0
         if verb == "send_recv":
-            self.send_recv()
-            return 2 - self.rank, 0
+            return self.send_recv()
+        total, each = [size * (size + 1) / 2], list(range(1, size + 1))
         arguments, expected = {
-            "all_reduce": ((one, out, count, FLOAT32, SUM), (3, 0)),
-            "broadcast": ((one, out, count, FLOAT32, 1), (2, 0)),
-            "all_gather": ((one, out, count, FLOAT32), (1, 2)),
-            "reduce_scatter": ((two, out, count, FLOAT32, SUM), (3, 0)),
-            "all_to_all": ((two, out, count, FLOAT32), (1, 2)),
-            "barrier": ((), (0, 0)),
+            "all_reduce": ((part, out, count, FLOAT32, SUM), total),
+            "broadcast": ((part, out, count, FLOAT32, size - 1), [size]),
+            "all_gather": ((part, out, count, FLOAT32), each),
+            "reduce_scatter": ((parts, out, count, FLOAT32, SUM), total),
+            "all_to_all": ((parts, out, count, FLOAT32), each),
+            "barrier": ((), []),
         }[verb]
         self.call(verb, *arguments)
         return expected
@@ -103,19 +109,20 @@ class Rank:
     def repeat(self, verb):
         """Until one fails."""
         while True:
-            first, second = self.collective(verb)
-            if not (numpy.all(self.out[: self.count] == first) and numpy.all(self.out[self.count:] == second)):
+            expected = self.collective(verb)
+            expected += [0] * (self.size - len(expected))
+            if not numpy.all(self.out.reshape(self.size, self.count) == numpy.array(expected)[:, None]):
                 raise Wrong(f"{verb} of {self.count} elements gave a wrong result on rank {self.rank}")
 
 
 def communicate(library, plan, unique_id, rank, reached):
     comm = ctypes.c_void_p()
     try:
-        comm = library.join(unique_id, rank)
-        library.call("barrier", comm, None)         # both have joined
+        comm = library.join(unique_id, rank, plan.size)
+        library.call("barrier", comm, None)         # all have joined
         reached()
         if plan.phase == "collective":
-            Rank(library, comm, rank, plan.count).repeat(plan.verb)
+            Rank(library, comm, rank, plan.size, plan.count).repeat(plan.verb)
         while plan.phase == "idle":                 # makes no call that could notice by itself
             library.call("comm_get_async_error", comm)
             time.sleep(0.001)
@@ -123,13 +130,13 @@ def communicate(library, plan, unique_id, rank, reached):
         library.c.tutti_comm_destroy(comm)
 
 
-def train(store, rank, reached):
+def train(store, rank, size, reached):
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("tutti", store=store, rank=rank, world_size=2)
+        dist.init_process_group("tutti", store=store, rank=rank, world_size=size)
         layers = [torch.nn.Linear(256, 256) for _ in range(4)]
         model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.3)
         reached()
@@ -145,6 +152,7 @@ def train(store, rank, reached):
 
 def be_rank(rank, body, ready, report):
     """Runs `body` in a forked child. `ready` learns when the phase is reached, `report` how it ended."""
+    faulthandler.register(signal.SIGUSR1)
     outcome, status = {"rank": rank}, 0
     try:
         body(rank, lambda: os.write(ready, b"+"))

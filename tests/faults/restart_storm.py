@@ -22,6 +22,8 @@ import tempfile
 import time
 from datetime import timedelta
 
+from store import serve_store
+
 LIMIT_S = 60.0
 JOIN_S = 300            # longer than LIMIT_S: no recovery may rest on a timeout
 
@@ -123,20 +125,6 @@ class Job:
             self.start_all(size)
         self.what = f"victim {victim}, {'alone' if alone else f'all, {size} ranks'}{', while joining' * joining}"
         return self.await_sums(alone)
-
-
-def serve_store():
-    """The port of a store in a process of its own, so that ranks are forked from a process with one thread."""
-    read, write = os.pipe()
-    if not os.fork():
-        import torch.distributed as dist
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(write, str(server.port).encode())
-        while os.getppid() != 1:
-            time.sleep(0.1)
-        os._exit(0)
-    os.close(write)
-    return int(os.read(read, 16))
 
 
 def main():

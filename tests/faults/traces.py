@@ -69,7 +69,10 @@ class Traces:
         return found
 
     def left(self):
-        deadline = time.monotonic() + GRACE_S
-        while (found := self.left_now()) and time.monotonic() < deadline:
+        """What stays. What comes later, or goes, is of another job."""
+        found, deadline = self.left_now(), time.monotonic() + GRACE_S
+        while found and time.monotonic() < deadline:
             time.sleep(0.02)
+            now = self.left_now()
+            found = [one for one in found if one in now]
         return found
