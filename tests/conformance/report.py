@@ -48,6 +48,22 @@ def tell(folder: Path, chosen: list[Way], pattern: str) -> int:
     return 1 if unknown or not total else 0
 
 
+def tell_differences(one: Path, several: Path, chosen: list[Way], pattern: str) -> int:
+    """The cases that end otherwise over several hosts than on one; the exit status."""
+    differences = total = 0
+    for way in chosen:
+        alone, apart = (read(folder, way, pattern) for folder in (one, several))
+        for case in sorted(alone.keys() | apart.keys()):
+            total += 1
+            ends = [found[case].outcome if case in found else "not run" for found in (alone, apart)]
+            if ends[0] != ends[1]:
+                differences += 1
+                reason = apart[case].reason if case in apart else ""
+                print(f"    {way.title}: {case}: {ends[0]} on one host, {ends[1]} over several: {reason}")
+    print(f"hosts: {total - differences} of {total} cases end as on one host")
+    return 1 if differences or not total else 0
+
+
 # ---- the document ----
 def write(folder: Path, document: Path) -> None:
     results = {way.name: read(folder, way) for way in WAYS.values()}

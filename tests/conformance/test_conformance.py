@@ -217,6 +217,21 @@ def test_nothing_run_is_no_success(tmp_path, capsys):
     assert told(tmp_path, capsys)[0] == 1
 
 
+def test_cases_that_end_otherwise_over_hosts_are_told(tmp_path, capsys):
+    one, several, way = tmp_path / "one", tmp_path / "several", ways.WAYS["tutti"]
+    for folder in (one, several):
+        Results(folder, "tutti").write(Result("test_a", "tutti", PASSED))
+    assert report.tell_differences(one, several, [way], "*") == 0
+    assert "hosts: 1 of 1 cases end as on one host" in capsys.readouterr().out
+    Results(one, "tutti").write(Result("test_b", "tutti", PASSED))
+    Results(several, "tutti").write(Result("test_b", "tutti", FAILED, "a text"))
+    Results(one, "tutti").write(Result("test_c", "tutti", SKIPPED))
+    assert report.tell_differences(one, several, [way], "*") == 1
+    text = capsys.readouterr().out
+    assert "test_b: passed on one host, failed over several: a text" in text
+    assert "test_c: skipped on one host, not run over several" in text and "hosts: 1 of 3 cases" in text
+
+
 def test_known_failures_name_cases_of_torch():
     spec = importlib.util.find_spec("torch")
     if spec is None:

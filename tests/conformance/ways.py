@@ -34,11 +34,12 @@ WAYS = {way.name: way for way in [
 ]}
 
 
-def environment(way: Way, spawn: bool) -> dict[str, str]:
-    """What a process that imports `suite` for this way must find. INIT_METHOD is only a placeholder, which keeps
-    test_barrier_timeout_global from being skipped: torch's harness makes a file of its own for each case."""
+def environment(way: Way, spawn: bool, hosts: str) -> dict[str, str]:
+    """What a process that imports `suite` for this way must find; hosts as in TUTTI_HOSTS. INIT_METHOD is only a
+    placeholder, which keeps test_barrier_timeout_global from being skipped: torch's harness makes a file of its own for
+    each case."""
     return {
-        WAY_VARIABLE: way.name, MODE_VARIABLE: "spawn" if spawn else "fork",
+        WAY_VARIABLE: way.name, MODE_VARIABLE: "spawn" if spawn else "fork", "TUTTI_HOSTS": hosts,
         "BACKEND": way.declared, "WORLD_SIZE": str(WORLD_SIZE), "INIT_METHOD": "file:///set-for-each-case",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "300" if spawn else "120", "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
         "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
