@@ -25,6 +25,11 @@ def compare():
     return module_at("tests/bench/peers/compare.py")
 
 
+@pytest.fixture(scope="module")
+def commits():
+    return module_at("tests/bench/compare_commits.py")
+
+
 def row(**changes):
     return {"case": "allreduce", "bytes": 8, "ranks": 2, "dtype": "float32", "in_place": True, "shared": False,
             "beside": "flag barrier", "goal": 1.25, "goal_p99": 3, "goal_p99_us": 0, "median_us": 0.09, "p99_us": 0.2,
@@ -128,3 +133,25 @@ def test_rows_are_repeated_until_all_have_stood_alike(compare, monkeypatch):
     found = compare.measure({"tutti": [], "MPICH": []}, wanted, 2, 6)
     assert [row["flag_ns"] for row in found] == pytest.approx([60, 60], rel=0.1)
     assert [keys for name, keys in asked if name == "MPICH"] == [wanted] * 2 + [wanted[:1]] * 2
+
+
+# ---- what has become slower than another commit ----
+@pytest.mark.parametrize("this, that, again, word", [
+    ([100, 101, 102], [100, 101, 102], [100, 101, 102], ""),
+    ([110, 111, 112], [100, 101, 102], [110, 111, 112], "SLOWER"),
+    ([110, 111, 112], [100, 101, 102], [120, 122, 124], ""),                # the same code is as far from itself
+    ([100, 111, 112], [100, 101, 102], [100, 111, 112], "slower, not at its best"),
+    ([110, 101, 112], [90, 111, 112], [110, 101, 112], "slower at its best only"),
+    ([90, 91, 92], [100, 101, 102], [90, 91, 92], ""),
+])
+def test_slower_is_what_is_beyond_noise(commits, this, that, again, word):
+    samples = {name: [(value, value) for value in values]
+               for name, values in (("this", this), ("that", that), ("again", again))}
+    assert commits.verdict(samples)[2] == word
+
+
+def test_cases_of_a_comparison_have_labels_to_choose_by(commits):
+    assert list(commits.runs_of(4, "allreduce 4 KiB private")) == [(4, False, {"allreduce": [4096]})]
+    everything = list(commits.runs_of(8, ""))
+    assert [(ranks, shared, len(wanted)) for ranks, shared, wanted in everything] == [(8, False, 9), (8, True, 9)]
+    assert everything[0][2]["allreduce"] == [8, 4096, 65536, 1 << 20, 64 << 20]
