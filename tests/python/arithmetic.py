@@ -5,11 +5,12 @@ is divided once; a NaN that was computed is the positive one without payload; -0
 Over two hosts that are pretended (TUTTI_HOSTS) what each host's ranks come to is rounded, and then what both come to.
 Tensors are bytes here (arrays of uint8), types and operations are named as torch names them.
 """
-import os
 from functools import reduce
 
 import numpy
 import torch
+
+from ranks import hosts_of_job
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
@@ -46,10 +47,7 @@ def undefined(dtype, op):
 
 def hosts_of(ranks, size):
     """The host that each of these ranks of a job of `size` pretends to be on."""
-    setting = os.environ.get("TUTTI_HOSTS") or "1"
-    blocks = int(setting) if "," not in setting else 0
-    hosts = [int(host) for host in setting.split(",")] if not blocks else \
-        [block for block in range(blocks) for _ in range(size // blocks + (block < size % blocks))]
+    hosts = hosts_of_job(size)
     return [hosts[rank] for rank in ranks]
 
 

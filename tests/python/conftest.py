@@ -12,6 +12,17 @@ def pytest_addoption(parser):
     parser.addoption("--first-seed", type=int, default=1, help="the seed of its first programs")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "one_host(why): what cannot be the same over several hosts, so it runs on "
+                            "one where TUTTI_HOSTS pretends others")
+
+
+@pytest.fixture(autouse=True)
+def one_host(request, monkeypatch):
+    if request.node.get_closest_marker("one_host"):
+        monkeypatch.delenv("TUTTI_HOSTS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """shared(size): the ranks of that size, started when first asked for, and again if a test has broken them."""

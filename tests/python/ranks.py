@@ -19,6 +19,23 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch", "torch.distributed", "torch_tutti", "ranks"])
 
 
+def hosts_of_job(size, hosts=None):
+    """The host of each rank of a job of so many, when TUTTI_HOSTS of the tests is laid out for it: a number of blocks,
+    no more than there are ranks, or a list, from its beginning and again."""
+    hosts = os.environ.get("TUTTI_HOSTS", "") if hosts is None else hosts
+    if "," in hosts:
+        named = [int(host) for host in hosts.split(",")]
+        return [min(named[rank % len(named)], size - 1) for rank in range(size)]
+    blocks = min(int(hosts or 1), size)
+    lengths = [size // blocks + (block < size % blocks) for block in range(blocks)]
+    return [block for block, length in enumerate(lengths) for _ in range(length)]
+
+
+def setting_of(hosts):
+    """TUTTI_HOSTS for these hosts; a job on one host pretends nothing."""
+    return ",".join(map(str, hosts)) if len(set(hosts)) > 1 else ""
+
+
 @dataclass
 class World:
     """What a rank knows. The default group is tutti's; `gloo` is a second group of the same ranks, if asked for."""
@@ -26,6 +43,7 @@ class World:
     size: int
     store: object = None
     gloo: object = None
+    hosts: int = 1
     kept: dict = field(default_factory=dict)
 
 
@@ -47,7 +65,7 @@ def join(rank, size, path, options):
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
-    world = World(rank, size, dist.FileStore(path, size))
+    world = World(rank, size, dist.FileStore(path, size), hosts=len(set(options["hosts"])))
     if options.get("join", True):
         dist.init_process_group("tutti", store=world.store, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=options.get("timeout_s", LIMIT_S)))
@@ -67,11 +85,13 @@ class Ranks:
     """`size` processes that have joined one tutti group.
 
     options: join=False (the function makes its own groups), gloo=True (a second group), timeout_s (of the tutti
-    group), environment.
+    group), environment. They are on the hosts that hosts_of_job tells.
     """
 
     def __init__(self, size, folder, **options):
-        self.size, self.options = size, options
+        self.size, self.hosts = size, hosts_of_job(size, options.get("environment", {}).get("TUTTI_HOSTS"))
+        options["hosts"] = self.hosts
+        self.options = options
         path = os.path.join(folder, f"store-{os.urandom(4).hex()}")
         self.pipes, self.processes = [], []
         for rank in range(size):
@@ -151,16 +171,27 @@ def kept_ranks(start, prepare=lambda ranks: None):
     started = {}
 
     def of_size(size):
-        if size in started and not all(process.is_alive() for process in started[size].processes):
-            started.pop(size).close()
-        if size not in started:
-            started[size] = start(size)
-            prepare(started[size])
-        return started[size]
+        job = setting_of(hosts_of_job(size)), size
+        if job in started and not all(process.is_alive() for process in started[job].processes):
+            started.pop(job).close()
+        if job not in started:
+            started[job] = start(size)
+            prepare(started[job])
+        return started[job]
 
     yield of_size
     for ranks in started.values():
         ranks.close()
+
+
+@contextlib.contextmanager
+def by_name(world):
+    """Around the use of an algorithm that is asked for by name: between hosts those of one host are refused."""
+    try:
+        yield
+    except ValueError as error:
+        if world.hosts == 1 or "needs all ranks on one host" not in str(error):
+            raise
 
 
 def threads_called(name):
@@ -175,7 +206,7 @@ def threads_called(name):
 def live(rank, size, path, options, pipe):
     """The life of a rank: join, then run what comes through the pipe until None does."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.update(options.get("environment", {}))
+    os.environ.update(options.get("environment", {}), TUTTI_HOSTS=setting_of(options["hosts"]))
     signal.alarm(600)                                   # not even an orphan stays
     faulthandler.register(signal.SIGUSR1)
     joined = attempt(join, rank, size, path, options)

@@ -200,6 +200,7 @@ def join_without_threads(world):
         torch_tutti.ProcessGroupTutti(dist.HashStore(), 0, 1, group="all")
 
 
+@pytest.mark.one_host("a job of one rank")
 def test_group_without_a_thread_for_futures(fresh):
     fresh(1, join=False).run(join_without_threads)
 

@@ -104,7 +104,7 @@ def add_groups(world, first):
                   "options": dist.new_group(backend="tutti", pg_options=torch_tutti.Options("allreduce=ring")),
                   "without the others": dist.new_group([0, 1], backend="tutti", use_local_synchronization=True)}
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("outer", "inner"), backend_override={
-            "inner": ("tutti", torch_tutti.Options("allreduce=one_shot", timedelta(seconds=30))), "outer": "gloo"})
+            "inner": ("tutti", torch_tutti.Options("allreduce=doubling", timedelta(seconds=30))), "outer": "gloo"})
         groups["mesh"] = mesh.get_group("inner")
         found = {way: describe(group) for way, group in groups.items()}
         options = [groups[way]._get_backend(torch.device("cpu")).options for way in ("options", "mesh")]
@@ -123,7 +123,7 @@ def test_further_groups(two, first):
     for found, outer in two.run(add_groups, first):
         assert found == {"as the default": ours if first == "tutti" else gloos, "tutti": ours, "pairs": pairs,
                          "gloo": gloos, "options": ours, "without the others": ours, "mesh": ours,
-                         "algorithms": ["allreduce=ring", "allreduce=one_shot"]}
+                         "algorithms": ["allreduce=ring", "allreduce=doubling"]}
         assert outer == "gloo"
 
 

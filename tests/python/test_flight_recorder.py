@@ -362,6 +362,7 @@ def runs_out_of_addresses(world):
     return [(e["profiling_name"], e["collective_seq_id"]) for e in entries], entries[-1]["failure"]
 
 
+@pytest.mark.one_host("tensors of other hosts are not mapped")
 def test_group_that_fails_for_want_of_memory_is_recorded(recorded):
     for rank, (entries, failure) in enumerate(recorded(2).run(runs_out_of_addresses)):
         assert entries == [("tutti:barrier", 1), ("tutti:all_reduce", 2)] and "memory" in failure

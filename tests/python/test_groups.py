@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ranks import by_name
+
 
 # ---- one rank ----
 def alone(world):
@@ -162,22 +164,28 @@ def test_options_can_be_copied():
 
 def with_options(world):
     import torch_tutti
+    done = []
     for name in torch_tutti.algorithms()["allreduce"]:
-        group = dist.new_group(pg_options=torch_tutti.Options(algorithm=f"allreduce={name}",
-                                                              timeout=datetime.timedelta(seconds=30)))
-        for count in (1, 1000, 100_003):
-            x = torch.full((count,), world.rank + 1.0)
-            dist.all_reduce(x, group=group)
-            assert x[0] == x[-1] == world.size * (world.size + 1) / 2, name
-        dist.destroy_process_group(group)
+        options = torch_tutti.Options(algorithm=f"allreduce={name}", timeout=datetime.timedelta(seconds=30))
+        with by_name(world):
+            group = dist.new_group(pg_options=options)
+            for count in (1, 1000, 100_003):
+                x = torch.full((count,), world.rank + 1.0)
+                dist.all_reduce(x, group=group)
+                assert x[0] == x[-1] == world.size * (world.size + 1) / 2, name
+            dist.destroy_process_group(group)
+            done.append(name)
     group = dist.new_group(pg_options=torch_tutti.Options(timeout=datetime.timedelta(seconds=30)))
     assert group._get_backend(torch.device("cpu")).options.timeout == datetime.timedelta(seconds=30)
     assert dist.get_backend(group) == "tutti"
+    return done
 
 
+@pytest.mark.parametrize("hosts", ["", "2"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_algorithm_by_name(fresh, size):
-    fresh(size).run(with_options)
+def test_every_algorithm_by_name(fresh, size, hosts):
+    done = fresh(size, environment={"TUTTI_HOSTS": hosts}).run(with_options)
+    assert all("ring" in names and ("one_shot" in names) == (hosts == "") for names in done)
 
 
 def merging(world, path):

@@ -279,6 +279,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.one_host("a job of one rank")
 @pytest.mark.parametrize("environment, level", [
     ({"TORCH_LOGS": "torch_tutti"}, "info"), ({"TORCH_LOGS": "dynamo,+torch_tutti"}, "debug"), ({}, ""),
     ({"TORCH_LOGS": "torch_tutti", "TUTTI_LOG": "error"}, ""),

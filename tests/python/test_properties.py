@@ -18,6 +18,7 @@ from arithmetic import DTYPES, OPS, hosts_of, raw, reduced, undefined
 from mistakes import MISTAKES
 from model import Step
 from operations import verdict
+from ranks import hosts_of_job
 
 SIZES = [2, 3, 4]
 LONGEST = 24
@@ -100,6 +101,8 @@ def run(first_seed, cases, check_one):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_programs(shared, size, request):
+    if len(set(hosts_of_job(size))) > 2:
+        pytest.skip("between more than two hosts the order of sums depends on the algorithm")
     cases = math.ceil(request.config.getoption("cases", 10_000) / len(SIZES))
     hung = {}
     done = run(request.config.getoption("first_seed", 1), cases, lambda program: check(shared, size, hung, program))

@@ -139,6 +139,7 @@ def free_a_large_tensor(world):
     return before - resident()
 
 
+@pytest.mark.one_host("tensors of other hosts are not mapped")
 def test_a_large_tensor_is_given_back_by_its_owner_and_by_its_peers(shared):
     for given_back in shared(2).run(free_a_large_tensor):
         assert given_back > 1 << 27                         # this rank's, and what it has read of the other's

@@ -380,6 +380,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert 'ValueError: TUTTI_TAKE_OVER=gloo,ncll: tutti cannot take over "ncll": torch knows no backend' in done.stderr
 
 
+@pytest.mark.one_host("a job of one rank")
 def test_program_without_standard_error():
     code = """
 import sys, torch.distributed as dist
