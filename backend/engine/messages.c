@@ -142,10 +142,8 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
             op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->theirs);
         return;
     }
-    /* Whoever refused memory or a place has said why; that a peer gave up is told without words, and it has told the
-       group why. */
+    /* Whoever refused memory or a place has said why; that a peer gave up is told without words. */
     const char *reason = comm->router->reason;
-    if (t->status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK) return;
     comm_fail(comm, t->status, "rank %d of %s: the message %s rank %d with tag %u failed: %s", g->rank, g->name,
         t->is_send ? "to" : "from", other, op->message.tag,
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
