@@ -133,6 +133,11 @@ void agree_host_decided(struct agree *a, const struct agree_cause *record)
 }
 
 /* ---- reasons that this object finds itself ---- */
+static const struct agree_call *recall(const struct agree *a, uint64_t number)
+{
+    const struct agree_call *call = &a->history[number % AGREE_HISTORY];
+    return number && call->number == number ? call : NULL;
+}
 static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tutti_status status, int other,
     uint64_t operation)
 {
@@ -143,22 +148,32 @@ static struct agree_cause reason(const struct agree *a, enum agree_kind kind, tu
     cause.reporter = a->layout.rank;
     cause.other = other;
     cause.operation = operation;
+    const struct agree_call *open = a->begun > a->ended ? recall(a, a->begun) : NULL;
+    if (open) cause.calls[0] = *open;
     return cause;
 }
-static const struct agree_call *recall(const struct agree *a, uint64_t number)
+/* Of calls that differ the first: later ones do because of it. */
+static void compare(struct agree *a, int peer, const struct agree_message *m)
 {
-    const struct agree_call *call = &a->history[number % AGREE_HISTORY];
-    return number && call->number == number ? call : NULL;
-}
-static void compare(struct agree *a, int peer, const struct agree_call *theirs)
-{
-    const struct agree_call *mine = recall(a, theirs->number);
-    if (!mine || mine->fingerprint == theirs->fingerprint) return;
+    const struct agree_call *theirs = NULL;
+    for (int i = 0; i < AGREE_HISTORY; i++) {
+        const struct agree_call *call = &m->calls[i], *mine = recall(a, call->number);
+        bool differs = mine && mine->fingerprint != call->fingerprint;
+        if (differs && (!theirs || call->number < theirs->number)) theirs = call;
+    }
+    if (!theirs) return;
     struct agree_cause cause = reason(a, AGREE_DISAGREEMENT, TUTTI_MISMATCH, peer, theirs->number);
-    cause.calls[0] = *mine;
+    cause.calls[0] = *recall(a, theirs->number);
     cause.calls[1] = *theirs;
     bar(a, theirs->number);
     agree_fail(a, &cause);
+}
+static uint64_t last_of(const struct agree_message *m)
+{
+    uint64_t last = 0;
+    for (int i = 0; i < AGREE_HISTORY; i++)
+        if (m->calls[i].number > last) last = m->calls[i].number;
+    return last;
 }
 static void look_for_left(struct agree *a, int peer)
 {
@@ -232,7 +247,7 @@ void agree_wait(struct agree *a, int peer, bool waits)
 }
 bool agree_may_end(struct agree *a, uint64_t number)
 {
-    if (a->state >= AGREE_OVER || number >= a->barred) return false;
+    if (a->state == AGREE_LEFT || number >= a->barred) return false;
     a->ended = number;
     return true;
 }
@@ -250,9 +265,10 @@ void agree_leave(struct agree *a)
 void agree_receive(struct agree *a, int peer, const struct agree_message *m)
 {
     if (a->state == AGREE_LEFT || a->layout.peers[peer].flags & LEFT) return;    /* nothing comes after a BYE */
-    if (m->kind == AGREE_ASK) owe(a, peer, AGREE_SAY);
-    if (m->kind != AGREE_FAIL) compare(a, peer, &m->call);
-    if (m->kind == AGREE_BYE) agree_left(a, peer, m->call.number);
+    if (a->state == AGREE_OVER && !m->decided) owe(a, peer, AGREE_FAIL);
+    else if (m->kind == AGREE_ASK) owe(a, peer, AGREE_SAY);
+    if (m->kind != AGREE_FAIL) compare(a, peer, m);
+    if (m->kind == AGREE_BYE) agree_left(a, peer, last_of(m));
     if (m->kind != AGREE_FAIL) return;
     struct agree_peer *p = &a->layout.peers[peer];
     p->operation = m->cause.operation;
@@ -261,15 +277,14 @@ void agree_receive(struct agree *a, int peer, const struct agree_message *m)
     set(&p->flags, SAID);
     hear(a, &m->cause, m->decided);
     decide_if_agreed(a);
-    if (a->state == AGREE_OVER && !m->decided) owe(a, peer, AGREE_FAIL);
 }
-static void compose(const struct agree *a, int to, enum agree_message_kind kind, struct agree_message *out)
+static void compose(const struct agree *a, enum agree_message_kind kind, struct agree_message *out)
 {
-    bool suspects = kind == AGREE_ASK && a->suspect.operation && a->suspect.peer == to;
-    const struct agree_call *call = recall(a, suspects ? a->suspect.operation : a->begun);
     memset(out, 0, sizeof *out);
     out->kind = kind;
-    if (kind == AGREE_FAIL) { out->cause = a->held; out->decided = a->decided; } else if (call) out->call = *call;
+    if (kind != AGREE_FAIL) { memcpy(out->calls, a->history, sizeof out->calls); return; }
+    out->cause = a->held;
+    out->decided = a->decided;
 }
 /* Messages to one peer in this order: so a BYE is the last. */
 bool agree_next(struct agree *a, int *to, struct agree_message *out)
@@ -283,7 +298,7 @@ bool agree_next(struct agree *a, int *to, struct agree_message *out)
     clear(&p->flags, owes(order[i]));
     if (!(p->flags & OWES_ALL)) a->owed--;
     *to = (int)a->cursor;
-    compose(a, *to, order[i], out);
+    compose(a, order[i], out);
     return true;
 }
 
@@ -298,6 +313,10 @@ static void ask(struct agree *a)
     }
     a->ask_gap_ms = a->ask_gap_ms * 2 < AGREE_ASK_MOST_MS ? a->ask_gap_ms * 2 : AGREE_ASK_MOST_MS;
     a->ask_at_ms = any ? a->now_ms + a->ask_gap_ms : 0;
+}
+void agree_hurry(struct agree *a)
+{
+    if (a->state == AGREE_RUNS) ask(a);
 }
 static void accuse(struct agree *a)                     /* without the words of the other, who does not answer */
 {

@@ -20,11 +20,11 @@
    said. They are states and not changes: to get one twice, late or not at all harms nothing but time.
      ASK   What are you doing? With what I do, for the other to compare. Who waits longer than 50 ms sends it to those
            it waits for, and again 100, 200, 400, 400 ... ms later.
-     SAY   The answer: the operation that this rank has begun last.
+     SAY   The answer: the operations that this rank has begun last. From one that has a verdict: a FAIL instead.
      FAIL  The cause that this rank holds, and whether that is its verdict. Between speakers, and every 50 ms again to
            hosts that have not said the same: to their first 2, 4, 8 ... ranks, as their speaker may be stopped. If no
            verdict comes within 150 ms other ranks do this too, as the speaker of their own host may be.
-     BYE   I leave in good order, and that was my last operation. Not a death, whatever happens to the link later; a
+     BYE   I leave in good order, and those were my last operations. Not a death, whatever happens to the link later; a
            link is closed when the BYE has been delivered. Behind a FAIL to everybody, if I have a verdict.
 
    Invariants. The search of tests/unit/agree looks at them in every state that it reaches.
@@ -53,7 +53,7 @@
 #ifdef AGREE_SEARCH                                    /* states of the search are small */
 enum { AGREE_DESCRIPTOR_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
 #else
-enum { AGREE_DESCRIPTOR_BYTES = 96, AGREE_DETAIL_BYTES = 256, AGREE_HISTORY = 4 };
+enum { AGREE_DESCRIPTOR_BYTES = 96, AGREE_DETAIL_BYTES = 512, AGREE_HISTORY = 4 };
 #endif
 enum {
     AGREE_ASK_MS = 50,
@@ -66,7 +66,9 @@ enum {
     AGREE_TAKE_OVER_MS = 500
 };
 
-struct agree_call {                                    /* what a rank calls as its operation `number`             */
+/* What a rank calls as its operation `number`. The fingerprint is that of this call and of all before: so ranks that
+   have once differed differ from then on, and the first difference in both memories is what is told. */
+struct agree_call {
     uint64_t number, fingerprint;                      /* from 1; number 0: none                                  */
     unsigned char descriptor[AGREE_DESCRIPTOR_BYTES];  /* in the words of the engine                              */
 };
@@ -84,13 +86,14 @@ struct agree_cause {
     int32_t kind, status;                              /* enum agree_kind; a tutti_status                         */
     int32_t reporter, other;                           /* who found it; whom it is about, or -1                   */
     uint64_t operation;                                /* the first that fails for the reporter                   */
-    struct agree_call calls[2];                        /* of the reporter, of the other; number 0: not known      */
-    char detail[AGREE_DETAIL_BYTES];                   /* text of the engine's, for what is not said by the rest  */
+    struct agree_call calls[2];                        /* of the reporter, of the other; number 0: not known, or  */
+                                                       /* none is open                                            */
+    char detail[AGREE_DETAIL_BYTES];                   /* text of the engine's; empty: the rest says it all       */
 };
 enum agree_message_kind { AGREE_ASK, AGREE_SAY, AGREE_FAIL, AGREE_BYE, AGREE_MESSAGES };
 struct agree_message {
     uint64_t kind, decided;                            /* decided: of FAIL: it is the verdict of the sender       */
-    struct agree_call call;                            /* of the others                                           */
+    struct agree_call calls[AGREE_HISTORY];            /* of the others: the last ones, in any order              */
     struct agree_cause cause;                          /* of FAIL                                                 */
 };
 enum agree_state { AGREE_RUNS, AGREE_CLAIMS, AGREE_KNOWS, AGREE_DECIDES, AGREE_OVER, AGREE_LEFT };
@@ -127,7 +130,8 @@ void agree_begin(struct agree *a, const struct agree_call *call);      /* number
    it again then (the matching keeps what is early). */
 bool agree_arrived(struct agree *a, int peer, uint64_t number, uint64_t fingerprint);
 void agree_wait(struct agree *a, int peer, bool waits);                /* for that rank of another host, or no more */
-/* The last look before success is reported: true, and it must be; false: it fails, with the verdict. */
+/* The last look before success is reported: true, and it must be; false: it fails, with the verdict. Operations before
+   the failed one may end after the verdict, too. */
 bool agree_may_end(struct agree *a, uint64_t number);
 void agree_fail(struct agree *a, const struct agree_cause *cause);     /* found here, if nothing is known before */
 void agree_leave(struct agree *a);                                     /* when no operation is open */
@@ -143,6 +147,8 @@ void agree_left(struct agree *a, int peer, uint64_t last);             /* the BY
 /* ---- of time: at least every 20 ms while something is open. Set before other inputs, which arm timers by it ---- */
 void agree_tick(struct agree *a, int64_t now_ms);
 
+void agree_hurry(struct agree *a);                      /* asks now: there is no time left to wait */
+
 /* ---- outputs. After each input, in this order:
    CLAIMS: write `held` into the failure record unless that is written; then agree_host_failed with what it says.
    DECIDES: the same with the verdict record and agree_host_decided.
@@ -152,9 +158,11 @@ bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y);
 
 /* ---- wire.c ---- */
 enum {
-    AGREE_VERSION = 1,
+    AGREE_VERSION = 2,
     AGREE_CALL_BYTES = 16 + AGREE_DESCRIPTOR_BYTES,
-    AGREE_WIRE_BYTES = 8 + AGREE_CALL_BYTES + 24 + 2 * AGREE_CALL_BYTES + AGREE_DETAIL_BYTES
+    AGREE_CAUSE_BYTES = 24 + 2 * AGREE_CALL_BYTES + AGREE_DETAIL_BYTES,
+    AGREE_CALLS_BYTES = AGREE_HISTORY * AGREE_CALL_BYTES,
+    AGREE_WIRE_BYTES = 8 + (AGREE_CAUSE_BYTES > AGREE_CALLS_BYTES ? AGREE_CAUSE_BYTES : AGREE_CALLS_BYTES)
 };
 void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES]);
 /* false: this is no message that a rank of a communicator of that size could have sent; *out is untouched. */

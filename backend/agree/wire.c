@@ -38,6 +38,17 @@ static void get_call(struct reader *r, struct agree_call *out)
     out->fingerprint = get(r, 8);
     get_bytes(r, out->descriptor, sizeof out->descriptor);
 }
+static void put_cause(struct writer *w, const struct agree_cause *cause)
+{
+    put(w, (uint32_t)cause->kind, 4);
+    put(w, (uint32_t)cause->status, 4);
+    put(w, (uint32_t)cause->reporter, 4);
+    put(w, (uint32_t)cause->other, 4);
+    put(w, cause->operation, 8);
+    put_call(w, &cause->calls[0]);
+    put_call(w, &cause->calls[1]);
+    put_bytes(w, cause->detail, sizeof cause->detail);
+}
 static void get_cause(struct reader *r, struct agree_cause *out)
 {
     out->kind = get_signed(r);
@@ -51,20 +62,13 @@ static void get_cause(struct reader *r, struct agree_cause *out)
 }
 void agree_encode(const struct agree_message *message, unsigned char out[AGREE_WIRE_BYTES])
 {
-    const struct agree_cause *cause = &message->cause;
     struct writer w = { out };
     put(&w, AGREE_VERSION, 2);
     put(&w, message->kind, 2);
     put(&w, message->decided, 4);
-    put_call(&w, &message->call);
-    put(&w, (uint32_t)cause->kind, 4);
-    put(&w, (uint32_t)cause->status, 4);
-    put(&w, (uint32_t)cause->reporter, 4);
-    put(&w, (uint32_t)cause->other, 4);
-    put(&w, cause->operation, 8);
-    put_call(&w, &cause->calls[0]);
-    put_call(&w, &cause->calls[1]);
-    put_bytes(&w, cause->detail, sizeof cause->detail);
+    memset(w.at, 0, AGREE_WIRE_BYTES - 8);
+    if (message->kind == AGREE_FAIL) put_cause(&w, &message->cause);
+    for (int i = 0; message->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) put_call(&w, &message->calls[i]);
 }
 /* An operation's number is given again, incremented and compared: one near the end of the numbers is no number. */
 static bool is_number(uint64_t number) { return number < (uint64_t)1 << 62; }
@@ -85,9 +89,11 @@ bool agree_decode(const unsigned char *bytes, size_t length, int size, struct ag
     m.kind = get(&r, 2);
     m.decided = get(&r, 4);
     if (m.decided > (m.kind == AGREE_FAIL) || m.kind >= AGREE_MESSAGES) return false;
-    get_call(&r, &m.call);
-    if (m.kind == AGREE_FAIL) get_cause(&r, &m.cause);  /* else what is there means nothing */
-    if (m.kind == AGREE_FAIL ? !is_cause(&m.cause, size) : !is_number(m.call.number)) return false;
+    if (m.kind == AGREE_FAIL) get_cause(&r, &m.cause);
+    for (int i = 0; m.kind != AGREE_FAIL && i < AGREE_HISTORY; i++) get_call(&r, &m.calls[i]);
+    if (m.kind == AGREE_FAIL && !is_cause(&m.cause, size)) return false;
+    for (int i = 0; i < AGREE_HISTORY; i++)
+        if (!is_number(m.calls[i].number)) return false;
     *out = m;
     return true;
 }

@@ -218,6 +218,8 @@ static const struct scenario scenarios[] = {
     { "a pair differs", TWO, { { UP, END }, { BOTH, END }, { DOWN, END }, { BOTH, END } }, 0, 0, 0, 0, 0, 0, PATIENT },
     { "a host rests", THREE, { { UP, REST }, { REST }, { HOME, REST } }, 0, 0, 0, 0, 0, 0, CURIOUS },
     { "a host rests later", THREE, { { HOME, UP, REST }, { REST }, { AWAY, REST } }, 0, 0, 0, 0, 0, 0, CURIOUS },
+    { "two differ, then wait", THREE, { { HOME, BOTH, REST }, { REST }, { AWAY, BOTH, REST } }, 0, 0, 0, 0, 0, 0,
+        CURIOUS },
     { "one leaves early", THREE, { { BOTH, BOTH, END }, { REST }, { BOTH, END } }, 0, 0, 0, 0, 0, 0, CURIOUS },
     { "both send and leave", THREE, { { DOWN, END }, { REST }, { UP, END } }, 0, 0, 0, 0, 0, 0, CURIOUS },
     { "one dies, 3 hosts", THREE, { { BOTH, END }, { REST }, { BOTH, END } }, 1, 0, 0, 0, 0, 0, PATIENT },

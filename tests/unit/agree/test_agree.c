@@ -44,8 +44,8 @@ static struct agree_message a_question(void)
     struct agree_message m;
     memset(&m, 0, sizeof m);
     m.kind = AGREE_ASK;
-    m.call.number = 7;
-    m.call.fingerprint = 100;
+    m.calls[0].number = 7;
+    m.calls[0].fingerprint = 100;
     return m;
 }
 static void test_what_is_encoded_is_decoded(void **state)
@@ -63,15 +63,15 @@ static void test_what_is_encoded_is_decoded(void **state)
         assert_false(agree_decode(wire, sizeof wire, RANKS, &back));
     }
 }
-static void test_the_bytes_are_those_of_version_1(void **state)
+static void test_the_bytes_are_those_of_version_2(void **state)
 {
     (void)state;
-    static const unsigned char expected[] = { 1, 0, AGREE_FAIL, 0, 1, 0, 0, 0 };
+    static const unsigned char expected[] = { 2, 0, AGREE_FAIL, 0, 1, 0, 0, 0 };
     struct agree_message m = a_failure();
     unsigned char wire[AGREE_WIRE_BYTES];
     agree_encode(&m, wire);
     assert_memory_equal(wire, expected, sizeof expected);
-    assert_int_equal(sizeof wire, 624);
+    assert_int_equal(sizeof wire, 768);
 }
 static void refuse(const struct agree_message *m)
 {
@@ -101,7 +101,7 @@ static void test_what_no_rank_says_is_refused(void **state)
     REFUSE(a_failure, m.cause.operation = UINT64_MAX);
     REFUSE(a_failure, m.cause.calls[1].number = UINT64_MAX);
     REFUSE(a_failure, memset(m.cause.detail, 'x', sizeof m.cause.detail));
-    REFUSE(a_question, m.call.number = UINT64_MAX);
+    REFUSE(a_question, m.calls[0].number = UINT64_MAX);
 }
 /* Whatever bytes come: what is accepted is in range, and an object that is given it stays sound. */
 static void test_any_bytes(void **state)
@@ -305,8 +305,8 @@ static void answer_about(uint64_t number, uint64_t fingerprint)
         begin(0, n, 50 + n, -1);
         assert_true(agree_may_end(&w.ranks[0], n));
     }
-    m.call.number = number;
-    m.call.fingerprint = fingerprint;
+    m.calls[0].number = number;
+    m.calls[0].fingerprint = fingerprint;
     agree_receive(&w.ranks[0], 1, &m);
 }
 static void test_the_last_four_operations_are_compared(void **state)
@@ -317,6 +317,43 @@ static void test_the_last_four_operations_are_compared(void **state)
     assert_int_equal(w.ranks[0].held.operation, 3);
     assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 53);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 99);
+}
+/* What differs later differs because of it. */
+static void test_the_first_difference_is_told(void **state)
+{
+    (void)state;
+    struct agree_message m = a_question();
+    for (uint64_t n = 1; n <= 6; n++) begin(0, n, 50 + n, -1);
+    for (uint64_t i = 0; i < 3; i++) m.calls[i].number = 6 - i, m.calls[i].fingerprint = 90 + i;
+    m.calls[3].number = 3;
+    m.calls[3].fingerprint = 53;
+    agree_receive(&w.ranks[0], 1, &m);
+    assert_int_equal(w.ranks[0].held.operation, 4);
+    assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 54);
+    assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 92);
+}
+static void test_who_asks_is_told_the_verdict(void **state)
+{
+    (void)state;
+    struct agree_message m = a_question(), answer;
+    int to;
+    abort_group(0);
+    pass(BEGIN_MS + 2000);
+    assert_over(0, 1000);
+    agree_receive(&w.ranks[0], 1, &m);
+    assert_true(agree_next(&w.ranks[0], &to, &answer));
+    assert_int_equal(to, 1);
+    assert_int_equal(answer.kind, AGREE_FAIL);
+    assert_int_equal(answer.decided, 1);
+    assert_false(agree_next(&w.ranks[0], &to, &answer));
+}
+static void test_who_hurries_asks_at_once(void **state)
+{
+    (void)state;
+    begin(0, 1, 5, 1);
+    agree_hurry(&w.ranks[0]);
+    pass(BEGIN_MS + 3);
+    assert_int_equal(w.asked, 1);
 }
 static void test_older_operations_are_not_compared(void **state)
 {
@@ -402,7 +439,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_encoded_is_decoded),
-        cmocka_unit_test(test_the_bytes_are_those_of_version_1),
+        cmocka_unit_test(test_the_bytes_are_those_of_version_2),
         cmocka_unit_test(test_what_no_rank_says_is_refused),
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test_setup(test_nobody_asks_within_50_ms, setup),
@@ -412,6 +449,9 @@ int main(void)
         cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, setup),
         cmocka_unit_test_setup(test_first_message_too_early_is_told_again, setup),
         cmocka_unit_test_setup(test_the_last_four_operations_are_compared, setup),
+        cmocka_unit_test_setup(test_the_first_difference_is_told, setup),
+        cmocka_unit_test_setup(test_who_asks_is_told_the_verdict, setup),
+        cmocka_unit_test_setup(test_who_hurries_asks_at_once, setup),
         cmocka_unit_test_setup(test_older_operations_are_not_compared, setup),
         cmocka_unit_test_setup(test_operations_to_come_are_not_compared, setup),
         cmocka_unit_test_setup(test_an_earlier_operation_may_succeed_after_a_failure, setup),

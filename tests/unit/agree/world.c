@@ -17,8 +17,9 @@ static bool has_all(const struct world *w, const struct scenario *s, int r)
 }
 static struct agree_call call_of(const struct scenario *s, int r, int n)
 {
-    enum pattern p = called(s, r, n);
-    return (struct agree_call){ (uint64_t)n, (uint64_t)p + 100, { (unsigned char)p } };
+    uint64_t fingerprint = 0;
+    for (int i = 1; i <= n; i++) fingerprint = fingerprint * 10 + called(s, r, i);
+    return (struct agree_call){ (uint64_t)n, fingerprint, { (unsigned char)called(s, r, n) } };
 }
 static int ranks(const struct scenario *s) { return s->host_of[RANKS - 1] < 0 ? RANKS - 1 : RANKS; }
 static int hosts(const struct scenario *s)
@@ -77,7 +78,10 @@ static void say_message(FILE *log, const char *what, int from, int to, const str
     static const char *const names[] = { "ASK", "SAY", "FAIL", "BYE" };
     fprintf(log, "      %s %d -> %d %s", what, from, to, names[m->kind]);
     if (m->kind == AGREE_FAIL) say_cause(log, m->decided ? ", decided:" : ":", &m->cause);
-    else fprintf(log, " operation %d, %s\n", (int)m->call.number, patterns[m->call.descriptor[0]]);
+    for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++)
+        if (m->calls[i].number)
+            fprintf(log, " operation %d, %s", (int)m->calls[i].number, patterns[m->calls[i].descriptor[0]]);
+    if (m->kind != AGREE_FAIL) fputc('\n', log);
 }
 
 /* ---- what a caller does for the object ---- */
@@ -161,7 +165,7 @@ static void normalize(struct world *w, const struct scenario *s)
         if (a->state != AGREE_KNOWS) a->repeats = 0;
         if (a->state != AGREE_RUNS) { a->ask_at_ms = a->suspect.until_ms = 0; a->suspect.operation = 0; }
         if (a->state != AGREE_KNOWS) a->settle_at_ms = a->repeat_at_ms = 0;
-        if (a->state == AGREE_OVER) w->at[r] = BETWEEN;
+        if (a->state == AGREE_OVER && w->at[r] != AGREED) w->at[r] = BETWEEN;
         if (a->ask_at_ms) a->ask_at_ms = NOW_MS + AGREE_ASK_MS;
         a->ask_gap_ms = a->ask_at_ms ? AGREE_ASK_MS : 0;
         if (a->settle_at_ms) a->settle_at_ms = NOW_MS + AGREE_SETTLE_MS;
@@ -191,7 +195,7 @@ static void add_rank(struct list *l, const struct world *w, const struct scenari
         else if (s->program[r][n] == END && w->succeeded[r] == n) add(l, LEAVE, r, 0);
     }
     if (a->state == AGREE_RUNS && w->at[r] == ARRIVED && is_complete(w, r)) add(l, ROLL_CALL, r, 0);
-    if (a->state < AGREE_OVER && w->at[r] == AGREED && has_all(w, s, r)) add(l, FINISH, r, 0);
+    if (a->state < AGREE_LEFT && w->at[r] == AGREED && has_all(w, s, r)) add(l, FINISH, r, 0);
     if (s->leaves && a->state == AGREE_OVER) add(l, LEAVE, r, 0);
     if (w->has_record[h] && a->state == AGREE_RUNS) add(l, SEE_RECORD, r, 0);
     if (w->has_verdict[h] && a->state < AGREE_OVER) add(l, SEE_VERDICT, r, 0);
@@ -304,9 +308,11 @@ static void first_message(struct world *w, const struct scenario *s, int p, int 
     int n = 1;
     while (!(w->sent[p][q] & 1 << n)) n++;
     w->sent[p][q] &= (unsigned char)~(1 << n);
-    agree_arrived(&w->object[q], p, (uint64_t)n, call_of(s, p, n).fingerprint);
-    if (called(s, p, n) != called(s, q, n) && n < w->known[q]) w->known[q] = (unsigned char)n;
-    if (!needs(called(s, q, n), q)) return;
+    uint64_t fingerprint = call_of(s, p, n).fingerprint;
+    bool meets = fingerprint == call_of(s, q, n).fingerprint;           /* else it stays where messages wait */
+    agree_arrived(&w->object[q], p, (uint64_t)n, fingerprint);
+    if (!meets && n < w->known[q]) w->known[q] = (unsigned char)n;
+    if (!meets || !needs(called(s, q, n), q)) return;
     w->got[q][p] |= (unsigned char)(1 << n);
     if (n == w->operation[q]) agree_wait(&w->object[q], p, false);
 }
