@@ -19,7 +19,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { SEND_MS = 10000, RETRY_MS = 5 };
+enum { SEND_MS = 10000, RETRY_MS = 5, FLUSH_MS = 200 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* ---- fork ---- */
@@ -40,6 +40,7 @@ static void in_child(void)
     descriptor_close(&registry.waker);
     registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
     clock_condition_init(&registry.changed);
+    channels_after_fork();
 }
 static void prepare(void)
 {
@@ -49,8 +50,22 @@ static void prepare(void)
 }
 
 /* ---- starting and stopping ---- */
+/* What was said last is to arrive, or leaving looks like a death. Who does not read for so long is stopped. */
+static void flush_everything(void)
+{
+    bool left = true;
+    for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
+        left = false;
+        for (struct peer *p = registry.peers; p; p = p->next) {
+            if (p->unsent.first) peer_flush(p);
+            left |= p->unsent.first != NULL;
+        }
+        if (left) registry_wait(clock_ms() + RETRY_MS);
+    }
+}
 static void close_everything(void)
 {
+    flush_everything();
     while (registry.peers) {
         struct peer *peer = registry.peers;
         if (peer->descriptor >= 0) registry_tell(peer->descriptor, peer->identity.nonce, GOODBYE, NULL, -1);
@@ -58,6 +73,7 @@ static void close_everything(void)
         registry_forget(peer);
     }
     while (registry.stranger_count) close(registry_take_stranger(0));
+    channels_forget();
     while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);

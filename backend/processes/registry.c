@@ -4,13 +4,16 @@
 #include "backend/host/socket.h"
 #include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
 static const char magic[8] = "tutti-p";
-static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112, "no padding");
+static_assert(sizeof(struct identity) == 64 && sizeof(struct packet) == 112
+        && offsetof(struct packet_and_parcel, parcel) == 112 && offsetof(struct parcel, bytes) == 32,
+    "no padding");
 
 struct registry registry = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
 
@@ -37,19 +40,43 @@ int registry_poll(int descriptor)
     struct epoll_event event = { .events = EPOLLIN, .data.fd = descriptor };
     return epoll_ctl(registry.poller, EPOLL_CTL_ADD, descriptor, &event) == 0 ? 0 : -errno;
 }
+void registry_poll_writing(int descriptor, bool on)
+{
+    struct epoll_event event = { .events = on ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.fd = descriptor };
+    epoll_ctl(registry.poller, EPOLL_CTL_MOD, descriptor, &event);
+}
 /* To close is not enough: a child made without our fork handler may still hold the other reference for a moment. */
 void registry_hang_up(int *descriptor)
 {
     if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
     descriptor_close(descriptor);
 }
-int registry_tell(int descriptor, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift)
+static struct packet packet_to(const unsigned char to[16], enum kind kind)
 {
     struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
     memcpy(packet.magic, magic, sizeof magic);
     memcpy(packet.to, to, sizeof packet.to);
+    return packet;
+}
+int registry_tell(int descriptor, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift)
+{
+    struct packet packet = packet_to(to, kind);
     if (token) memcpy(packet.token, token, sizeof packet.token);
     return socket_send(descriptor, &packet, sizeof packet, gift);
+}
+static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct parcel, bytes) + length; }
+int registry_tell_parcel(int descriptor, const unsigned char to[16], const struct parcel *parcel)
+{
+    struct packet_and_parcel message;
+    message.packet = packet_to(to, PARCEL);
+    memcpy(&message.parcel, parcel, offsetof(struct parcel, bytes) + parcel->length);
+    return socket_send(descriptor, &message, bytes_of(parcel->length), -1);
+}
+bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
+{
+    return bytes >= (int)bytes_of(0) && m->packet.kind == PARCEL && packet_is_for_us(sizeof m->packet, &m->packet)
+        && m->parcel.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->parcel.length)
+        && m->parcel.word < CHANNEL_WORDS;
 }
 bool packet_is_for_us(int bytes, const struct packet *packet)
 {
@@ -81,6 +108,7 @@ void registry_forget(struct peer *peer)
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
     views_forget(peer);
+    letters_free(&peer->unsent);
     free(peer);
 }
 bool registry_take_kept(const unsigned char token[16], int *out)

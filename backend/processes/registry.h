@@ -1,17 +1,27 @@
 /* What peers.c and views.c (which others call) and watch.c (its thread) share. Everything here is touched with
  * registry.lock held, and the lock is never held across anything that waits. */
 #pragma once
-#include "backend/processes/peers.h"
+#include "backend/processes/channel.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 4 };
-enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP };
-struct packet {                                        /* all that is ever said, always of this size */
+enum { STRANGERS = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 5 };
+enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP, PARCEL };
+struct packet {                                        /* all that is ever said; behind a PARCEL comes one */
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
     struct identity from;
 };
+struct address { unsigned char token[16]; int32_t rank; };     /* of a channel */
+struct parcel {                                        /* travels without the end of `bytes` */
+    struct address to;
+    int32_t from;
+    uint32_t word, length;
+    unsigned char bytes[CHANNEL_BYTES];
+};
+struct packet_and_parcel { struct packet packet; struct parcel parcel; };
+struct letter { struct letter *next; struct parcel parcel; };
+struct letters { struct letter *first, *last; int count; };
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 struct peer {
     struct identity identity;
@@ -21,6 +31,7 @@ struct peer {
     int users;
     struct peer_watch *watches;
     struct view *views;                                 /* of its arena */
+    struct letters unsent;                              /* that its socket does not take at present */
     struct peer *next;
 };
 struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
@@ -53,10 +64,13 @@ void descriptor_close(int *descriptor);                /* -1 is fine, and what i
 void registry_wait(int64_t until_ms);                  /* for `changed` */
 void registry_wake(void);                              /* the watch thread */
 int registry_poll(int descriptor);                     /* from now on; 0 or -errno */
+void registry_poll_writing(int descriptor, bool on);    /* whether it can be written to, too */
 void registry_hang_up(int *descriptor);                /* no longer, and closes it */
 /* Sends a packet; token may be NULL, gift (a descriptor) -1. 0 or -errno. */
 int registry_tell(int socket, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift);
-bool packet_is_for_us(int bytes, const struct packet *packet);
+int registry_tell_parcel(int socket, const unsigned char to[16], const struct parcel *parcel);
+bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
+bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
 
 struct peer *registry_find(const unsigned char nonce[16]);             /* one that can be used or will be */
 struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
@@ -71,5 +85,16 @@ const struct given_up *registry_find_given_up(const unsigned char token[16]);   
 void views_answer(struct peer *peer, const unsigned char token[16]);
 void views_receive(struct peer *peer, const unsigned char token[16], int gift);
 void views_forget(struct peer *peer);                   /* unmaps them all; nobody holds one */
+
+/* channel.c, for the watch thread: a parcel has come; users are called, without the lock; until when; its socket takes
+   something; the end */
+void channels_receive(const struct parcel *parcel);
+void channels_deliver(void);
+void channels_tick(void);
+int channels_patience_ms(void);                         /* -1: for ever */
+void peer_flush(struct peer *peer);
+void letters_free(struct letters *list);
+void channels_forget(void);                             /* nobody has one open */
+void channels_after_fork(void);                         /* in the child: those of the parent are not its own */
 
 void *registry_watch(void *unused);                    /* the watch thread, in watch.c */

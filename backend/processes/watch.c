@@ -16,6 +16,7 @@ enum { HELLO_MS = 2000, STARVED_MS = 10 };
 static void peer_end(struct peer *peer, enum state state)
 {
     registry_hang_up(&peer->descriptor);
+    letters_free(&peer->unsent);
     peer->state = state;
     pthread_cond_broadcast(&registry.changed);
     if (peer->users == 0) registry_forget(peer);
@@ -79,13 +80,18 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 }
 static void peer_read(struct peer *peer)
 {
-    struct packet packet;
+    struct packet_and_parcel message;
     int gift;
     for (;;) {
-        int got = socket_receive(peer->descriptor, &packet, sizeof packet, &gift);
+        int got = socket_receive(peer->descriptor, &message, sizeof message, &gift);
         if (got == -EAGAIN) return;
-        if (!packet_is_for_us(got, &packet)) break;
-        if (!peer_hear(peer, &packet, gift)) return;
+        if (peer->state == OPEN && parcel_is_for_us(got, &message)) {
+            descriptor_close(&gift);
+            channels_receive(&message.parcel);
+            continue;
+        }
+        if (!packet_is_for_us(got, &message.packet)) break;
+        if (!peer_hear(peer, &message.packet, gift)) return;
     }
     descriptor_close(&gift);
     peer_end(peer, peer->state == CONNECTING ? REFUSED : LOST);
@@ -157,7 +163,11 @@ static void handle(int descriptor)                     /* what was ready a momen
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
     if (descriptor == registry.listener) { stranger_accept(); return; }
     for (struct peer *p = registry.peers; p; p = p->next)
-        if (p->descriptor == descriptor) { peer_read(p); return; }
+        if (p->descriptor == descriptor) {
+            if (p->unsent.first) peer_flush(p);
+            peer_read(p);
+            return;
+        }
     for (int i = 0; i < registry.stranger_count; i++)
         if (registry.strangers[i].descriptor == descriptor) { stranger_read(i); return; }
 }
@@ -182,11 +192,13 @@ static void call_watches(void)                                         /* the li
         pthread_cond_broadcast(&registry.changed);
     }
 }
-static int patience_ms(void)                            /* until a stranger has to go; -1: nobody */
+static int patience_ms(void)                            /* until a stranger has to go, or a channel ticks; -1: nobody */
 {
-    if (!registry.stranger_count) return -1;
+    int tick_ms = channels_patience_ms();
+    if (!registry.stranger_count) return tick_ms;
     int64_t left = registry.strangers[0].until_ms - clock_ms();
-    return left < 0 ? 0 : (int)left + 1;
+    int stranger_ms = left < 0 ? 0 : (int)left + 1;
+    return tick_ms >= 0 && tick_ms < stranger_ms ? tick_ms : stranger_ms;
 }
 static int await_events(struct epoll_event *events, int count)
 {
@@ -208,6 +220,8 @@ void *registry_watch(void *unused)
         int ready = await_events(events, 16);
         for (int i = 0; i < ready; i++) handle(events[i].data.fd);
         strangers_dismiss();
+        channels_deliver();                             /* first what the dead have said */
+        channels_tick();
         call_watches();
     }
     pthread_mutex_unlock(&registry.lock);

@@ -1,0 +1,227 @@
+/* Letters wait in three lists: of each peer those its socket does not take now, here those that have come and are to be
+   delivered, and early ones, for communicators that have not opened a channel yet. Those for one that was closed lately
+   are dropped. registry.lock protects all; it is not held while a user is called. */
+#include "backend/processes/channel.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/processes/registry.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_EARLY = 256, CLOSED = 64 };
+struct channel {
+    struct address me;
+    struct peer *const *peers;
+    struct channel_user user;
+    bool ticks;
+    unsigned round;                                     /* of ticks: the last it was in */
+    struct channel *next;
+};
+static struct {                                         /* registry.lock */
+    struct channel *channels, *calling;
+    struct letters incoming, early;
+    struct address closed[CLOSED];                      /* the latest */
+    unsigned closed_count;                              /* ever */
+    int64_t ticked_ms;
+    unsigned round;
+} room;
+
+/* ---- lists of letters ---- */
+static bool address_equal(const struct address *a, const struct address *b)
+{
+    return a->rank == b->rank && nonce_equal(a->token, b->token);
+}
+static struct letter *letter_pop(struct letters *list)
+{
+    struct letter *letter = list->first;
+    list->first = letter->next;
+    if (!list->first) list->last = NULL;
+    list->count--;
+    return letter;
+}
+static void letter_push(struct letters *list, struct letter *letter)
+{
+    letter->next = NULL;
+    if (list->last) list->last->next = letter;
+    else list->first = letter;
+    list->last = letter;
+    list->count++;
+}
+static struct letter *find_same(const struct letters *list, const struct parcel *p)    /* the last one */
+{
+    struct letter *found = NULL;
+    for (struct letter *l = list->first; l; l = l->next)
+        if (address_equal(&l->parcel.to, &p->to) && l->parcel.from == p->from && l->parcel.word == p->word) found = l;
+    return found;
+}
+/* In the place of an earlier one of its kind, or at the end. */
+static bool letter_add(struct letters *list, const struct parcel *parcel)
+{
+    struct letter *letter = find_same(list, parcel);
+    bool is_new = !letter;
+    if (is_new) letter = memory_zeroed(1, sizeof *letter);
+    if (!letter) return false;
+    letter->parcel = *parcel;
+    if (is_new) letter_push(list, letter);
+    return true;
+}
+void letters_free(struct letters *list)
+{
+    while (list->first) free(letter_pop(list));
+}
+
+/* ---- sending ---- */
+static int peer_write(struct peer *peer, const struct parcel *parcel)
+{
+    return registry_tell_parcel(peer->descriptor, peer->identity.nonce, parcel);
+}
+void peer_flush(struct peer *peer)
+{
+    while (peer->unsent.first && peer_write(peer, &peer->unsent.first->parcel) != -EAGAIN)
+        free(letter_pop(&peer->unsent));                /* sent, or it never will be: the end is read soon */
+    if (!peer->unsent.first) registry_poll_writing(peer->descriptor, false);
+}
+static bool peer_post(struct peer *peer, const struct parcel *parcel)
+{
+    if (peer->state != OPEN) return false;
+    if (!peer->unsent.first) {
+        int error = peer_write(peer, parcel);
+        if (error != -EAGAIN) return !error;
+        registry_poll_writing(peer->descriptor, true);
+    }
+    return letter_add(&peer->unsent, parcel);
+}
+bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+{
+    struct parcel parcel = { .to = channel->me, .from = channel->me.rank, .word = word, .length = (uint32_t)length };
+    assert(length <= CHANNEL_BYTES && word < CHANNEL_WORDS);
+    parcel.to.rank = to;
+    if (length) memcpy(parcel.bytes, bytes, length);
+    pthread_mutex_lock(&registry.lock);
+    struct peer *peer = channel->peers[to];
+    bool sent = peer ? peer_post(peer, &parcel) : letter_add(&room.incoming, &parcel);
+    if (!peer) registry_wake();
+    pthread_mutex_unlock(&registry.lock);
+    return sent;
+}
+
+/* ---- delivering, on the watch thread ---- */
+void channels_receive(const struct parcel *parcel) { letter_add(&room.incoming, parcel); }
+static void call(struct channel *c, const struct parcel *parcel)       /* NULL: it is time */
+{
+    struct channel_user user = c->user;
+    room.calling = c;
+    pthread_mutex_unlock(&registry.lock);
+    if (parcel) user.receive(user.context, parcel->from, parcel->bytes, parcel->length);
+    else user.tick(user.context);
+    pthread_mutex_lock(&registry.lock);
+    room.calling = NULL;
+    pthread_cond_broadcast(&registry.changed);
+}
+static struct channel *find(const struct address *to)
+{
+    struct channel *c = room.channels;
+    while (c && !address_equal(&c->me, to)) c = c->next;
+    return c;
+}
+static bool was_closed(const struct address *to)
+{
+    for (unsigned i = 0; i < CLOSED && i < room.closed_count; i++)
+        if (address_equal(&room.closed[i], to)) return true;
+    return false;
+}
+static void keep_early(const struct letter *letter)
+{
+    letter_add(&room.early, &letter->parcel);
+    if (room.early.count > MOST_EARLY) free(letter_pop(&room.early));
+}
+void channels_deliver(void)
+{
+    while (room.incoming.first) {
+        struct letter *letter = letter_pop(&room.incoming);
+        struct channel *c = find(&letter->parcel.to);
+        if (c) call(c, &letter->parcel);
+        else if (!was_closed(&letter->parcel.to)) keep_early(letter);
+        free(letter);
+    }
+}
+static struct channel *next_to_tick(unsigned round)     /* that has not been called in this round */
+{
+    struct channel *c = room.channels;
+    while (c && (!c->ticks || c->round == round)) c = c->next;
+    return c;
+}
+int channels_patience_ms(void)
+{
+    int64_t left_ms = room.ticked_ms + CHANNEL_TICK_MS - clock_ms();
+    return !next_to_tick(room.round + 1) ? -1 : left_ms > 0 ? (int)left_ms : 0;
+}
+void channels_tick(void)                                /* the list may change during each call */
+{
+    if (channels_patience_ms() != 0) return;
+    room.ticked_ms = clock_ms();
+    room.round++;
+    for (struct channel *c; (c = next_to_tick(room.round)) != NULL;) {
+        c->round = room.round;
+        call(c, NULL);
+    }
+}
+
+/* ---- lifetime ---- */
+/* Before what is just coming. */
+static void deliver_early(const struct channel *c)
+{
+    struct letters early = room.early, incoming = room.incoming;
+    room.early = room.incoming = (struct letters){ 0 };
+    while (early.first) {
+        struct letter *letter = letter_pop(&early);
+        letter_push(address_equal(&letter->parcel.to, &c->me) ? &room.incoming : &room.early, letter);
+    }
+    while (incoming.first) letter_push(&room.incoming, letter_pop(&incoming));
+}
+tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers,
+    const struct channel_user *user, struct channel **out)
+{
+    struct channel *c = memory_zeroed(1, sizeof *c);
+    if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a control channel");
+    memcpy(c->me.token, token, sizeof c->me.token);
+    c->me.rank = rank;
+    c->peers = peers;
+    c->user = *user;
+    pthread_mutex_lock(&registry.lock);
+    c->next = room.channels;
+    room.channels = c;
+    deliver_early(c);
+    registry_wake();
+    pthread_mutex_unlock(&registry.lock);
+    *out = c;
+    return TUTTI_OK;
+}
+void channel_tick(struct channel *channel, bool on)
+{
+    pthread_mutex_lock(&registry.lock);
+    if (on && !channel->ticks) registry_wake();
+    channel->ticks = on;
+    pthread_mutex_unlock(&registry.lock);
+}
+void channel_close(struct channel *channel)
+{
+    if (!channel) return;
+    pthread_mutex_lock(&registry.lock);
+    struct channel **at = &room.channels;
+    while (*at != channel) at = &(*at)->next;
+    *at = channel->next;
+    room.closed[room.closed_count++ % CLOSED] = channel->me;
+    while (room.calling == channel) registry_wait(INT64_MAX);
+    pthread_mutex_unlock(&registry.lock);
+    free(channel);
+}
+void channels_forget(void)
+{
+    letters_free(&room.incoming);
+    letters_free(&room.early);
+}
+void channels_after_fork(void) { memset(&room, 0, sizeof room); }

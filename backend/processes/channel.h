@@ -1,0 +1,28 @@
+/* Control channels: small messages between the ranks of a communicator, beside its data, which reach a rank that only
+ * computes, too: they are delivered by the watch thread. Between processes of this host they go over the connection
+ * that there is anyway, between threads of one process through a list. A connection to another host can be one more
+ * kind of struct peer.
+ *
+ * From one rank to another messages keep their order, and come before the end of the connection is told (peer_watch).
+ * A message is a state: a later one of the same word from the same rank takes the place of one that is still kept, here
+ * or there. So what a peer that does not read is owed has a bound: one message for each word, rank and communicator. */
+#pragma once
+#include "backend/processes/peers.h"
+
+enum { CHANNEL_BYTES = 1024, CHANNEL_WORDS = 8, CHANNEL_TICK_MS = 10 };
+struct channel;
+struct channel_user {                                   /* on the watch thread, which may send meanwhile */
+    void (*receive)(void *context, int from, const void *bytes, size_t length);
+    void (*tick)(void *context);                        /* see channel_tick */
+    void *context;
+};
+/* Of rank `rank` in the communicator of that token. peers[r]: how to reach rank r, NULL: in this process; it is kept,
+   not copied. What has come before is delivered now: of messages for communicators that are not there yet the last 256
+   are kept. NO_MEMORY. */
+tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers,
+    const struct channel_user *user, struct channel **out);
+/* Never waits. word: below CHANNEL_WORDS. false: no memory, or the peer is gone; then it is lost. */
+bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length);
+void channel_tick(struct channel *channel, bool on);    /* from now on every CHANNEL_TICK_MS, or no more */
+/* What was sent is still delivered. Afterwards its user is not called any more. NULL is fine. */
+void channel_close(struct channel *channel);

@@ -1,0 +1,313 @@
+/* Control channels: in order, between processes and between threads of one; what is not taken at once is kept, and has
+   a bound; what comes early is delivered later; what the dead have said comes before their end; a child starts anew. */
+#include "backend/base/clock.h"
+#include "backend/processes/registry.h"
+#include "tests/unit/processes/peers_world.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { MANY = 5000, WORDS = 4, END = -1 };
+static const unsigned char token[16] = "one token";
+struct note { int from, word, value; };
+struct box {                                            /* what one rank has received */
+    _Atomic int count, ticks, lost;
+    struct note first, last[WORDS];
+    _Atomic bool ended;
+    bool ordered, slow;
+    pthread_t thread;
+};
+static void receive(void *context, int from, const void *bytes, size_t length)
+{
+    struct box *box = context;
+    struct note note;
+    REQUIRE(length == sizeof note && !atomic_load(&box->lost));
+    memcpy(&note, bytes, sizeof note);
+    REQUIRE(note.from == from);
+    if (box->slow) nap(50);
+    if (!atomic_load(&box->count)) box->first = note, box->ordered = true;
+    if (note.value != END && note.value < box->last[note.word].value) box->ordered = false;
+    box->last[note.word] = note;
+    box->thread = pthread_self();
+    if (note.value == END) atomic_store(&box->ended, true);
+    atomic_fetch_add(&box->count, 1);
+}
+static void tick(void *context) { atomic_fetch_add(&((struct box *)context)->ticks, 1); }
+static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers, struct box *box)
+{
+    struct channel *c;
+    REQUIRE(channel_open(name, me, peers, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
+    return c;
+}
+static bool post(struct channel *c, int from, int to, int word, int value)
+{
+    struct note note = { from, word, value };
+    return channel_send(c, to, (unsigned)word, &note, sizeof note);
+}
+static void await(const _Atomic int *count, int least)
+{
+    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(count) < least; nap(1)) REQUIRE(clock_ms() < until);
+}
+static void await_end(const struct box *box)
+{
+    for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&box->ended); nap(1)) REQUIRE(clock_ms() < until);
+}
+static void finish(struct channel *c, struct peer *peer)
+{
+    channel_close(c);
+    peer_release(peer);
+    peers_release();
+}
+
+/* ---- order ---- */
+static void post_many(struct channel *c, int from, int to)
+{
+    for (int i = 0; i < MANY; i++) REQUIRE(post(c, from, to, i % 3, i));
+    REQUIRE(post(c, from, to, 3, END));
+}
+static void expect_many(const struct box *box, int from)
+{
+    await_end(box);
+    REQUIRE(box->ordered && box->first.from == from && !pthread_equal(box->thread, pthread_self()));
+    for (int word = 0; word < 3; word++) REQUIRE(box->last[word].value >= MANY - 3);
+}
+static void order_of_processes(void)
+{
+    struct peer *peers[2] = { NULL };
+    struct box box = { 0 };
+    world_join();
+    REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
+    struct channel *c = open_channel(token, rank, peers, &box);
+    post_many(c, rank, 1 - rank);
+    expect_many(&box, 1 - rank);
+    world_barrier(2);
+    finish(c, peers[1 - rank]);
+}
+static void order_of_threads(void)
+{
+    struct peer *nobody[2] = { NULL };
+    struct box box[2] = { 0 };
+    struct channel *c[2];
+    world_join();
+    for (int r = 0; r < 2; r++) c[r] = open_channel(token, r, nobody, &box[r]);
+    for (int r = 0; r < 2; r++) post_many(c[r], r, 1 - r);
+    for (int r = 0; r < 2; r++) expect_many(&box[r], 1 - r);
+    channel_close(c[0]);
+    finish(c[1], NULL);
+}
+static void test_messages_keep_their_order(void **state)
+{
+    (void)state;
+    world_run(2, order_of_processes, 0);
+    world_run(1, order_of_threads, 0);
+}
+
+/* ---- a peer that does not read ---- */
+static void one_is_stopped(void)
+{
+    struct peer *peers[2] = { NULL };
+    struct box box = { 0 };
+    world_join();
+    REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
+    struct channel *c = open_channel(token, rank, peers, &box);
+    world_barrier(2);
+    if (rank == 0) {
+        pid_t other = (pid_t)world->identity[1].pid;
+        int stopped = kill(other, SIGSTOP);
+        post_many(c, 0, 1);
+        pthread_mutex_lock(&registry.lock);
+        int kept = peers[1]->unsent.count;
+        pthread_mutex_unlock(&registry.lock);
+        REQUIRE(kill(other, SIGCONT) == 0 && !stopped);
+        REQUIRE(kept > 0 && kept <= WORDS);
+    } else expect_many(&box, 0);
+    world_barrier(2);
+    finish(c, peers[1 - rank]);
+}
+static void test_what_a_stopped_peer_is_owed_has_a_bound(void **state)
+{
+    (void)state;
+    world_run(2, one_is_stopped, 0);
+}
+/* It leaves at once: what it has said still arrives, and before its end. */
+static void lost(void *context) { atomic_fetch_add(&((struct box *)context)->lost, 1); }
+static void one_says_something_and_goes(void)
+{
+    struct peer *peers[2] = { NULL };
+    struct box box = { 0 };
+    world_join();
+    REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
+    struct channel *c = open_channel(token, rank, peers, &box);
+    struct peer_watch watch = { .peer = peers[1 - rank], .lost = lost, .context = &box };
+    world_barrier(2);
+    if (rank == 1) {
+        post_many(c, 1, 0);
+        raise(SIGKILL);
+    }
+    peer_watch(&watch);
+    await(&box.lost, 1);                                /* and `receive` was not called later */
+    REQUIRE(atomic_load(&box.count) > 0 && box.ordered);
+    peer_unwatch(&watch);
+    REQUIRE(!post(c, 0, 1, 0, 0));
+    finish(c, peers[1]);
+}
+static void test_what_the_dead_have_said_comes_before_their_end(void **state)
+{
+    (void)state;
+    world_run(2, one_says_something_and_goes, 2);
+}
+
+/* ---- nobody is there ---- */
+static void early_and_late(void)
+{
+    struct peer *peers[2] = { NULL };
+    struct box box = { 0 };
+    world_join();
+    REQUIRE(world_call(1 - rank, &peers[1 - rank]) == TUTTI_OK);
+    struct channel *c = rank == 0 ? open_channel(token, 0, peers, &box) : NULL;
+    if (rank == 0)
+        for (int value = 1; value <= 3; value++) REQUIRE(post(c, 0, 1, value, value));
+    world_barrier(2);
+    if (rank == 1) {
+        nap(20);                                        /* most have come by now, and all come in order */
+        c = open_channel(token, 1, peers, &box);
+        await(&box.count, 3);
+        REQUIRE(box.first.value == 1 && box.ordered && box.last[3].value == 3);
+        channel_close(c);
+    }
+    world_barrier(2);
+    if (rank == 0) REQUIRE(post(c, 0, 1, 1, 4));        /* it has closed: this goes nowhere, and nowhere else */
+    world_barrier(2);
+    if (rank == 1) {
+        c = open_channel((const unsigned char *)"another token..", 1, peers, &box);
+        REQUIRE(post(c, 1, 1, 0, END));                 /* to itself, behind what may have come */
+        await_end(&box);
+        REQUIRE(atomic_load(&box.count) == 4 && box.last[1].value == 1);
+    }
+    world_barrier(2);
+    finish(c, peers[1 - rank]);
+}
+static void test_what_comes_early_is_kept_and_what_comes_late_is_not(void **state)
+{
+    (void)state;
+    world_run(2, early_and_late, 0);
+}
+/* For communicators that never come: the last are kept, the others go. */
+static void for_nobody(void)
+{
+    struct peer *nobody[2] = { NULL };
+    struct box box = { 0 };
+    unsigned char other[16] = { 0 };
+    world_join();
+    for (int i = 0; i < 300; i++) {
+        memcpy(other, &i, sizeof i);
+        struct channel *c = open_channel(other, 0, nobody, &box);
+        REQUIRE(post(c, 0, 1, 1, i));
+        REQUIRE(post(c, 0, 0, 0, END));
+        await_end(&box);
+        atomic_store(&box.ended, false);
+        channel_close(c);
+    }
+    box = (struct box){ 0 };
+    struct channel *old = open_channel(memset(other, 0, sizeof other), 1, nobody, &box);
+    struct channel *new = open_channel(memcpy(other, &(int){ 299 }, sizeof(int)), 1, nobody, &box);
+    await(&box.count, 1);
+    REQUIRE(box.first.value == 299);
+    channel_close(old);
+    finish(new, NULL);
+}
+static void test_what_is_kept_for_nobody_has_a_bound(void **state)
+{
+    (void)state;
+    world_run(1, for_nobody, 0);
+}
+
+/* ---- the thread that calls ---- */
+static void time_passes(void)
+{
+    struct peer *nobody[1] = { NULL };
+    struct box box[2] = { 0 };
+    world_join();
+    struct channel *quiet = open_channel(token, 0, nobody, &box[0]);
+    struct channel *c = open_channel(token, 1, nobody, &box[1]);
+    channel_tick(c, true);
+    await(&box[1].ticks, 5);
+    channel_tick(c, false);
+    REQUIRE(!atomic_load(&box[0].ticks));
+    channel_close(quiet);
+    finish(c, NULL);
+}
+static void test_a_channel_ticks_when_asked_to(void **state)
+{
+    (void)state;
+    world_run(1, time_passes, 0);
+}
+static void close_while_called(void)
+{
+    struct peer *nobody[2] = { NULL };
+    struct box box = { .slow = true };
+    world_join();
+    struct channel *c = open_channel(token, 0, nobody, &box);
+    REQUIRE(post(c, 0, 0, 0, 1));
+    nap(10);                                            /* it is being delivered, most of the time */
+    channel_close(c);
+    int count = atomic_load(&box.count);
+    nap(100);
+    REQUIRE(atomic_load(&box.count) == count);
+    peers_release();
+}
+static void test_nobody_is_called_after_close(void **state)
+{
+    (void)state;
+    world_run(1, close_while_called, 0);
+}
+static void forks(void)
+{
+    struct peer *nobody[2] = { NULL };
+    struct box box = { 0 }, own = { 0 };
+    struct identity identity;
+    world_join();
+    struct channel *c = open_channel(token, 0, nobody, &box);
+    REQUIRE(post(c, 0, 1, 0, 7));                       /* early, for the parent alone */
+    pid_t child = fork();
+    if (child == 0) {
+        REQUIRE(peers_acquire(&identity) == TUTTI_OK);
+        struct channel *mine = open_channel(token, 1, nobody, &own);
+        REQUIRE(post(mine, 1, 1, 0, END));
+        await_end(&own);
+        REQUIRE(atomic_load(&own.count) == 1);
+        finish(mine, NULL);
+        _exit(0);
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    REQUIRE(post(c, 0, 0, 0, END));
+    await_end(&box);
+    REQUIRE(atomic_load(&box.count) == 1);
+    finish(c, NULL);
+}
+static void test_a_forked_child_starts_anew(void **state)
+{
+    (void)state;
+    world_run(1, forks, 0);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_messages_keep_their_order),
+        cmocka_unit_test(test_what_a_stopped_peer_is_owed_has_a_bound),
+        cmocka_unit_test(test_what_the_dead_have_said_comes_before_their_end),
+        cmocka_unit_test(test_what_comes_early_is_kept_and_what_comes_late_is_not),
+        cmocka_unit_test(test_what_is_kept_for_nobody_has_a_bound),
+        cmocka_unit_test(test_a_channel_ticks_when_asked_to),
+        cmocka_unit_test(test_nobody_is_called_after_close),
+        cmocka_unit_test(test_a_forked_child_starts_anew),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
