@@ -29,8 +29,8 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     TRY(reach_init(&comm->reach, segment->ranks));
     TRY(executor_init(&comm->executor, segment, g->layout, g->rank, streaming == 0 ? NULL : stream_find(),
         streaming < 0));
-    executor_reach_out(&comm->executor, group_contact(g, g->rank), group_failure(g));
-    return TUTTI_OK;
+    executor_reach_out(&comm->executor, group_contact(g, g->rank));
+    return network ? accord_create(comm, &comm->accord) : TUTTI_OK;
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
 {
@@ -61,6 +61,8 @@ void comm_free(tutti_comm *comm)
 }
 void comm_finish(tutti_comm *comm)
 {
+    accord_destroy(comm->accord);
+    comm->accord = NULL;
     router_destroy(comm->router);
     executor_finish(&comm->executor);
     launcher_finish(&comm->launcher);
@@ -76,6 +78,15 @@ void comm_pause(const tutti_comm *comm, int n)
 }
 bool comm_has_left(const tutti_comm *comm, int rank)
 {
-    return atomic_load_explicit(&group_contact(&comm->group, rank)->departed, memory_order_acquire) != 0;
+    const struct group *g = &comm->group;
+    if (!group_has_here(g, rank)) return accord_has_left(comm->accord, rank);
+    return atomic_load_explicit(&group_control(g, group_index(g, rank))->departed, memory_order_acquire) != 0;
 }
-void comm_leave(tutti_comm *comm) { atomic_store(&group_contact(&comm->group, comm->group.rank)->departed, 1); }
+void comm_leave(tutti_comm *comm)
+{
+    const struct group *g = &comm->group;
+    struct control *mine = group_control(g, group_index(g, g->rank));
+    if (comm->accord) accord_leave(comm);
+    atomic_store(&mine->departed, 1);
+    if (comm->accord) accord_tell_host(comm->accord);
+}

@@ -2,6 +2,7 @@
  * constant once joined, the gate is any thread's, the listing is the progress thread's, and all else is the driver's,
  * who holds gate.driver. */
 #pragma once
+#include "backend/engine/accord.h"
 #include "backend/engine/driver.h"
 #include "backend/engine/failure.h"
 #include "backend/engine/group.h"
@@ -19,6 +20,7 @@ struct tutti_comm {
     _Atomic bool ended;                                 /* it has left the group, or is about to */
     struct membership *membership;                      /* what joining has left, see join/join.h */
     struct router *router;
+    struct accord *accord;                              /* between its hosts; NULL: it has one */
     _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
     _Atomic int64_t timeout_ms;
     struct gate gate;
@@ -33,6 +35,10 @@ struct tutti_comm {
 static inline bool comm_has_failed(const tutti_comm *comm)             /* a look that costs nothing; see comm_failure */
 {
     return atomic_load_explicit(&comm->outcome.failed, memory_order_relaxed);
+}
+static inline bool comm_is_failing(const tutti_comm *comm) /* or a reason is known, and hosts agree on one */
+{
+    return comm_has_failed(comm) || (comm->accord && accord_is_failing(comm->accord));
 }
 /* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);

@@ -65,6 +65,7 @@ static tutti_status advance(tutti_comm *comm)                          /* the he
         b->head->sequence = ++b->sequence;
         TRY(launch_start(comm, b->head));
         b->running = true;
+        if (comm->accord) accord_begin(comm);
     }
     return launch_step(comm, b->head);
 }
@@ -73,15 +74,24 @@ static void fail(tutti_comm *comm, tutti_status status)                /* becaus
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
     else if (status != TUTTI_ABORTED || comm_check(comm) == TUTTI_OK)  /* a peer that gave up has said why */
         comm_fail(comm, status, "%s", status_detail());
-    fail_all(comm);
+    if (comm_has_failed(comm)) fail_all(comm);
+    else comm->backlog.stuck = true;
+}
+/* The last look before the head succeeds: not if it, or one before it, is known to fail on another rank. */
+static bool may_end(tutti_comm *comm)
+{
+    if (!comm->accord || accord_may_end(comm->accord, comm->backlog.head->sequence)) return true;
+    comm->backlog.stuck = true;
+    return false;
 }
 void driver_begin(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
     comm->backlog.head = comm->backlog.tail = op;
     tutti_status status = advance(comm);
-    if (status == TUTTI_OK) leave_queue(comm, TUTTI_OK);
-    else if (status != TUTTI_IN_PROGRESS) fail(comm, status);
+    if (status == TUTTI_IN_PROGRESS) return;
+    if (status != TUTTI_OK) fail(comm, status);
+    else if (may_end(comm)) leave_queue(comm, TUTTI_OK);
 }
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 {
@@ -89,7 +99,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
     bool moved = comm->messages.open && messages_progress(comm, blocked);
     if (comm->messages.open && !moved) blocked->in_the_way |= executor_is_in_the_way(&comm->executor);
     if (comm_has_failed(comm)) { fail_all(comm); return moved; }
-    while (comm->backlog.head) {
+    while (comm->backlog.head && !comm->backlog.stuck) {
         uint64_t moves = comm->executor.moves;
         tutti_status status = advance(comm);
         moved |= comm->executor.moves != moves;
@@ -101,9 +111,8 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
             break;
         }
         moved = true;
-        if (status == TUTTI_OK) { leave_queue(comm, TUTTI_OK); continue; }
-        fail(comm, status);
-        break;
+        if (status != TUTTI_OK) { fail(comm, status); break; }
+        if (may_end(comm)) leave_queue(comm, TUTTI_OK);
     }
     return moved;
 }
@@ -112,6 +121,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 bool operations_check(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
+    if (comm->accord) accord_look(comm);
     if (!comm_is_in_doubt(comm)) return false;
     bool moved = driver_progress(comm, &unused);
     if (moved && !driver_has_open(comm)) return true;   /* nothing is left that would have to fail */
@@ -135,6 +145,7 @@ int driver_soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool operations_abandon(tutti_comm *comm)
 {
     comm_check(comm);
+    if (!comm_has_failed(comm)) return false;
     fail_all(comm);
     return !driver_has_open(comm);
 }

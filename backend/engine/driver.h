@@ -20,6 +20,7 @@ struct gate {                                           /* of any thread */
 struct backlog {                                        /* of the driver */
     struct operation *head, *tail;                      /* collectives, oldest first */
     bool running;                                       /* head has begun */
+    bool stuck;                                         /* head ends with the verdict of all hosts, which comes */
     const struct operation *driven;                     /* the driver's own: nobody else waits for it */
     uint64_t sequence;                                  /* of the last collective that has begun */
     unsigned visits;                                    /* of whoever drives: every so often it looks for failures */

@@ -1,52 +1,16 @@
 /* Why a communicator failed, in words that name ranks and say what to do. The first error wins, on this rank and,
    through the segment, on all others. Nothing here waits. */
 #include "backend/base/clock.h"
-#include "backend/base/dtype.h"
+#include "backend/base/memory.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/words.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
 
 /* ---- words ---- */
-static const char *row_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
-{
-    const struct algorithm *a = collectives_table;
-    while (a->name && row > 0) { a++; row--; }
-    return a->name ? a->name : "?";
-}
-static void operation_describe(const struct descriptor *d, char *out, size_t bytes)
-{
-    char root[32] = "", op[40] = "";
-    enum family f = (enum family)d->operation;
-    bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
-    bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
-    if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
-    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
-    if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
-    const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
-    if (f == BARRIER) snprintf(out, bytes, "barrier");
-    else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
-    else
-        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
-            row_name(d->algorithm));
-}
-/* What must agree, too, and is seldom the reason. */
-static void describe_more(const struct descriptor *d, char *out, size_t bytes)
-{
-    size_t used = strlen(out);
-    double factor;
-    memcpy(&factor, &d->bits, sizeof factor);
-    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
-    if (d->op == TUTTI_PREMUL_SUM && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
-    if (d->tile_bytes && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
-    if (d->slots && used < bytes)
-        used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
-    if (d->counts && used < bytes)
-        snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
-}
 static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
@@ -54,35 +18,35 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
     struct descriptor mine = *comm->executor.run.descriptor;
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
-    operation_describe(&mine, what, sizeof what);
+    words_of_call(&mine, what, sizeof what);
     snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.descriptor->sequence,
         comm->group.name);
 }
-static bool has_come(const tutti_comm *comm, int rank)  /* to the operation that runs */
-{
-    const struct group *g = &comm->group;
-    if (group_has_here(g, rank)) return executor_has_arrived(&comm->executor, rank);
-    return executor_has_begun(&comm->executor, group_contact(g, rank));
-}
+/* Who has not made this call, as far as is known of ranks on other hosts. */
 static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 {
+    const struct group *g = &comm->group;
+    bool *absent = memory_zeroed((size_t)g->size, sizeof *absent);
     size_t used = 0;
     out[0] = 0;
-    for (int r = 0; r < comm->group.size && used + 16 < bytes; r++)
-        if (!has_come(comm, r)) used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+    if (absent && comm->accord) accord_list_absent(comm->accord, comm->backlog.sequence, absent);
+    for (int r = 0; absent && r < g->size && used + 16 < bytes; r++)
+        if (absent[r] || (group_has_here(g, r) && !executor_has_arrived(&comm->executor, r)))
+            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+    free(absent);
 }
 
 /* ---- failing ---- */
 /* So that who arrives need not read one word of the group more, as long as nothing has failed. */
 static void raise_doubt(const tutti_comm *comm)
 {
-    for (int r = 0; r < comm->group.size; r++) atomic_store(&group_contact(&comm->group, r)->doubt, 1);
+    for (int i = 0; i < comm->group.segment->ranks; i++) atomic_store(&group_control(&comm->group, i)->doubt, 1);
 }
 /* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
    not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
 {
-    _Atomic uint32_t *state = &group_failure(&comm->group)->state;
+    _Atomic uint32_t *state = &comm->group.segment->failure->state;
     if (!comm->backlog.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
@@ -109,8 +73,8 @@ static void control_wake(struct control *c)            /* whoever sleeps on any 
 static void tell_others(const tutti_comm *comm)
 {
     const struct group *g = &comm->group;
-    if (!g->segment || !may_tell(group_failure(g))) return;
-    struct failure *failure = group_failure(g);
+    if (!g->segment || !may_tell(g->segment->failure)) return;
+    struct failure *failure = g->segment->failure;
     raise_doubt(comm);
     failure->status = comm->outcome.status;
     failure->rank = g->rank;
@@ -118,23 +82,57 @@ static void tell_others(const tutti_comm *comm)
     snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&failure->state, FAILURE_READY);
     for (int peer = 0; peer < g->segment->ranks; peer++) control_wake(group_control(g, peer));
-    for (int r = 0; g->network && r < g->size; r++) control_wake(group_contact(g, r));
 }
+struct about { enum agree_kind kind; int other; };       /* kind of the reason, and whom it is about, or -1 */
 static void keep_outcome(struct outcome *outcome, tutti_status status, const char *format, va_list arguments)
 {
     vsnprintf(outcome->detail, sizeof outcome->detail, format, arguments);
     outcome->status = status;
     atomic_store_explicit(&outcome->failed, 1, memory_order_release);
 }
-tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
+static enum agree_kind kind_of(tutti_status status)
 {
-    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return comm->outcome.status;
-    va_list arguments;
-    va_start(arguments, format);
+    return status == TUTTI_ABORTED ? AGREE_ABORTED : status == TUTTI_TIMEOUT ? AGREE_LATE : AGREE_FAILED;
+}
+/* Of several hosts: they agree on one cause first, and until then the communicator has not failed. */
+static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_status status, const char *detail)
+{
+    struct agree_cause cause = { .kind = (int32_t)about->kind, .status = status, .other = about->other };
+    snprintf(cause.detail, sizeof cause.detail, "%s", detail);
+    status_fail(status, "%s", detail);
+    accord_fail(comm->accord, &cause);
+    return status;
+}
+static tutti_status fail(tutti_comm *comm, const struct about *about, tutti_status status, const char *format,
+    va_list arguments)
+{
+    char detail[AGREE_DETAIL_BYTES];
+    if (comm_has_failed(comm)) return comm->outcome.status;
+    if (comm->accord) {
+        if (accord_is_failing(comm->accord)) return status;
+        vsnprintf(detail, sizeof detail, format, arguments);
+        return propose(comm, about, status, detail);
+    }
     keep_outcome(&comm->outcome, status, format, arguments);
-    va_end(arguments);
     status_fail(status, "%s", comm->outcome.detail);
     tell_others(comm);
+    return status;
+}
+tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    status = fail(comm, &(struct about){ kind_of(status), -1 }, status, format, arguments);
+    va_end(arguments);
+    return status;
+}
+__attribute__((format(printf, 4, 5))) static tutti_status fail_about(tutti_comm *comm, struct about about,
+    tutti_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    status = fail(comm, &about, status, format, arguments);
+    va_end(arguments);
     return status;
 }
 void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *format, ...)
@@ -155,6 +153,8 @@ tutti_status comm_failure(tutti_comm *comm)
 void failure_note_lost(tutti_comm *comm, int rank)
 {
     uint32_t nobody = 0;
+    if (comm->accord) { accord_note_lost(comm->accord, rank); return; }
+    if (comm_has_left(comm, rank)) return;
     atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
     comm_call(comm);
 }
@@ -166,7 +166,7 @@ void failure_ask_to_stop(tutti_comm *comm, tutti_status status)
 }
 static tutti_status fail_with_others(tutti_comm *comm)
 {
-    const struct failure *f = group_failure(&comm->group);
+    const struct failure *f = comm->group.segment->failure;
     char detail[sizeof f->detail];
     memcpy(detail, f->detail, sizeof detail);
     detail[sizeof detail - 1] = 0;
@@ -174,6 +174,25 @@ static tutti_status fail_with_others(tutti_comm *comm)
     tutti_status status = (tutti_status)f->status;
     if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
     return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
+}
+static void set_outcome(tutti_comm *comm, tutti_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    keep_outcome(&comm->outcome, status, format, arguments);
+    va_end(arguments);
+}
+static tutti_status adopt_verdict(tutti_comm *comm)
+{
+    struct agree_cause cause;
+    char detail[STATUS_DETAIL_BYTES];
+    if (comm_has_failed(comm)) return comm_failure(comm);
+    accord_verdict(comm->accord, &cause);
+    tutti_status status = cause.status >= TUTTI_INTERNAL ? (tutti_status)cause.status : TUTTI_INTERNAL;
+    words_of_cause(&comm->group, &cause, detail, sizeof detail);
+    set_outcome(comm, status, "%s", detail);
+    if (cause.reporter == comm->group.rank) return status_repeat(status, detail);      /* it has said so before */
+    return status_fail(status, "%s", detail);
 }
 static tutti_status fail_without(tutti_comm *comm, int dead)
 {
@@ -189,7 +208,7 @@ static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
     char what[224];
     describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST,
+    return fail_about(comm, (struct about){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
         "%s; all ranks must make the same calls before they destroy",
         peer, comm->group.name, comm->group.rank, what);
@@ -237,7 +256,7 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
 {
     const struct operation *op = find_left_alone(comm);
     const struct transfer *t = &op->message.transfer;
-    return comm_fail(comm, TUTTI_PEER_LOST,
+    return fail_about(comm, (struct about){ AGREE_LEFT_ALONE, t->peer }, TUTTI_PEER_LOST,
         "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
@@ -271,87 +290,101 @@ static struct operation *find_late(const tutti_comm *comm)
         if (is_late(&op->limit)) return op;
     return NULL;
 }
-/* A rank that is waited for and has left in good order, its part not done; or -1. */
+/* A rank of this host that is waited for and has left in good order, its part not done; or -1. */
 static int find_departed(const tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
     int peer = comm->backlog.running ? comm->executor.blocked_peer : -1;
-    if (peer >= 0 && comm_has_left(comm, peer) && !has_come(comm, peer)) return peer;
-    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++)
-        if (!group_has_here(g, r) && comm_has_left(comm, r) && !has_come(comm, r)) return r;
-    return -1;
-}
-/* Two ranks whose descriptors of that parity differ: where the other's lies, and mine beside it; rank -1: none do. */
-struct disagreement { int rank, parity; const struct control *mine, *theirs; };
-/* With a rank of another host. Those of this host are found by the roll call. */
-static struct disagreement find_disagreement(const tutti_comm *comm)
-{
-    const struct group *g = &comm->group;
-    for (int r = 0; g->network && comm->backlog.running && r < g->size; r++) {
-        const struct control *theirs = group_contact(g, r);
-        int parity = group_has_here(g, r) ? -1 : executor_differs(&comm->executor, theirs);
-        if (parity >= 0) return (struct disagreement){ r, parity, comm->executor.site.contact, theirs };
-    }
-    return (struct disagreement){ .rank = -1 };
-}
-static tutti_status fail_disagreement(tutti_comm *comm, const struct disagreement *found)
-{
-    struct descriptor mine = found->mine->descriptor[found->parity];
-    struct descriptor theirs = found->theirs->descriptor[found->parity];
-    char here[240], there[240];
-    operation_describe(&mine, here, sizeof here);
-    operation_describe(&theirs, there, sizeof there);
-    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
-        describe_more(&mine, here, sizeof here);
-        describe_more(&theirs, there, sizeof there);
-    }
-    return comm_fail(comm, TUTTI_MISMATCH,
-        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
-        "calls %s%s; all ranks must make the same calls in the same order",
-        (unsigned long long)mine.sequence, comm->group.name, comm->group.rank, here, found->rank, there,
-        theirs.sequence != mine.sequence ? " (and has made another number of calls)" : "");
+    return peer >= 0 && comm_has_left(comm, peer) && !executor_has_arrived(&comm->executor, peer) ? peer : -1;
 }
 /* The one walk over the reasons there are, in the order in which they are told. */
-enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, PEER_DIED, DISAGREES, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
-struct reason { enum cause cause; struct operation *late; struct disagreement disagreement; int departed; };
-static struct reason find_reason(const tutti_comm *comm)
+enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+struct reason { enum cause cause; struct operation *late; int departed; };
+static struct reason find_own_reason(const tutti_comm *comm)
 {
-    const struct failure *f = group_failure(&comm->group);
     struct reason r = { .cause = NONE };
-    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) r.cause = STOPPED;
-    else if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) r.cause = FAILED;
-    else if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY) r.cause = FAILED_BY_ANOTHER;
-    else if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) r.cause = PEER_DIED;
-    else if ((r.disagreement = find_disagreement(comm)).rank >= 0) r.cause = DISAGREES;
-    else if ((r.departed = find_departed(comm)) >= 0) r.cause = LEFT_ALONE;
+    if ((r.departed = find_departed(comm)) >= 0) r.cause = LEFT_ALONE;
     else if ((r.late = find_late(comm)) != NULL) r.cause = LATE;
     else if (find_left_alone(comm)) r.cause = MESSAGE_LEFT_ALONE;
     return r;
 }
-bool comm_is_in_doubt(const tutti_comm *comm) { return find_reason(comm).cause != NONE; }
-tutti_status comm_check(tutti_comm *comm)
+static struct reason find_reason(const tutti_comm *comm)
 {
-    struct reason reason = find_reason(comm);
-    if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
-    bool may_pass = reason.cause > FAILED_BY_ANOTHER && reason.cause != DISAGREES;
-    if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
-    switch (reason.cause) {
+    const struct failure *f = comm->group.segment->failure;
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ .cause = FAILED };
+    if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
+        return (struct reason){ .cause = FAILED_BY_ANOTHER };
+    if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
+    return find_own_reason(comm);
+}
+/* Of several hosts: when a reason is known anywhere, the verdict comes by itself. */
+static struct reason find_reason_between_hosts(const tutti_comm *comm)
+{
+    const struct accord *a = comm->accord;
+    if (comm_has_failed(comm)) return (struct reason){ .cause = FAILED };
+    if (accord_is_over(a)) return (struct reason){ .cause = DECIDED };
+    if (accord_has_lost(a)) return (struct reason){ .cause = PEER_DIED };
+    if (accord_is_failing(a)) return (struct reason){ .cause = NONE };
+    if (atomic_load_explicit(&comm->outcome.stop, memory_order_acquire)) return (struct reason){ .cause = STOPPED };
+    return find_own_reason(comm);
+}
+static struct reason find(const tutti_comm *comm)
+{
+    return comm->accord ? find_reason_between_hosts(comm) : find_reason(comm);
+}
+bool comm_is_in_doubt(const tutti_comm *comm) { return find(comm).cause != NONE; }
+static bool asks_first(const tutti_comm *comm, const struct operation *late)
+{
+    bool running = late == comm->backlog.head && comm->backlog.running;
+    return comm->accord && running && executor_is_complete(&comm->executor)
+        && accord_asks(comm->accord, late->sequence);
+}
+static tutti_status act(tutti_comm *comm, const struct reason *reason)
+{
+    switch (reason->cause) {
     case NONE: break;
     case STOPPED:
         return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->outcome.stop),
             "%s was aborted, or destroyed while operations ran, by rank %d", comm->group.name, comm->group.rank);
     case FAILED: return comm_failure(comm);
     case FAILED_BY_ANOTHER: return fail_with_others(comm);
-    case PEER_DIED: return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
-    case DISAGREES: return fail_disagreement(comm, &reason.disagreement);
-    case LEFT_ALONE: return fail_left_alone(comm, reason.departed);
-    case LATE: return fail_late(comm, reason.late);
+    case DECIDED: return adopt_verdict(comm);
+    case PEER_DIED:
+        if (!comm->accord) return fail_without(comm, (int)atomic_load(&comm->outcome.lost) - 1);
+        accord_accept_deaths(comm->accord);
+        break;
+    case LEFT_ALONE: return fail_left_alone(comm, reason->departed);
+    case LATE: return asks_first(comm, reason->late) ? TUTTI_OK : fail_late(comm, reason->late);
     case MESSAGE_LEFT_ALONE: return fail_left_alone_message(comm);
     }
     return TUTTI_OK;
 }
+tutti_status comm_check(tutti_comm *comm)
+{
+    struct reason reason = find(comm);
+    if (reason.cause == MESSAGE_LEFT_ALONE && !is_left_alone_after_all(comm)) return TUTTI_OK;
+    bool may_pass = reason.cause >= PEER_DIED && !comm->accord;
+    if (may_pass && have_come_at_last(comm)) return TUTTI_OK;          /* or it fails now, certainly */
+    tutti_status status = act(comm, &reason);
+    if (!comm->accord || comm_has_failed(comm)) return status;
+    return accord_is_over(comm->accord) ? adopt_verdict(comm) : TUTTI_OK;
+}
 
 /* ---- disagreement ---- */
+static tutti_status fail_disagreement(tutti_comm *comm, int other)     /* of this host */
+{
+    const struct group *g = &comm->group;
+    int parity = comm->executor.run.parity;
+    struct descriptor mine = *comm->executor.run.descriptor;
+    struct descriptor theirs = group_control(g, group_index(g, other))->descriptor[parity];
+    char what[2 * WORDS_BYTES + 256];
+    words_of_disagreement(g, g->rank, &mine, other, &theirs, what, sizeof what);
+    return fail_about(comm, (struct about){ AGREE_DISAGREEMENT, other }, TUTTI_MISMATCH, "%s", what);
+}
+static struct about between(const tutti_comm *comm, int a, int b)
+{
+    return (struct about){ AGREE_DISAGREEMENT, a == comm->group.rank ? b : a };
+}
 /* A rank whose counts differ from those of the first: all ranks name the same two. */
 static tutti_status mismatch_alike(tutti_comm *comm)
 {
@@ -363,7 +396,8 @@ static tutti_status mismatch_alike(tutti_comm *comm)
             uint64_t here = segment_counts(x->site.segment, a, parity, alike)[q] / x->launch.element_bytes;
             uint64_t there = first[q] / x->launch.element_bytes;
             if (here != there)
-                return comm_fail(comm, TUTTI_MISMATCH,
+                return fail_about(comm, between(comm, group_rank(&comm->group, 0), group_rank(&comm->group, a)),
+                    TUTTI_MISMATCH,
                     "%s with uneven counts, operation %llu of %s: rank %d gives "
                     "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
                     alike == ALIKE_INPUT ? "reduce_scatter" : "all_gather",
@@ -382,7 +416,7 @@ static tutti_status mismatch_counts(tutti_comm *comm)
             uint64_t sent = segment_counts(x->site.segment, i, x->run.parity, INPUT)[b] / x->launch.element_bytes;
             uint64_t expected = segment_counts(x->site.segment, j, x->run.parity, OUTPUT)[a] / x->launch.element_bytes;
             if (sent != expected)
-                return comm_fail(comm, TUTTI_MISMATCH,
+                return fail_about(comm, between(comm, a, b), TUTTI_MISMATCH,
                     "all_to_all with uneven counts, operation %llu of %s: rank %d "
                     "sends %llu elements to rank %d, which expects %llu",
                     (unsigned long long)x->run.descriptor->sequence, comm->group.name, a, (unsigned long long)sent, b,
@@ -398,7 +432,7 @@ static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
     char what[224];
     describe_running(comm, what, sizeof what);
     for (int i = 0; i < t->piece_count; i++) mine += t->pieces[i].wire;
-    return comm_fail(comm, TUTTI_MISMATCH,
+    return fail_about(comm, (struct about){ AGREE_DISAGREEMENT, t->peer }, TUTTI_MISMATCH,
         "rank %d of %s runs %s and %s %llu bytes there, but rank %d on another host "
         "%s %llu: all ranks must make the same call",
         g->rank, g->name, what, t->is_send ? "sends" : "expects", (unsigned long long)mine, t->peer,
@@ -407,10 +441,8 @@ static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
 tutti_status comm_mismatch(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
-    const struct group *g = &comm->group;
     if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
     int other = executor_disagreement(x);
     if (other < 0) return mismatch_counts(comm);
-    return fail_disagreement(comm,
-        &(struct disagreement){ other, x->run.parity, x->site.mine, group_control(g, group_index(g, other)) });
+    return fail_disagreement(comm, other);
 }

@@ -18,7 +18,8 @@ void failure_ask_to_stop(tutti_comm *comm, tutti_status status);
 tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
 
 /* ---- driver only ---- */
-/* Fails the communicator, here and on the other ranks: the first to come decides. Returns the status it failed with. */
+/* Fails the communicator, here and on the other ranks: the first to come decides. Returns the status it failed with. Of
+   several hosts: gives them the reason; it has failed when they have agreed on one and comm_check says so. */
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same, of this rank's communicator alone, in good order: the others are not told. */

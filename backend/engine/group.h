@@ -13,7 +13,7 @@ struct group {
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */
-    const struct segment *network;                      /* stands for it between pretended hosts, or NULL */
+    const struct segment *network;                      /* between pretended hosts: bells, pairs; or NULL */
     struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
     int host;                                           /* mine */
     struct ladder ladder;                               /* of a thread that drives */
@@ -33,13 +33,8 @@ static inline struct control *group_control(const struct group *g, int index)
 }
 
 /* ---- all ranks ---- */
-/* The control block in which any rank, of this host or another, says that it has joined or left, and has its bell. Only
-   what is told there may be used between hosts: it stands for messages of a control connection. */
+/* The control block with the bell of any rank, of this host or another, and its word that it has joined. */
 static inline struct control *group_contact(const struct group *g, int rank)
 {
     return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));
-}
-static inline struct failure *group_failure(const struct group *g)
-{
-    return g->network ? g->network->failure : g->segment->failure;
 }

@@ -65,7 +65,7 @@ static bool enter(void *context)
 {
     const tutti_comm *comm = context;
     atomic_store(&comm->executor.site.mine->copying, 1);
-    if (!(atomic_load(&group_failure(&comm->group)->state) & FAILURE_CERTAIN)) return true;
+    if (!(atomic_load(&comm->group.segment->failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&comm->executor.site.mine->copying, 0);
     return false;
 }
@@ -180,7 +180,7 @@ bool messages_progress(tutti_comm *comm, struct wait_set *blocked)
     for (int look = 0; look < LOOKS && !moved; look++) moved = router_poll(comm->router);
     moved |= comm->messages.reaching && !reached;
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        if (op->message.transfer.state == TRANSFER_FAILED && !comm_has_failed(comm)) {
+        if (op->message.transfer.state == TRANSFER_FAILED && !comm_is_failing(comm)) {
             fail_because_of(comm, op);                  /* it ends with the others, when no peer copies any more */
             moved = true;
         }

@@ -85,7 +85,7 @@ static tutti_status announce(struct executor *x)
 static bool may_touch(struct executor *x)
 {
     atomic_store(&x->site.mine->touching, 1);
-    if (!(atomic_load(&x->site.failure->state) & FAILURE_CERTAIN)) return true;
+    if (!(atomic_load(&x->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
     atomic_store(&x->site.mine->touching, 0);
     return false;
 }
@@ -106,36 +106,18 @@ void executor_prepare(struct executor *x)
     x->run.descriptor = &x->site.mine->descriptor[x->run.parity];
 }
 /* ---- other hosts ---- */
-/* What this rank is at, and was at before, in the light of all that it did before: so ranks that have once differed
-   differ from then on, and no message of theirs meets (tiles.c). Who reads looks at the counter before and after. */
-static void tell_other_hosts(struct executor *x)
+static void tell_other_hosts(struct executor *x)        /* by the names of messages */
 {
-    struct control *c = x->site.contact;
-    struct line *line = &c->line[x->run.parity];
-    if (c == x->site.mine) return;
+    if (x->site.contact == x->site.mine) return;
     x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.descriptor->counts) * 0x9e3779b97f4a7c15u;
     x->run.history ^= x->run.history >> 32;
-    atomic_store(&line->counter, 0);
-    atomic_store(&line->slots[0], x->run.history);
-    c->descriptor[x->run.parity] = *x->run.descriptor;
-    atomic_store(&line->counter, x->operation + 1);
 }
-static bool differs(const struct line *mine, const struct line *theirs)
+void executor_awaits(const struct executor *x, bool *out)
 {
-    uint64_t counter = atomic_load(&theirs->counter), fingerprint = atomic_load(&theirs->slots[0]);
-    bool same_time = counter && counter == atomic_load(&mine->counter) && counter == atomic_load(&theirs->counter);
-    return same_time && fingerprint != atomic_load(&mine->slots[0]);
-}
-int executor_differs(const struct executor *x, const struct control *contact)
-{
-    int now = x->run.parity, before = 1 - now;
-    if (differs(&x->site.contact->line[before], &contact->line[before])) return before;
-    return differs(&x->site.contact->line[now], &contact->line[now]) ? now : -1;
-}
-bool executor_has_begun(const struct executor *x, const struct control *contact)
-{
-    const struct line *line = contact->line;
-    return atomic_load(&line[0].counter) > x->operation || atomic_load(&line[1].counter) > x->operation;
+    const struct program *program = x->run.started ? x->launch.program : NULL;
+    if (!program || !program->transfers) return;
+    for (int i = 0; i < program->plan->slots * program->schedule->step_count; i++)
+        if (program->transfers[i].state == TRANSFER_POSTED) out[program->transfers[i].peer] = true;
 }
 
 /* ---- the operation ---- */
@@ -222,11 +204,7 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
     if (x->seen && x->theirs) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", segment->ranks);
 }
-void executor_reach_out(struct executor *x, struct control *contact, struct failure *failure)
-{
-    x->site.contact = contact;
-    x->site.failure = failure;
-}
+void executor_reach_out(struct executor *x, struct control *contact) { x->site.contact = contact; }
 void executor_connect(struct executor *x, struct router *router) { x->site.router = router; }
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes)
 {

@@ -43,7 +43,6 @@ struct site {                                           /* where it runs; consta
     const struct segment *segment;
     struct control *mine;
     struct control *contact;                            /* where messages ring; mine if all are on one host */
-    struct failure *failure;                            /* of the group */
     struct router *router;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
     const struct place *places;                         /* of each rank of the group */
@@ -70,7 +69,7 @@ struct run {                                            /* of the operation that
     tutti_status broken;                                /* why a message failed, or OK */
     const struct transfer *breaker;                     /* which one */
     uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
-    uint64_t history;                                   /* of all fingerprints so far; 0 on one host */
+    uint64_t history;                                   /* the name of all calls so far; 0 on one host */
 };
 struct executor {
     struct site site;
@@ -92,7 +91,7 @@ static inline int site_rank(const struct site *s, int index) { return s->rank_at
 /* The segment is that of the rank's host. */
 tutti_status executor_init(struct executor *x, const struct segment *segment, const struct layout *layout, int rank,
     stream_function *stream, bool paced);
-void executor_reach_out(struct executor *x, struct control *contact, struct failure *failure);
+void executor_reach_out(struct executor *x, struct control *contact);
 void executor_connect(struct executor *x, struct router *router);
 /* polls: looks at a counter before a small operation returns; the other two as in struct site. */
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);
@@ -119,9 +118,15 @@ bool executor_is_in_the_way(struct executor *x);
 bool executor_cancel(struct executor *x);
 /* The rank (of this host) whose descriptor differs from mine, or -1. */
 int executor_disagreement(const struct executor *x);
-/* A rank of another host, whose contact that is, meant another call than this one in the last operation, or does in the
-   one that runs: the parity of its descriptor and mine, or -1. */
-int executor_differs(const struct executor *x, const struct control *contact);
-bool executor_has_begun(const struct executor *x, const struct control *contact);      /* that rank: this operation */
 bool executor_has_arrived(const struct executor *x, int rank);
 bool executor_is_complete(const struct executor *x);   /* all have */
+
+/* ---- between hosts ---- */
+/* What messages of the operation that runs say of it: its number, and a fingerprint of all calls of this rank so far.
+   So ranks that have once differed differ from then on, and no message of theirs meets. */
+static inline uint64_t executor_name(const struct executor *x)         /* the top bit is the users' */
+{
+    return x->run.history << 32 >> 1 | (uint32_t)x->operation;
+}
+static inline uint64_t executor_fingerprint_of(uint64_t name) { return name >> 32; }
+void executor_awaits(const struct executor *x, bool *out); /* [size]: sets those whose messages it waits for */

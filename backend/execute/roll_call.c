@@ -38,8 +38,8 @@ void fingerprint_make(struct executor *x)
    looks for arrivals, the others arrive (with an exchange) and then look for a claim. */
 static bool is_refused(const struct executor *x)
 {
-    if (!atomic_load(&x->site.contact->doubt)) return false;
-    const struct failure *f = x->site.failure;
+    if (!atomic_load(&x->site.mine->doubt)) return false;
+    const struct failure *f = x->site.segment->failure;
     uint32_t state = atomic_load(&f->state);
     return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);
 }

@@ -47,8 +47,6 @@ static bool is_ready(struct executor *x, int step, int tile, tutti_status *statu
         if (!is_met(x, &s->waits[t->wait + w], tile)) return false;
     return true;
 }
-/* The history is part of it, so that messages of calls that differ never meet. The top bit is the users'. */
-static uint64_t name_of(const struct executor *x) { return x->run.history << 32 >> 1 | (uint32_t)x->operation; }
 static void post(struct executor *x, int step, int tile)
 {
     struct program *program = x->launch.program;
@@ -60,7 +58,7 @@ static void post(struct executor *x, int step, int tile)
         for (int i = 0; i < s->spans[t->span + span].count; i++)
             pieces[n++] = bind_locate(x, &s->spans[t->span + span], i, tile);
     struct transfer *transfer = transfer_at(x, tile, step);
-    *transfer = (struct transfer){ .name = { name_of(x), (uint64_t)tile << 32 | (uint32_t)t->number },
+    *transfer = (struct transfer){ .name = { executor_name(x), (uint64_t)tile << 32 | (uint32_t)t->number },
         .peer = t->peer,
         .is_send = t->kind == SEND,
         .pieces = pieces,

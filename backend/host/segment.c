@@ -29,7 +29,9 @@ static_assert(sizeof(struct line) == 128, "a line is two cache lines");
 static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow each other without gaps");
 
 /* ---- where things lie ---- */
-struct offsets { size_t controls, introductions, counts, slots, pairs, bytes; };   /* offsets, and the size of it all */
+struct offsets {                                       /* offsets, and the size of it all */
+    size_t controls, introductions, counts, accounts, slots, pairs, bytes;
+};
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
 static bool place(size_t *end, size_t count, size_t bytes, size_t step, size_t *at)
@@ -51,10 +53,12 @@ static bool offsets_compute(struct segment *out, const struct segment_shape *sha
     size_t page = page_bytes(), end = sizeof(struct header), ranks = (size_t)shape->ranks, none = 0;
     size_t counts = ranks * (size_t)shape->columns;
     *out = (struct segment){ .ranks = shape->ranks, .columns = shape->columns };
+    out->account_bytes = shape->account_bytes;
     bool fits = round_to_pages(shape->slot_bytes, &out->slot_bytes)
         && round_to_pages(shape->pair_bytes, &out->pair_bytes)
         && place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
         && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
+        && place(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
         && place(&end, counts, 2 * COUNTS_ARRAYS * sizeof(uint64_t), page, &at->counts)
         && place(&end, ranks, out->slot_bytes, page, &at->slots)
         && place(&end, ranks * ranks, out->pair_bytes, page, &at->pairs) && place(&end, 0, 0, page, &none);
@@ -83,6 +87,7 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
     out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
     out->controls = (struct control *)(void *)(out->base + offsets->controls);
     out->counts = (uint64_t *)(void *)(out->base + offsets->counts);
+    out->accounts = out->base + offsets->accounts;
     out->slots = out->base + offsets->slots;
     out->pairs = out->base + offsets->pairs;
     return TUTTI_OK;

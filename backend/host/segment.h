@@ -60,8 +60,10 @@ enum { FAILURE_NONE, FAILURE_READY = 1, FAILURE_TELLING = 2, FAILURE_CERTAIN = 3
 struct failure {                                       /* the first error of the group, for all its ranks         */
     _Atomic uint32_t state;
     int32_t status, rank;
-    uint64_t operation;                                /* the first collective that succeeds on nobody            */
+    _Atomic uint64_t operation;                        /* the first collective that succeeds on nobody            */
     char detail[500];
+    /* Of several hosts: 1 + the index of the rank that was first to claim a failure, to decide; its account has it. */
+    _Atomic uint32_t first[2];
 };
 enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
 struct introduction {                                  /* of one rank; join/figures.c                             */
@@ -77,6 +79,7 @@ struct told {                                          /* by rank 0 to the other
 struct segment_shape {
     int ranks, columns;                                /* it is for so many ranks, of a group of so many          */
     size_t slot_bytes, pair_bytes;                     /* of each rank, of each ordered pair                      */
+    size_t account_bytes;                              /* of each rank: what it says of a failure; 0 on one host  */
 };
 struct segment {                                       /* this process's view                                     */
     int ranks, columns;
@@ -87,6 +90,8 @@ struct segment {                                       /* this process's view   
     struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
     struct control *controls;                          /* [ranks]                                                 */
     uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][columns]                  */
+    unsigned char *accounts;                           /* [ranks][account_bytes], as asked for                    */
+    size_t account_bytes;
     unsigned char *slots;                              /* [ranks][slot_bytes]                                     */
     unsigned char *pairs;                              /* [ranks][ranks][pair_bytes]: the transport's             */
     size_t pair_bytes;                                 /* as asked for, rounded up to whole pages                 */
@@ -108,6 +113,10 @@ static inline struct control *segment_control(const struct segment *s, int index
 static inline struct introduction *segment_introduction(const struct segment *s, int index)
 {
     return &s->introductions[index];
+}
+static inline unsigned char *segment_account(const struct segment *s, int index)
+{
+    return s->accounts + (size_t)index * s->account_bytes;
 }
 static inline unsigned char *segment_slots(const struct segment *s, int index)
 {

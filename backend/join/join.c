@@ -31,7 +31,7 @@ struct membership {
 static void peer_lost(void *context)                                    /* on the watch thread */
 {
     struct member_watch *w = context;
-    if (!comm_has_left(w->comm, w->rank)) failure_note_lost(w->comm, w->rank);
+    failure_note_lost(w->comm, w->rank);
 }
 static void watch_peers(tutti_comm *comm)
 {
@@ -129,16 +129,17 @@ static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct 
 {
     int ranks = host_size(g->layout, g->host);
     struct sharers sharers = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
-    size_t slots = g->layout->hosts == 1 ? SLOT_BYTES : NETWORK_SLOT_BYTES;
-    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes() };
+    bool alone = g->layout->hosts == 1;
+    size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
+    struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : accord_account_bytes() };
     return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
 }
-/* Between pretended hosts: pairs for messages, and control blocks. All ranks, host by host. */
+/* Between pretended hosts: pairs for messages, and bells. All ranks, host by host. */
 static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
     if (g->layout->hosts == 1) return TUTTI_OK;
     struct sharers sharers = { g->layout->rank, g->size, NETWORK };
-    struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes() };
+    struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes(), 0 };
     return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
 }
 static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
@@ -169,7 +170,8 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    if (comm->group.segment) return comm_fail(comm, status, "%s", detail);  /* the others must not wait for it */
+    bool tells = comm->group.segment && (!comm->group.network || comm->accord);
+    if (tells) return comm_fail(comm, status, "%s", detail);           /* the others must not wait for it */
     peers_give_up(comm->group.members[0].token);
     return status_repeat(status, detail);
 }

@@ -75,6 +75,12 @@ void matching_withdraw_all(struct matching *m, int source)
         }
 }
 
+void matching_each(const struct matching *m, void (*call)(void *context, const struct arrival *arrival), void *context)
+{
+    for (int i = 0; i < MATCHING_BUCKETS; i++)
+        for (const struct arrival *a = m->bucket[i].first; a; a = a->next) call(context, a);
+}
+
 /* ---- memory: arrivals of one power of two of room are used again ---- */
 static int class_of(size_t bytes)
 {

@@ -39,6 +39,9 @@ struct transfer *matching_pop(struct matching *matching, int peer);
 struct arrival *matching_withdraw(struct matching *matching, int source, struct message_name name, uint64_t id);
 void matching_withdraw_all(struct matching *matching, int source); /* frees all that this sender has announced */
 
+void matching_each(const struct matching *matching, void (*call)(void *context, const struct arrival *arrival),
+    void *context);                                     /* of all that are kept */
+
 /* An arrival with room for `bytes` (up to 2 MiB), from the free lists if there is one; NULL: out of memory. */
 struct arrival *matching_arrival(struct matching *matching, size_t bytes);
 void matching_free(struct matching *matching, struct arrival *arrival);

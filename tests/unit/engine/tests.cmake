@@ -1,4 +1,4 @@
-foreach(name choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
+foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
     repeats ring late_reasons stopped versions uneven queue properties network eviction)
   tutti_world(engine/test_${name})
 endforeach()

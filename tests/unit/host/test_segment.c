@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 enum { RANKS = 3, SLOT_BYTES = 1 << 20, PAIR_BYTES = 5000 };
-static const struct segment_shape shape = { RANKS, RANKS, SLOT_BYTES, PAIR_BYTES };
+static const struct segment_shape shape = { RANKS, RANKS, SLOT_BYTES, PAIR_BYTES, 0 };
 static const unsigned char nonce[16] = "0123456789abcde";
 
 /* ---- system calls that fail when told to ---- */
@@ -129,7 +129,7 @@ static void test_wrong_size_is_refused(void **state)
 {
     struct segment mine, theirs;
     int descriptor = create(&mine);
-    struct segment_shape larger = { RANKS + 1, RANKS + 1, SLOT_BYTES, PAIR_BYTES };
+    struct segment_shape larger = { RANKS + 1, RANKS + 1, SLOT_BYTES, PAIR_BYTES, 0 };
     assert_int_equal(segment_attach(&theirs, &larger, nonce, descriptor), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "bytes and should be"));
     segment_detach(&mine);
@@ -273,8 +273,8 @@ static void test_sizes_that_do_not_fit_are_refused(void **state)
     int descriptor;
     static const size_t sizes[] = { SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX / RANKS, SIZE_MAX / 2 };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        struct segment_shape slots = { RANKS, RANKS, sizes[i], PAIR_BYTES };
-        struct segment_shape pairs = { RANKS, RANKS, SLOT_BYTES, sizes[i] };
+        struct segment_shape slots = { RANKS, RANKS, sizes[i], PAIR_BYTES, 0 };
+        struct segment_shape pairs = { RANKS, RANKS, SLOT_BYTES, sizes[i], 0 };
         assert_int_equal(segment_create(&none, &slots, nonce, &descriptor), TUTTI_NO_MEMORY);
         assert_int_equal(segment_create(&none, &pairs, nonce, &descriptor), TUTTI_NO_MEMORY);
     }

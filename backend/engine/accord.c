@@ -1,0 +1,430 @@
+/* Every input goes the same way: the lock, the clock, the object, then what it wants done (settle): claim, decide,
+   send, wake the driver. The lock is held for no longer than that takes. Order of locks: this one, then that of the
+   channels.
+
+   Claims. Every rank has an account in the segment of its host, with room for a failure and a verdict. It writes its
+   own, and then says with one exchange that it is the first. So a record is whole or not there, whoever dies.
+
+   What a rank misses on its host travels in its descriptor of the operation, behind what all agree on: so who reaches a
+   timeout can name a rank of another host that has not come. */
+#include "backend/engine/accord.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/engine/comm.h"
+#include "backend/processes/channel.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FAILURE, VERDICT, RECORDS, POKE = AGREE_MESSAGES, LOOK_MS = 5, ANSWER_MS = 200 };
+enum { AGREED_BYTES = offsetof(struct descriptor, tensor) };           /* what all ranks agree on */
+_Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DESCRIPTOR_BYTES, "it travels, and who is missed");
+_Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
+_Static_assert((int)POKE < (int)CHANNEL_WORDS, "a word for each kind, and one for the host");
+
+struct heard {                                          /* of a rank of another host, while this one was in `number` */
+    uint64_t number, begun;
+    int64_t at_ms;
+    int missed;                                         /* by it, on its host, in `begun`; or -1 */
+};
+struct accord {
+    tutti_comm *comm;
+    struct channel *channel;
+    pthread_mutex_t lock;                               /* of all that follows */
+    struct agree agree;
+    struct heard *heard;                                /* [size] */
+    bool *lost, *waits;                                 /* [size]: deaths to accept; whom this rank waits for */
+    bool waiting, ticks;
+    int missed;                                         /* on this host, in the operation that runs; or -1 */
+    int64_t looked_ms, asked_ms;                        /* asked_ms: because of `late` */
+    uint64_t late;
+    _Atomic bool *left;                                 /* [size] */
+    _Atomic bool has_lost, fails, over;
+};
+size_t accord_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
+static const struct group *group_of(const struct accord *a) { return &a->comm->group; }
+
+/* ---- records of the host ---- */
+static unsigned char *account_of(const struct accord *a, int index, int record)
+{
+    return segment_account(group_of(a)->segment, index) + record * AGREE_WIRE_BYTES;
+}
+static bool read_record(const struct accord *a, int record, struct agree_cause *out)   /* false: there is none */
+{
+    const struct group *g = group_of(a);
+    uint32_t first = atomic_load(&g->segment->failure->first[record]);
+    struct agree_message m;
+    unsigned char bytes[AGREE_WIRE_BYTES];
+    if (!first || first > (uint32_t)g->segment->ranks) return false;
+    memcpy(bytes, account_of(a, (int)first - 1, record), sizeof bytes);
+    if (!agree_decode(bytes, sizeof bytes, g->size, &m) || m.kind != AGREE_FAIL) return false;
+    *out = m.cause;
+    return true;
+}
+static void poke_host(const struct accord *a)           /* the others look at the records, though they may compute */
+{
+    const struct group *g = group_of(a);
+    for (int i = 0; i < g->segment->ranks; i++)
+        if (group_rank(g, i) != g->rank) channel_send(a->channel, group_rank(g, i), POKE, NULL, 0);
+}
+/* Who arrives from now on does not go on (roll_call.c), and nobody begins to touch tensors of others. Whoever knows of
+   the record says so, as its writer may have died. */
+static void close_roll_call(const struct accord *a, const struct agree_cause *cause)
+{
+    const struct group *g = group_of(a);
+    struct failure *failure = g->segment->failure;
+    atomic_store(&failure->operation, cause->operation - 1);           /* there they count from 0 */
+    atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
+    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->doubt, 1);
+}
+/* Unless another rank of the host was first. *out: what the record says. */
+static void write_record(struct accord *a, int record, struct agree_cause *out)
+{
+    const struct group *g = group_of(a);
+    int mine = group_index(g, g->rank);
+    _Atomic uint32_t *first = &g->segment->failure->first[record];
+    uint32_t nobody = 0;
+    *out = a->agree.held;
+    if (!atomic_load(first)) {
+        agree_encode(&(struct agree_message){ .kind = AGREE_FAIL, .cause = *out }, account_of(a, mine, record));
+        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) poke_host(a);
+    }
+    read_record(a, record, out);
+    close_roll_call(a, out);
+}
+static void look_at_host(struct accord *a)
+{
+    const struct group *g = group_of(a);
+    struct agree_cause cause;
+    if (a->agree.state <= AGREE_CLAIMS && read_record(a, FAILURE, &cause)) {
+        close_roll_call(a, &cause);
+        agree_host_failed(&a->agree, &cause);
+    }
+    if (a->agree.state < AGREE_OVER && read_record(a, VERDICT, &cause)) {
+        close_roll_call(a, &cause);
+        agree_host_decided(&a->agree, &cause);
+    }
+    for (int i = 0; i < g->segment->ranks; i++) {
+        int r = group_rank(g, i);
+        if (a->left[r] || r == g->rank || !atomic_load(&group_control(g, i)->departed)) continue;
+        a->left[r] = true;
+        agree_left(&a->agree, r, 0);                    /* nobody waits for it by this object: the roll call does */
+    }
+}
+
+/* ---- outputs ---- */
+static void say_missed(const struct accord *a, struct agree_message *m)
+{
+    for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) {
+        int32_t missed = m->calls[i].number == a->agree.begun ? a->missed : -1;
+        memcpy(m->calls[i].descriptor + AGREED_BYTES, &missed, sizeof missed);
+    }
+}
+static void send_all(struct accord *a)
+{
+    struct agree_message m;
+    unsigned char bytes[AGREE_WIRE_BYTES];
+    int to;
+    while (agree_next(&a->agree, &to, &m)) {
+        say_missed(a, &m);
+        agree_encode(&m, bytes);
+        channel_send(a->channel, to, (unsigned)m.kind, bytes, sizeof bytes);
+    }
+}
+static void settle(struct accord *a)
+{
+    struct agree_cause cause;
+    if (a->agree.state == AGREE_CLAIMS) {
+        write_record(a, FAILURE, &cause);
+        agree_host_failed(&a->agree, &cause);
+    }
+    if (a->agree.state == AGREE_DECIDES) {
+        write_record(a, VERDICT, &cause);
+        agree_host_decided(&a->agree, &cause);
+    }
+    send_all(a);
+    bool fails = a->agree.state > AGREE_RUNS && a->agree.state < AGREE_LEFT, over = a->agree.state == AGREE_OVER;
+    bool ticks = (fails && !over) || (a->agree.state == AGREE_RUNS && a->agree.suspect.operation);
+    if (ticks != a->ticks) channel_tick(a->channel, ticks);
+    a->ticks = ticks;
+    atomic_store(&a->fails, fails);
+    if (over && !atomic_exchange(&a->over, true)) comm_call(a->comm);
+}
+static void enter(struct accord *a)
+{
+    pthread_mutex_lock(&a->lock);
+    agree_tick(&a->agree, clock_ms());
+}
+static void leave(struct accord *a)
+{
+    settle(a);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- deaths ---- */
+static void accept_deaths(struct accord *a)
+{
+    atomic_store(&a->has_lost, false);
+    for (int r = 0; r < group_of(a)->size; r++) {
+        if (!a->lost[r]) continue;
+        a->lost[r] = false;
+        agree_lost(&a->agree, r);                       /* unless it has left */
+    }
+}
+/* If an operation is open it goes on first as far as it gets, by its driver. */
+static void note_lost(struct accord *a, int rank)
+{
+    a->lost[rank] = true;
+    atomic_store(&a->has_lost, true);
+    if (a->agree.begun == a->agree.ended) accept_deaths(a);
+}
+void accord_accept_deaths(struct accord *a)
+{
+    enter(a);
+    accept_deaths(a);
+    leave(a);
+}
+void accord_note_lost(struct accord *a, int rank)
+{
+    enter(a);
+    look_at_host(a);                                    /* perhaps it has left */
+    note_lost(a, rank);
+    leave(a);
+    comm_call(a->comm);
+}
+
+/* ---- what others say, on the watch thread ---- */
+static void hear(struct accord *a, int from, const struct agree_message *m)
+{
+    struct heard *h = &a->heard[from];
+    int32_t missed = -1;
+    *h = (struct heard){ .number = a->agree.begun, .at_ms = a->agree.now_ms, .missed = -1 };
+    for (int i = 0; i < AGREE_HISTORY; i++) {
+        if (m->calls[i].number < h->begun) continue;
+        h->begun = m->calls[i].number;
+        memcpy(&missed, m->calls[i].descriptor + AGREED_BYTES, sizeof missed);
+    }
+    if (missed >= 0 && missed < group_of(a)->size) h->missed = missed;
+}
+static void receive(void *context, int from, const void *bytes, size_t length)
+{
+    struct accord *a = context;
+    const struct group *g = group_of(a);
+    struct agree_message m;
+    enter(a);
+    bool remote = from >= 0 && from < g->size && !group_has_here(g, from);
+    if (!length) look_at_host(a);
+    else if (!remote) LOG(WARN, "%s: a control message of rank %d is of no rank on another host", g->name, from);
+    else if (!agree_decode(bytes, length, g->size, &m)) note_lost(a, from);
+    else {
+        if (m.kind == AGREE_BYE) a->left[from] = true;
+        if (m.kind != AGREE_FAIL) hear(a, from, &m);
+        agree_receive(&a->agree, from, &m);
+    }
+    leave(a);
+}
+static void tick(void *context)
+{
+    struct accord *a = context;
+    enter(a);
+    look_at_host(a);
+    leave(a);
+}
+
+/* ---- operations ---- */
+void accord_begin(tutti_comm *comm)
+{
+    struct accord *a = comm->accord;
+    struct agree_call call = { .number = comm->backlog.sequence,
+        .fingerprint = executor_fingerprint_of(executor_name(&comm->executor)) };
+    memcpy(call.descriptor, comm->executor.run.descriptor, AGREED_BYTES);
+    enter(a);
+    a->missed = -1;
+    agree_begin(&a->agree, &call);
+    leave(a);
+}
+static void wait_for(struct accord *a, int rank, bool waits)
+{
+    if (waits != a->waits[rank]) agree_wait(&a->agree, rank, waits);
+    a->waits[rank] = waits;
+    a->waiting |= waits;
+}
+static void wait_for_nobody(struct accord *a)
+{
+    for (int r = 0; a->waiting && r < group_of(a)->size; r++) wait_for(a, r, false);
+    a->waiting = false;
+}
+bool accord_may_end(struct accord *a, uint64_t number)
+{
+    enter(a);
+    wait_for_nobody(a);
+    bool may = agree_may_end(&a->agree, number);
+    leave(a);
+    return may;
+}
+static void note_waits(struct accord *a)
+{
+    const struct group *g = group_of(a);
+    bool waits[64];
+    bool *now = g->size <= 64 ? waits : memory_zeroed((size_t)g->size, sizeof *now);
+    if (!now) return;                                   /* then nobody is asked, this time */
+    memset(now, 0, (size_t)g->size * sizeof *now);
+    executor_awaits(&a->comm->executor, now);
+    for (int r = 0; r < g->size; r++)
+        if (!group_has_here(g, r)) wait_for(a, r, now[r]);
+    if (now != waits) free(now);
+}
+static void note_missed(struct accord *a)
+{
+    const struct group *g = group_of(a);
+    a->missed = -1;
+    for (int i = g->segment->ranks - 1; i >= 0; i--)
+        if (!executor_has_arrived(&a->comm->executor, group_rank(g, i))) a->missed = group_rank(g, i);
+}
+/* A message that has met nothing: of an operation to come, or of another call than ours. */
+static void note_arrival(void *context, const struct arrival *arrival)
+{
+    struct accord *a = context;
+    uint64_t operation = arrival->name.operation;
+    if (operation == OPERATION_OF_USER || group_has_here(group_of(a), arrival->source)) return;
+    int32_t ahead = (int32_t)((uint32_t)operation + 1 - (uint32_t)a->agree.begun);
+    agree_arrived(&a->agree, arrival->source, a->agree.begun + (uint64_t)(int64_t)ahead,
+        executor_fingerprint_of(operation));
+}
+void accord_look(tutti_comm *comm)
+{
+    struct accord *a = comm->accord;
+    int64_t now_ms = clock_ms();
+    if (now_ms < a->looked_ms + LOOK_MS) return;
+    a->looked_ms = now_ms;
+    enter(a);
+    look_at_host(a);
+    if (comm->backlog.running) {
+        note_missed(a);
+        note_waits(a);
+        matching_each(&comm->router->matching, note_arrival, a);
+    }
+    leave(a);
+}
+static bool knows_absent(const struct accord *a, uint64_t number, int rank)
+{
+    const struct heard *h = &a->heard[rank];
+    return h->number == number && (h->begun < number || (h->begun == number && h->missed >= 0));
+}
+bool accord_asks(struct accord *a, uint64_t number)
+{
+    bool asks = false, known = false;
+    enter(a);
+    if (a->late != number) {
+        a->late = number;
+        a->asked_ms = a->agree.now_ms;
+        agree_hurry(&a->agree);
+    }
+    int64_t passed_ms = a->agree.now_ms - a->asked_ms;
+    for (int r = 0; r < group_of(a)->size; r++) {
+        asks |= a->waits[r] && a->heard[r].at_ms < a->asked_ms;
+        known |= knows_absent(a, number, r);
+    }
+    leave(a);
+    return (asks && passed_ms < ANSWER_MS) || (!known && passed_ms < 2 * ANSWER_MS);
+}
+void accord_list_absent(struct accord *a, uint64_t number, bool *absent)
+{
+    pthread_mutex_lock(&a->lock);
+    for (int r = 0; r < group_of(a)->size; r++) {
+        if (!knows_absent(a, number, r)) continue;
+        absent[a->heard[r].begun < number ? r : a->heard[r].missed] = true;
+    }
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- failing ---- */
+void accord_fail(struct accord *a, const struct agree_cause *cause)
+{
+    struct agree_cause mine = *cause;
+    enter(a);
+    mine.reporter = group_of(a)->rank;
+    mine.operation = a->agree.ended + 1;
+    agree_fail(&a->agree, &mine);
+    leave(a);
+}
+bool accord_has_lost(const struct accord *a) { return atomic_load(&a->has_lost); }
+bool accord_has_left(const struct accord *a, int rank) { return atomic_load(&a->left[rank]); }
+bool accord_is_failing(const struct accord *a) { return atomic_load(&a->fails); }
+bool accord_is_over(const struct accord *a) { return atomic_load(&a->over); }
+void accord_verdict(struct accord *a, struct agree_cause *out)
+{
+    pthread_mutex_lock(&a->lock);
+    *out = a->agree.held;
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- lifetime ---- */
+/* A verdict that is due comes within half a second (AGREE_TAKE_OVER_MS), and is told before the leave. */
+void accord_leave(tutti_comm *comm)
+{
+    struct accord *a = comm->accord;
+    for (int n = 0; accord_is_failing(a) && !accord_is_over(a); n++) comm_pause(comm, n);
+    enter(a);
+    agree_leave(&a->agree);
+    leave(a);
+}
+void accord_tell_host(const struct accord *a) { poke_host(a); }
+void accord_destroy(struct accord *a)
+{
+    if (!a) return;
+    channel_close(a->channel);
+    pthread_mutex_destroy(&a->lock);
+    free((void *)(uintptr_t)a->agree.layout.host_of);
+    free(a->agree.layout.peers);
+    free(a->agree.layout.speakers);
+    free(a->heard);
+    free(a->lost);
+    free(a->waits);
+    free((void *)a->left);
+    free(a);
+}
+static tutti_status init(struct accord *a)
+{
+    const struct group *g = group_of(a);
+    size_t size = (size_t)g->size;
+    int *host_of_rank = memory_zeroed(size, sizeof *host_of_rank);
+    struct agree_peer *peers = memory_zeroed(size, sizeof *peers);
+    int *speakers = memory_zeroed((size_t)g->layout->hosts, sizeof *speakers);
+    a->agree.layout = (struct agree_layout){ g->rank, g->size, g->layout->hosts, host_of_rank, peers, speakers };
+    a->heard = memory_zeroed(size, sizeof *a->heard);
+    a->lost = memory_zeroed(size, sizeof *a->lost);
+    a->waits = memory_zeroed(size, sizeof *a->waits);
+    a->left = memory_zeroed(size, sizeof *a->left);
+    if (!host_of_rank || !peers || !speakers || !a->heard || !a->lost || !a->waits || !a->left)
+        return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", g->size);
+    for (int r = 0; r < g->size; r++) host_of_rank[r] = host_of(g->layout, r);
+    struct agree_layout layout = a->agree.layout;
+    agree_init(&a->agree, &layout);
+    a->missed = -1;
+    return TUTTI_OK;
+}
+static tutti_status create(tutti_comm *comm, struct accord **out)
+{
+    const struct group *g = &comm->group;
+    struct accord *a = memory_zeroed(1, sizeof *a);
+    *out = a;
+    if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", g->size);
+    a->comm = comm;
+    pthread_mutex_init(&a->lock, NULL);
+    TRY(init(a));
+    pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
+    tutti_status status =
+        channel_open(g->members[0].token, g->rank, g->peers, &(struct channel_user){ receive, tick, a }, &a->channel);
+    pthread_mutex_unlock(&a->lock);
+    return status;
+}
+tutti_status accord_create(tutti_comm *comm, struct accord **out)
+{
+    tutti_status status = create(comm, out);
+    if (status == TUTTI_OK) return status;
+    accord_destroy(*out);
+    *out = NULL;
+    return status;
+}

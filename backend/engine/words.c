@@ -1,0 +1,118 @@
+/* Calls and causes in words: the same on every rank, made of what they say. */
+#include "backend/engine/words.h"
+#include "backend/base/dtype.h"
+#include "backend/collectives/collectives.h"
+#include "backend/engine/launch.h"
+#include <stdio.h>
+#include <string.h>
+
+static const char *row_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
+{
+    const struct algorithm *a = collectives_table;
+    while (a->name && row > 0) { a++; row--; }
+    return a->name ? a->name : "?";
+}
+void words_of_call(const struct descriptor *d, char *out, size_t bytes)
+{
+    char root[32] = "", op[40] = "";
+    enum family f = (enum family)d->operation;
+    bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
+    bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
+    if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
+    if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
+    if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
+    const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
+    if (f == BARRIER) snprintf(out, bytes, "barrier");
+    else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);
+    else
+        snprintf(out, bytes, "%s(%llu x %s%s%s, algorithm %s)", name, (unsigned long long)d->count, dtype, op, root,
+            row_name(d->algorithm));
+}
+/* What must agree, too, and is seldom the reason. */
+static void describe_more(const struct descriptor *d, char *out, size_t bytes)
+{
+    size_t used = strlen(out);
+    double factor;
+    memcpy(&factor, &d->bits, sizeof factor);
+    used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
+    if (d->op == TUTTI_PREMUL_SUM && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
+    if (d->tile_bytes && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
+    if (d->slots && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
+    if (d->counts && used < bytes)
+        snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
+}
+void words_of_disagreement(const struct group *g, int rank, const struct descriptor *call, int other,
+    const struct descriptor *its_call, char *out, size_t bytes)
+{
+    char here[WORDS_BYTES], there[WORDS_BYTES];
+    words_of_call(call, here, sizeof here);
+    words_of_call(its_call, there, sizeof there);
+    if (strcmp(here, there) == 0) {                     /* then it is something that is not worth telling otherwise */
+        describe_more(call, here, sizeof here);
+        describe_more(its_call, there, sizeof there);
+    }
+    snprintf(out, bytes,
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
+        "calls %s%s; all ranks must make the same calls in the same order",
+        (unsigned long long)call->sequence, g->name, rank, here, other, there,
+        its_call->sequence != call->sequence ? " (and has made another number of calls)" : "");
+}
+
+/* ---- of causes that the object of backend/agree finds ---- */
+static struct descriptor call_of(const struct agree_call *call)
+{
+    struct descriptor d = { 0 };
+    memcpy(&d, call->descriptor, offsetof(struct descriptor, tensor));
+    d.sequence = call->number;
+    return d;
+}
+static void say_where(const struct group *g, const struct agree_call *call, char *out, size_t bytes)
+{
+    struct descriptor d = call_of(call);
+    char what[WORDS_BYTES];
+    out[0] = 0;
+    if (!call->number) return;
+    words_of_call(&d, what, sizeof what);
+    snprintf(out, bytes, " in %s, operation %llu of %s", what, (unsigned long long)call->number, g->name);
+}
+static void say_disagreement(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+{
+    struct descriptor mine = call_of(&c->calls[0]), theirs = call_of(&c->calls[1]);
+    char here[WORDS_BYTES];
+    if (c->calls[1].number) {
+        words_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);
+        return;
+    }
+    words_of_call(&mine, here, sizeof here);            /* it does not answer */
+    snprintf(out, bytes,
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or has "
+        "differed before; all ranks must make the same calls in the same order",
+        (unsigned long long)c->operation, g->name, c->reporter, here, c->other);
+}
+static void say_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+{
+    const struct member *m = &g->members[c->other >= 0 ? c->other : c->reporter];
+    char where[WORDS_BYTES + 64];
+    say_where(g, &c->calls[0], where, sizeof where);
+    if (c->detail[0]) snprintf(out, bytes, "%.*s", AGREE_DETAIL_BYTES - 1, c->detail);
+    else if (c->kind == AGREE_DISAGREEMENT) say_disagreement(g, c, out, bytes);
+    else if (c->kind == AGREE_LEFT_ALONE)
+        snprintf(out, bytes,
+            "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the "
+            "same calls before they destroy",
+            c->other, g->name, c->reporter, where);
+    else
+        snprintf(out, bytes,
+            "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; "
+            "destroy this group and make a new one without it",
+            c->other, g->name, (unsigned long long)m->identity.pid, m->identity.host, c->reporter, where);
+}
+void words_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
+{
+    size_t used = 0;
+    if (c->reporter != g->rank) used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
+    say_cause(g, c, out + used, bytes - used);
+}

@@ -1,0 +1,12 @@
+/* Calls and causes in words. Whatever a descriptor says that has come from elsewhere, the words are some. */
+#pragma once
+#include "backend/agree/agree.h"
+#include "backend/engine/group.h"
+
+enum { WORDS_BYTES = 240 };
+void words_of_call(const struct descriptor *call, char *out, size_t bytes);
+/* Of two that disagree. */
+void words_of_disagreement(const struct group *group, int rank, const struct descriptor *call, int other,
+    const struct descriptor *its_call, char *out, size_t bytes);
+/* A verdict, for the user of this rank. */
+void words_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);
