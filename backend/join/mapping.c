@@ -68,6 +68,12 @@ tutti_status mapping_check(const struct group *group)
 }
 
 /* ---- making it ---- */
+static tutti_status refuse(int rank, tutti_status status)
+{
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "rank %d cannot be sent the shared memory of the group: %s", rank, why);
+}
 static tutti_status make(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
@@ -77,6 +83,7 @@ static tutti_status make(struct mapping *m, const struct joining *j)
         struct peer *peer = j->group->peers[j->sharers->ranks[i]];
         if (peer && is_first_of_process(j, j->sharers->ranks[i]))
             status = peer_send_descriptor(peer, m->token, descriptor);
+        if (status != TUTTI_OK) status = refuse(j->sharers->ranks[i], status);
     }
     close(descriptor);
     return status;
