@@ -131,6 +131,14 @@ static void tell(const tutti_comm *comm)
 }
 
 /* ---- the others ---- */
+/* With several hosts a rank on another may have all it needs, join and abort before this one has heard its word, which
+   still comes unless who is to say it is gone. */
+static bool may_come(const tutti_comm *comm)
+{
+    int first = group_rank(&comm->group, 0);
+    const struct peer *peer = comm->group.peers[first];
+    return comm->accord && !comm_has_left(comm, first) && !(peer && peer_is_gone(peer));
+}
 static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 {
     static const struct wait_set none;
@@ -142,7 +150,7 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
         if (return_ball(segment_introduction(segment, comm->executor.site.index))) n = 1;
         ladder_climb(&ladder, n, &none, 1);
         if (n % POLLS) continue;
-        doubt = comm_is_in_doubt(comm);
+        doubt = comm_is_in_doubt(comm) && !may_come(comm);
         if (!doubt && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s has joined but did not say in time what the machine "
