@@ -347,6 +347,19 @@ static void test_who_asks_is_told_the_verdict(void **state)
     assert_int_equal(answer.decided, 1);
     assert_false(agree_next(&w.ranks[0], &to, &answer));
 }
+/* A question says all that is compared; the answer is for the asker, whom no wrong verdict would make miss it. */
+static void test_who_asks_is_answered(void **state)
+{
+    (void)state;
+    struct agree_message m = a_question(), answer;
+    int to;
+    begin(0, 7, 100, -1);
+    agree_receive(&w.ranks[0], 1, &m);
+    assert_true(agree_next(&w.ranks[0], &to, &answer));
+    assert_int_equal(to, 1);
+    assert_int_equal(answer.kind, AGREE_SAY);
+    assert_int_equal(answer.calls[7 % AGREE_HISTORY].number, 7);
+}
 static void test_who_hurries_asks_at_once(void **state)
 {
     (void)state;
@@ -451,6 +464,7 @@ int main(void)
         cmocka_unit_test_setup(test_the_last_four_operations_are_compared, setup),
         cmocka_unit_test_setup(test_the_first_difference_is_told, setup),
         cmocka_unit_test_setup(test_who_asks_is_told_the_verdict, setup),
+        cmocka_unit_test_setup(test_who_asks_is_answered, setup),
         cmocka_unit_test_setup(test_who_hurries_asks_at_once, setup),
         cmocka_unit_test_setup(test_older_operations_are_not_compared, setup),
         cmocka_unit_test_setup(test_operations_to_come_are_not_compared, setup),
