@@ -1,5 +1,5 @@
 /* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, what rank 0 tells, control blocks, introductions), which is so much for each rank; then the sparse
+   first failure, what rank 0 tells, control blocks, introductions, accounts), so much for each rank; then the sparse
    part, on pages of its own: counts and pairs, which grow with the square of the ranks, and slots. The size is fixed by
    seals before anybody maps it, so no rank can make another's access fault by shrinking the file. */
 #include "backend/host/segment.h"
