@@ -153,10 +153,10 @@ tutti_status comm_failure(tutti_comm *comm)
 void failure_note_lost(tutti_comm *comm, int rank)
 {
     uint32_t nobody = 0;
-    if (comm->accord) { accord_note_lost(comm->accord, rank); return; }
     if (comm_has_left(comm, rank)) return;
     atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
-    comm_call(comm);
+    if (comm->accord) accord_note_lost(comm->accord, rank);
+    else comm_call(comm);
 }
 void failure_ask_to_stop(tutti_comm *comm, tutti_status status)
 {

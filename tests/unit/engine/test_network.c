@@ -154,6 +154,7 @@ static void give_up(struct rank *me)
     start_one(me, held->collective, &r);
     if (me->rank == 1) {
         stand_still(me, held);
+        if (held->lost) failure_note_lost(me->comm, 0); /* a link breaks for both ends */
         REQUIRE(tutti_wait(&r, 0) == expected);
         return;
     }
