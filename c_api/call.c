@@ -124,7 +124,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->message.tag = 0;
     atomic_init(&out->limit.deadline_ms, 0);
     out->limit.looked_ms = out->limit.alone_ms = 0;
-    out->limit.forgiven = false;
+    out->limit.was_stopped = false;
     atomic_init(&out->hastened, false);
     out->refused = false;
     TRY(call_check_rank(comm, root, "root"));

@@ -55,7 +55,7 @@ static void fail_all(tutti_comm *comm)
     if (running && !launch_cancel(comm)) back = false;
     if (!back) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
-    if (running && comm->executor.run.exposed && !tensors_let_go(comm)) return;
+    if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
     while (comm->backlog.head) leave_queue(comm, comm->outcome.status);
 }
 static tutti_status advance(tutti_comm *comm)                          /* the head, as far as it gets */
@@ -97,7 +97,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 {
     driver_take_intake(comm);
     bool moved = comm->messages.open && messages_progress(comm, blocked);
-    if (comm->messages.open && !moved) blocked->in_the_way |= executor_is_in_the_way(&comm->executor);
+    if (comm->messages.open && !moved) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
     if (comm_has_failed(comm)) { fail_all(comm); return moved; }
     while (comm->backlog.head && !comm->backlog.stuck) {
         uint64_t moves = comm->executor.moves;
@@ -105,7 +105,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
         moved |= comm->executor.moves != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
-            blocked->in_the_way |= b->in_the_way;
+            blocked->core_is_wanted |= b->core_is_wanted;
             for (int i = 0; i < b->count; i++)
                 wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters, b->item[i].shared);
             break;
@@ -189,13 +189,13 @@ void driver_drive(tutti_comm *comm, struct operation *op)
     for (int n = 0; !operation_is_over(op); n++) {
         struct wait_set blocked;
         blocked.count = 0;
-        blocked.in_the_way = false;
+        blocked.core_is_wanted = false;
         uint32_t bell = atomic_load_explicit(&comm->gate.bell, memory_order_acquire);
         if (driver_progress(comm, &blocked) || driver_check(comm, n)) { n = -1; continue; }
         bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
         if (alone && message_take_back(comm, op)) return;
         wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
-        if (ladder_step(&comm->group.ladder, n, blocked.in_the_way)) continue;
+        if (ladder_step(&comm->group.ladder, n, blocked.core_is_wanted)) continue;
         /* a message may be over as soon as it is taken in, which does not count as a move */
         if (!operation_is_over(op) && router_arm(comm->router)) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_soon(n);
@@ -207,9 +207,9 @@ bool driver_drive_briefly(tutti_comm *comm, int turns)
     for (int n = 0; n < turns && driver_has_open(comm); n++) {
         struct wait_set blocked;
         blocked.count = 0;
-        blocked.in_the_way = false;
+        blocked.core_is_wanted = false;
         if (driver_progress(comm, &blocked)) { moved = true; continue; }
-        if (blocked.in_the_way || n == turns - 1) break;
+        if (blocked.core_is_wanted || n == turns - 1) break;
         pause_briefly();
     }
     return moved;

@@ -263,18 +263,18 @@ static tutti_status fail_left_alone_message(tutti_comm *comm)
 /* Whoever drives looks every 20 ms. A gap of seconds means that the process was stopped (SIGSTOP, a frozen container, a
    paused virtual machine), its peers perhaps with it: they are given the time that it has lost. Gaps in a row are those
    of a driver that has much else to do, for which operations must end in time nevertheless. */
-static void forgive_stop(struct limit *l, int64_t now_ms)
+static void add_stopped_time(struct limit *l, int64_t now_ms)
 {
     int64_t gap_ms = l->looked_ms ? now_ms - l->looked_ms : 0;
-    bool stopped = gap_ms > STOPPED_MS && !l->forgiven;
+    bool stopped = gap_ms > STOPPED_MS && !l->was_stopped;
     l->looked_ms = now_ms;
-    l->forgiven = stopped;
+    l->was_stopped = stopped;
     if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
 static bool is_late(struct limit *l)
 {
     int64_t now_ms = clock_ms();
-    forgive_stop(l, now_ms);
+    add_stopped_time(l, now_ms);
     int64_t deadline_ms = atomic_load_explicit(&l->deadline_ms, memory_order_relaxed);
     if (!deadline_ms) {
         deadline_ms = clock_deadline(atomic_load(&l->timeout_ms));    /* unless a wait has just set its own */
@@ -441,7 +441,7 @@ static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)
 tutti_status comm_mismatch(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
-    if (x->run.breaker) return mismatch_message(comm, x->run.breaker);
+    if (x->run.failed_message) return mismatch_message(comm, x->run.failed_message);
     int other = executor_disagreement(x);
     if (other < 0) return mismatch_counts(comm);
     return fail_disagreement(comm, other);

@@ -56,7 +56,7 @@ static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struc
     return TUTTI_OK;
 }
 /* What runs, and what the next call repeats, is the last of its family. */
-static bool let_go(void *context, const struct plan *plan, void *made)
+static bool release_program(void *context, const struct plan *plan, void *made)
 {
     const struct launcher *l = context;
     (void)plan;
@@ -110,12 +110,12 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
         .shared = out->shared,
         .in_place = out->in_place };
     struct choice choice;
-    bool obeys = asked && !(op->uneven && !choice_takes_uneven(comm->group.layout, asked));
-    TRY(choose_for(comm, op, obeys ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
+    bool usable = asked && !(op->uneven && !choice_takes_uneven(comm->group.layout, asked));
+    TRY(choose_for(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
-    r.late = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
+    r.deferred = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     struct placement private = { NULL, op->family == ALL_TO_ALL ? NULL : mask_all, false };
-    if (!r.late) TRY(plan_for(comm, op, r.algorithm, &private, &r));
+    if (!r.deferred) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     *out = r;
     return TUTTI_OK;
 }
@@ -177,7 +177,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
         comm->launcher.last = call;
     }
     executor_prepare(x);
-    x->launch.program = r->late ? NULL : r->program;
+    x->launch.program = r->deferred ? NULL : r->program;
     x->launch.input = op->input;
     x->launch.output = op->output;
     if (comm->launcher.repeats < 2) {                            /* there are two descriptors */
@@ -186,7 +186,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     }
     x->run.descriptor->sequence = op->sequence;
     x->run.exposed = false;
-    if (r->late) tensors_describe(comm, op, asked && asked == r->algorithm);
+    if (r->deferred) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;
 }
 /* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
@@ -195,7 +195,7 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
 {
     struct placement p = tensors_placement(comm, op);
     int ranks = comm->launcher.ranks;
-    bool repeated = r->program && r->obeys == p.asked && mask_equal(r->shared, p.shared, ranks)
+    bool repeated = r->program && r->uses_asked == p.asked && mask_equal(r->shared, p.shared, ranks)
         && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
@@ -206,10 +206,10 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
-    r->obeys = p.asked;
+    r->uses_asked = p.asked;
     return TUTTI_OK;
 }
-static tutti_status finish_late(tutti_comm *comm, const struct operation *op)
+static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op)
 {
     struct executor *x = &comm->executor;
     struct recent *r = &comm->launcher.recent[op->family];
@@ -233,7 +233,7 @@ tutti_status launch_start(tutti_comm *comm, struct operation *op)
 tutti_status launch_step(tutti_comm *comm, struct operation *op)
 {
     if (!comm->executor.run.started) {
-        tutti_status status = finish_late(comm, op);
+        tutti_status status = finish_deferred(comm, op);
         if (status != TUTTI_OK) return status;
     }
     return executor_step(&comm->executor);
@@ -248,7 +248,7 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
     l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
     l->ranks = ranks;
-    l->cache = cache_create(KEPT_BYTES, let_go, l);
+    l->cache = cache_create(KEPT_BYTES, release_program, l);
     l->priced = cache_create(PRICED_BYTES, NULL, NULL);
     l->masks = memory_zeroed(2 * FAMILY_COUNT * words, sizeof *l->masks);
     if (!l->cache || !l->priced || !l->masks)

@@ -11,10 +11,10 @@ struct recent {                                         /* the last choice of a 
     const struct algorithm *algorithm;                  /* if all tensors are private */
     size_t tile_bytes;
     int slots;
-    bool late;                                          /* the plan is chosen after the roll call */
-    struct program *program;                            /* late: for this placement; NULL: none yet */
+    bool deferred;                                      /* the plan is chosen after the roll call */
+    struct program *program;                            /* deferred: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
-    bool obeys;                                         /* late: a rank has asked for this algorithm */
+    bool uses_asked;                                    /* deferred: a rank has asked for this algorithm */
 };
 /* What makes two calls of the same kind: only their buffers and their sequence differ. */
 struct call {
@@ -50,6 +50,6 @@ void launcher_finish(struct launcher *launcher);
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
 /* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
-/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_let_go says so. false:
-   not yet, as executor_cancel. */
+/* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_are_released says.
+   false: not yet, as executor_cancel. */
 bool launch_cancel(tutti_comm *comm);

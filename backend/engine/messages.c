@@ -243,7 +243,7 @@ bool messages_cancel(tutti_comm *comm)
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        if (is_exposed(op) && !tensors_let_go(comm)) { at = &op->next; continue; }
+        if (is_exposed(op) && !tensors_are_released(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);
     }

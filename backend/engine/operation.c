@@ -103,7 +103,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     for (int n = 0;; n++) {
         struct wait_set set;
         set.count = 0;
-        set.in_the_way = atomic_load(&comm->executor.site.mine->core) == wait_core();       /* the driver's */
+        set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();   /* the driver's */
         completions_await(&set);
         if (operation_is_over(op)) break;
         if (driver_try(comm)) {
@@ -112,7 +112,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
             driver_release(comm);
             return operation_result(op);
         }
-        if (!ladder_step(&comm->group.ladder, n, set.in_the_way)) wait_sleep(&set, atomic_load(&most_sleep_ms));
+        if (!ladder_step(&comm->group.ladder, n, set.core_is_wanted)) wait_sleep(&set, atomic_load(&most_sleep_ms));
     }
     atomic_fetch_sub(&comm->gate.inside, 1);
     return operation_result(op);

@@ -10,7 +10,7 @@ struct limit {                                          /* on an operation's tim
     _Atomic int64_t deadline_ms;                        /* 0: not computed yet */
     int64_t looked_ms;                                  /* when a driver last looked whether it is late */
     int64_t alone_ms; /* since when its peer, of another host, is known to have left */
-    bool forgiven;                                      /* the time between the last two looks does not count */
+    bool was_stopped;                                   /* the time between the last two looks does not count */
 };
 struct message { uint32_t tag; struct piece piece; struct transfer transfer; };
 struct operation {                                      /* lives in tutti_request.reserved, or on the caller's stack */

@@ -111,7 +111,7 @@ static void *progress_main(void *unused)
         struct wait_set blocked;
         bool moved = false;
         blocked.count = 0;
-        blocked.in_the_way = false;
+        blocked.core_is_wanted = false;
         wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
         tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
         for (; arrived; arrived = next) {
@@ -121,7 +121,7 @@ static void *progress_main(void *unused)
             moved = true;
         }
         bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
-        if (!sleeps && !moved) sleeps = !ladder_step(&engine.ladder, n, blocked.in_the_way);
+        if (!sleeps && !moved) sleeps = !ladder_step(&engine.ladder, n, blocked.core_is_wanted);
         if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         if (moved || !list) n = -1;
         else if (sleeps) n = driver_soon(n);                   /* time has passed: check at the next visit */

@@ -149,7 +149,7 @@ void reach_finish(struct reach *reach)
 }
 
 /* ---- the end ---- */
-bool tensors_let_go(tutti_comm *comm)
+bool tensors_are_released(tutti_comm *comm)
 {
     const struct group *g = &comm->group;
     for (int peer = 0; peer < comm->reach.ranks; peer++) {
@@ -157,14 +157,14 @@ bool tensors_let_go(tutti_comm *comm)
         bool gone = r == g->rank || (g->peers[r] && peer_is_gone(g->peers[r]));
         const struct control *c = group_control(g, peer);
         if (gone || (!atomic_load(&c->touching) && !atomic_load(&c->copying))) continue;
-        if (!comm->reach.let_go_ms) comm->reach.let_go_ms = clock_deadline(LET_GO_MS);
-        if (clock_ms() < comm->reach.let_go_ms) return false;
-        if (comm->reach.let_go_told) continue;
+        if (!comm->reach.release_until_ms) comm->reach.release_until_ms = clock_deadline(RELEASE_MS);
+        if (clock_ms() < comm->reach.release_until_ms) return false;
+        if (comm->reach.release_told) continue;
         LOG(WARN,
             "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them",
             g->name, r, g->rank);
     }
-    comm->reach.let_go_told |= comm->reach.let_go_ms && clock_ms() >= comm->reach.let_go_ms;
+    comm->reach.release_told |= comm->reach.release_until_ms && clock_ms() >= comm->reach.release_until_ms;
     return true;
 }

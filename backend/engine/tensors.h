@@ -11,8 +11,8 @@ struct reach {                                          /* of the driver */
     int ranks;
     struct held_view (*held)[HELD_COUNT];               /* [index on this host][INPUT, OUTPUT and so on] */
     uint64_t *shared, *in_place;                        /* of this operation's placement */
-    int64_t let_go_ms;                                  /* after a failure: how long to wait for peers; 0: not yet */
-    bool let_go_told;                                   /* and who did not let go by then */
+    int64_t release_until_ms;                           /* after a failure: how long to wait for peers; 0: not yet */
+    bool release_told;                                  /* and who did not let go by then */
 };
 tutti_status reach_init(struct reach *reach, int ranks);
 void reach_finish(struct reach *reach);                 /* unholds what was held for the next operation */
@@ -28,9 +28,9 @@ struct placement { const uint64_t *shared, *in_place; bool asked; };
 struct placement tensors_placement(tutti_comm *comm, const struct operation *op);
 /* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
-/* After a failure: whether no living peer touches this rank's tensors any more, or has for LET_GO_MS not said so. */
-enum { LET_GO_MS = 2000 };
-bool tensors_let_go(tutti_comm *comm);
+/* After a failure: whether no living peer touches this rank's tensors any more, or has for RELEASE_MS not said so. */
+enum { RELEASE_MS = 2000 };
+bool tensors_are_released(tutti_comm *comm);
 /* The address here of a rank's tensor, valid until the next call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING,
    HELD_SENDING). IN_PROGRESS: it is being mapped. */
 tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location at, size_t bytes, unsigned char **out);

@@ -30,7 +30,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     bool fits = size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
     c->in_line = c->single && fits && !plan->any_message; /* all members must think alike */
     c->slot_stride = c->in_line ? chunk_bytes : size_round_up(c->tile_bytes, CACHE_LINE);
-    slots_place(x, c);
+    slots_lay_out(x, c);
 }
 
 /* ---- addresses ---- */
@@ -57,9 +57,9 @@ static struct piece locate_scratch(const struct executor *x, int parity, const s
     int owner = site_index(&x->site, a->rank);
     unsigned char *payload = segment_control(x->site.segment, owner)->line[parity].payload;
     if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
-    size_t place = c->single ? 0 : (uint32_t)tile % c->places;
+    size_t place = c->single ? 0 : (uint32_t)tile % c->tile_slots;
     unsigned char *slots = segment_slots(x->site.segment, owner) + x->run.slots_at;
-    return (struct piece){ slots + place * c->place_bytes + at * c->slot_stride, length, length };
+    return (struct piece){ slots + place * c->tile_slot_bytes + at * c->slot_stride, length, length };
 }
 /* A peer's lengths and offsets lie in shared memory: they are read once, and what they say now does not lead beyond
    what was mapped for what they said when it was mapped. */

@@ -30,7 +30,7 @@ static inline bool reached_soon(struct executor *x, int peer, int counter, uint6
 {
     return x->seen[peer][counter] >= target || counter_look(x, peer, counter, target, polls);
 }
-static inline int polls(const struct executor *x) { return x->crowded ? 0 : x->site.polls; }
+static inline int polls(const struct executor *x) { return x->core_is_shared ? 0 : x->site.polls; }
 static inline bool reached(struct executor *x, int peer, int counter, uint64_t target)
 {
     return reached_soon(x, peer, counter, target, 0);

@@ -57,7 +57,7 @@ static tutti_status run_straight(struct executor *x)
 }
 
 /* ---- an operation ---- */
-static void let_go(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
+static void stop_touching(struct executor *x) { atomic_store(&x->site.mine->touching, 0); }
 static void end(struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -66,7 +66,7 @@ static void end(struct executor *x)
     x->base += 2 + rounds * (uint64_t)plan->period;
     x->operation++;
     slots_leave(x);
-    if (x->launch.program->touch_count) let_go(x);
+    if (x->launch.program->touch_count) stop_touching(x);
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
    published at all. */
@@ -126,8 +126,8 @@ tutti_status executor_begin(struct executor *x)
     x->run.low = x->run.roll = 0;
     x->run.arrived = x->site.ranks == 1;
     x->run.started = x->run.agreed = false;
-    x->run.broken = TUTTI_OK;
-    x->run.breaker = NULL;
+    x->run.message_status = TUTTI_OK;
+    x->run.failed_message = NULL;
     memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
@@ -145,7 +145,7 @@ tutti_status executor_roll_call(struct executor *x)
     x->blocked.count = 0;
     x->blocked_peer = -1;
     if (!x->run.arrived && !roll_call(x, &status)) {
-        x->blocked.in_the_way = executor_is_in_the_way(x);
+        x->blocked.core_is_wanted = executor_core_is_wanted(x);
         return status;
     }
     if (x->launch.uneven && !x->run.agreed) TRY(counts_agree(x));
@@ -165,10 +165,11 @@ tutti_status executor_step(struct executor *x)
         router_poll(x->site.router);
     }
     status = is_straight(x) ? run_straight(x) : tiles_run(x);
-    if (x->run.broken != TUTTI_OK)
-        return status_fail(x->run.broken, "a message of the schedule failed: %s", status_message(x->run.broken));
+    if (x->run.message_status != TUTTI_OK)
+        return status_fail(x->run.message_status, "a message of the schedule failed: %s",
+            status_message(x->run.message_status));
     if (status == TUTTI_OK) { end(x); return TUTTI_OK; }
-    x->blocked.in_the_way = executor_is_in_the_way(x);
+    x->blocked.core_is_wanted = executor_core_is_wanted(x);
     if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
     return status;
 }
@@ -181,7 +182,7 @@ bool executor_cancel(struct executor *x)
         struct transfer *transfer = &program->transfers[i];
         if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
     }
-    if (program->touch_count) let_go(x);
+    if (program->touch_count) stop_touching(x);
     return all;
 }
 

@@ -66,8 +66,8 @@ struct run {                                            /* of the operation that
     size_t extent;                                      /* of uneven counts, once they are agreed on */
     bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
     bool started, arrived, agreed;
-    tutti_status broken;                                /* why a message failed, or OK */
-    const struct transfer *breaker;                     /* which one */
+    tutti_status message_status;                        /* why a message failed, or OK */
+    const struct transfer *failed_message;              /* which one */
     uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
     uint64_t history;                                   /* the name of all calls so far; 0 on one host */
 };
@@ -78,7 +78,7 @@ struct executor {
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
-    bool crowded;                                       /* others have waited on my core: no polls then */
+    bool core_is_shared;                                /* others have waited on my core: no polls then */
     bool counts_reserved;                               /* my uneven counts are real memory */
     struct launch launch;                               /* whoever begins an operation fills it, and the descriptor */
     struct run run;
@@ -111,7 +111,7 @@ tutti_status executor_start(struct executor *x);
 tutti_status executor_step(struct executor *x);
 /* Whoever waits for a rank that is on the same core must leave it the core at once; who waits for ranks of other cores
    only had better stay. So whoever waits says where; true: another rank of this host that is to move waited here. */
-bool executor_is_in_the_way(struct executor *x);
+bool executor_core_is_wanted(struct executor *x);
 /* Gives up the operation that runs: no buffer of the caller is touched any more. false: a transport has not let go of a
    transfer yet; poll the router, and ask again. All are asked at once, so this goes on for TRANSPORT_CANCEL_MS at
    most. */

@@ -84,16 +84,16 @@ int executor_disagreement(const struct executor *x)
 
 /* ---- who needs my core ---- */
 /* Before all have arrived a neighbour has something to do if it is missing; afterwards, as far as I know, always. */
-bool executor_is_in_the_way(struct executor *x)
+bool executor_core_is_wanted(struct executor *x)
 {
     uint32_t core = wait_core();
     if (atomic_load_explicit(&x->site.mine->core, memory_order_relaxed) != core)
         atomic_store_explicit(&x->site.mine->core, core, memory_order_relaxed);
-    x->crowded = false;
+    x->core_is_shared = false;
     for (int peer = 0; core && peer < x->site.ranks; peer++) {
         const struct control *c = segment_control(x->site.segment, peer);
         if (peer == x->site.index || atomic_load_explicit(&c->core, memory_order_relaxed) != core) continue;
-        x->crowded = true;
+        x->core_is_shared = true;
         if (x->run.arrived || !has_arrived(x, peer)) return true;
     }
     return false;

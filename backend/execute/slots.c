@@ -34,17 +34,17 @@ void slots_take(struct executor *x)
     else x->run.slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring.at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
-static uint32_t count_places(const struct executor *x, size_t slots, size_t place_bytes)
+static uint32_t count_tile_slots(const struct executor *x, size_t slots, size_t tile_slot_bytes)
 {
-    size_t times = ring_bytes(x) / 2 / (slots * place_bytes);
+    size_t times = ring_bytes(x) / 2 / (slots * tile_slot_bytes);
     return (uint32_t)(slots * size_larger(times, 1));
 }
-void slots_place(struct executor *x, struct cut *c)
+void slots_lay_out(struct executor *x, struct cut *c)
 {
     const struct plan *plan = x->launch.program->plan;
-    c->place_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
-    c->places = c->single || !c->place_bytes ? 1 : count_places(x, (size_t)plan->slots, c->place_bytes);
-    c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->places) * c->place_bytes;
+    c->tile_slot_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
+    c->tile_slots = c->single || !c->tile_slot_bytes ? 1 : count_tile_slots(x, (size_t)plan->slots, c->tile_slot_bytes);
+    c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->tile_slots) * c->tile_slot_bytes;
     bool few = c->slots_bytes < (x->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
     c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
     slots_take(x);

@@ -25,8 +25,8 @@ static bool is_reached_by_all(struct executor *x, const struct wait *w)         
 static bool is_done(struct executor *x, const struct transfer *transfer)
 {
     if (transfer->state == TRANSFER_FAILED) {
-        x->run.broken = transfer->status;
-        x->run.breaker = transfer;
+        x->run.message_status = transfer->status;
+        x->run.failed_message = transfer;
     }
     return transfer->state == TRANSFER_DONE;
 }

@@ -68,7 +68,7 @@ struct failure {                                       /* the first error of the
 enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
 struct introduction {                                  /* of one rank; join/figures.c                             */
     uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
-    _Alignas(128) _Atomic uint32_t ball;               /* goes to and fro between rank 0 and this one             */
+    _Alignas(128) _Atomic uint32_t ping;               /* goes to and fro between rank 0 and this one             */
     _Atomic uint32_t core;                             /* wait_core() when it last returned it                    */
 };
 struct told {                                          /* by rank 0 to the others, when all have joined           */

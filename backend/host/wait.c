@@ -104,16 +104,16 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the ladder ---- */
-bool ladder_step(const struct ladder *ladder, int n, bool in_the_way)
+bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted)
 {
     if (ladder_is_climbed(ladder, n)) return false;
-    if (n < ladder->pauses && !in_the_way) pause_briefly();
+    if (n < ladder->pauses && !core_is_wanted) pause_briefly();
     else sched_yield();
     return true;
 }
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
 {
-    if (ladder_step(ladder, n, set->in_the_way)) return false;
+    if (ladder_step(ladder, n, set->core_is_wanted)) return false;
     wait_sleep(set, most_ms);
     return true;
 }

@@ -13,7 +13,7 @@ struct ladder ladder_of(int pauses, int yields);       /* what the settings do n
 enum { WAIT_WORDS = 16 };
 struct wait_set {                                      /* words whose change is worth waking up for               */
     int count;
-    bool in_the_way;                                   /* somebody who is to write one of them needs this core     */
+    bool core_is_wanted;                               /* somebody who is to write one of them needs this core     */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 /* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
@@ -26,7 +26,7 @@ static inline bool ladder_is_climbed(const struct ladder *ladder, int n)
     return n >= ladder->pauses && n - ladder->pauses >= ladder->yields;
 }
 /* The n-th fruitless poll: pause (yield, if somebody is in the way) or yield. False: neither, it is time to sleep. */
-bool ladder_step(const struct ladder *ladder, int n, bool in_the_way);
+bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted);
 /* The same, and then sleeps until a word changes, but no longer than most_ms. True: it slept. */
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);

@@ -21,8 +21,8 @@
 enum {
     KEY_BYTES = 64,
     NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
-    LEAST_NAP_NS = 50000,
-    MOST_NAP_MS = 200,           /* between two looks */
+    LEAST_PAUSE_NS = 50000,
+    MOST_PAUSE_MS = 200,         /* between two looks */
     LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
     AGAIN_MS = 1000,                                   /* who waited longer reads all records again */
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
@@ -75,12 +75,12 @@ static bool is_same_attempt(const struct member *a, const struct member *b)
 }
 /* Between two looks at a key: an eighth of what the wait has taken, so that who comes at once is not kept waiting and
    the store is not kept busy. */
-static void nap(int64_t began_ns, int64_t deadline_ms)
+static void back_off(int64_t began_ns, int64_t deadline_ms)
 {
-    int64_t nap_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
-    int64_t most_ns = (left_ms < MOST_NAP_MS ? left_ms : MOST_NAP_MS) * 1000000;
-    nap_ns = nap_ns < LEAST_NAP_NS ? LEAST_NAP_NS : nap_ns < most_ns ? nap_ns : most_ns;
-    nanosleep(&(struct timespec){ 0, nap_ns }, NULL);
+    int64_t pause_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
+    int64_t most_ns = (left_ms < MOST_PAUSE_MS ? left_ms : MOST_PAUSE_MS) * 1000000;
+    pause_ns = pause_ns < LEAST_PAUSE_NS ? LEAST_PAUSE_NS : pause_ns < most_ns ? pause_ns : most_ns;
+    nanosleep(&(struct timespec){ 0, pause_ns }, NULL);
 }
 static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
@@ -108,7 +108,7 @@ static tutti_status await_record(const tutti_store *store, const struct member *
         tutti_status status = record_get(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
         if (is_late(began_ns)) TRY(check_alone(store, mine));
-        nap(began_ns, deadline_ms);
+        back_off(began_ns, deadline_ms);
     }
 }
 /* A rank may have died after it had answered, and have been started again. */
@@ -240,7 +240,7 @@ static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
         tutti_status status = f->answered ? read_verdict(f) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
         if (clock_ms() >= until_ms) return fail_unheard(f);
-        nap(began_ns, until_ms);
+        back_off(began_ns, until_ms);
         if (!f->answered || is_late(began_ns)) TRY(look_at_first(f, NOW));
         if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
         told = true;

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HELLO_MS = 2000, STRANGERS = 16, RECORDS_PER_MESSAGE = 64, LONGEST_NAP_MS = 50 };
+enum { HELLO_MS = 2000, MOST_UNKNOWN = 16, RECORDS_PER_MESSAGE = 64, LONGEST_PAUSE_MS = 50 };
 static const char magic[8] = "tutti-i";
 
 /* ---- messages ---- */
@@ -27,7 +27,7 @@ struct introduction {                                  /* what a rank says first
     uint32_t unused;
     struct member member;
 };
-static void nap(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
+static void sleep_ms(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
 static bool await_ready(int socket, short events, int64_t deadline_ms) /* false: it is time */
 {
     struct pollfd one = { .fd = socket, .events = events };
@@ -54,20 +54,20 @@ static size_t records_in_message(uint32_t size, uint32_t first)
 }
 
 /* ---- rank 0 ---- */
-struct guest { int socket, rank; int64_t until_ms; };  /* rank 0: has not said who it is */
-struct reception {
+struct client { int socket, rank; int64_t until_ms; }; /* rank 0: has not said who it is */
+struct server {
     const struct member *mine;
     struct member *table;
     int listener, count, room;
     uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
     const struct announcement *decided;                /* not NULL: who still comes only hears it */
-    struct guest *guests;
-    struct pollfd *polls;                              /* of the guests; then the listener */
+    struct client *clients;
+    struct pollfd *polls;                              /* of the clients; then the listener */
 };
-static void guest_dismiss(struct reception *r, int index)
+static void client_dismiss(struct server *r, int index)
 {
-    close(r->guests[index].socket);
-    r->guests[index] = r->guests[--r->count];
+    close(r->clients[index].socket);
+    r->clients[index] = r->clients[--r->count];
 }
 static void tell(int socket, const struct announcement *announcement, int64_t until_ms)
 {
@@ -77,21 +77,21 @@ static void tell(int socket, const struct announcement *announcement, int64_t un
         error = send_all(socket, &announcement->table[q], records_in_message(verdict->size, q), until_ms);
 }
 /* Whoever is a rank hears the verdict and goes. */
-static void tell_all(struct reception *r, const struct announcement *announcement)
+static void tell_all(struct server *r, const struct announcement *announcement)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;                          /* for all of them, whoever is stopped */
     for (int i = r->count - 1; i >= 0; i--) {
-        if (!r->guests[i].rank) continue;
-        tell(r->guests[i].socket, announcement, until_ms);
-        guest_dismiss(r, i);
+        if (!r->clients[i].rank) continue;
+        tell(r->clients[i].socket, announcement, until_ms);
+        client_dismiss(r, i);
     }
 }
-static tutti_status guest_join(struct reception *r, struct guest *guest, const struct introduction *said)
+static tutti_status client_join(struct server *r, struct client *client, const struct introduction *said)
 {
     const struct member *theirs = &said->member;
     struct member *seat = (uint32_t)said->rank < r->mine->size ? &r->table[said->rank] : NULL;
     bool taken = seat && member_has_come(seat);
-    guest->rank = said->rank;
+    client->rank = said->rank;
     r->joined += !taken;
     if (theirs->size > r->awaited) r->awaited = theirs->size;
     if (seat && !taken) member_seat(seat, theirs);
@@ -103,7 +103,7 @@ static tutti_status guest_join(struct reception *r, struct guest *guest, const s
             (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
 }
-static tutti_status fail_left(const struct reception *r, int rank)
+static tutti_status fail_left(const struct server *r, int rank)
 {
     char ranks[256];
     members_list_absent(r->table, r->mine->size, ranks, sizeof ranks);
@@ -111,72 +111,72 @@ static tutti_status fail_left(const struct reception *r, int rank)
         (unsigned long long)r->table[rank].identity.pid, r->mine->group, ranks, r->mine->size);
 }
 /* False: not one of us. A rank out of range is one when its idea of the size is the reason. */
-static bool is_introduction(const struct reception *r, int bytes, const struct introduction *said)
+static bool is_introduction(const struct server *r, int bytes, const struct introduction *said)
 {
     if (bytes != (int)sizeof *said || memcmp(said->magic, magic, sizeof magic) != 0) return false;
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
     return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
 }
 /* last: if it still says nothing, it goes. */
-static tutti_status guest_hear(struct reception *r, int index, bool last)
+static tutti_status client_hear(struct server *r, int index, bool last)
 {
     struct introduction said;
-    struct guest *guest = &r->guests[index];
-    int got = socket_receive(guest->socket, &said, sizeof said, NULL);
+    struct client *client = &r->clients[index];
+    int got = socket_receive(client->socket, &said, sizeof said, NULL);
     if (got == -EAGAIN && !last) return TUTTI_OK;
-    if (guest->rank) return fail_left(r, guest->rank);                 /* there is nothing more to say */
+    if (client->rank) return fail_left(r, client->rank);               /* there is nothing more to say */
     if (is_introduction(r, got, &said)) {
-        TRY(guest_join(r, guest, &said));
+        TRY(client_join(r, client, &said));
         if (!r->decided) return TUTTI_OK;
-        tell(guest->socket, r->decided, clock_ms() + GRACE_MS);
+        tell(client->socket, r->decided, clock_ms() + GRACE_MS);
     }
-    guest_dismiss(r, index);
+    client_dismiss(r, index);
     return TUTTI_OK;
 }
 /* There are more places than ranks, so somebody can go who is none. */
-static tutti_status make_room(struct reception *r)
+static tutti_status make_room(struct server *r)
 {
     for (int i = r->count - 1; i >= 0 && r->count == r->room; i--)
-        if (!r->guests[i].rank) TRY(guest_hear(r, i, true));
+        if (!r->clients[i].rank) TRY(client_hear(r, i, true));
     return TUTTI_OK;
 }
-static tutti_status guest_accept(struct reception *r)
+static tutti_status client_accept(struct server *r)
 {
     TRY(make_room(r));
     assert(r->count < r->room);
     int socket = socket_accept(r->listener);
-    if (socket >= 0) r->guests[r->count++] = (struct guest){ socket, 0, clock_ms() + HELLO_MS };
-    else if (socket != -EAGAIN && socket != -EPERM) nap(1);            /* out of descriptors: do not run in circles */
+    if (socket >= 0) r->clients[r->count++] = (struct client){ socket, 0, clock_ms() + HELLO_MS };
+    else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);       /* out of descriptors: do not run in circles */
     return TUTTI_OK;
 }
-static void reception_poll(struct reception *r, int64_t deadline_ms)
+static void server_poll(struct server *r, int64_t deadline_ms)
 {
     int64_t until_ms = deadline_ms;
     for (int i = 0; i < r->count; i++) {
-        r->polls[i] = (struct pollfd){ .fd = r->guests[i].socket, .events = POLLIN };
-        if (!r->guests[i].rank && r->guests[i].until_ms < until_ms) until_ms = r->guests[i].until_ms;
+        r->polls[i] = (struct pollfd){ .fd = r->clients[i].socket, .events = POLLIN };
+        if (!r->clients[i].rank && r->clients[i].until_ms < until_ms) until_ms = r->clients[i].until_ms;
     }
     r->polls[r->count] = (struct pollfd){ .fd = r->listener, .events = POLLIN };
     if (poll(r->polls, (nfds_t)r->count + 1, (int)deadline_remaining_ms(until_ms)) < 0)
         for (int i = 0; i <= r->count; i++) r->polls[i].revents = 0;
 }
-static tutti_status receive_all(struct reception *r, int64_t deadline_ms)
+static tutti_status receive_all(struct server *r, int64_t deadline_ms)
 {
     while (r->joined < r->awaited) {
-        reception_poll(r, deadline_ms);
+        server_poll(r, deadline_ms);
         bool more = r->polls[r->count].revents != 0;
         for (int i = r->count - 1; i >= 0; i--) {      /* backwards: the last takes the place of a dismissed one */
-            bool last = !r->guests[i].rank && r->guests[i].until_ms <= clock_ms();
-            if (r->polls[i].revents || last) TRY(guest_hear(r, i, last));
+            bool last = !r->clients[i].rank && r->clients[i].until_ms <= clock_ms();
+            if (r->polls[i].revents || last) TRY(client_hear(r, i, last));
         }
-        if (more) TRY(guest_accept(r));
+        if (more) TRY(client_accept(r));
         if (r->joined < r->awaited && clock_ms() >= deadline_ms)
             return r->decided ? TUTTI_OK : members_fail_absent(r->mine, r->table);
     }
     return TUTTI_OK;
 }
 /* The verdict, for those who are there; a bad one waits a little for those who are only just coming. */
-static void reception_decide(struct reception *r, tutti_status status, struct announcement *announcement)
+static void server_decide(struct server *r, tutti_status status, struct announcement *announcement)
 {
     announcement_decide(announcement, status, r->mine->size);
     tell_all(r, announcement);
@@ -186,12 +186,12 @@ static void reception_decide(struct reception *r, tutti_status status, struct an
 static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine, int64_t deadline_ms,
     struct announcement *announcement)
 {
-    struct reception r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
-    r.room = (int)mine->size + STRANGERS;
+    struct server r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
+    r.room = (int)mine->size + MOST_UNKNOWN;
     announcement->table[0] = *mine;
-    r.guests = memory_zeroed((size_t)r.room, sizeof *r.guests);
+    r.clients = memory_zeroed((size_t)r.room, sizeof *r.clients);
     r.polls = memory_zeroed((size_t)r.room + 1, sizeof *r.polls);
-    r.listener = r.guests && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
+    r.listener = r.clients && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
     tutti_status status;
     if (r.listener == -EADDRINUSE)
         status = status_fail(TUTTI_INVALID_ARGUMENT,
@@ -201,10 +201,10 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
     else if (r.listener < 0)
         status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
-    reception_decide(&r, status, announcement);
-    while (r.count) guest_dismiss(&r, 0);
+    server_decide(&r, status, announcement);
+    while (r.count) client_dismiss(&r, 0);
     if (r.listener >= 0) close(r.listener);
-    free(r.guests);
+    free(r.clients);
     free(r.polls);
     return status;
 }
@@ -212,11 +212,11 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
 /* ---- the others ---- */
 static int connect_until(const tutti_unique_id *id, int64_t deadline_ms)       /* a socket or -errno */
 {
-    for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_NAP_MS ? longest_ms * 2 : LONGEST_NAP_MS) {
+    for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_PAUSE_MS ? longest_ms * 2 : LONGEST_PAUSE_MS) {
         int socket = socket_connect("id", id->bytes);
         if (socket != -ECONNREFUSED && socket != -EAGAIN) return socket;
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
-        nap(1 + clock_ns() % longest_ms);                              /* so that not all come at once */
+        sleep_ms(1 + clock_ns() % longest_ms);                         /* so that not all come at once */
     }
 }
 static tutti_status explain(const struct member *mine, int error)

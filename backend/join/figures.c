@@ -1,8 +1,8 @@
 /* What the ranks of a group tell each other of the machine, while they join: the cores they may use, and the figures
    that all go by. Those depend on where the ranks stand: a hypervisor, or the system, may have put them elsewhere than
-   those of the last group. So rank 0 first sends a ball to and fro with the others, a few microseconds with each, and
+   those of the last group. So rank 0 first exchanges pings with the others, a few microseconds with each, and
    takes the figures that are known of that distance; only if there are none does it measure them, on its own core and
-   that of the rank farthest from it. The others return the ball and wait for its word. All waits have a limit. */
+   that of the rank farthest from it. The others answer the pings and wait for its word. All waits have a limit. */
 #include "backend/join/figures.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -11,7 +11,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { VOLLEYS = 8, SETS = 5, MATCH_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
+enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
 _Static_assert(sizeof(struct machine) <= FIGURES_BYTES, "the segment has room for the figures");
 
@@ -39,18 +39,18 @@ static int count_cores(const tutti_comm *comm)          /* where the ranks may r
     return count ? count : s->ranks;
 }
 
-/* ---- the ball: odd on its way to the other rank, even when it is back ---- */
-static bool return_ball(struct introduction *mine)
+/* ---- the ping: odd on its way to the other rank, even when it is back ---- */
+static bool answer_ping(struct introduction *mine)
 {
-    uint32_t ball = atomic_load_explicit(&mine->ball, memory_order_acquire);
-    if (ball % 2 == 0) return false;
+    uint32_t ping = atomic_load_explicit(&mine->ping, memory_order_acquire);
+    if (ping % 2 == 0) return false;
     atomic_store_explicit(&mine->core, wait_core(), memory_order_relaxed);
-    atomic_store_explicit(&mine->ball, ball + 1, memory_order_release);
+    atomic_store_explicit(&mine->ping, ping + 1, memory_order_release);
     return true;
 }
-static bool await_ball(struct introduction *other, uint32_t ball, int64_t until_ns)
+static bool await_ping(struct introduction *other, uint32_t ping, int64_t until_ns)
 {
-    for (int n = 1; atomic_load_explicit(&other->ball, memory_order_acquire) != ball; n++) {
+    for (int n = 1; atomic_load_explicit(&other->ping, memory_order_acquire) != ping; n++) {
         if (n < PAUSES) pause_briefly();
         else sched_yield();
         if (n % POLLS == 0 && clock_ns() > until_ns) return false;
@@ -62,14 +62,14 @@ static bool await_ball(struct introduction *other, uint32_t ball, int64_t until_
 static double measure_line(struct introduction *other, int64_t until_ns)
 {
     double best = 0;
-    uint32_t ball = atomic_load(&other->ball);
-    for (int set = 0; set < SETS && ball % 2 == 0; set++) {
+    uint32_t ping = atomic_load(&other->ping);
+    for (int set = 0; set < SETS && ping % 2 == 0; set++) {
         int64_t begin = clock_ns();
-        for (int k = 0; k < VOLLEYS; k++, ball += 2) {
-            atomic_store_explicit(&other->ball, ball + 1, memory_order_release);
-            if (!await_ball(other, ball + 2, until_ns)) return best;
+        for (int k = 0; k < PINGS; k++, ping += 2) {
+            atomic_store_explicit(&other->ping, ping + 1, memory_order_release);
+            if (!await_ping(other, ping + 2, until_ns)) return best;
         }
-        double line = (double)(clock_ns() - begin) / (2 * VOLLEYS);
+        double line = (double)(clock_ns() - begin) / (2 * PINGS);
         bool apart = atomic_load_explicit(&other->core, memory_order_relaxed) != wait_core();
         if (apart && (best <= 0 || line < best)) best = line;
     }
@@ -89,7 +89,7 @@ static bool is_new(uint64_t seen[CORE_WORDS + 1], uint32_t core)
 static struct farthest measure_distance(const tutti_comm *comm)
 {
     uint64_t seen[CORE_WORDS + 1] = { 0 };
-    int64_t until = clock_ns() + MATCH_NS;
+    int64_t until = clock_ns() + PINGING_NS;
     struct farthest far = { 0 };
     is_new(seen, wait_core());
     for (int peer = comm->group.segment->ranks - 1; peer > 0 && clock_ns() < until; peer--) {
@@ -147,7 +147,7 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
     bool doubt = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
         if (doubt) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
-        if (return_ball(segment_introduction(segment, comm->executor.site.index))) n = 1;
+        if (answer_ping(segment_introduction(segment, comm->executor.site.index))) n = 1;
         ladder_climb(&ladder, n, &none, 1);
         if (n % POLLS) continue;
         doubt = comm_is_in_doubt(comm) && !may_come(comm);

@@ -303,9 +303,9 @@ double price_round(const struct machine *machine, int ranks, int cores)
     if (ranks <= cores) return machine->line;
     return machine->hand_over * ((ranks + cores - 1) / cores);
 }
-int price_slots(const struct machine *machine, size_t tile_bytes, bool crowded)
+int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubscribed)
 {
-    if (crowded) return MOST_TILES_IN_FLIGHT;
+    if (oversubscribed) return MOST_TILES_IN_FLIGHT;
     int slots = (int)least(machine->l2 / (double)tile_bytes, MOST_TILES_IN_FLIGHT);
     return slots > 2 ? slots : 2;
 }
@@ -319,10 +319,10 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
     struct cutting *best, double *out)
 {
     size_t largest = price_largest_tile(machine);
-    bool crowded = (plan->one_host ? plan->count : plan->layout->largest) > cores;
+    bool oversubscribed = (plan->one_host ? plan->count : plan->layout->largest) > cores;
     bool found = false, sends = has_messages(plan);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
-        int slots = sends ? TILES_WITH_MESSAGES : price_slots(machine, tile, crowded);
+        int slots = sends ? TILES_WITH_MESSAGES : price_slots(machine, tile, oversubscribed);
         struct cutting c = { message_bytes, tile, slots, cores };
         double price = 0;
         TRY(price_plan(plan, machine, &c, &price));

@@ -20,9 +20,9 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
     struct cutting *best, double *out);
 /* One round more, such as a look around before the first step. */
 double price_round(const struct machine *machine, int ranks, int cores);
-/* Tiles of so many bytes that may be in flight at a time: two, or as many as fit in the cache. crowded, that is with
-   more ranks than cores: always three, because with two a rank often has nothing to do but to give its core away. */
-int price_slots(const struct machine *machine, size_t tile_bytes, bool crowded);
+/* Tiles of so many bytes that may be in flight at a time: two, or as many as fit in the cache. When
+   oversubscribed (more ranks than cores) three: with two a rank often has nothing to do but to give its core away. */
+int price_slots(const struct machine *machine, size_t tile_bytes, bool oversubscribed);
 size_t price_largest_tile(const struct machine *machine);
 
 /* How long to wait awake: so many pauses, then so many yields, then it is cheaper to have slept. */

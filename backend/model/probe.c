@@ -23,33 +23,33 @@
 #include <unistd.h>
 
 enum { SLOT = 64 << 10, REPEATS = 9, BATCH = 100, POLLS = 64, MOST_CPUS = 1024 };
-enum { DOZE_NS = 50000, NAP_NS = 5000000 };            /* until somebody is asleep; then not for longer than that */
+enum { FALL_ASLEEP_NS = 50000, SLEEP_NS = 5000000 };   /* until somebody is asleep; then not for longer than that */
 enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };   /* a message beyond the cache: so many times as large */
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
 static const double CLEARLY = 0.8;                      /* where caches are shared both are alike, and pace.c stores */
 
 struct word { _Atomic uint32_t value; char padding[124]; };            /* two lines, wherever it begins */
-struct duet {
+struct probe {
     struct machine *found;
     machine_copy *stream;
     int64_t deadline_ns;
     int core[2];
-    int64_t thrown_ns;
+    int64_t woken_ns;
     bool complete;
     _Atomic bool late;
-    struct word met[2], ball, copied[2], added[2];
+    struct word met[2], ping, copied[2], added[2];
     machine_copy *write;                                /* the better way to write a slot */
     unsigned char *slot[2], *message[2];
     size_t message_bytes;
 };
-struct player { struct duet *duet; int who; uint32_t meetings; bool beside; };     /* beside: on one core */
+struct side { struct probe *probe; int who; uint32_t meetings; bool beside; };     /* beside: on one core */
 
 /* ---- time ---- */
-static bool is_late(struct duet *d)
+static bool is_late(struct probe *p)
 {
-    if (clock_ns() > d->deadline_ns) atomic_store_explicit(&d->late, true, memory_order_relaxed);
-    return atomic_load_explicit(&d->late, memory_order_relaxed);
+    if (clock_ns() > p->deadline_ns) atomic_store_explicit(&p->late, true, memory_order_relaxed);
+    return atomic_load_explicit(&p->late, memory_order_relaxed);
 }
 static int by_value(const void *a, const void *b)
 {
@@ -69,34 +69,34 @@ static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); 
 
 /* ---- two threads ---- */
 /* False: it is late, nothing more is measured. */
-static bool await(const struct player *me, struct word *word, uint32_t value)
+static bool await(const struct side *me, struct word *word, uint32_t value)
 {
     for (unsigned n = 1; atomic_load_explicit(&word->value, memory_order_acquire) < value; n++) {
         if (me->beside) sched_yield();
         else pause_briefly();
-        if (n % POLLS == 0 && is_late(me->duet)) return false;
+        if (n % POLLS == 0 && is_late(me->probe)) return false;
     }
     return true;
 }
-static bool meet(struct player *me)
+static bool meet(struct side *me)
 {
     uint32_t now = ++me->meetings;
-    atomic_store_explicit(&me->duet->met[me->who].value, now, memory_order_release);
-    return await(me, &me->duet->met[!me->who], now);
+    atomic_store_explicit(&me->probe->met[me->who].value, now, memory_order_release);
+    return await(me, &me->probe->met[!me->who], now);
 }
-/* A ball goes to and fro; *out: ns for one way. */
-static bool measure_volleys(struct player *me, uint32_t rounds, double *out)
+/* Pings go to and fro; *out: ns for one way. */
+static bool measure_pings(struct side *me, uint32_t rounds, double *out)
 {
-    struct duet *d = me->duet;
+    struct probe *p = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
-        atomic_store(&d->ball.value, 0);
+        atomic_store(&p->ping.value, 0);
         if (!meet(me)) return false;
         int64_t begin = clock_ns();
         for (uint32_t i = 0; i < rounds; i++) {
-            if (me->who && !await(me, &d->ball, 2 * i + 1)) return false;
-            atomic_store_explicit(&d->ball.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
-            if (!me->who && !await(me, &d->ball, 2 * i + 2)) return false;
+            if (me->who && !await(me, &p->ping, 2 * i + 1)) return false;
+            atomic_store_explicit(&p->ping.value, 2 * i + 1 + (uint32_t)me->who, memory_order_release);
+            if (!me->who && !await(me, &p->ping, 2 * i + 2)) return false;
         }
         times[k] = since(begin) / rounds / 2;
         if (!meet(me)) return false;
@@ -104,35 +104,35 @@ static bool measure_volleys(struct player *me, uint32_t rounds, double *out)
     if (!me->who) *out = undisturbed(times, REPEATS);
     return true;
 }
-static void throw(struct duet *d)                       /* to somebody who has had the time to fall asleep */
+static void wake(struct probe *p)                       /* to somebody who has had the time to fall asleep */
 {
-    for (int64_t until = clock_ns() + DOZE_NS; clock_ns() < until;) sched_yield();
-    d->thrown_ns = clock_ns();
-    atomic_store(&d->ball.value, 1);
-    syscall(SYS_futex, &d->ball.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    for (int64_t until = clock_ns() + FALL_ASLEEP_NS; clock_ns() < until;) sched_yield();
+    p->woken_ns = clock_ns();
+    atomic_store(&p->ping.value, 1);
+    syscall(SYS_futex, &p->ping.value, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
-static bool catch(struct duet *d, double *out)
+static bool sleep_until_woken(struct probe *p, double *out)
 {
-    struct timespec most = { 0, NAP_NS };
-    while (!atomic_load(&d->ball.value)) {
-        syscall(SYS_futex, &d->ball.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
-        if (is_late(d)) return false;
+    struct timespec most = { 0, SLEEP_NS };
+    while (!atomic_load(&p->ping.value)) {
+        syscall(SYS_futex, &p->ping.value, FUTEX_WAIT_PRIVATE, 0, &most, NULL, 0);
+        if (is_late(p)) return false;
     }
-    *out = since(d->thrown_ns);
+    *out = since(p->woken_ns);
     return true;
 }
-static bool measure_sleep(struct player *me)
+static bool measure_sleep(struct side *me)
 {
-    struct duet *d = me->duet;
+    struct probe *p = me->probe;
     double times[REPEATS];
     for (int k = 0; k < REPEATS; k++) {
-        atomic_store(&d->ball.value, 0);
+        atomic_store(&p->ping.value, 0);
         if (!meet(me)) return false;
-        if (me->who) throw(d);
-        else if (!catch(d, &times[k])) return false;
+        if (me->who) wake(p);
+        else if (!sleep_until_woken(p, &times[k])) return false;
         if (!meet(me)) return false;
     }
-    if (!me->who) d->found->sleep = median(times, REPEATS);
+    if (!me->who) p->found->sleep = median(times, REPEATS);
     return true;
 }
 
@@ -160,18 +160,18 @@ static double copy_cost(void *to, const void *from, size_t bytes)
     copy_plainly(to, from, bytes);
     return cost_of(copy_plainly, to, from, bytes);
 }
-static void measure_copies(struct duet *d)
+static void measure_copies(struct probe *p)
 {
-    unsigned char *a = d->message[0], *b = d->message[1];
-    d->found->near = copy_cost(a, b, SLOT);
-    double more = cost_of(add, a, b, SLOT) - 1.5 * d->found->near;     /* it moves three numbers, a copy two */
-    double least = d->found->near / 8;                  /* it hides behind the loads */
-    d->found->add = more > least ? more : least;
-    d->found->far = copy_cost(a, b, d->message_bytes / 2);
-    if (d->found->far < d->found->near) d->found->far = d->found->near;
+    unsigned char *a = p->message[0], *b = p->message[1];
+    p->found->near = copy_cost(a, b, SLOT);
+    double more = cost_of(add, a, b, SLOT) - 1.5 * p->found->near;     /* it moves three numbers, a copy two */
+    double least = p->found->near / 8;                  /* it hides behind the loads */
+    p->found->add = more > least ? more : least;
+    p->found->far = copy_cost(a, b, p->message_bytes / 2);
+    if (p->found->far < p->found->near) p->found->far = p->found->near;
 }
 /* Each writes one of its slots, then reads the other's; the next time the next of them. */
-static bool exchange(struct player *me, machine_copy *write, unsigned char *const slots[2], size_t count,
+static bool exchange(struct side *me, machine_copy *write, unsigned char *const slots[2], size_t count,
     unsigned char *const tensors[2], double *written, double *read)
 {
     size_t first = count + 1;                           /* that counts: no memory that nobody has read yet */
@@ -191,71 +191,71 @@ static bool exchange(struct player *me, machine_copy *write, unsigned char *cons
     *read = undisturbed(reads, REPEATS);
     return true;
 }
-static bool measure_slots(struct player *me)
+static bool measure_slots(struct side *me)
 {
-    struct duet *d = me->duet;
+    struct probe *p = me->probe;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!exchange(me, copy_plainly, d->slot, 1, d->message, &written, &read)) return false;
-    if (d->stream && !exchange(me, d->stream, d->slot, 1, d->message, &streamed, &streamed_read)) return false;
-    bool stream = d->stream && streamed + streamed_read < CLEARLY * (written + read);
+    if (!exchange(me, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
+    if (p->stream && !exchange(me, p->stream, p->slot, 1, p->message, &streamed, &streamed_read)) return false;
+    bool stream = p->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
-    d->write = stream ? d->stream : copy_plainly;
-    d->found->slot_write = stream ? streamed : written;
-    d->found->slot_read = stream ? streamed_read : read;
+    p->write = stream ? p->stream : copy_plainly;
+    p->found->slot_write = stream ? streamed : written;
+    p->found->slot_read = stream ? streamed_read : read;
     return true;
 }
 /* The same through slots that take so long to come round again that no second-level cache has them any more. */
-static bool measure_lost(struct player *me)
+static bool measure_lost(struct side *me)
 {
-    struct duet *d = me->duet;
+    struct probe *p = me->probe;
     double written, read;
-    if (!exchange(me, d->write, d->message, d->message_bytes / SLOT, d->slot, &written, &read)) return false;
+    if (!exchange(me, p->write, p->message, p->message_bytes / SLOT, p->slot, &written, &read)) return false;
     if (me->who) return true;
-    d->found->lost_write = fmin(written, d->found->slot_write);
-    d->found->lost_read = fmin(read, d->found->slot_read);
+    p->found->lost_write = fmin(written, p->found->slot_write);
+    p->found->lost_read = fmin(read, p->found->slot_read);
     return true;
 }
 /* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. The slots
    come round after as many bytes, whatever the tile. */
-static bool pass_tile(struct player *me, uint32_t k, uint32_t tiles, size_t tile)
+static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, size_t tile)
 {
-    struct duet *d = me->duet;
+    struct probe *p = me->probe;
     int other = !me->who;
-    uint32_t places = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
-    unsigned char *mine = d->message[me->who];
+    uint32_t slots = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
+    unsigned char *mine = p->message[me->who];
     if (k < tiles) {
-        if (k >= IN_FLIGHT && !await(me, &d->added[other], k - IN_FLIGHT + 1)) return false;
-        d->write(d->slot[me->who] + k % places * tile, mine + k * tile, tile);
-        atomic_store(&d->copied[me->who].value, k + 1);
+        if (k >= IN_FLIGHT && !await(me, &p->added[other], k - IN_FLIGHT + 1)) return false;
+        p->write(p->slot[me->who] + k % slots * tile, mine + k * tile, tile);
+        atomic_store(&p->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
-    if (!await(me, &d->copied[other], k)) return false;
-    add(mine + (k - 1) * tile, d->slot[other] + (k - 1) % places * tile, tile);
-    atomic_store(&d->added[me->who].value, k);
+    if (!await(me, &p->copied[other], k)) return false;
+    add(mine + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
+    atomic_store(&p->added[me->who].value, k);
     return true;
 }
-static bool pass(struct player *me, size_t tile, double *out)
+static bool pass(struct side *me, size_t tile, double *out)
 {
-    struct duet *d = me->duet;
-    atomic_store(&d->copied[me->who].value, 0);
-    atomic_store(&d->added[me->who].value, 0);
+    struct probe *p = me->probe;
+    atomic_store(&p->copied[me->who].value, 0);
+    atomic_store(&p->added[me->who].value, 0);
     if (!meet(me)) return false;
-    uint32_t tiles = (uint32_t)(d->message_bytes / tile);
+    uint32_t tiles = (uint32_t)(p->message_bytes / tile);
     int64_t begin = clock_ns();
     for (uint32_t k = 0; k <= tiles; k++)
         if (!pass_tile(me, k, tiles, tile)) return false;
     *out = since(begin);
     return meet(me);
 }
-static bool measure_tiles(struct player *me)
+static bool measure_tiles(struct side *me)
 {
-    struct machine *m = me->duet->found;
+    struct machine *m = me->probe->found;
     double longer[PASSES], large;
     for (int k = 0; k < PASSES; k++) {                  /* one after the other: the machine drifts */
         if (!pass(me, SMALL_TILE, &longer[k]) || !pass(me, LARGE_TILE, &large)) return false;
         longer[k] -= large;
     }
-    double more = (double)me->duet->message_bytes / SMALL_TILE - (double)me->duet->message_bytes / LARGE_TILE;
+    double more = (double)me->probe->message_bytes / SMALL_TILE - (double)me->probe->message_bytes / LARGE_TILE;
     double each = median(longer, PASSES) / more;
     if (!me->who) m->tile = each > 1 ? each : 1;
     return true;
@@ -299,74 +299,74 @@ static int second_core(const cpu_set_t *set, int first)
 }
 /* The second one, if nobody says: one of those that the process may use; if it is bound to one, as ranks often are, one
    that it could have got. */
-static void choose_cores(struct duet *d)
+static void choose_cores(struct probe *p)
 {
     cpu_set_t set;
-    int first = d->core[0];
-    if (d->core[1] >= 0) return;
-    d->core[1] = first;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) d->core[1] = second_core(&set, first);
-    if (d->core[1] != first) return;
+    int first = p->core[0];
+    if (p->core[1] >= 0) return;
+    p->core[1] = first;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
+    if (p->core[1] != first) return;
     for (size_t i = 0; i < MOST_CPUS; i++) CPU_SET(i, &set);
     sched_setaffinity(0, sizeof set, &set);             /* the system leaves out what may not be used */
-    if (sched_getaffinity(0, sizeof set, &set) == 0) d->core[1] = second_core(&set, first);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) p->core[1] = second_core(&set, first);
 }
-static bool perform(struct player *me)
+static bool perform(struct side *me)
 {
-    struct duet *d = me->duet;
-    struct machine *m = d->found;
+    struct probe *p = me->probe;
+    struct machine *m = p->found;
     me->beside = true;                                  /* until it is known that they are not */
-    if (!me->who) choose_cores(d);
+    if (!me->who) choose_cores(p);
     if (!meet(me)) return false;
-    stand_on(d->core[me->who]);
-    bool apart = d->core[0] != d->core[1];
+    stand_on(p->core[me->who]);
+    bool apart = p->core[0] != p->core[1];
     if (!me->who && apart) measure_rungs(m);
-    if (!me->who) measure_copies(d);
+    if (!me->who) measure_copies(p);
     if (!meet(me)) return false;
     me->beside = !apart;
-    if (apart && (!measure_volleys(me, BATCH, &m->line) || !measure_slots(me))) return false;
+    if (apart && (!measure_pings(me, BATCH, &m->line) || !measure_slots(me))) return false;
     if (apart && (!meet(me) || !measure_lost(me) || !meet(me) || !measure_tiles(me))) return false;
     if (!measure_sleep(me)) return false;
-    stand_on(d->core[0]);
+    stand_on(p->core[0]);
     me->beside = true;
-    return measure_volleys(me, BATCH / 4, &m->hand_over) && apart;
+    return measure_pings(me, BATCH / 4, &m->hand_over) && apart;
 }
-static void *player_main(void *argument)
+static void *side_main(void *argument)
 {
-    struct player *me = argument;
+    struct side *me = argument;
     bool complete = perform(me);
-    if (!me->who) me->duet->complete = complete;
+    if (!me->who) me->probe->complete = complete;
     return NULL;
 }
 
 /* ---- all of it ---- */
-static bool run(struct duet *d)
+static bool run(struct probe *p)
 {
-    struct player players[2] = { { d, 0, 0, false }, { d, 1, 0, false } };
+    struct side sides[2] = { { p, 0, 0, false }, { p, 1, 0, false } };
     pthread_t threads[2];
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
     int started = 0;
-    while (started < 2 && pthread_create(&threads[started], NULL, player_main, &players[started]) == 0) started++;
+    while (started < 2 && pthread_create(&threads[started], NULL, side_main, &sides[started]) == 0) started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (started < 2) atomic_store(&d->late, true);
+    if (started < 2) atomic_store(&p->late, true);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    return started == 2 && d->complete;
+    return started == 2 && p->complete;
 }
-static bool probe(struct duet *d, double l2)
+static bool measure(struct probe *p, double l2)
 {
     double wanted = MESSAGE_CACHES * l2;
-    d->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
-    if (d->message_bytes < 2 * LARGE_TILE) d->message_bytes = 2 * LARGE_TILE;
-    size_t each = d->message_bytes + IN_FLIGHT * LARGE_TILE;
+    p->message_bytes = wanted < MOST_MESSAGE ? (size_t)wanted / LARGE_TILE * LARGE_TILE : MOST_MESSAGE;
+    if (p->message_bytes < 2 * LARGE_TILE) p->message_bytes = 2 * LARGE_TILE;
+    size_t each = p->message_bytes + IN_FLIGHT * LARGE_TILE;
     unsigned char *memory = memory_aligned(2 * each);
     for (int i = 0; memory && i < 2; i++) {
-        d->message[i] = memset(memory + (size_t)i * each, 1, each);    /* real memory, and numbers */
-        d->slot[i] = d->message[i] + d->message_bytes;
+        p->message[i] = memset(memory + (size_t)i * each, 1, each);    /* real memory, and numbers */
+        p->slot[i] = p->message[i] + p->message_bytes;
     }
-    d->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
-    bool complete = memory && run(d);
+    p->deadline_ns = clock_ns() + PROBE_MS * 1000000LL;
+    bool complete = memory && run(p);
     free(memory);
     return complete;
 }
@@ -379,10 +379,10 @@ bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out
     if (!machine_is_sane(&facts)) facts = machine_typical();
     struct machine found = facts;
     int first = cores ? cores[0] : sched_getcpu(), second = cores ? cores[1] : -1;
-    struct duet d = {
+    struct probe d = {
         .found = &found, .stream = stream, .write = copy_plainly, .core = { first >= 0 ? first : 0, second }
     };
-    bool complete = probe(&d, found.l2), sane = machine_is_sane(&found);
+    bool complete = measure(&d, found.l2), sane = machine_is_sane(&found);
     *out = sane ? found : facts;
     return complete && sane;
 }

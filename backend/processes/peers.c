@@ -33,7 +33,7 @@ static void in_child(void)
         descriptor_close(&p->descriptor);
         p->state = LEFT;
     }
-    for (int i = 0; i < registry.stranger_count; i++) close(registry.strangers[i].descriptor);
+    for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
     for (int i = 0; i < registry.kept_count; i++) descriptor_close(&registry.kept[i].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
@@ -72,7 +72,7 @@ static void close_everything(void)
         registry_hang_up(&peer->descriptor);
         registry_forget(peer);
     }
-    while (registry.stranger_count) close(registry_take_stranger(0));
+    while (registry.pending_count) close(registry_take_pending(0));
     channels_forget();
     while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
@@ -164,7 +164,7 @@ static int await_open(struct peer *peer, int64_t deadline_ms)
     }
     return peer->state == OPEN ? 0 : -ECONNRESET;
 }
-static void peer_let_go(struct peer *peer)
+static void peer_unuse(struct peer *peer)
 {
     assert(peer->users > 0);
     if (--peer->users > 0 || peer->state == OPEN) return;              /* open ones stay for the next group */
@@ -194,7 +194,7 @@ tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, str
     if (peer) {
         peer->users++;
         error = await_open(peer, deadline_ms);
-        if (error) peer_let_go(peer);
+        if (error) peer_unuse(peer);
     }
     pthread_mutex_unlock(&registry.lock);
     if (own) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
@@ -207,7 +207,7 @@ void peer_release(struct peer *peer)
 {
     if (!peer) return;
     pthread_mutex_lock(&registry.lock);
-    peer_let_go(peer);
+    peer_unuse(peer);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peer_is_gone(const struct peer *peer)

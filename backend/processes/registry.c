@@ -136,10 +136,10 @@ void registry_note_given_up(const unsigned char token[16], const struct identity
     g->by = *by;
     if (registry_take_kept(token, &kept)) descriptor_close(&kept);
 }
-int registry_take_stranger(int index)
+int registry_take_pending(int index)
 {
-    int descriptor = registry.strangers[index].descriptor;
-    size_t behind = (size_t)(--registry.stranger_count - index);
-    memmove(&registry.strangers[index], &registry.strangers[index + 1], behind * sizeof *registry.strangers);
+    int descriptor = registry.pending[index].descriptor;
+    size_t behind = (size_t)(--registry.pending_count - index);
+    memmove(&registry.pending[index], &registry.pending[index + 1], behind * sizeof *registry.pending);
     return descriptor;
 }

@@ -4,7 +4,7 @@
 #include "backend/processes/channel.h"
 #include <pthread.h>
 
-enum { STRANGERS = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 5 };
+enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 5 };
 enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP, PARCEL };
 struct packet {                                        /* all that is ever said; behind a PARCEL comes one */
     char magic[8];
@@ -34,7 +34,7 @@ struct peer {
     struct letters unsent;                              /* that its socket does not take at present */
     struct peer *next;
 };
-struct stranger { int descriptor; int64_t until_ms; };  /* has connected and not yet said hello */
+struct pending { int descriptor; int64_t until_ms; };   /* has connected and not yet said hello */
 struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
 struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
 
@@ -47,9 +47,9 @@ struct registry {
     int listener, poller, waker;
     pthread_t thread;
     struct peer *peers;
-    struct stranger strangers[STRANGERS];               /* oldest first */
+    struct pending pending[MOST_PENDING];               /* oldest first */
     struct kept kept[KEPT];                             /* oldest first */
-    int stranger_count, kept_count;
+    int pending_count, kept_count;
     struct given_up given_up[GIVEN_UPS];                /* the latest */
     unsigned given_up_count;                            /* ever */
     const struct peer_watch *calling;
@@ -76,7 +76,7 @@ struct peer *registry_find(const unsigned char nonce[16]);             /* one th
 struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
-int registry_take_stranger(int index);                 /* its socket */
+int registry_take_pending(int index);                  /* its socket */
 /* The first to say so is kept; what was sent for that group is not wanted any more. */
 void registry_note_given_up(const unsigned char token[16], const struct identity *by);
 const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */

@@ -1,4 +1,4 @@
-/* The watch thread: the only one that reads from sockets. It accepts strangers, hears what peers say, and tells whoever
+/* The watch thread: the only one that reads from sockets. It accepts, hears what peers say, and tells whoever
  * watches a peer that it is gone. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -97,7 +97,7 @@ static void peer_read(struct peer *peer)
     peer_end(peer, peer->state == CONNECTING ? REFUSED : LOST);
 }
 
-/* ---- strangers ---- */
+/* ---- connections that have not said whose they are ---- */
 static void turn_away(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_hang_up(&descriptor);
@@ -125,35 +125,35 @@ static void welcome(int descriptor, const struct identity *from)
     peer_open(peer);
     if (error) peer_end(peer, LOST);
 }
-static bool stranger_read(int index)                    /* false: it still says nothing */
+static bool pending_read(int index)                     /* false: it still says nothing */
 {
     struct packet packet;
-    int descriptor = registry.strangers[index].descriptor;
+    int descriptor = registry.pending[index].descriptor;
     int got = socket_receive(descriptor, &packet, sizeof packet, NULL);
     if (got == -EAGAIN) return false;
-    registry_take_stranger(index);
+    registry_take_pending(index);
     bool hello = packet_is_for_us(got, &packet) && packet.kind == HELLO;
     if (hello && !nonce_equal(packet.from.nonce, registry.self.nonce)) welcome(descriptor, &packet.from);
     else turn_away(descriptor, "did not speak as a rank of this version does");
     return true;
 }
 /* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
-static void stranger_dismiss(const char *why)
+static void pending_dismiss(const char *why)
 {
-    if (!stranger_read(0)) turn_away(registry_take_stranger(0), why);
+    if (!pending_read(0)) turn_away(registry_take_pending(0), why);
 }
-static void stranger_accept(void)
+static void pending_accept(void)
 {
     int descriptor = socket_accept(registry.listener);
     if (descriptor == -EPERM) { turn_away(-1, "belongs to another user"); return; }
     if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
-    if (registry.stranger_count == STRANGERS) stranger_dismiss("said nothing while many came");
+    if (registry.pending_count == MOST_PENDING) pending_dismiss("said nothing while many came");
     if (registry_poll(descriptor) != 0) { close(descriptor); return; }
-    registry.strangers[registry.stranger_count++] = (struct stranger){ descriptor, clock_ms() + HELLO_MS };
+    registry.pending[registry.pending_count++] = (struct pending){ descriptor, clock_ms() + HELLO_MS };
 }
-static void strangers_dismiss(void)                     /* the slow ones */
+static void pending_expire(void)                        /* the slow ones */
 {
-    while (registry.stranger_count && registry.strangers[0].until_ms <= clock_ms()) stranger_dismiss("said nothing");
+    while (registry.pending_count && registry.pending[0].until_ms <= clock_ms()) pending_dismiss("said nothing");
 }
 
 /* ---- the watch thread ---- */
@@ -161,15 +161,15 @@ static void handle(int descriptor)                     /* what was ready a momen
 {
     uint64_t ignored;
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
-    if (descriptor == registry.listener) { stranger_accept(); return; }
+    if (descriptor == registry.listener) { pending_accept(); return; }
     for (struct peer *p = registry.peers; p; p = p->next)
         if (p->descriptor == descriptor) {
             if (p->unsent.first) peer_flush(p);
             peer_read(p);
             return;
         }
-    for (int i = 0; i < registry.stranger_count; i++)
-        if (registry.strangers[i].descriptor == descriptor) { stranger_read(i); return; }
+    for (int i = 0; i < registry.pending_count; i++)
+        if (registry.pending[i].descriptor == descriptor) { pending_read(i); return; }
 }
 static struct peer_watch *next_to_call(void)
 {
@@ -192,11 +192,11 @@ static void call_watches(void)                                         /* the li
         pthread_cond_broadcast(&registry.changed);
     }
 }
-static int patience_ms(void)                            /* until a stranger has to go, or a channel ticks; -1: nobody */
+static int patience_ms(void) /* until one of them has to go, or a channel ticks; -1: nobody */
 {
     int tick_ms = channels_patience_ms();
-    if (!registry.stranger_count) return tick_ms;
-    int64_t left = registry.strangers[0].until_ms - clock_ms();
+    if (!registry.pending_count) return tick_ms;
+    int64_t left = registry.pending[0].until_ms - clock_ms();
     int stranger_ms = left < 0 ? 0 : (int)left + 1;
     return tick_ms >= 0 && tick_ms < stranger_ms ? tick_ms : stranger_ms;
 }
@@ -219,7 +219,7 @@ void *registry_watch(void *unused)
     while (!registry.stop) {
         int ready = await_events(events, 16);
         for (int i = 0; i < ready; i++) handle(events[i].data.fd);
-        strangers_dismiss();
+        pending_expire();
         channels_deliver();                             /* first what the dead have said */
         channels_tick();
         call_watches();

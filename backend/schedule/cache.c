@@ -17,7 +17,7 @@ struct entry {
 };
 struct cache {
     size_t bytes, most;
-    plan_let_go *let_go;
+    plan_release *release;
     void *context;
     struct entry *newest, *oldest;
     struct entry *rows[CACHE_ROWS];
@@ -30,14 +30,14 @@ static void entry_destroy(struct entry *e)
 }
 static bool may_go(struct cache *cache, const struct entry *e)
 {
-    return !cache->let_go || cache->let_go(cache->context, &e->plan, e->made);
+    return !cache->release || cache->release(cache->context, &e->plan, e->made);
 }
-struct cache *cache_create(size_t most, plan_let_go *let_go, void *context)
+struct cache *cache_create(size_t most, plan_release *release, void *context)
 {
     struct cache *cache = memory_zeroed(1, sizeof *cache);
     if (!cache) return NULL;
     cache->most = most;
-    cache->let_go = let_go;
+    cache->release = release;
     cache->context = context;
     return cache;
 }

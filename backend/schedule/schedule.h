@@ -192,9 +192,9 @@ static inline bool step_publishes(const struct step *t, int tile, int tiles, int
    ago are given up. */
 struct cache;
 /* May this plan go? If so, what was made of it (or NULL) has been given up. */
-typedef bool plan_let_go(void *context, const struct plan *plan, void *made);
-/* let_go NULL: every plan may go, and nothing is made of them. NULL: no memory. */
-struct cache *cache_create(size_t most, plan_let_go *let_go, void *context);
+typedef bool plan_release(void *context, const struct plan *plan, void *made);
+/* release NULL: every plan may go, and nothing is made of them. NULL: no memory. */
+struct cache *cache_create(size_t most, plan_release *release, void *context);
 void cache_destroy(struct cache *cache);                /* nobody may refuse any more; NULL is fine */
 /* The key is what the caller of plan_build fills, but stage_sends; layout must outlive the cache, the masks are copied.
    *out stays valid until the next call for another plan, and from then on until it is let go. */

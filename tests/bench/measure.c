@@ -18,15 +18,15 @@
 
 struct line { _Alignas(128) _Atomic uint64_t word; _Alignas(128) _Atomic uint32_t waiters, core; };
 struct shared {
-    struct line flag[MOST_RANKS], rung[MOST_RANKS], ball[2];
+    struct line flag[MOST_RANKS], rung[MOST_RANKS], ping[2];
     double arrival[MOST_RANKS];
     double sample[SERIES][MOST_RANKS][MOST_SAMPLES], call[MOST_RANKS][MOST_CALLS];
     _Alignas(4096) unsigned char slot[2][COHERENT_MOST];
 };
 static struct shared *shared;
-static uint64_t flags, rungs, balls;
+static uint64_t flags, rungs, pings;
 static double clock_ns;
-static bool crowded;                                    /* more ranks than cores */
+static bool oversubscribed;                             /* more ranks than cores */
 int measure_ranks, measure_rank;
 
 /* ---- ranks ---- */
@@ -75,9 +75,9 @@ bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(voi
     pid_t process[MOST_RANKS];
     bool good = true;
     if (!shared) shared = measure_map(sizeof *shared, true);
-    memset(shared, 0, sizeof shared->flag + sizeof shared->rung + sizeof shared->ball);
+    memset(shared, 0, sizeof shared->flag + sizeof shared->rung + sizeof shared->ping);
     measure_ranks = ranks;
-    crowded = ranks > measure_cores();
+    oversubscribed = ranks > measure_cores();
     find_clock_ns();
     fflush(stdout);
     for (int r = 0; r < ranks; r++)
@@ -150,8 +150,8 @@ double call_quantile(int calls, double q) { return of_slowest(shared->call[0], M
 bool flag_pauses;
 void measure_relax(int tries)
 {
-    if (crowded ? tries > 100 : tries % 65536 == 65535) sched_yield();
-    else if (crowded || flag_pauses) pause_briefly();
+    if (oversubscribed ? tries > 100 : tries % 65536 == 65535) sched_yield();
+    else if (oversubscribed || flag_pauses) pause_briefly();
 }
 static void await(const struct line *line, uint64_t value)
 {
@@ -161,7 +161,7 @@ double begin_together(void)
 {
     shared->arrival[measure_rank] = now_ns();
     flag_barrier();
-    if (!crowded) return now_ns();
+    if (!oversubscribed) return now_ns();
     double last = 0;
     for (int r = 0; r < measure_ranks; r++)
         if (shared->arrival[r] > last) last = shared->arrival[r];
@@ -189,7 +189,7 @@ static void climb(const struct ladder *ladder, struct line *line, uint64_t value
 {
     uint64_t seen;
     for (int n = 0; (seen = atomic_load_explicit(&line->word, memory_order_acquire)) < value; n++) {
-        struct wait_set set = { .in_the_way = is_in_the_way(value) };
+        struct wait_set set = { .core_is_wanted = is_in_the_way(value) };
         wait_add(&set, (_Atomic uint32_t *)(void *)&line->word, (uint32_t)seen, &line->waiters, true);
         ladder_climb(ladder, n, &set, 100);
     }
@@ -206,16 +206,16 @@ void ladder_barrier(void)
 }
 void flag_there_and_back(void)
 {
-    uint64_t turn = ++balls;
-    if (measure_rank == 0) atomic_store_explicit(&shared->ball[0].word, turn, memory_order_release);
-    if (measure_rank < 2) await(&shared->ball[1 - measure_rank], turn);
-    if (measure_rank == 1) atomic_store_explicit(&shared->ball[1].word, turn, memory_order_release);
+    uint64_t turn = ++pings;
+    if (measure_rank == 0) atomic_store_explicit(&shared->ping[0].word, turn, memory_order_release);
+    if (measure_rank < 2) await(&shared->ping[1 - measure_rank], turn);
+    if (measure_rank == 1) atomic_store_explicit(&shared->ping[1].word, turn, memory_order_release);
 }
 double flag_barrier_ns(void)
 {
     enum { BATCHES = 9, BATCH = 100 };
     double batch[BATCHES];
-    if (crowded) return 0;
+    if (oversubscribed) return 0;
     for (int b = 0; b < BATCHES; b++) {
         double begin = now_ns();
         for (int k = 0; k < BATCH; k++) flag_barrier();

@@ -193,7 +193,7 @@ tutti_request *world_requests(size_t count)
     for (size_t i = 0; i < count; i++) requests[i] = (tutti_request)TUTTI_REQUEST_INIT;
     return requests;
 }
-void nap_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
+void sleep_us(int us) { nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL); }
 struct rlimit world_limit(int resource, rlim_t most)
 {
     struct rlimit before, now;
@@ -205,7 +205,7 @@ struct rlimit world_limit(int resource, rlim_t most)
 void *abort_main(void *argument)
 {
     struct aborter *a = argument;
-    nap_us(a->after_us);
+    sleep_us(a->after_us);
     tutti_comm_abort(a->comm);
     return NULL;
 }

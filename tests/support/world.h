@@ -25,7 +25,7 @@ void world_meet(const struct rank *me);
 /* The same as world_threads over hosts that are pretended (TUTTI_HOSTS); pretend sets them alone, "": none. */
 void world_threads_on(const char *hosts, int size, const tutti_config *options, rank_function *body, void *context);
 void world_pretend(const char *hosts);
-void nap_us(int us);
+void sleep_us(int us);
 /* Lowers the soft limit of a resource of this process; returns what it was, for setrlimit. */
 struct rlimit world_limit(int resource, rlim_t most);
 /* For pthread_create: aborts the communicator after a while. */

@@ -44,13 +44,13 @@ static tutti_status open_outgoing(struct shm *shm, struct link *l)
 {
     if (l->out.pair) return TUTTI_OK;
     struct pair *pair = pair_of(shm, shm->me, l->peer);
-    struct door *door = &pair_of(shm, l->peer, l->peer)->door;
+    struct doorbell *doorbell = &pair_of(shm, l->peer, l->peer)->doorbell;
     TRY(reserve(shm, pair, offsetof(struct pair, eager)));
-    TRY(reserve(shm, door, PAIR_PAGE));
+    TRY(reserve(shm, doorbell, PAIR_PAGE));
     l->out.pair = pair;
     activate(shm, l);
-    atomic_fetch_or_explicit(&door->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
-    atomic_fetch_add_explicit(&door->opened, 1, memory_order_release);
+    atomic_fetch_or_explicit(&doorbell->who[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
+    atomic_fetch_add_explicit(&doorbell->opened, 1, memory_order_release);
     return TUTTI_OK;
 }
 static tutti_status prepare_eager(struct shm *shm, struct link *l)
@@ -65,7 +65,7 @@ static tutti_status prepare_pipe(struct shm *shm, struct link *l)
     l->pipe_ready = true;
     return TUTTI_OK;
 }
-void link_knock(struct shm *shm, struct link *l)
+void link_meet(struct shm *shm, struct link *l)
 {
     if (l->in.pair || l->lost) return;
     l->in.pair = pair_of(shm, l->peer, shm->me);
@@ -120,7 +120,7 @@ static void tell(struct shm *shm, struct link *l, enum envelope_kind kind, struc
 }
 static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x)
 {
-    struct remote place = share_place(shm, x);
+    struct remote place = share_remote(shm, x);
     TRY(prepare_pipe(shm, l));
     x->key = ++shm->last_id;
     writer_tell(&l->out, &(struct envelope){ x->name, x->wire, x->key, ENVELOPE_ANNOUNCE, place });
@@ -314,7 +314,7 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
 {
     uint64_t rest = x->wire - x->moved;
     if (slot->bytes != (rest < slot_bytes(x->wire) ? rest : slot_bytes(x->wire))) {
-        l->in.broken = true;
+        l->in.corrupt = true;
         return;
     }
     copy_function *copy = x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL;
@@ -331,15 +331,15 @@ static bool drain_pipe(struct shm *shm, struct link *l)
         struct filled slot = reader_look_slot(&l->in);
         struct transfer *x = open_find(shm, l->rank, slot.id, false);
         if (x) fill(shm, l, x, &slot);
-        if (l->in.broken) break;
+        if (l->in.corrupt) break;
         reader_take_slot(&l->in);
         shm->ground.ring(shm->ground.context, l->peer);
     }
     return n > 0;
 }
-static bool is_broken(struct shm *shm, const struct link *l)
+static bool is_corrupt(struct shm *shm, const struct link *l)
 {
-    if (!l->in.broken && !l->out.broken) return false;
+    if (!l->in.corrupt && !l->out.corrupt) return false;
     router_fail(shm->base.router,
         status_fail(TUTTI_INTERNAL,
             "rank %d found in the memory it shares with rank %d what rank %d cannot have meant: that memory was "
@@ -350,14 +350,14 @@ static bool is_broken(struct shm *shm, const struct link *l)
 bool link_poll(struct shm *shm, struct link *l)
 {
     bool moved = l->in.pair && drain_ring(shm, l);
-    if (!l->busy && !l->spoke && !l->in.broken && !l->out.broken) return moved; /* small messages and nothing else */
+    if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved; /* small messages and nothing else */
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
     if (l->notes || l->outbox.first) moved |= flush(shm, l);
     if (l->streams.first) moved |= stream(shm, l);
     if (l->shares.first || l->helped) moved |= share_poll(shm, l);
     link_settle(shm, l);
-    return is_broken(shm, l) || moved;
+    return is_corrupt(shm, l) || moved;
 }
 
 /* ---- cancelling: the peer touches shared memory only, so a transfer can be forgotten at any time ---- */

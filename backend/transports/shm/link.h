@@ -32,8 +32,8 @@ struct link {                       /* this rank and one peer, which may be itse
 struct shm {
     struct transport base;
     struct shm_ground ground;
-    struct door *door;
-    uint32_t knocks; /* door->opened as last seen */
+    struct doorbell *doorbell;
+    uint32_t rings_seen; /* doorbell->opened as last seen */
     int me, count;   /* members */
     int active_count;
     struct link **active; /* [count]: those with a pair open */
@@ -45,7 +45,7 @@ struct shm {
 };
 static inline bool shm_has_failed(const struct shm *shm) { return shm->base.router->failure != TUTTI_OK; }
 
-void link_knock(struct shm *shm, struct link *link); /* the peer has opened its pair */
+void link_meet(struct shm *shm, struct link *link);  /* the peer has opened its pair */
 void link_send(struct shm *shm, struct link *link, struct transfer *send);
 /* A receive has met a message that this peer announced. */
 void link_accept(struct shm *shm, struct link *link, struct transfer *receive, const struct envelope *announcement);
@@ -69,7 +69,7 @@ bool open_remove(struct shm *shm, const struct transfer *transfer);
 struct transfer *open_find(struct shm *shm, int rank, uint64_t id, bool is_send);
 
 /* ---- messages from tensor to tensor, in share.c ---- */
-struct remote share_place(const struct shm *shm, const struct transfer *transfer);
+struct remote share_remote(const struct shm *shm, const struct transfer *transfer);
 /* A receive has met a message. true: one end at least can be reached, it will be copied after those that wait. */
 bool share_accept(struct shm *shm, struct link *link, struct transfer *receive);
 bool share_poll(struct shm *shm, struct link *link);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static_assert(sizeof(struct cell) == 64, "an envelope with its payload is one cache line");
-static_assert(offsetof(struct pair, cells) == PAIR_PAGE, "the door and all counters fit one page");
+static_assert(offsetof(struct pair, cells) == PAIR_PAGE, "the doorbell and all counters fit one page");
 static_assert(RING_CELLS % 2 == 0 && (1ull << 32) % RING_CELLS == 0, "32-bit counts of cells may wrap");
 
 /* What a message of so many bytes takes from the credit: its payload in the eager part, and a line for whatever keeps
@@ -55,8 +55,8 @@ bool writer_has_room(struct writer *w)
 {
     if (w->told - w->taken < RING_CELLS) return true;
     uint32_t taken = atomic_load_explicit(&w->pair->taken, memory_order_acquire);
-    if (w->told - taken > RING_CELLS) w->broken = true;
-    if (!w->broken) w->taken = taken;
+    if (w->told - taken > RING_CELLS) w->corrupt = true;
+    if (!w->corrupt) w->taken = taken;
     return w->told - w->taken < RING_CELLS;
 }
 bool writer_has_credit(struct writer *w, uint64_t bytes)
@@ -64,16 +64,16 @@ bool writer_has_credit(struct writer *w, uint64_t bytes)
     if (bytes > EAGER_LIMIT) return false;
     if (w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT) return true;
     uint64_t returned = atomic_load_explicit(&w->pair->returned, memory_order_acquire);
-    if (w->spent - returned > EAGER_CREDIT) w->broken = true;
-    if (!w->broken) w->returned = returned;
+    if (w->spent - returned > EAGER_CREDIT) w->corrupt = true;
+    if (!w->corrupt) w->returned = returned;
     return w->spent - w->returned + credit_of(bytes) <= EAGER_CREDIT;
 }
 bool writer_has_slot(struct writer *w)
 {
     if (w->filled - w->emptied < PIPE_SLOTS) return true;
     uint64_t emptied = atomic_load_explicit(&w->pair->emptied, memory_order_acquire);
-    if (w->filled - emptied > PIPE_SLOTS) w->broken = true;
-    if (!w->broken) w->emptied = emptied;
+    if (w->filled - emptied > PIPE_SLOTS) w->corrupt = true;
+    if (!w->corrupt) w->emptied = emptied;
     return w->filled - w->emptied < PIPE_SLOTS;
 }
 static struct cell *fill_cell(struct writer *w, enum envelope_kind kind, struct message_name name, uint64_t eager_bytes)
@@ -141,7 +141,7 @@ bool reader_look(struct reader *r, struct envelope *out)
     out->bytes = head >> KIND_BITS;
     bool fits = out->bytes <= EAGER_LIMIT && r->received - r->returned + credit_of(out->bytes) <= EAGER_CREDIT;
     if (kind < ENVELOPE_EAGER || kind > ENVELOPE_FINISHED || (kind == ENVELOPE_EAGER && !fits)) {
-        r->broken = true;
+        r->corrupt = true;
         return false;
     }
     out->kind = (enum envelope_kind)kind;

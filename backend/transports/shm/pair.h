@@ -6,7 +6,7 @@
    and one word, `claims`, for a message that both copy together from tensor to tensor, past all three.
    A cell or slot becomes visible by its sequence number, stored last, so an envelope and its payload travel in one
    line. What is read from here may be anything: each word is read once, and the ends refuse what they could not have
-   meant (`broken`, which stays).
+   meant (`corrupt`, which stays).
 
    Credit: a rank never has more than EAGER_CREDIT bytes of eager messages under way or waiting, unexpected, with the
    receiver. The eager part is as large as that, so it cannot overflow. */
@@ -22,7 +22,7 @@ enum {
     READ_AHEAD = 256, /* between payloads */
     PIPE_SLOTS = 16, /* as much as a reader's cache: README.md */
     SLOT_BYTES = 65536,
-    DOOR_RANKS = 7680,
+    DOORBELL_RANKS = 7680,
     PAIR_PAGE = 4096,
     CLAIM_BITS = 24,
 };
@@ -38,8 +38,8 @@ enum envelope_kind {
 };
 /* Instead of the number of a block: the end of the message is in pieces, or may not be shared; or it is in one piece,
    but the peer cannot reach it. */
-enum { PLACE_NONE = 0 };
-static const uint64_t PLACE_PRIVATE = UINT64_MAX;
+enum { REMOTE_NONE = 0 };
+static const uint64_t REMOTE_PRIVATE = UINT64_MAX;
 struct envelope {
     struct message_name name;
     uint64_t bytes, id;
@@ -61,12 +61,12 @@ struct slot {
     _Atomic uint64_t id, bytes;
 };
 /* Only the one in the pair of a rank with itself is used: who has opened a pair to this rank. */
-struct door {
+struct doorbell {
     _Atomic uint32_t opened;
-    _Atomic uint32_t who[DOOR_RANKS / 32];
+    _Atomic uint32_t who[DOORBELL_RANKS / 32];
 };
 struct pair {
-    struct door door;
+    struct doorbell doorbell;
     _Alignas(128) _Atomic uint32_t taken;   /* cells read */
     _Atomic uint64_t returned;              /* credit given back */
     _Alignas(128) _Atomic uint64_t emptied; /* slots read */
@@ -96,7 +96,7 @@ struct writer {
     uint32_t told, taken;               /* cells written; the reader's count as last seen */
     uint64_t position, spent, returned; /* in the eager part; credit */
     uint64_t filled, emptied;           /* slots */
-    bool broken;
+    bool corrupt;
 };
 bool writer_has_room(struct writer *writer);                   /* for one envelope */
 bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
@@ -119,7 +119,7 @@ struct reader {
     struct pair *pair;
     uint32_t taken;                                 /* cells */
     uint64_t position, received, returned, emptied; /* received, returned: credit */
-    bool broken;
+    bool corrupt;
 };
 static inline bool reader_is_ready(const struct reader *r)
 {
@@ -131,7 +131,7 @@ static inline bool reader_has_slot(const struct reader *r)
     const struct slot *slot = &r->pair->slots[r->emptied % PIPE_SLOTS];
     return atomic_load_explicit(&slot->sequence, memory_order_acquire) == r->emptied + 1;
 }
-/* The envelope of a ready cell; false (and broken): it makes no sense. */
+/* The envelope of a ready cell; false (and corrupt): it makes no sense. */
 bool reader_look(struct reader *reader, struct envelope *out);
 /* The payload of an eager envelope, into a transfer or into memory. */
 void reader_scatter(const struct reader *reader, const struct envelope *envelope, struct transfer *to);

@@ -11,15 +11,15 @@
 /* A message of so many bytes pushes its own beginning out of the caches anyway. */
 enum { BEYOND_CACHES = 24 << 20 };
 
-struct remote share_place(const struct shm *shm, const struct transfer *x)
+struct remote share_remote(const struct shm *shm, const struct transfer *x)
 {
     struct remote place;
     bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-    if (!whole || !x->may_share || !shm->ground.find) return (struct remote){ PLACE_NONE, 0 };
+    if (!whole || !x->may_share || !shm->ground.find) return (struct remote){ REMOTE_NONE, 0 };
     bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
-    return found ? place : (struct remote){ PLACE_PRIVATE, 0 };
+    return found ? place : (struct remote){ REMOTE_PRIVATE, 0 };
 }
-static bool is_reachable(struct remote place) { return place.block != PLACE_NONE && place.block != PLACE_PRIVATE; }
+static bool is_reachable(struct remote place) { return place.block != REMOTE_NONE && place.block != REMOTE_PRIVATE; }
 static struct pair *pair_of(const struct link *l, const struct transfer *x)
 {
     return x->is_send ? l->out.pair : l->in.pair;
@@ -63,15 +63,15 @@ static void begin(struct shm *shm, struct link *l) /* with the first of the rece
 {
     struct transfer *x = l->shares.first;
     if (!x || l->refused) return;
-    struct remote mine = share_place(shm, x);
+    struct remote mine = share_remote(shm, x);
     claims_open(l->in.pair, x->key);
     bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
     if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
 {
-    struct remote mine = share_place(shm, x);
-    bool plain = mine.block != PLACE_NONE && x->place.block != PLACE_NONE;
+    struct remote mine = share_remote(shm, x);
+    bool plain = mine.block != REMOTE_NONE && x->place.block != REMOTE_NONE;
     if (!plain || (!is_reachable(mine) && !is_reachable(x->place))) return false;
     x->others = 0;
     queue_push(&l->shares, x);
@@ -104,7 +104,7 @@ void share_hear_copied(struct link *l, const struct envelope *e)
 {
     struct transfer *x = l->shares.first;
     if (!x || x->key != e->id) return; /* cancelled meanwhile */
-    if (x->others || e->bytes > part_count(x->wire) - x->moved) l->in.broken = true;
+    if (x->others || e->bytes > part_count(x->wire) - x->moved) l->in.corrupt = true;
     else x->others = e->bytes;
 }
 
@@ -113,8 +113,8 @@ void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
-    if (l->helped || !is_reachable(e->place) || share_place(shm, x).block == PLACE_NONE) {
-        l->in.broken = true;
+    if (l->helped || !is_reachable(e->place) || share_remote(shm, x).block == REMOTE_NONE) {
+        l->in.corrupt = true;
         return;
     }
     open_remove(shm, x);

@@ -1,5 +1,5 @@
 /* The shm transport: the contract and its lifetime; link.c has the protocol. A rank polls only the peers that
-   have opened a pair to it, which they tell by knocking at its door; and it keeps all its state in private memory, so
+   have opened a pair to it, which they tell by ringing its bell; and it keeps all its state in private memory, so
    a peer that dies leaves nothing locked. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -23,18 +23,18 @@ static void shm_release(struct transport *t, int member, uint64_t bytes)
 {
     reader_return(&((struct shm *)t)->links[member].in, bytes);
 }
-static void answer_door(struct shm *shm, uint32_t opened)
+static void answer_doorbell(struct shm *shm, uint32_t opened)
 {
-    shm->knocks = opened;
+    shm->rings_seen = opened;
     for (int i = 0; i < shm->count; i++)
-        if (atomic_load_explicit(&shm->door->who[i / 32], memory_order_relaxed) >> i % 32 & 1)
-            link_knock(shm, &shm->links[i]);
+        if (atomic_load_explicit(&shm->doorbell->who[i / 32], memory_order_relaxed) >> i % 32 & 1)
+            link_meet(shm, &shm->links[i]);
 }
 static bool shm_poll(struct transport *t)
 {
     struct shm *shm = (struct shm *)t;
-    uint32_t opened = atomic_load_explicit(&shm->door->opened, memory_order_acquire);
-    if (opened != shm->knocks) answer_door(shm, opened);
+    uint32_t opened = atomic_load_explicit(&shm->doorbell->opened, memory_order_acquire);
+    if (opened != shm->rings_seen) answer_doorbell(shm, opened);
     bool moved = false;
     struct link **end = shm->active + shm->active_count; /* one that comes during this poll is for the next */
     for (struct link **l = shm->active; l < end; l++)
@@ -96,8 +96,9 @@ static struct shm *shm_new(const struct shm_ground *ground, int count)
 }
 tutti_status shm_connect(struct router *router, const struct shm_ground *ground, int me, const int *ranks, int count)
 {
-    if (count > DOOR_RANKS)
-        return status_fail(TUTTI_UNSUPPORTED, "%d ranks on one host: the shm transport serves %d", count, DOOR_RANKS);
+    if (count > DOORBELL_RANKS)
+        return status_fail(TUTTI_UNSUPPORTED, "%d ranks on one host: the shm transport serves %d", count,
+            DOORBELL_RANKS);
     struct pair *mine = (struct pair *)(void *)ground->pair(ground->context, me, me);
     TRY(ground->reserve(ground->context, mine, PAIR_PAGE));
     struct shm *shm = shm_new(ground, count);
@@ -106,7 +107,7 @@ tutti_status shm_connect(struct router *router, const struct shm_ground *ground,
             count);
     shm->base.router = router;
     shm->matching = &router->matching;
-    shm->door = &mine->door;
+    shm->doorbell = &mine->doorbell;
     shm->me = me;
     for (int i = 0; i < count; i++) {
         shm->links[i].peer = i;

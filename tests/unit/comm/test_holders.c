@@ -119,7 +119,7 @@ static void destroy_under_callers(struct rank *me)
             REQUIRE(tutti_comm_retain(comm) == TUTTI_OK);
             REQUIRE(pthread_create(&callers[i].thread, NULL, call_until_it_ends, &callers[i]) == 0);
         }
-        nap_us(round % 7 * 300);
+        sleep_us(round % 7 * 300);
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
         for (int i = 0; i < CALLERS; i++) REQUIRE(pthread_join(callers[i].thread, NULL) == 0);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);

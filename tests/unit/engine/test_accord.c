@@ -24,7 +24,7 @@ static void one_computes(struct rank *me)
     world_meet(me);
     if (me->rank == 1) {
         REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 1, me->comm, NULL) == TUTTI_OK);
-        while (atomic_load(&told) < me->size - 1) nap_us(1000);
+        while (atomic_load(&told) < me->size - 1) sleep_us(1000);
         return;
     }
     REQUIRE(tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_MISMATCH);
@@ -64,7 +64,7 @@ static void one_is_missing(struct rank *me)
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 50, .blocking = true };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 5)
-        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) nap_us(1000);
+        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) sleep_us(1000);
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
     SAYS("this call has not been made by rank 5");
 }
@@ -83,11 +83,11 @@ static void fails_before_the_verdict(struct rank *me)
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) {
         raise(SIGSTOP);
-        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) nap_us(1000);
+        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) sleep_us(1000);
         SAYS("rank 0 failed the group: what the test says");
         return;
     }
-    nap_us(100000);
+    sleep_us(100000);
     struct agree_cause cause = { .kind = AGREE_FAILED, .status = TUTTI_SYSTEM, .other = -1 };
     strcpy(cause.detail, "what the test says");
     accord_fail(me->comm->accord, &cause);

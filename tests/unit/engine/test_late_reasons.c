@@ -18,7 +18,7 @@ static _Thread_local int turns_left;                    /* until this thread los
 static _Atomic int has_stopped, may_go_on;              /* numbers of rounds */
 static void await(_Atomic int *at, int round)
 {
-    while (atomic_load(at) < round) nap_us(50);
+    while (atomic_load(at) < round) sleep_us(50);
 }
 int sched_getcpu(void)                                  /* in place of libc's: what a rank calls that has to wait */
 {

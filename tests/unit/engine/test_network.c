@@ -115,7 +115,7 @@ enum { MET = 1, ENDED };
 struct held { _Atomic int step; bool collective, lost; };
 static void await_step(struct held *held, int step)
 {
-    while (atomic_load(&held->step) < step) nap_us(1000);
+    while (atomic_load(&held->step) < step) sleep_us(1000);
 }
 static void start_one(struct rank *me, bool collective, tutti_request *r)
 {

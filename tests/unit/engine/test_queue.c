@@ -57,7 +57,7 @@ static void any_of_many(struct rank *me)
     tutti_request send = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(&x, 1, TUTTI_INT32, (me->rank + 1) % me->size, LATE + 3, comm[0], &send) == TUTTI_OK);
     REQUIRE(tutti_wait(&send, 0) == TUTTI_OK);
-    while (tutti_test(&r[LATE]) != TUTTI_OK) nap_us(100);
+    while (tutti_test(&r[LATE]) != TUTTI_OK) sleep_us(100);
     REFUSED(tutti_queue_destroy(queue), "0 of its requests are not over, and 1 are over but were not taken");
     REFUSED(tutti_barrier(comm[0], &r[LATE]), "the request is still in its queue");
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got == &r[LATE] && small[LATE] == 5);
@@ -103,7 +103,7 @@ static void start_and_let_others_wait(struct rank *me)
         tutti_request *r = requests_of(s.queue, 1);
         data[i] = i;
         REQUIRE(tutti_all_reduce(&data[i], &data[i], 1, TUTTI_INT32, TUTTI_SUM, me->comm, r) == TUTTI_OK);
-        if (i % 50 == 0) nap_us(3000);
+        if (i % 50 == 0) sleep_us(3000);
     }
     atomic_store(&s.stop, 1);
     for (int i = 0; i < WAITERS; i++) REQUIRE(pthread_join(threads[i], NULL) == 0);

@@ -76,7 +76,7 @@ static void abort_in_the_middle(struct rank *me)
         } while (status == TUTTI_OK);
         REQUIRE(status == TUTTI_ABORTED);
         fill(at, COUNT, 7);
-        nap_us(3000);
+        sleep_us(3000);
         REQUIRE(is_filled(at, COUNT, 7));
         if (me->rank == 0) pthread_join(thread, NULL);
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
@@ -106,7 +106,7 @@ static void test_an_aborted_tensor_is_let_go_on_processes(void **state)
 /* ---- a peer that is killed ---- */
 static void *kill_main(void *after_us)
 {
-    nap_us(*(int *)after_us);
+    sleep_us(*(int *)after_us);
     raise(SIGKILL);
     return NULL;
 }
@@ -271,7 +271,7 @@ static void late(struct rank *me)
         barrier(me->comm);
         REQUIRE(is_filled(at, COUNT, 7));
     } else {
-        while (!atomic_load(has_given_up)) nap_us(1000);
+        while (!atomic_load(has_given_up)) sleep_us(1000);
         REQUIRE(tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request) == TUTTI_TIMEOUT);
         barrier(me->comm);
     }

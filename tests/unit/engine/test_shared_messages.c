@@ -101,7 +101,7 @@ static void abort_in_the_middle(struct rank *me)
         REQUIRE(status == TUTTI_ABORTED);
         memset(out, 7, MOST);
         memset(in, 7, MOST);
-        nap_us(3000);
+        sleep_us(3000);
         REQUIRE(is_filled(out, MOST, 7) && is_filled(in, MOST, 7));
         if (me->rank == 0) pthread_join(thread, NULL);
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
@@ -119,7 +119,7 @@ static void reach_step(_Atomic int *step, int wanted)
 {
     for (int n = 0; atomic_load(step) < wanted; n++) {
         REQUIRE(n < SECONDS * 1000);
-        nap_us(1000);
+        sleep_us(1000);
     }
 }
 static void drive_alone(tutti_comm *comm)               /* as soon as its message has been posted */
@@ -129,7 +129,7 @@ static void drive_alone(tutti_comm *comm)               /* as soon as its messag
         if (comm->messages.open) return;
         driver_release(comm);
         REQUIRE(n < SECONDS * 1000);
-        nap_us(1000);
+        sleep_us(1000);
     }
 }
 static bool turn(tutti_comm *comm)
@@ -265,7 +265,7 @@ static void test_an_aborted_message_is_let_go_on_processes(void **state)
 /* ---- a peer that is killed ---- */
 static void *kill_main(void *after_us)
 {
-    nap_us(*(int *)after_us);
+    sleep_us(*(int *)after_us);
     raise(SIGKILL);
     return NULL;
 }

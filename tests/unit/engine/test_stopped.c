@@ -27,9 +27,9 @@ static void is_stopped(struct rank *me)
     tutti_request message = { .struct_size = sizeof message, .timeout_ms = TIMEOUT_MS };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 1) {
-        nap_us(100000);                                 /* the other is waiting, and has looked for the time */
+        sleep_us(100000);                               /* the other is waiting, and has looked for the time */
         atomic_fetch_add(&stopped_s, STOP_S);
-        nap_us(100000);                                 /* and runs first */
+        sleep_us(100000);                               /* and runs first */
     }
     REQUIRE(tutti_all_reduce(&one, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, &collective) == TUTTI_OK);
     if (me->rank == 0) REQUIRE(tutti_recv(&got, 1, TUTTI_INT32, 1, 7, me->comm, &message) == TUTTI_OK);
@@ -49,7 +49,7 @@ static void is_seldom_looked_at(struct rank *me)
     static _Atomic bool over;
     tutti_request request = { .struct_size = sizeof request, .timeout_ms = TIMEOUT_MS, .blocking = true };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    while (me->rank == 1 && !atomic_load(&over)) nap_us(1000);
+    while (me->rank == 1 && !atomic_load(&over)) sleep_us(1000);
     if (me->rank == 0) atomic_store(&hurry_s, 2);
     REQUIRE(tutti_barrier(me->comm, &request) == TUTTI_TIMEOUT);
     atomic_store(&hurry_s, 0);

@@ -36,7 +36,7 @@ static void await(struct ladder ladder, struct flag *flag, int rank, int ranks, 
         uint64_t now = atomic_load_explicit(&flag->counter, memory_order_acquire);
         if (now >= target) return;
         wait_add(&set, (_Atomic uint32_t *)(void *)&flag->counter, (uint32_t)now, &flag->waiters, true);
-        set.in_the_way = is_in_the_way(rank, ranks, target);
+        set.core_is_wanted = is_in_the_way(rank, ranks, target);
         ladder_climb(&ladder, n, &set, 100);
     }
 }

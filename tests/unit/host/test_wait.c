@@ -22,31 +22,31 @@
 enum { HANDOVERS = 100000, LOST_MS = 20000, FUTEX_WAITV = 449 };
 struct word { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint32_t waiters; };
 struct table { struct word turn, decoys[WAIT_WORDS]; };
-struct player { struct table *table; unsigned side, handovers, decoys; bool lost; };
+struct side { struct table *table; unsigned which, handovers, decoys; bool lost; };
 
 /* ---- the game ---- */
 static void add(struct wait_set *set, struct word *word, uint64_t seen)
 {
     wait_add(set, (_Atomic uint32_t *)(void *)&word->counter, (uint32_t)seen, &word->waiters, true);
 }
-static bool sleep_once(const struct player *player, uint64_t seen)     /* false: it lasted as long as it may */
+static bool sleep_once(const struct side *me, uint64_t seen)     /* false: it lasted as long as it may */
 {
     static const struct ladder at_once = { 0, 0 };
     struct wait_set set = { .count = 0 };
-    for (unsigned i = 0; i < player->decoys; i++) add(&set, &player->table->decoys[i], 0);
-    add(&set, &player->table->turn, seen);
+    for (unsigned i = 0; i < me->decoys; i++) add(&set, &me->table->decoys[i], 0);
+    add(&set, &me->table->turn, seen);
     int64_t begin = clock_ms();
     ladder_climb(&at_once, 0, &set, LOST_MS);
     return clock_ms() - begin < LOST_MS;
 }
 static void *play(void *context)
 {
-    struct player *player = context;
-    struct word *turn = &player->table->turn;
-    for (uint64_t now = 0; now < player->handovers && !player->lost;) {
+    struct side *me = context;
+    struct word *turn = &me->table->turn;
+    for (uint64_t now = 0; now < me->handovers && !me->lost;) {
         now = atomic_load_explicit(&turn->counter, memory_order_acquire);
-        if (now % 2 == player->side) counter_publish(&turn->counter, now + 1, &turn->waiters);
-        else if (now < player->handovers) player->lost = !sleep_once(player, now);
+        if (now % 2 == me->which) counter_publish(&turn->counter, now + 1, &turn->waiters);
+        else if (now < me->handovers) me->lost = !sleep_once(me, now);
     }
     return NULL;
 }
@@ -66,28 +66,28 @@ static void table_destroy(struct table *table)
 static void play_threads(unsigned decoys)
 {
     struct table *table = table_create();
-    struct player players[2] = { { table, 0, HANDOVERS, decoys, false }, { table, 1, HANDOVERS, decoys, false } };
+    struct side sides[2] = { { table, 0, HANDOVERS, decoys, false }, { table, 1, HANDOVERS, decoys, false } };
     pthread_t other;
-    assert_int_equal(pthread_create(&other, NULL, play, &players[1]), 0);
-    play(&players[0]);
+    assert_int_equal(pthread_create(&other, NULL, play, &sides[1]), 0);
+    play(&sides[0]);
     pthread_join(other, NULL);
-    assert_false(players[0].lost || players[1].lost);
+    assert_false(sides[0].lost || sides[1].lost);
     table_destroy(table);
 }
 static void play_processes(unsigned decoys, unsigned handovers, bool (*prepare)(void))
 {
     struct table *table = table_create();
-    pid_t players[2];
+    pid_t sides[2];
     for (unsigned side = 0; side < 2; side++)
-        if ((players[side] = fork()) == 0) {
-            struct player player = { table, side, handovers, decoys, false };
+        if ((sides[side] = fork()) == 0) {
+            struct side me = { table, side, handovers, decoys, false };
             if (prepare && !prepare()) _exit(77);
-            play(&player);
-            _exit(player.lost);
+            play(&me);
+            _exit(me.lost);
         }
     for (int side = 0; side < 2; side++) {
         int status;
-        assert_int_equal(waitpid(players[side], &status, 0), players[side]);
+        assert_int_equal(waitpid(sides[side], &status, 0), sides[side]);
         bool cannot = WIFEXITED(status) && WEXITSTATUS(status) == 77;
         if (cannot) print_message("seccomp filters are not allowed here: the way without futex_waitv is not tested\n");
         else assert_int_equal(status, 0);
@@ -135,19 +135,19 @@ static void test_old_kernel_waits_for_many_words_too(void **state)
 static void test_full_set_still_notices_what_found_no_room(void **state)
 {
     struct table *table = table_create();
-    struct player player = { table, 0, 0, WAIT_WORDS, false };
-    assert_true(sleep_once(&player, 0));                               /* nobody ever changes a word */
+    struct side me = { table, 0, 0, WAIT_WORDS, false };
+    assert_true(sleep_once(&me, 0));                               /* nobody ever changes a word */
     munmap(table, sizeof *table);
     (void)state;
 }
 static void test_changed_word_is_not_slept_on(void **state)
 {
     struct table *table = table_create();
-    struct player player = { table, 0, 0, 0, false };
+    struct side me = { table, 0, 0, 0, false };
     atomic_store(&table->turn.counter, 5);
-    assert_true(sleep_once(&player, 4));
-    player.decoys = 3;
-    assert_true(sleep_once(&player, 4));
+    assert_true(sleep_once(&me, 4));
+    me.decoys = 3;
+    assert_true(sleep_once(&me, 4));
     munmap(table, sizeof *table);
     (void)state;
 }
@@ -173,7 +173,7 @@ static void test_rungs_follow_each_other(void **state)
 static void test_who_is_in_the_way_does_not_pause(void **state)
 {
     struct ladder ladder = { 3, 2 };
-    struct wait_set set = { .in_the_way = true };
+    struct wait_set set = { .core_is_wanted = true };
     yields = 0;
     for (int n = 0; n < 5; n++) assert_false(ladder_climb(&ladder, n, &set, 1));
     assert_int_equal(yields, 5);

@@ -25,7 +25,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-void nap(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
+void sleep_ms(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
 static int count_descriptors(void)
 {
     int count = 0;
@@ -58,7 +58,7 @@ tutti_status store_get(void *context, const char *key, void *value, size_t capac
     int64_t until_ms = clock_ms() + timeout_ms;
     tutti_status status = TUTTI_TIMEOUT;
     for (bool first = true; status == TUTTI_TIMEOUT && (first || clock_ms() < until_ms); first = false) {
-        if (!first) nap(1);
+        if (!first) sleep_ms(1);
         pthread_mutex_lock(&s->lock);
         s->gets += first;
         for (int i = 0; i < s->count; i++) {
@@ -132,7 +132,7 @@ void rank_process(const struct way *way, int rank, const tutti_unique_id *id, st
     struct rank one = { .way = way, .rank = rank, .id = *id, .outcome = outcome };
     int before = count_descriptors();
     alarm(60);
-    nap(rank * 7 % 5 * 10);                                            /* in no order */
+    sleep_ms(rank * 7 % 5 * 10);                                       /* in no order */
     bring(&one, true);
     _exit(count_descriptors() == before ? 0 : 3);
 }

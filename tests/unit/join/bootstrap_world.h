@@ -23,7 +23,7 @@ struct way {                                                           /* what a
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
 struct rank { const struct way *way; int rank; tutti_store store; tutti_unique_id id; struct outcome *outcome; };
 
-void nap(int ms);
+void sleep_ms(int ms);
 tutti_status store_put(void *context, const char *key, const void *value, size_t bytes);
 tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms);
 struct member member_of(const struct way *way, int rank);

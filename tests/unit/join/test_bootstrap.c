@@ -121,7 +121,7 @@ static void test_rank_that_gives_up_is_named(void **state)
     pid_t children[3];                                                 /* rank 3 never comes */
     for (int r = 0; r < 3; r++)
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
-    nap(SHORT_MS);                                                     /* then both others are with rank 0 */
+    sleep_ms(SHORT_MS);                                                /* then both others are with rank 0 */
     kill(children[2], SIGKILL);
     for (int r = 0; r < 3; r++) waitpid(children[r], NULL, 0);
     for (int r = 0; r < 2; r++) {
@@ -138,11 +138,11 @@ static void disturb(const tutti_unique_id *id)
     int sockets[60];
     memset(nonsense, 'x', sizeof nonsense);
     for (int i = 0; i < 60; i++) {
-        for (int tries = 0; (sockets[i] = socket_connect("id", id->bytes)) < 0 && tries < 1000; tries++) nap(1);
+        for (int tries = 0; (sockets[i] = socket_connect("id", id->bytes)) < 0 && tries < 1000; tries++) sleep_ms(1);
         if (i % 3 == 0) socket_send(sockets[i], "GET / HTTP/1.1\r\n\r\n", 18, STDIN_FILENO);
         if (i % 3 == 1) socket_send(sockets[i], nonsense, sizeof nonsense, -1);
     }
-    nap(60000);
+    sleep_ms(60000);
     _exit(0);
 }
 static void test_strangers_do_not_take_a_place(void **state)
@@ -156,7 +156,7 @@ static void test_strangers_do_not_take_a_place(void **state)
     if (stranger == 0) disturb(&id);
     for (int r = 0; r < 3; r++) {
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
-        nap(100);
+        sleep_ms(100);
     }
     for (int r = 0; r < 3; r++) assert_int_equal(waitpid(children[r], NULL, 0), children[r]);
     kill(stranger, SIGKILL);
@@ -177,7 +177,7 @@ int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
     int ready = (int)syscall(SYS_ppoll, polls, count, timeout_ms < 0 ? NULL : &most, NULL, 0);
     int running = 1;
     if (count > 1) atomic_compare_exchange_strong(&stopped, &running, 2);
-    while (count > 1 && atomic_load(&stopped) == 2) nap(1);
+    while (count > 1 && atomic_load(&stopped) == 2) sleep_ms(1);
     return ready;
 }
 int clock_gettime(clockid_t clock, struct timespec *out)
@@ -194,7 +194,7 @@ static void *bring_by_id(void *context)
 static int connect_to(const tutti_unique_id *id)
 {
     int socket = -1;
-    for (int tries = 0; (socket = socket_connect("id", id->bytes)) < 0 && tries < JOIN_MS; tries++) nap(1);
+    for (int tries = 0; (socket = socket_connect("id", id->bytes)) < 0 && tries < JOIN_MS; tries++) sleep_ms(1);
     assert_true(socket >= 0);
     return socket;
 }
@@ -217,7 +217,7 @@ static tutti_status hear(int socket, struct verdict *out)
 }
 static void await_polled(int guests)
 {
-    for (int tries = 0; atomic_load(&polled_count) != guests + 1 && tries < JOIN_MS; tries++) nap(1);
+    for (int tries = 0; atomic_load(&polled_count) != guests + 1 && tries < JOIN_MS; tries++) sleep_ms(1);
     assert_int_equal(atomic_load(&polled_count), guests + 1);
 }
 /* Rank 0 has seen so many connections, the first of them rank 1's, when it is stopped, and one more comes. Rank 1 says
@@ -237,7 +237,7 @@ static void join_when_stopped(int guests, int later)
     await_polled(guests);
     atomic_store(&stopped, 1);
     sockets[guests] = connect_to(&first.id);
-    for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) nap(1);
+    for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) sleep_ms(1);
     introduce(sockets[0], &way, 1);
     atomic_store(&seconds, 1000 + later);
     atomic_store(&stopped, 0);

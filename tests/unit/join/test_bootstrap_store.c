@@ -52,7 +52,7 @@ struct late { struct rank rank; int after_ms; pthread_t thread; };
 static void *bring_late(void *context)
 {
     struct late *late = context;
-    nap(late->after_ms);
+    sleep_ms(late->after_ms);
     bring(&late->rank, false);
     return NULL;
 }

@@ -26,12 +26,12 @@ void world_require(bool condition, const char *text, const char *file, int line)
     fprintf(stderr, "process %d of %d, %s:%d: %s\nlast error: %s\n", rank, size, file, line, text, status_detail());
     _exit(1);
 }
-void nap(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
+void sleep_ms(int ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
 void world_barrier(int count)
 {
     int mine = next_barrier++;
     atomic_fetch_add(&world->arrived[mine], 1);
-    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&world->arrived[mine]) < count; nap(1))
+    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&world->arrived[mine]) < count; sleep_ms(1))
         REQUIRE(clock_ms() < until);
 }
 static int count_entries(const char *path)
@@ -52,12 +52,12 @@ int count_threads(void)
 }
 bool descriptors_settle_at(int expected)
 {
-    for (int64_t until = clock_ms() + GENEROUS_MS; count_descriptors() != expected && clock_ms() < until;) nap(1);
+    for (int64_t until = clock_ms() + GENEROUS_MS; count_descriptors() != expected && clock_ms() < until;) sleep_ms(1);
     return count_descriptors() == expected;
 }
 bool threads_settle_at(int expected)
 {
-    for (int64_t until = clock_ms() + GENEROUS_MS; count_threads() != expected && clock_ms() < until;) nap(1);
+    for (int64_t until = clock_ms() + GENEROUS_MS; count_threads() != expected && clock_ms() < until;) sleep_ms(1);
     return count_threads() == expected;
 }
 /* Runs `body` in so many processes. True: all have exited with 0 but those killed on purpose (`victims` bits). */
@@ -116,6 +116,6 @@ void loss_note(void *context)
 }
 void loss_await(struct loss *loss)
 {
-    for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&loss->count); nap(1)) REQUIRE(clock_ms() < until);
+    for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&loss->count); sleep_ms(1)) REQUIRE(clock_ms() < until);
     REQUIRE(!pthread_equal(loss->thread, pthread_self()));
 }

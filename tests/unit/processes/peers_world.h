@@ -27,7 +27,7 @@ tutti_status world_call(int peer, struct peer **out);
 void world_connect_all(struct peer *peers[]);
 void world_release_all(struct peer *peers[]);
 
-void nap(int ms);
+void sleep_ms(int ms);
 int count_descriptors(void);
 int count_threads(void);
 /* What another thread or process is about to close is given time. */

@@ -30,7 +30,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     REQUIRE(length == sizeof note && !atomic_load(&box->lost));
     memcpy(&note, bytes, sizeof note);
     REQUIRE(note.from == from);
-    if (box->slow) nap(50);
+    if (box->slow) sleep_ms(50);
     if (!atomic_load(&box->count)) box->first = note, box->ordered = true;
     if (note.value != END && note.value < box->last[note.word].value) box->ordered = false;
     box->last[note.word] = note;
@@ -52,11 +52,11 @@ static bool post(struct channel *c, int from, int to, int word, int value)
 }
 static void await(const _Atomic int *count, int least)
 {
-    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(count) < least; nap(1)) REQUIRE(clock_ms() < until);
+    for (int64_t until = clock_ms() + JOIN_MS; atomic_load(count) < least; sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
 static void await_end(const struct box *box)
 {
-    for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&box->ended); nap(1)) REQUIRE(clock_ms() < until);
+    for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&box->ended); sleep_ms(1)) REQUIRE(clock_ms() < until);
 }
 static void finish(struct channel *c, struct peer *peer)
 {
@@ -175,7 +175,7 @@ static void early_and_late(void)
         for (int value = 1; value <= 3; value++) REQUIRE(post(c, 0, 1, value, value));
     world_barrier(2);
     if (rank == 1) {
-        nap(20);                                        /* most have come by now, and all come in order */
+        sleep_ms(20);                                   /* most have come by now, and all come in order */
         c = open_channel(token, 1, peers, &box);
         await(&box.count, 3);
         REQUIRE(box.first.value == 1 && box.ordered && box.last[3].value == 3);
@@ -255,10 +255,10 @@ static void close_while_called(void)
     world_join();
     struct channel *c = open_channel(token, 0, nobody, &box);
     REQUIRE(post(c, 0, 0, 0, 1));
-    nap(10);                                            /* it is being delivered, most of the time */
+    sleep_ms(10);                                       /* it is being delivered, most of the time */
     channel_close(c);
     int count = atomic_load(&box.count);
-    nap(100);
+    sleep_ms(100);
     REQUIRE(atomic_load(&box.count) == count);
     peers_release();
 }

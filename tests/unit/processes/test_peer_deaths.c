@@ -19,7 +19,7 @@ static void leave_children(void)                                       /* that h
 {
     if (!victim_has_children) return;
     pid_t forked = fork();
-    if (forked == 0) { nap(4 * GENEROUS_MS); _exit(0); }
+    if (forked == 0) { sleep_ms(4 * GENEROUS_MS); _exit(0); }
     pid_t executed = fork();
     if (executed == 0) { execlp("sleep", "sleep", "20", (char *)NULL); _exit(1); }
     world->orphans[0] = forked;
@@ -100,7 +100,7 @@ static void take_long(void *context)
     struct slow *slow = context;
     atomic_store(&slow->began, 1);
     if (slow->unwatch_inside) peer_unwatch(&slow->watch);
-    nap(100);
+    sleep_ms(100);
     atomic_store(&slow->ended, 1);
 }
 static void unwatch_while_called(void)
@@ -114,7 +114,8 @@ static void unwatch_while_called(void)
         struct slow slow = { .unwatch_inside = inside };
         slow.watch = (struct peer_watch){ .peer = peer, .lost = take_long, .context = &slow };
         peer_watch(&slow.watch);
-        for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&slow.began); nap(1)) REQUIRE(clock_ms() < until);
+        for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&slow.began); sleep_ms(1))
+            REQUIRE(clock_ms() < until);
         peer_unwatch(&slow.watch);
         REQUIRE(atomic_load(&slow.ended));
     }

@@ -124,15 +124,16 @@ static void stop_watching(void)
     pthread_mutex_lock(&registry.lock);
     int before = atomic_load(&asked);
     registry_wake();
-    for (int64_t until = clock_ms() + GENEROUS_MS; atomic_load(&asked) == before; nap(1)) REQUIRE(clock_ms() < until);
+    for (int64_t until = clock_ms() + GENEROUS_MS; atomic_load(&asked) == before; sleep_ms(1))
+        REQUIRE(clock_ms() < until);
 }
-static void await_strangers(int count)
+static void await_pending(int count)
 {
     int64_t until = clock_ms() + GENEROUS_MS;
-    for (int have = -1; have != count; nap(1)) {
+    for (int have = -1; have != count; sleep_ms(1)) {
         pthread_mutex_lock(&registry.lock);
-        for (int i = 0; i < registry.stranger_count; i++) registry.strangers[i].until_ms = INT64_MAX / 2;
-        have = registry.stranger_count;
+        for (int i = 0; i < registry.pending_count; i++) registry.pending[i].until_ms = INT64_MAX / 2;
+        have = registry.pending_count;
         pthread_mutex_unlock(&registry.lock);
         REQUIRE(clock_ms() < until);
     }
@@ -156,10 +157,10 @@ static void speak_when_time_is_over(void)
     struct identity mine;
     REQUIRE(peers_acquire(&mine) == TUTTI_OK);
     int socket = socket_connect("peer", mine.nonce);
-    await_strangers(1);
+    await_pending(1);
     stop_watching();
     say_hello(socket, &mine);
-    registry.strangers[0].until_ms = 0;
+    registry.pending[0].until_ms = 0;
     pthread_mutex_unlock(&registry.lock);
     expect_welcome(socket);
     peers_release();
@@ -167,18 +168,18 @@ static void speak_when_time_is_over(void)
 static void speak_when_one_too_many_has_come(void)
 {
     struct identity mine;
-    int sockets[STRANGERS + 1];
+    int sockets[MOST_PENDING + 1];
     REQUIRE(peers_acquire(&mine) == TUTTI_OK);
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < MOST_PENDING; i++) {
         sockets[i] = socket_connect("peer", mine.nonce);
-        await_strangers(i + 1);
+        await_pending(i + 1);
     }
     stop_watching();
-    sockets[STRANGERS] = socket_connect("peer", mine.nonce);           /* is ready first */
+    sockets[MOST_PENDING] = socket_connect("peer", mine.nonce);        /* is ready first */
     say_hello(sockets[0], &mine);
     pthread_mutex_unlock(&registry.lock);
     expect_welcome(sockets[0]);
-    for (int i = 1; i <= STRANGERS; i++) close(sockets[i]);
+    for (int i = 1; i <= MOST_PENDING; i++) close(sockets[i]);
     peers_release();
 }
 static void test_who_spoke_while_we_were_stopped_is_heard(void **state)

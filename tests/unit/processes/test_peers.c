@@ -143,7 +143,7 @@ static void call_stopped(void)
     world_join();
     if (rank == 0) {
         kill((pid_t)world->identity[1].pid, SIGSTOP);
-        for (int64_t until = clock_ms() + JOIN_MS; !is_stopped(world->identity[1].pid); nap(1))
+        for (int64_t until = clock_ms() + JOIN_MS; !is_stopped(world->identity[1].pid); sleep_ms(1))
             REQUIRE(clock_ms() < until);
         REQUIRE(peer_connect(&world->identity[1], clock_ms() + 200, &peer) == TUTTI_TIMEOUT);
         REQUIRE(strstr(status_detail(), "stopped or too busy"));

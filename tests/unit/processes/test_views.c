@@ -137,7 +137,7 @@ static void a_dead_peer_leaves_nothing(void)
     if (rank == 0) REQUIRE(acquire(peer, told->place[0].block, &view) == TUTTI_OK);
     world_barrier(2);
     if (rank == 1) raise(SIGKILL);
-    for (int64_t until = clock_ms() + GENEROUS_MS; !peer_is_gone(peer); nap(1)) REQUIRE(clock_ms() < until);
+    for (int64_t until = clock_ms() + GENEROUS_MS; !peer_is_gone(peer); sleep_ms(1)) REQUIRE(clock_ms() < until);
     REQUIRE(!strcmp((char *)view_at(view, told->place[0].offset, 8), "first"));        /* as long as it is held */
     REQUIRE(view_acquire(peer, told->place[1].block, &late) == TUTTI_IN_PROGRESS);     /* the watch tells why */
     view_release(late);
@@ -161,7 +161,7 @@ static void a_refusal_is_for_those_who_waited(void)
         struct rlimit before = limit_descriptors(3);
         views_await(&answer);
         REQUIRE(view_acquire(peer, told->place[0].block, &waited) == TUTTI_IN_PROGRESS && waited);
-        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(answer.item[0].word) == answer.item[0].seen; nap(1))
+        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(answer.item[0].word) == answer.item[0].seen; sleep_ms(1))
             REQUIRE(clock_ms() < until);
         setrlimit(RLIMIT_NOFILE, &before);
         REQUIRE(acquire(peer, told->place[0].block, &later) == TUTTI_OK);

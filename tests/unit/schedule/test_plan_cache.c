@@ -86,7 +86,7 @@ static void plans_stay_where_they_are(void **state)
 enum { BOUND = 64 << 10, MADE_BYTES = 100 };
 struct user { const struct plan *keeps; int asked, gone; const struct plan *first_gone; };
 static int made;                                        /* stands for whatever is made of plans */
-static bool let_go(void *context, const struct plan *plan, void *of_it)
+static bool release(void *context, const struct plan *plan, void *of_it)
 {
     struct user *u = context;
     u->asked++;
@@ -106,7 +106,7 @@ static const struct plan *asked_for(struct cache *c, struct plan *key, int root)
 static void what_is_held_stays_within_the_bound(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(BOUND, let_go, &user);
+    struct cache *c = cache_create(BOUND, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 100), 0);
     (void)state;
     for (int n = 0; n < 3000; n++) {
@@ -122,7 +122,7 @@ static void what_is_held_stays_within_the_bound(void **state)
 static void what_was_not_asked_for_longest_goes_first(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(SIZE_MAX, let_go, &user);
+    struct cache *c = cache_create(SIZE_MAX, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     const struct plan *plans[5];
     (void)state;
@@ -140,7 +140,7 @@ static void what_was_not_asked_for_longest_goes_first(void **state)
 static void what_is_in_use_stays(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(1, let_go, &user);
+    struct cache *c = cache_create(1, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     (void)state;
     user.keeps = asked_for(c, &key, 3);
@@ -153,7 +153,7 @@ static void what_is_in_use_stays(void **state)
 static void what_is_made_of_a_plan_counts(void **state)
 {
     struct user user = { NULL, 0, 0, NULL };
-    struct cache *c = cache_create(SIZE_MAX, let_go, &user);
+    struct cache *c = cache_create(SIZE_MAX, release, &user);
     struct plan key = plan_of(&binomial, apart(&hosts, 5), 0);
     const struct plan *plan = found(c, key);
     size_t before = cache_held(c);

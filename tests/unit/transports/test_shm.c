@@ -148,7 +148,7 @@ static void test_a_refused_reservation_is_an_error(void **state)
             table_close(&t);
         }
     assert_int_equal(refused,
-        2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and door; eager; pipe, ring and door back */
+        2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and doorbell; eager; pipe, ring and doorbell back */
 }
 static void test_no_memory_for_the_unexpected_is_an_error(void **state)
 {
@@ -189,7 +189,7 @@ static void test_connecting_without_memory_is_an_error(void **state)
         assert_null(router->transports);
     }
     memory_fail_after(0);
-    assert_int_equal(shm_connect(router, &ground, 0, NULL, DOOR_RANKS + 1), TUTTI_UNSUPPORTED);
+    assert_int_equal(shm_connect(router, &ground, 0, NULL, DOORBELL_RANKS + 1), TUTTI_UNSUPPORTED);
     router_destroy(router);
     table_close(&t);
 }
