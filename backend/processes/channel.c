@@ -87,12 +87,12 @@ void peer_flush(struct peer *peer)
 static bool peer_post(struct peer *peer, const struct parcel *parcel)
 {
     if (peer->state != OPEN) return false;
-    if (!peer->unsent.first) {
-        int error = peer_write(peer, parcel);
-        if (error != -EAGAIN) return !error;
-        registry_poll_writing(peer->descriptor, true);
-    }
-    return letter_add(&peer->unsent, parcel);
+    bool first = !peer->unsent.first;
+    int error = first ? peer_write(peer, parcel) : -EAGAIN;
+    if (error != -EAGAIN) return !error;
+    if (!letter_add(&peer->unsent, parcel)) return false;
+    if (first) registry_poll_writing(peer->descriptor, true);
+    return true;
 }
 bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
 {

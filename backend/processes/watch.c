@@ -180,7 +180,9 @@ static struct peer_watch *next_to_call(void)
 }
 static void call_watches(void)                                         /* the lists may change during each call */
 {
-    for (struct peer_watch *watch; (watch = next_to_call()) != NULL;) {
+    for (struct peer_watch *watch;;) {
+        channels_deliver();                             /* first what the dead have said */
+        if (!(watch = next_to_call())) return;
         void (*lost)(void *) = watch->lost;
         void *context = watch->context;
         watch->called = true;
@@ -220,7 +222,7 @@ void *registry_watch(void *unused)
         int ready = await_events(events, 16);
         for (int i = 0; i < ready; i++) handle(events[i].data.fd);
         pending_expire();
-        channels_deliver();                             /* first what the dead have said */
+        channels_deliver();
         channels_tick();
         call_watches();
     }
