@@ -6,6 +6,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "backend/execute/slots.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,15 +46,26 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     else if (r->tile_bytes > MOST_TILE_BYTES) r->tile_bytes = MOST_TILE_BYTES;
     return TUTTI_OK;
 }
-static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
+static tutti_status program_make(tutti_comm *comm, const struct plan *plan, struct program **out)
 {
-    struct program *made = cache_made(plan);
-    if (!made) {
-        TRY(program_create(plan, comm->group.rank, &made));
-        cache_attach(comm->launcher.cache, plan, made, made->bytes);
+    struct program *made;
+    TRY(program_create(plan, comm->group.rank, &made));
+    size_t chunks = (size_t)made->schedule->chunks[SCRATCH], most = slots_most_chunks(&comm->executor, plan->slots);
+    if (chunks > most) {
+        program_destroy(made);
+        return status_fail(TUTTI_UNSUPPORTED,
+            "%s by algorithm %s stages %zu chunks for %d ranks, and there is room for "
+            "%zu: ask for another algorithm, or for none",
+            family_name(plan->algorithm->family), plan->algorithm->name, chunks, comm->group.size, most);
     }
+    cache_attach(comm->launcher.cache, plan, made, made->bytes);
     *out = made;
     return TUTTI_OK;
+}
+static tutti_status program_for(tutti_comm *comm, const struct plan *plan, struct program **out)
+{
+    *out = cache_made(plan);
+    return *out ? TUTTI_OK : program_make(comm, plan, out);
 }
 /* What runs, and what the next call repeats, is the last of its family. */
 static bool release_program(void *context, const struct plan *plan, void *made)

@@ -21,7 +21,7 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     if (chunk_bytes * chunks > x->launch.tile_bytes)
         tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
     if (scratch) most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
-    assert(most);                                       /* up to a hundred thousand chunks */
+    assert(most);                                       /* no more than slots_most_chunks */
     tile = size_smaller(size_smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
     c->tile_bytes = tile ? tile : 1;

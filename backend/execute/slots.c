@@ -21,6 +21,10 @@ size_t slots_most_bytes(const struct executor *x)
 {
     return (x->site.segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
 }
+size_t slots_most_chunks(const struct executor *x, int tiles)
+{
+    return slots_most_bytes(x) / CACHE_LINE / (size_t)tiles;
+}
 static bool begins_a_lap(const struct executor *x, size_t bytes)
 {
     size_t lap = size_smaller(size_larger(x->ring.taken / LAPS, 3 * bytes), ring_bytes(x));
