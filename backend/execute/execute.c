@@ -182,7 +182,7 @@ bool executor_cancel(struct executor *x)
         struct transfer *transfer = &program->transfers[i];
         if (transfer->state == TRANSFER_POSTED && !router_cancel(x->site.router, transfer)) all = false;
     }
-    if (program->touch_count) stop_touching(x);
+    if (all && program->touch_count) stop_touching(x);  /* a message may be read from a peer's tensor until then */
     return all;
 }
 
