@@ -40,6 +40,7 @@ struct accord {
     int64_t looked_ms, asked_ms;                        /* asked_ms: because of `late` */
     uint64_t late;
     _Atomic bool *left;                                 /* [size] */
+    _Atomic bool announcing;                            /* an operation that has not begun here yet */
     _Atomic bool has_lost, fails, over;
 };
 size_t accord_account_bytes(void) { return RECORDS * AGREE_WIRE_BYTES; }
@@ -68,13 +69,13 @@ static void poke_host(const struct accord *a)           /* the others look at th
     for (int i = 0; i < g->segment->ranks; i++)
         if (group_rank(g, i) != g->rank) channel_send(a->channel, group_rank(g, i), POKE, NULL, 0);
 }
-/* Who arrives from now on does not go on (roll_call.c), and nobody begins to touch tensors of others. Whoever knows of
-   the record says so, as its writer may have died. */
-static void close_roll_call(const struct accord *a, const struct agree_cause *cause)
+/* Whoever knows of the record says so, as its writer may have died; the earliest operation that anybody says stands. */
+void accord_close_roll_call(const struct accord *a, uint64_t operation)
 {
     const struct group *g = group_of(a);
     struct failure *failure = g->segment->failure;
-    atomic_store(&failure->operation, cause->operation - 1);           /* there they count from 0 */
+    uint64_t known = atomic_load(&failure->operation);
+    while (operation < known && !atomic_compare_exchange_weak(&failure->operation, &known, operation)) {}
     atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
     for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->doubt, 1);
 }
@@ -91,18 +92,18 @@ static void write_record(struct accord *a, int record, struct agree_cause *out)
         if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) poke_host(a);
     }
     read_record(a, record, out);
-    close_roll_call(a, out);
+    accord_close_roll_call(a, out->operation - 1);          /* there they count from 0 */
 }
 static void look_at_host(struct accord *a)
 {
     const struct group *g = group_of(a);
     struct agree_cause cause;
     if (a->agree.state <= AGREE_CLAIMS && read_record(a, FAILURE, &cause)) {
-        close_roll_call(a, &cause);
+        accord_close_roll_call(a, cause.operation - 1);
         agree_host_failed(&a->agree, &cause);
     }
     if (a->agree.state < AGREE_OVER && read_record(a, VERDICT, &cause)) {
-        close_roll_call(a, &cause);
+        accord_close_roll_call(a, cause.operation - 1);
         agree_host_decided(&a->agree, &cause);
     }
     for (int i = 0; i < g->segment->ranks; i++) {
@@ -132,9 +133,21 @@ static void send_all(struct accord *a)
         channel_send(a->channel, to, (unsigned)m.kind, bytes, sizeof bytes);
     }
 }
+/* ---- what an input leads to ---- */
+static void accept_deaths(struct accord *a)
+{
+    atomic_store(&a->has_lost, false);
+    for (int r = 0; r < group_of(a)->size; r++) {
+        if (!a->lost[r]) continue;
+        a->lost[r] = false;
+        agree_lost(&a->agree, r);                       /* unless it has left */
+    }
+}
 static void settle(struct accord *a)
 {
     struct agree_cause cause;
+    bool open = a->agree.begun != a->agree.ended || atomic_load(&a->announcing);
+    if (atomic_load(&a->has_lost) && (!open || a->agree.state > AGREE_RUNS)) accept_deaths(a);
     if (a->agree.state == AGREE_CLAIMS) {
         write_record(a, FAILURE, &cause);
         agree_host_failed(&a->agree, &cause);
@@ -163,21 +176,11 @@ static void leave(struct accord *a)
 }
 
 /* ---- deaths ---- */
-static void accept_deaths(struct accord *a)
-{
-    atomic_store(&a->has_lost, false);
-    for (int r = 0; r < group_of(a)->size; r++) {
-        if (!a->lost[r]) continue;
-        a->lost[r] = false;
-        agree_lost(&a->agree, r);                       /* unless it has left */
-    }
-}
 /* If an operation is open it goes on first as far as it gets, by its driver. */
 static void note_lost(struct accord *a, int rank)
 {
     a->lost[rank] = true;
     atomic_store(&a->has_lost, true);
-    if (a->agree.begun == a->agree.ended) accept_deaths(a);
 }
 void accord_accept_deaths(struct accord *a)
 {
@@ -233,6 +236,8 @@ static void tick(void *context)
 }
 
 /* ---- operations ---- */
+/* Others may complete it, and die, before this rank can say what it is. */
+void accord_announce(struct accord *a) { atomic_store(&a->announcing, true); }
 void accord_begin(tutti_comm *comm)
 {
     struct accord *a = comm->accord;
@@ -242,6 +247,7 @@ void accord_begin(tutti_comm *comm)
     enter(a);
     a->missed = -1;
     agree_begin(&a->agree, &call);
+    atomic_store(&a->announcing, false);
     leave(a);
 }
 static void wait_for(struct accord *a, int rank, bool waits)

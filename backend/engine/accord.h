@@ -13,7 +13,8 @@ void accord_destroy(struct accord *accord);             /* NULL is fine; nobody 
 size_t accord_account_bytes(void);                      /* of each rank in its host's segment */
 
 /* ---- driver only ---- */
-void accord_begin(tutti_comm *comm);                    /* the operation that the executor has just announced */
+void accord_announce(struct accord *accord);            /* the executor is about to announce an operation, */
+void accord_begin(tutti_comm *comm);                    /* and has */
 bool accord_may_end(struct accord *accord, uint64_t number);           /* the last look before success; see agree.h */
 /* Whom this rank waits for now, and what has come and met nothing; and time passes. Costs nothing if it was called a
    moment ago. */
@@ -28,6 +29,9 @@ bool accord_asks(struct accord *accord, uint64_t number);
 /* Marks the ranks of other hosts, and those that they miss on theirs, that have not begun it as far as is known. */
 void accord_list_absent(struct accord *accord, uint64_t number, bool *absent);
 void accord_leave(tutti_comm *comm);                    /* tells the other hosts, a verdict that is due first */
+/* No rank of this host succeeds in that operation (from 0) or a later one that not all of them have begun yet, and
+   nobody begins to touch tensors of others. */
+void accord_close_roll_call(const struct accord *accord, uint64_t operation);
 void accord_tell_host(const struct accord *accord);     /* its ranks are to look at what is said in the segment */
 
 /* ---- any thread ---- */

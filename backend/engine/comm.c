@@ -25,11 +25,12 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     int64_t streaming = settings_get()->streaming;
     g->segment = segment;
     g->network = network;
+    tutti_status status = executor_init(&comm->executor, segment, g->layout, g->rank,
+        streaming == 0 ? NULL : stream_find(), streaming < 0);
+    executor_reach_out(&comm->executor, group_contact(g, g->rank));    /* whatever is refused: its end looks there */
+    TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(reach_init(&comm->reach, segment->ranks));
-    TRY(executor_init(&comm->executor, segment, g->layout, g->rank, streaming == 0 ? NULL : stream_find(),
-        streaming < 0));
-    executor_reach_out(&comm->executor, group_contact(g, g->rank));
     return network ? accord_create(comm, &comm->accord) : TUTTI_OK;
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)

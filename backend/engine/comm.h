@@ -40,6 +40,10 @@ static inline bool comm_is_failing(const tutti_comm *comm) /* or a reason is kno
 {
     return comm_has_failed(comm) || (comm->accord && accord_is_failing(comm->accord));
 }
+static inline bool comm_has_verdict(const tutti_comm *comm) /* of several hosts, and nobody has taken it up */
+{
+    return comm->accord && accord_is_over(comm->accord) && !comm_has_failed(comm);
+}
 /* Everything but its members. Half of it may be there after an error: comm_finish is due in every case. */
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Its members and their places are known; takes over the layout. */

@@ -63,6 +63,7 @@ static tutti_status advance(tutti_comm *comm)                          /* the he
     struct backlog *b = &comm->backlog;
     if (!b->running) {
         b->head->sequence = ++b->sequence;
+        if (comm->accord) accord_announce(comm->accord);
         TRY(launch_start(comm, b->head));
         b->running = true;
         if (comm->accord) accord_begin(comm);
@@ -197,7 +198,8 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         wait_add(&blocked, &comm->gate.bell, bell, &comm->gate.bell_waiters, false);
         if (ladder_step(&comm->group.ladder, n, blocked.core_is_wanted)) continue;
         /* a message may be over as soon as it is taken in, which does not count as a move */
-        if (!operation_is_over(op) && router_arm(comm->router)) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
+        bool sleeps = !operation_is_over(op) && !comm_has_verdict(comm) && router_arm(comm->router);
+        if (sleeps) wait_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_soon(n);
     }
 }

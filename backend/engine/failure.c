@@ -70,6 +70,11 @@ static void control_wake(struct control *c)            /* whoever sleeps on any 
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
+/* Counted from 0: if all have come to the one that runs, others may succeed in it. */
+static uint64_t first_that_fails(const tutti_comm *comm)
+{
+    return comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
+}
 static void tell_others(const tutti_comm *comm)
 {
     const struct group *g = &comm->group;
@@ -78,7 +83,7 @@ static void tell_others(const tutti_comm *comm)
     raise_doubt(comm);
     failure->status = comm->outcome.status;
     failure->rank = g->rank;
-    failure->operation = comm->executor.operation + (comm->backlog.running && comm->executor.run.arrived);
+    failure->operation = first_that_fails(comm);
     snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&failure->state, FAILURE_READY);
     for (int peer = 0; peer < g->segment->ranks; peer++) control_wake(group_control(g, peer));
@@ -190,6 +195,8 @@ static tutti_status adopt_verdict(tutti_comm *comm)
     accord_verdict(comm->accord, &cause);
     tutti_status status = cause.status >= TUTTI_INTERNAL ? (tutti_status)cause.status : TUTTI_INTERNAL;
     words_of_cause(&comm->group, &cause, detail, sizeof detail);
+    /* what is open here fails, though the cause may be about a later one: so it succeeds on no rank of this host */
+    accord_close_roll_call(comm->accord, first_that_fails(comm));
     set_outcome(comm, status, "%s", detail);
     if (cause.reporter == comm->group.rank) return status_repeat(status, detail);      /* it has said so before */
     return status_fail(status, "%s", detail);

@@ -73,7 +73,8 @@ static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_se
     bool open = comm->listing.was_open = driver_has_open(comm);
     /* a thread that sees to messages listens for them */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
-    if (open && !went && ladder_is_climbed(&engine.ladder, n)) went = !router_arm(comm->router);
+    if (open && !went && ladder_is_climbed(&engine.ladder, n))
+        went = comm_has_verdict(comm) || !router_arm(comm->router);
     rest_note(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
     *moved |= went;
     driver_leave(comm);

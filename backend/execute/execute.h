@@ -126,7 +126,7 @@ bool executor_is_complete(const struct executor *x);   /* all have */
    So ranks that have once differed differ from then on, and no message of theirs meets. */
 static inline uint64_t executor_name(const struct executor *x)         /* the top bit is the users' */
 {
-    return x->run.history << 32 >> 1 | (uint32_t)x->operation;
+    return x->run.history << 33 >> 1 | (uint32_t)x->operation;
 }
 static inline uint64_t executor_fingerprint_of(uint64_t name) { return name >> 32; }
 void executor_awaits(const struct executor *x, bool *out); /* [size]: sets those whose messages it waits for */

@@ -132,6 +132,7 @@ static tutti_status build(struct segment *out, const struct offsets *offsets, co
     TRY(allocate(*fd, offsets->counts, "control blocks"));
     TRY(segment_map(out, offsets, *fd));
     struct header *header = (struct header *)(void *)out->base;
+    atomic_store(&out->failure->operation, UINT64_MAX);
     header->filled = populate(out->base, page_bytes()) == EINVAL;
     if (header->filled) TRY(allocate(*fd, offsets->bytes, "all slots, at once because this kernel is older than 5.14"));
     memcpy(header->magic, magic, sizeof magic);

@@ -76,6 +76,41 @@ static void test_a_rank_missing_on_another_host_is_named(void **state)
     world_threads_on("0,1,2,0,1,2", 6, NULL, one_is_missing, NULL);
 }
 
+/* Rank 0 is ahead, and its last words are about a later operation; ranks 1 and 2 are in the first, and rank 1 comes to it
+   when rank 2 has failed in it. */
+static void one_comes_after_it_failed(struct rank *me)
+{
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    world_meet(me);
+    for (int i = 0; me->rank == 0 && i < 4; i++)
+        REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 0, me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 0) {
+        tutti_comm_abort(me->comm);
+        return;
+    }
+    while (me->rank == 1 && !atomic_load(&told)) sleep_us(1000);
+    REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 0, me->comm, NULL) == TUTTI_ABORTED);
+    atomic_store(&told, 1);
+}
+static void test_what_failed_on_a_rank_succeeds_on_none_of_its_host(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        atomic_store(&told, 0);
+        world_threads_on("0,1,1", 3, NULL, one_comes_after_it_failed, NULL);
+    }
+}
+/* What arrives is read as a number and a fingerprint, whatever the fingerprint. */
+static void test_a_name_keeps_number_and_calls_apart(void **state)
+{
+    struct executor x = { .operation = 5, .run.history = UINT64_MAX };
+    (void)state;
+    assert_int_equal((uint32_t)executor_name(&x), 5);
+    assert_int_equal(executor_name(&x) >> 63, 0);
+    x.run.history = 1;
+    assert_int_not_equal(executor_fingerprint_of(executor_name(&x)), 0);
+}
+
 #ifndef NO_PROCESSES
 /* Rank 1 is stopped, so that its host does not agree for a while. */
 static void fails_before_the_verdict(struct rank *me)
@@ -108,9 +143,8 @@ static void test_what_fails_does_not_succeed_before_the_verdict(void **state)
 /* Of each host the first, which speaks for it, and the last. */
 static void two_die(struct rank *me)
 {
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+    tutti_status status = tutti_barrier(me->comm, NULL); /* who is done with it may die while another is still in it */
     if (me->rank == 0 || me->rank == 3) raise(SIGKILL);
-    tutti_status status = TUTTI_OK;
     while (status == TUTTI_OK) status = tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
     REQUIRE(status == TUTTI_PEER_LOST);
     SAYS("died");
@@ -133,6 +167,8 @@ int main(void)
         cmocka_unit_test(test_a_rank_that_computes_answers),
         cmocka_unit_test(test_the_first_difference_is_told),
         cmocka_unit_test(test_a_rank_missing_on_another_host_is_named),
+        cmocka_unit_test(test_what_failed_on_a_rank_succeeds_on_none_of_its_host),
+        cmocka_unit_test(test_a_name_keeps_number_and_calls_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
