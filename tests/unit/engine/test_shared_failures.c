@@ -66,14 +66,14 @@ static void abort_in_the_middle(struct rank *me)
         struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
         fill(at, COUNT, 0);
         sum_right(comm, at, me->size);
+        tutti_status status = tutti_barrier(comm, NULL); /* when rank 0 is through, all have the sum */
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
         tutti_request request = { .struct_size = sizeof request };
         request.blocking = round % 2;                   /* driven by the caller, or not */
-        tutti_status status;
-        do {
+        while (status == TUTTI_OK) {
             status = tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request);
             if (status == TUTTI_OK && !request.blocking) status = tutti_wait(&request, 0);
-        } while (status == TUTTI_OK);
+        }
         REQUIRE(status == TUTTI_ABORTED);
         fill(at, COUNT, 7);
         sleep_us(3000);
