@@ -76,8 +76,8 @@ static void test_a_rank_missing_on_another_host_is_named(void **state)
     world_threads_on("0,1,2,0,1,2", 6, NULL, one_is_missing, NULL);
 }
 
-/* Rank 0 is ahead, and its last words are about a later operation; ranks 1 and 2 are in the first, and rank 1 comes to it
-   when rank 2 has failed in it. */
+/* Rank 0 is ahead, and its last words are about a later operation; ranks 1 and 2 are in the first, and rank 1 comes to
+   it when rank 2 has failed in it. */
 static void one_comes_after_it_failed(struct rank *me)
 {
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
