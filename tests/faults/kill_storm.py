@@ -227,6 +227,9 @@ def summarise(times):
     print("milliseconds from the kill to a survivor's error")
     print(f"{'phase':<12}{'noticed':>8}{'median':>10}{'90 %':>10}{'99 %':>10}{'longest':>10}")
     for phase, values in sorted(times.items()):
+        if not values:                                  # nobody had to be told, as may happen while joining
+            print(f"{phase:<12}{0:>8}")
+            continue
         values.sort()
         marks = [statistics.median(values), values[len(values) * 9 // 10], values[len(values) * 99 // 100], values[-1]]
         print(f"{phase:<12}{len(values):>8}" + "".join(f"{1e3 * mark:>10.1f}" for mark in marks))
