@@ -4,7 +4,7 @@
 #include "backend/engine/operation.h"
 
 struct recent {                                         /* the last choice of a family: most calls repeat it */
-    uint64_t bytes;                                     /* 0 with uneven counts */
+    uint64_t bytes;                                     /* uneven counts: their sum if all know it, or 0 */
     int root;
     bool stage_inputs, uneven;
     const struct algorithm *asked;
