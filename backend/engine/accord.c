@@ -63,7 +63,7 @@ static bool read_record(const struct accord *a, int record, struct agree_cause *
     *out = m.cause;
     return true;
 }
-static void poke_host(const struct accord *a)           /* the others look at the records, though they may compute */
+void accord_tell_host(const struct accord *a)
 {
     const struct group *g = group_of(a);
     for (int i = 0; i < g->segment->ranks; i++)
@@ -77,7 +77,7 @@ void accord_close_roll_call(const struct accord *a, uint64_t operation)
     uint64_t known = atomic_load(&failure->operation);
     while (operation < known && !atomic_compare_exchange_weak(&failure->operation, &known, operation)) {}
     atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
-    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->doubt, 1);
+    group_raise_doubt(g);
 }
 /* Unless another rank of the host was first. *out: what the record says. */
 static void write_record(struct accord *a, int record, struct agree_cause *out)
@@ -89,7 +89,7 @@ static void write_record(struct accord *a, int record, struct agree_cause *out)
     *out = a->agree.held;
     if (!atomic_load(first)) {
         agree_encode(&(struct agree_message){ .kind = AGREE_FAIL, .cause = *out }, account_of(a, mine, record));
-        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) poke_host(a);
+        if (atomic_compare_exchange_strong(first, &nobody, (uint32_t)mine + 1)) accord_tell_host(a);
     }
     read_record(a, record, out);
     accord_close_roll_call(a, out->operation - 1);          /* there they count from 0 */
@@ -376,7 +376,6 @@ void accord_leave(tutti_comm *comm)
     agree_leave(&a->agree);
     leave(a);
 }
-void accord_tell_host(const struct accord *a) { poke_host(a); }
 void accord_destroy(struct accord *a)
 {
     if (!a) return;

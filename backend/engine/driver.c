@@ -73,8 +73,7 @@ static tutti_status advance(tutti_comm *comm)                          /* the he
 static void fail(tutti_comm *comm, tutti_status status)                /* because of the head */
 {
     if (status == TUTTI_MISMATCH) comm_mismatch(comm);
-    else if (status != TUTTI_ABORTED || comm_check(comm) == TUTTI_OK)  /* a peer that gave up has said why */
-        comm_fail(comm, status, "%s", status_detail());
+    else if (!failure_is_told(comm, status)) comm_fail(comm, status, "%s", status_detail());
     if (comm_has_failed(comm)) fail_all(comm);
     else comm->backlog.stuck = true;
 }

@@ -22,6 +22,12 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
     snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.descriptor->sequence,
         comm->group.name);
 }
+static void say_where(const tutti_comm *comm, char *out, size_t bytes)
+{
+    char what[224];
+    describe_running(comm, what, sizeof what);
+    snprintf(out, bytes, " in %s", what);
+}
 /* Who has not made this call, as far as is known of ranks on other hosts. */
 static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 {
@@ -37,11 +43,6 @@ static void list_absent(const tutti_comm *comm, char *out, size_t bytes)
 }
 
 /* ---- failing ---- */
-/* So that who arrives need not read one word of the group more, as long as nothing has failed. */
-static void raise_doubt(const tutti_comm *comm)
-{
-    for (int i = 0; i < comm->group.segment->ranks; i++) atomic_store(&group_control(&comm->group, i)->doubt, 1);
-}
 /* Who comes from now on sees the claim and does not go on; so if all have come by now, all can go on, and so can I. But
    not if another rank claims, too: it may not have seen them come, and fails. */
 static bool have_come_at_last(const tutti_comm *comm)
@@ -50,7 +51,7 @@ static bool have_come_at_last(const tutti_comm *comm)
     if (!comm->backlog.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
-    raise_doubt(comm);
+    group_raise_doubt(&comm->group);
     return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
 }
 static bool may_tell(struct failure *failure)           /* false: another rank was first */
@@ -80,7 +81,7 @@ static void tell_others(const tutti_comm *comm)
     const struct group *g = &comm->group;
     if (!g->segment || !may_tell(g->segment->failure)) return;
     struct failure *failure = g->segment->failure;
-    raise_doubt(comm);
+    group_raise_doubt(g);
     failure->status = comm->outcome.status;
     failure->rank = g->rank;
     failure->operation = first_that_fails(comm);
@@ -180,13 +181,6 @@ static tutti_status fail_with_others(tutti_comm *comm)
     if (status >= 0 || status < TUTTI_INTERNAL) status = TUTTI_INTERNAL;
     return comm_fail(comm, status, "rank %d failed the group: %s", rank, detail);
 }
-static void set_outcome(tutti_comm *comm, tutti_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    keep_outcome(&comm->outcome, status, format, arguments);
-    va_end(arguments);
-}
 static tutti_status adopt_verdict(tutti_comm *comm)
 {
     struct agree_cause cause;
@@ -197,28 +191,23 @@ static tutti_status adopt_verdict(tutti_comm *comm)
     words_of_cause(&comm->group, &cause, detail, sizeof detail);
     /* what is open here fails, though the cause may be about a later one: so it succeeds on no rank of this host */
     accord_close_roll_call(comm->accord, first_that_fails(comm));
-    set_outcome(comm, status, "%s", detail);
+    comm_fail_silently(comm, status, "%s", detail);     /* the others know it */
     if (cause.reporter == comm->group.rank) return status_repeat(status, detail);      /* it has said so before */
     return status_fail(status, "%s", detail);
 }
 static tutti_status fail_without(tutti_comm *comm, int dead)
 {
-    const struct member *m = &comm->group.members[dead];
-    char what[224];
-    describe_running(comm, what, sizeof what);
-    return comm_fail(comm, TUTTI_PEER_LOST,
-        "rank %d of %s (process %llu on %.40s) died, seen by rank %d in %s; "
-        "destroy this group and make a new one without it",
-        dead, comm->group.name, (unsigned long long)m->identity.pid, m->identity.host, comm->group.rank, what);
+    char where[WORDS_BYTES], text[STATUS_DETAIL_BYTES];
+    say_where(comm, where, sizeof where);
+    words_of_death(&comm->group, dead, comm->group.rank, where, text, sizeof text);
+    return comm_fail(comm, TUTTI_PEER_LOST, "%s", text);
 }
 static tutti_status fail_left_alone(tutti_comm *comm, int peer)
 {
-    char what[224];
-    describe_running(comm, what, sizeof what);
-    return fail_about(comm, (struct about){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST,
-        "rank %d of %s has destroyed its communicator, and rank %d waits for it in "
-        "%s; all ranks must make the same calls before they destroy",
-        peer, comm->group.name, comm->group.rank, what);
+    char where[WORDS_BYTES], text[STATUS_DETAIL_BYTES];
+    say_where(comm, where, sizeof where);
+    words_of_leaving(&comm->group, peer, comm->group.rank, where, text, sizeof text);
+    return fail_about(comm, (struct about){ AGREE_LEFT_ALONE, peer }, TUTTI_PEER_LOST, "%s", text);
 }
 static tutti_status fail_late_message(tutti_comm *comm, const struct operation *op)
 {
@@ -375,6 +364,10 @@ tutti_status comm_check(tutti_comm *comm)
     tutti_status status = act(comm, &reason);
     if (!comm->accord || comm_has_failed(comm)) return status;
     return accord_is_over(comm->accord) ? adopt_verdict(comm) : TUTTI_OK;
+}
+bool failure_is_told(tutti_comm *comm, tutti_status status)
+{
+    return status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK;
 }
 
 /* ---- disagreement ---- */

@@ -32,6 +32,10 @@ static inline struct control *group_control(const struct group *g, int index)
     return segment_control(g->segment, index);
 }
 
+/* Whoever of them arrives from now on looks at the failure; so, as long as nothing has failed, that is one word less to
+   read. */
+void group_raise_doubt(const struct group *group);
+
 /* ---- all ranks ---- */
 /* The control block with the bell of any rank, of this host or another, and its word that it has joined. */
 static inline struct control *group_contact(const struct group *g, int rank)

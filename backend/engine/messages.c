@@ -134,8 +134,7 @@ static void fail_because_of(tutti_comm *comm, const struct operation *op)
     const struct group *g = &comm->group;
     const struct transfer *t = &op->message.transfer;
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
-    /* A peer that withdraws has most likely failed with the group, and said so before: that is the cause. */
-    if (t->status == TUTTI_ABORTED && comm_check(comm) != TUTTI_OK) return;
+    if (failure_is_told(comm, t->status)) return;
     if (t->status == TUTTI_MISMATCH) {
         comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
             g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,

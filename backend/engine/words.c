@@ -60,6 +60,21 @@ void words_of_disagreement(const struct group *g, int rank, const struct descrip
         (unsigned long long)call->sequence, g->name, rank, here, other, there,
         its_call->sequence != call->sequence ? " (and has made another number of calls)" : "");
 }
+void words_of_death(const struct group *g, int dead, int seer, const char *where, char *out, size_t bytes)
+{
+    const struct member *m = &g->members[dead];
+    snprintf(out, bytes,
+        "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; "
+        "destroy this group and make a new one without it",
+        dead, g->name, (unsigned long long)m->identity.pid, m->identity.host, seer, where);
+}
+void words_of_leaving(const struct group *g, int gone, int waiter, const char *where, char *out, size_t bytes)
+{
+    snprintf(out, bytes,
+        "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the "
+        "same calls before they destroy",
+        gone, g->name, waiter, where);
+}
 
 /* ---- of causes that the object of backend/agree finds ---- */
 static struct descriptor call_of(const struct agree_call *call)
@@ -94,21 +109,12 @@ static void say_disagreement(const struct group *g, const struct agree_cause *c,
 }
 static void say_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
-    const struct member *m = &g->members[c->other >= 0 ? c->other : c->reporter];
     char where[WORDS_BYTES + 64];
     say_where(g, &c->calls[0], where, sizeof where);
     if (c->detail[0]) snprintf(out, bytes, "%.*s", AGREE_DETAIL_BYTES - 1, c->detail);
     else if (c->kind == AGREE_DISAGREEMENT) say_disagreement(g, c, out, bytes);
-    else if (c->kind == AGREE_LEFT_ALONE)
-        snprintf(out, bytes,
-            "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the "
-            "same calls before they destroy",
-            c->other, g->name, c->reporter, where);
-    else
-        snprintf(out, bytes,
-            "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; "
-            "destroy this group and make a new one without it",
-            c->other, g->name, (unsigned long long)m->identity.pid, m->identity.host, c->reporter, where);
+    else if (c->kind == AGREE_LEFT_ALONE) words_of_leaving(g, c->other, c->reporter, where, out, bytes);
+    else words_of_death(g, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
 }
 void words_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
