@@ -226,16 +226,18 @@ static void test_wrong_arguments_are_refused(void **state)
 }
 
 /* ---- disagreement ---- */
+static tutti_status call_with_other_counts(const struct rank *me, bool gathers, int32_t *one, int32_t *all)
+{
+    size_t counts[3] = { 2, me->rank == 2 ? 7 : 3, 4 }, offsets[3] = { 0, 8, 16 };
+    return gathers ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
+                   : tutti_reduce_scatter_v(all, counts, offsets, one, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+}
 static void disagree(struct rank *me)
 {
     static _Thread_local int32_t one[64], all[64];
     bool gathers = *(const bool *)me->context;
-    size_t counts[3] = { 2, 3, 4 }, offsets[3] = { 0, 8, 16 };
     for (int i = 0; i < 64; i++) one[i] = all[i] = 5;
-    if (me->rank == 2) counts[1] = 7;
-    tutti_status status = gathers
-        ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
-        : tutti_reduce_scatter_v(all, counts, offsets, one, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+    tutti_status status = call_with_other_counts(me, gathers, one, all);
     REQUIRE(status == TUTTI_MISMATCH && !tutti_last_error_is_refusal());
     SAYS(gathers ? "all_gather with uneven counts" : "reduce_scatter with uneven counts");
     SAYS("rank 0 gives rank 1 a count of 3 elements, but rank 2 gives it 7; all ranks must give the same counts");
@@ -252,11 +254,7 @@ static void disagree_with_another_host(struct rank *me)
 {
     static _Thread_local int32_t one[64], all[64];
     bool gathers = *(const bool *)me->context;
-    size_t counts[3] = { 2, 3, 4 }, offsets[3] = { 0, 8, 16 };
-    if (me->rank == 2) counts[1] = 7;
-    tutti_status status = gathers
-        ? tutti_all_gather_v(one, all, counts, offsets, TUTTI_INT32, me->comm, NULL)
-        : tutti_reduce_scatter_v(all, counts, offsets, one, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
+    tutti_status status = call_with_other_counts(me, gathers, one, all);
     REQUIRE(status == TUTTI_MISMATCH && !tutti_last_error_is_refusal());
     SAYS(gathers ? "calls allgather(uneven counts, int32)" : "calls reduce_scatter(uneven counts, int32, sum)");
     SAYS("counts with the digest");
