@@ -91,11 +91,11 @@ def placement(core):
 
 def machine(results):
     from importlib.metadata import version
-    core, kernel = results.get("core"), ".".join(platform.release().split(".")[:2])
+    kernel = ".".join(platform.release().split(".")[:2])
     return (f"Measured on {datetime.date.today()} on {value_in('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores "
             f"({caches()}), {platform.system()} {kernel}, {first_line('cc', '--version')}, torch "
             f"{version('torch')}, load {os.environ.get('BENCH_LOAD', 'unknown')} before. "
-            + (placement(core) if core else "")).strip()
+            + placement(results["core"])).strip()
 
 
 def flag(row):
@@ -349,7 +349,7 @@ def as_printed(part):
 
 # ---- the page ----
 BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
-          "machine": (machine, ()), "goals": (goals, ("core",)), "core": (core, ("core",)),
+          "machine": (machine, ("core",)), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
           "call": (call, ("call",))}
 
