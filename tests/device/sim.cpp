@@ -21,8 +21,9 @@
 #include <condition_variable>
 #include <deque>
 #include <map>
+#include <pybind11/pybind11.h>
 #include <thread>
-#include <torch/extension.h>
+#include <torch/library.h>
 
 namespace sim {
 

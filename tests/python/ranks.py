@@ -16,7 +16,8 @@ from datetime import timedelta
 
 LIMIT_S = 40
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch", "torch.distributed", "torch_tutti", "ranks"])
+context.set_forkserver_preload(["torch", *[f"torch.distributed.{name}" for name in (
+    "checkpoint", "fsdp", "tensor.parallel", "pipelining")], "torch_tutti", "ranks"])
 
 
 def hosts_of_job(size, hosts=None):
