@@ -51,9 +51,9 @@
 #include <stdint.h>
 
 #ifdef AGREE_SEARCH                                    /* states of the search are small */
-enum { AGREE_DESCRIPTOR_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
+enum { AGREE_DECLARATION_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
 #else
-enum { AGREE_DESCRIPTOR_BYTES = 96, AGREE_DETAIL_BYTES = 512, AGREE_HISTORY = 4 };
+enum { AGREE_DECLARATION_BYTES = 96, AGREE_DETAIL_BYTES = 512, AGREE_HISTORY = 4 };
 #endif
 enum {
     AGREE_ASK_MS = 50,
@@ -70,7 +70,7 @@ enum {
    have once differed differ from then on, and the first difference in both memories is what is told. */
 struct agree_call {
     uint64_t number, fingerprint;                      /* from 1; number 0: none                                  */
-    unsigned char descriptor[AGREE_DESCRIPTOR_BYTES];  /* in the words of the engine                              */
+    unsigned char declaration[AGREE_DECLARATION_BYTES];  /* in the words of the engine                              */
 };
 /* In the order in which they precede each other: what a rank knows of itself comes before what others see of it. */
 enum agree_kind {
@@ -159,7 +159,7 @@ bool agree_precedes(const struct agree_cause *x, const struct agree_cause *y);
 /* ---- wire.c ---- */
 enum {
     AGREE_VERSION = 2,
-    AGREE_CALL_BYTES = 16 + AGREE_DESCRIPTOR_BYTES,
+    AGREE_CALL_BYTES = 16 + AGREE_DECLARATION_BYTES,
     AGREE_CAUSE_BYTES = 24 + 2 * AGREE_CALL_BYTES + AGREE_DETAIL_BYTES,
     AGREE_CALLS_BYTES = AGREE_HISTORY * AGREE_CALL_BYTES,
     AGREE_WIRE_BYTES = 8 + (AGREE_CAUSE_BYTES > AGREE_CALLS_BYTES ? AGREE_CAUSE_BYTES : AGREE_CALLS_BYTES)

@@ -30,13 +30,13 @@ static void put_call(struct writer *w, const struct agree_call *call)
 {
     put(w, call->number, 8);
     put(w, call->fingerprint, 8);
-    put_bytes(w, call->descriptor, sizeof call->descriptor);
+    put_bytes(w, call->declaration, sizeof call->declaration);
 }
 static void get_call(struct reader *r, struct agree_call *out)
 {
     out->number = get(r, 8);
     out->fingerprint = get(r, 8);
-    get_bytes(r, out->descriptor, sizeof out->descriptor);
+    get_bytes(r, out->declaration, sizeof out->declaration);
 }
 static void put_cause(struct writer *w, const struct agree_cause *cause)
 {

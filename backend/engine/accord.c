@@ -5,8 +5,8 @@
    Claims. Every rank has an account in the segment of its host, with room for a failure and a verdict. It writes its
    own, and then says with one exchange that it is the first. So a record is whole or not there, whoever dies.
 
-   What a rank misses on its host travels in its descriptor of the operation, behind what all agree on: so who reaches a
-   timeout can name a rank of another host that has not come. */
+   What a rank misses on its host travels in its declaration of the operation, behind what all agree on: so who reaches
+   a timeout can name a rank of another host that has not come. */
 #include "backend/engine/accord.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -18,8 +18,8 @@
 #include <string.h>
 
 enum { FAILURE, VERDICT, RECORDS, POKE = AGREE_MESSAGES, LOOK_MS = 5, ANSWER_MS = 200 };
-enum { AGREED_BYTES = offsetof(struct descriptor, tensor) };           /* what all ranks agree on */
-_Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DESCRIPTOR_BYTES, "it travels, and who is missed");
+enum { AGREED_BYTES = offsetof(struct declaration, tensor) };           /* what all ranks agree on */
+_Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
 _Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
 _Static_assert((int)POKE < (int)CHANNEL_WORDS, "a word for each kind, and one for the host");
 
@@ -77,7 +77,7 @@ void accord_close_roll_call(const struct accord *a, uint64_t operation)
     uint64_t known = atomic_load(&failure->operation);
     while (operation < known && !atomic_compare_exchange_weak(&failure->operation, &known, operation)) {}
     atomic_fetch_or(&failure->state, FAILURE_CERTAIN);
-    group_raise_doubt(g);
+    group_alert(g);
 }
 /* Unless another rank of the host was first. *out: what the record says. */
 static void write_record(struct accord *a, int record, struct agree_cause *out)
@@ -119,7 +119,7 @@ static void say_missed(const struct accord *a, struct agree_message *m)
 {
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++) {
         int32_t missed = m->calls[i].number == a->agree.begun ? a->missed : -1;
-        memcpy(m->calls[i].descriptor + AGREED_BYTES, &missed, sizeof missed);
+        memcpy(m->calls[i].declaration + AGREED_BYTES, &missed, sizeof missed);
     }
 }
 static void send_all(struct accord *a)
@@ -206,7 +206,7 @@ static void hear(struct accord *a, int from, const struct agree_message *m)
     for (int i = 0; i < AGREE_HISTORY; i++) {
         if (m->calls[i].number < h->begun) continue;
         h->begun = m->calls[i].number;
-        memcpy(&missed, m->calls[i].descriptor + AGREED_BYTES, sizeof missed);
+        memcpy(&missed, m->calls[i].declaration + AGREED_BYTES, sizeof missed);
     }
     if (missed >= 0 && missed < group_of(a)->size) h->missed = missed;
 }
@@ -243,7 +243,7 @@ void accord_begin(tutti_comm *comm)
     struct accord *a = comm->accord;
     struct agree_call call = { .number = comm->backlog.sequence,
         .fingerprint = executor_fingerprint_of(executor_name(&comm->executor)) };
-    memcpy(call.descriptor, comm->executor.run.descriptor, AGREED_BYTES);
+    memcpy(call.declaration, comm->executor.run.declaration, AGREED_BYTES);
     enter(a);
     a->missed = -1;
     agree_begin(&a->agree, &call);

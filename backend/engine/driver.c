@@ -122,7 +122,7 @@ bool operations_check(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
     if (comm->accord) accord_look(comm);
-    if (!comm_is_in_doubt(comm)) return false;
+    if (!comm_is_alerted(comm)) return false;
     bool moved = driver_progress(comm, &unused);
     if (moved && !driver_has_open(comm)) return true;   /* nothing is left that would have to fail */
     if (comm_check(comm) == TUTTI_OK) return moved;

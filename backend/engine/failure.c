@@ -15,11 +15,11 @@ static void describe_running(const tutti_comm *comm, char *out, size_t bytes)
 {
     char what[160];
     if (!comm->backlog.running) { snprintf(out, bytes, comm->messages.open ? "a message" : "no operation"); return; }
-    struct descriptor mine = *comm->executor.run.descriptor;
+    struct declaration mine = *comm->executor.run.declaration;
     const struct program *program = comm->executor.launch.program;     /* may have been chosen after the roll call */
     if (program) mine.algorithm = (uint64_t)(program->plan->algorithm - collectives_table);
     words_of_call(&mine, what, sizeof what);
-    snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.descriptor->sequence,
+    snprintf(out, bytes, "%s, operation %llu of %s", what, (unsigned long long)comm->executor.run.declaration->sequence,
         comm->group.name);
 }
 static void say_where(const tutti_comm *comm, char *out, size_t bytes)
@@ -51,7 +51,7 @@ static bool have_come_at_last(const tutti_comm *comm)
     if (!comm->backlog.running || comm->executor.run.arrived) return false;
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
-    group_raise_doubt(&comm->group);
+    group_alert(&comm->group);
     return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
 }
 static bool may_tell(struct failure *failure)           /* false: another rank was first */
@@ -81,7 +81,7 @@ static void tell_others(const tutti_comm *comm)
     const struct group *g = &comm->group;
     if (!g->segment || !may_tell(g->segment->failure)) return;
     struct failure *failure = g->segment->failure;
-    group_raise_doubt(g);
+    group_alert(g);
     failure->status = comm->outcome.status;
     failure->rank = g->rank;
     failure->operation = first_that_fails(comm);
@@ -328,7 +328,7 @@ static struct reason find(const tutti_comm *comm)
 {
     return comm->accord ? find_reason_between_hosts(comm) : find_reason(comm);
 }
-bool comm_is_in_doubt(const tutti_comm *comm) { return find(comm).cause != NONE; }
+bool comm_is_alerted(const tutti_comm *comm) { return find(comm).cause != NONE; }
 static bool asks_first(const tutti_comm *comm, const struct operation *late)
 {
     bool running = late == comm->backlog.head && comm->backlog.running;
@@ -375,8 +375,8 @@ static tutti_status fail_disagreement(tutti_comm *comm, int other)     /* of thi
 {
     const struct group *g = &comm->group;
     int parity = comm->executor.run.parity;
-    struct descriptor mine = *comm->executor.run.descriptor;
-    struct descriptor theirs = group_control(g, group_index(g, other))->descriptor[parity];
+    struct declaration mine = *comm->executor.run.declaration;
+    struct declaration theirs = group_control(g, group_index(g, other))->declaration[parity];
     char what[2 * WORDS_BYTES + 256];
     words_of_disagreement(g, g->rank, &mine, other, &theirs, what, sizeof what);
     return fail_about(comm, (struct about){ AGREE_DISAGREEMENT, other }, TUTTI_MISMATCH, "%s", what);
@@ -401,7 +401,7 @@ static tutti_status mismatch_alike(tutti_comm *comm)
                     "%s with uneven counts, operation %llu of %s: rank %d gives "
                     "rank %d a count of %llu elements, but rank %d gives it %llu; all ranks must give the same counts",
                     alike == ALIKE_INPUT ? "reduce_scatter" : "all_gather",
-                    (unsigned long long)x->run.descriptor->sequence, comm->group.name, group_rank(&comm->group, 0), q,
+                    (unsigned long long)x->run.declaration->sequence, comm->group.name, group_rank(&comm->group, 0), q,
                     (unsigned long long)there, group_rank(&comm->group, a), (unsigned long long)here);
         }
     return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
@@ -419,7 +419,7 @@ static tutti_status mismatch_counts(tutti_comm *comm)
                 return fail_about(comm, between(comm, a, b), TUTTI_MISMATCH,
                     "all_to_all with uneven counts, operation %llu of %s: rank %d "
                     "sends %llu elements to rank %d, which expects %llu",
-                    (unsigned long long)x->run.descriptor->sequence, comm->group.name, a, (unsigned long long)sent, b,
+                    (unsigned long long)x->run.declaration->sequence, comm->group.name, a, (unsigned long long)sent, b,
                     (unsigned long long)expected);
         }
     return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");

@@ -28,7 +28,7 @@ void comm_fail_silently(tutti_comm *comm, tutti_status status, const char *forma
 /* Looks, while waiting, whether there is a reason not to go on waiting: OK or the failure. */
 tutti_status comm_check(tutti_comm *comm);
 /* Whether it may find one. What all ranks have done by now is there to be seen after this. */
-bool comm_is_in_doubt(const tutti_comm *comm);
+bool comm_is_alerted(const tutti_comm *comm);
 /* That of a message which a peer has given up, having failed with the group and told it why: that is the failure. */
 bool failure_is_told(tutti_comm *comm, tutti_status status);
 tutti_status comm_mismatch(tutti_comm *comm);           /* fails with both sides' descriptions */

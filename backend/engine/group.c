@@ -28,7 +28,7 @@ void group_finish(struct group *g)
     g->members = NULL;
     g->layout = NULL;
 }
-void group_raise_doubt(const struct group *g)
+void group_alert(const struct group *g)
 {
-    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->doubt, 1);
+    for (int i = 0; i < g->segment->ranks; i++) atomic_store(&group_control(g, i)->alert, 1);
 }

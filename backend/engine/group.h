@@ -34,7 +34,7 @@ static inline struct control *group_control(const struct group *g, int index)
 
 /* Whoever of them arrives from now on looks at the failure; so, as long as nothing has failed, that is one word less to
    read. */
-void group_raise_doubt(const struct group *group);
+void group_alert(const struct group *group);
 
 /* ---- all ranks ---- */
 /* The control block with the bell of any rank, of this host or another, and its word that it has joined. */

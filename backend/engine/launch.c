@@ -140,7 +140,7 @@ static bool is_repeated(const struct call *a, const struct call *b)
 }
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
-    struct descriptor *out = comm->executor.run.descriptor;
+    struct declaration *out = comm->executor.run.declaration;
     out->operation = (uint32_t)op->family;
     out->dtype = (uint32_t)op->dtype;
     out->op = (uint32_t)op->op;
@@ -192,11 +192,11 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     x->launch.program = r->deferred ? NULL : r->program;
     x->launch.input = op->input;
     x->launch.output = op->output;
-    if (comm->launcher.repeats < 2) {                            /* there are two descriptors */
+    if (comm->launcher.repeats < 2) {                            /* there are two declarations */
         describe(comm, op, r);
         comm->launcher.repeats++;
     }
-    x->run.descriptor->sequence = op->sequence;
+    x->run.declaration->sequence = op->sequence;
     x->run.exposed = false;
     if (r->deferred) tensors_describe(comm, op, asked && asked == r->algorithm);
     return TUTTI_OK;

@@ -38,13 +38,13 @@ struct launcher {                                       /* of the driver */
     struct recent recent[FAMILY_COUNT];
     uint64_t *masks;                                    /* two for each family */
     struct call last;                                   /* what the executor's launch is for */
-    int repeats;                                        /* descriptors that say so: 0 (last does not count) to 2 */
+    int repeats;                                        /* declarations that say so: 0 (last does not count) to 2 */
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */
 void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine);
 void launcher_finish(struct launcher *launcher);
-/* In a descriptor, in place of the count that ranks must agree on: the counts are in arrays of their own. */
+/* In a declaration, in place of the count that ranks must agree on: the counts are in arrays of their own. */
 #define UNEVEN_COUNT UINT64_MAX
 /* Announces the operation. An error leaves nothing announced. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-enum { LINGER_MS = 1000, MOST_LINGERING = 8 };          /* with communicators that are idle */
+enum { IDLE_MS = 1000, MOST_IDLE = 8 };          /* with communicators that are idle */
 
 static struct engine {
     pthread_mutex_t lock;                               /* of users, thread */
@@ -44,18 +44,18 @@ void engine_schedule(tutti_comm *comm)
     engine_enlist(comm);
     engine_ring();
 }
-/* One visit of the progress thread. OPEN: there is something to wait for awake. LINGERS: not, but it stays in the list,
+/* One visit of the progress thread. OPEN: there is something to wait for awake. IDLE: not, but it stays in the list,
    and the bell among what is slept on, so that whoever leaves something to rest there need not wake this thread. GONE:
    it has let go; then the communicator may be gone. */
-enum visit { OPEN, LINGERS, GONE };
-static bool lingers(tutti_comm *comm, bool active)
+enum visit { OPEN, IDLE, GONE };
+static bool stays_idle(tutti_comm *comm, bool active)
 {
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_relaxed)) return false;
     int64_t now = clock_ms();
-    if (active) comm->listing.lingers_until_ms = now + LINGER_MS;
-    return now < comm->listing.lingers_until_ms;
+    if (active) comm->listing.idle_until_ms = now + IDLE_MS;
+    return now < comm->listing.idle_until_ms;
 }
-static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_set *blocked, bool *moved)
+static enum visit visit(tutti_comm *comm, int n, bool may_stay, struct wait_set *blocked, bool *moved)
 {
     uint64_t asked = atomic_load(&comm->listing.scheduled);
     struct control *mine = comm->executor.site.contact;
@@ -64,7 +64,7 @@ static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_se
     if (!driver_try(comm)) {
         *moved |= asked != comm->listing.answered && asked != comm->listing.noticed;
         comm->listing.noticed = asked;
-        return asked == comm->listing.answered ? LINGERS : OPEN;
+        return asked == comm->listing.answered ? IDLE : OPEN;
     }
     bool active = asked != comm->listing.answered || comm->listing.was_open, went = driver_progress(comm, blocked);
     *moved |= asked != comm->listing.answered;
@@ -79,7 +79,7 @@ static enum visit visit(tutti_comm *comm, int n, bool may_linger, struct wait_se
     *moved |= went;
     driver_leave(comm);
     if (open) return OPEN;
-    if (may_linger && lingers(comm, active)) return LINGERS;
+    if (may_stay && stays_idle(comm, active)) return IDLE;
     /* asked again meanwhile: OPEN */
     return atomic_compare_exchange_strong(&comm->listing.scheduled, &asked, 0) ? GONE : OPEN;
 }
@@ -88,17 +88,17 @@ static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *
 {
     tutti_comm *kept = NULL, *next;
     bool open = false;
-    int lingering = 0;
+    int idle = 0;
     for (tutti_comm *comm = *list; comm; comm = next) {
         int words = blocked->count;
         next = comm->listing.next;
-        enum visit found = visit(comm, n, lingering < MOST_LINGERING, blocked, moved);
+        enum visit found = visit(comm, n, idle < MOST_IDLE, blocked, moved);
         if (found == GONE) {
             blocked->count = words;                     /* its memory may be unmapped from now on */
             continue;
         }
         open |= found == OPEN;
-        lingering += found == LINGERS;
+        idle += found == IDLE;
         comm->listing.next = kept;
         kept = comm;
     }

@@ -9,7 +9,7 @@ struct listing {                                        /* a communicator in the
     tutti_comm *next;
     uint64_t answered, noticed;                         /* the askings it has answered last, and found another at */
     bool was_open;                                      /* when it had been there */
-    int64_t lingers_until_ms;                           /* it stays in its hands until then although nothing is open */
+    int64_t idle_until_ms;                           /* it stays in its hands until then although nothing is open */
 };
 tutti_status engine_acquire(void);                      /* starts the thread when first used */
 void engine_release(void);

@@ -45,7 +45,7 @@ static bool is_in_place(const tutti_comm *comm, const struct operation *op)
 }
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 {
-    struct descriptor *d = comm->executor.run.descriptor;
+    struct declaration *d = comm->executor.run.declaration;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
     d->tensor[INPUT] = d->tensor[OUTPUT] = (struct location){ 0, 0 };
     bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
@@ -56,9 +56,9 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
 }
 
 /* ---- what all see alike ---- */
-static const struct descriptor *descriptor_of(const tutti_comm *comm, int peer)        /* by its index on this host */
+static const struct declaration *declaration_of(const tutti_comm *comm, int peer)        /* by its index on this host */
 {
-    return &group_control(&comm->group, peer)->descriptor[comm->executor.run.parity];
+    return &group_control(&comm->group, peer)->declaration[comm->executor.run.parity];
 }
 struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
 {
@@ -68,7 +68,7 @@ struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
     memset(reach->shared, 0, words * sizeof *reach->shared);
     memset(reach->in_place, 0, words * sizeof *reach->in_place);
     for (int peer = 0; peer < reach->ranks; peer++) {
-        uint64_t flags = descriptor_of(comm, peer)->flags;
+        uint64_t flags = declaration_of(comm, peer)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
         if (flags & TENSOR_SHARED) mask_add(reach->shared, peer);
         bool in_place = !(flags & TENSOR_SHARED) || flags & TENSOR_IN_PLACE;
@@ -111,7 +111,7 @@ static tutti_status find_one(tutti_comm *comm, const struct operation *op, int r
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
     if (bytes) {
         tutti_status status =
-            tensor_reach(comm, rank, (int)buffer, descriptor_of(comm, index)->tensor[buffer], bytes, &found.base);
+            tensor_reach(comm, rank, (int)buffer, declaration_of(comm, index)->tensor[buffer], bytes, &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;

@@ -1,4 +1,4 @@
-/* Where the tensors of all ranks lie: what this rank says about its own in its descriptor, what the group makes of
+/* Where the tensors of all ranks lie: what this rank says about its own in its declaration, what the group makes of
  * that, and the addresses under which peers' tensors are reached here. Of the operation at the head of the queue;
  * driver only. */
 #pragma once
@@ -17,8 +17,8 @@ struct reach {                                          /* of the driver */
 tutti_status reach_init(struct reach *reach, int ranks);
 void reach_finish(struct reach *reach);                 /* unholds what was held for the next operation */
 
-enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 };       /* of a descriptor */
-/* Fills in the part of the descriptor that the fingerprint does not cover. asked: this rank wants its algorithm and no
+enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 };       /* of a declaration */
+/* Fills in the part of the declaration that the fingerprint does not cover. asked: this rank wants its algorithm and no
    other. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked);
 /* What all ranks of a host see alike once all have come: whose tensors are shared, and in place (masks as in struct

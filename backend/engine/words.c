@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *row_name(uint64_t row)         /* of a peer's descriptor, which is not trusted */
+static const char *row_name(uint64_t row)         /* of a peer's declaration, which is not trusted */
 {
     const struct algorithm *a = collectives_table;
     while (a->name && row > 0) { a++; row--; }
     return a->name ? a->name : "?";
 }
-void words_of_call(const struct descriptor *d, char *out, size_t bytes)
+void words_of_call(const struct declaration *d, char *out, size_t bytes)
 {
     char root[32] = "", op[40] = "";
     enum family f = (enum family)d->operation;
@@ -29,7 +29,7 @@ void words_of_call(const struct descriptor *d, char *out, size_t bytes)
             row_name(d->algorithm));
 }
 /* What must agree, too, and is seldom the reason. */
-static void describe_more(const struct descriptor *d, char *out, size_t bytes)
+static void describe_more(const struct declaration *d, char *out, size_t bytes)
 {
     size_t used = strlen(out);
     double factor;
@@ -44,8 +44,8 @@ static void describe_more(const struct descriptor *d, char *out, size_t bytes)
     if (d->counts && used < bytes)
         snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
 }
-void words_of_disagreement(const struct group *g, int rank, const struct descriptor *call, int other,
-    const struct descriptor *its_call, char *out, size_t bytes)
+void words_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
+    const struct declaration *its_call, char *out, size_t bytes)
 {
     char here[WORDS_BYTES], there[WORDS_BYTES];
     words_of_call(call, here, sizeof here);
@@ -77,16 +77,16 @@ void words_of_leaving(const struct group *g, int gone, int waiter, const char *w
 }
 
 /* ---- of causes that the object of backend/agree finds ---- */
-static struct descriptor call_of(const struct agree_call *call)
+static struct declaration call_of(const struct agree_call *call)
 {
-    struct descriptor d = { 0 };
-    memcpy(&d, call->descriptor, offsetof(struct descriptor, tensor));
+    struct declaration d = { 0 };
+    memcpy(&d, call->declaration, offsetof(struct declaration, tensor));
     d.sequence = call->number;
     return d;
 }
 static void say_where(const struct group *g, const struct agree_call *call, char *out, size_t bytes)
 {
-    struct descriptor d = call_of(call);
+    struct declaration d = call_of(call);
     char what[WORDS_BYTES];
     out[0] = 0;
     if (!call->number) return;
@@ -95,7 +95,7 @@ static void say_where(const struct group *g, const struct agree_call *call, char
 }
 static void say_disagreement(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
-    struct descriptor mine = call_of(&c->calls[0]), theirs = call_of(&c->calls[1]);
+    struct declaration mine = call_of(&c->calls[0]), theirs = call_of(&c->calls[1]);
     char here[WORDS_BYTES];
     if (c->calls[1].number) {
         words_of_disagreement(g, c->reporter, &mine, c->other, &theirs, out, bytes);

@@ -35,9 +35,9 @@ tutti_status counts_announce(struct executor *x)
             segment_counts(s, me, x->run.parity, COUNTS_OFFSETS + direction)[q] = u->offsets[direction][q];
             if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
         }
-    x->run.descriptor->extent = extent;
+    x->run.declaration->extent = extent;
     bool told = x->site.contact != x->site.mine && uneven_is_alike(u);
-    x->run.descriptor->counts = told ? digest(u, s->columns) : 0;
+    x->run.declaration->counts = told ? digest(u, s->columns) : 0;
     return TUTTI_OK;
 }
 static bool do_agree(const struct executor *x, int a)   /* with all of this host, or, if all are alike, with me */
@@ -55,7 +55,7 @@ tutti_status counts_agree(struct executor *x)
 {
     uint64_t extent = 0;
     for (int a = 0; a < x->site.ranks; a++) {
-        const struct descriptor *d = &segment_control(x->site.segment, a)->descriptor[x->run.parity];
+        const struct declaration *d = &segment_control(x->site.segment, a)->declaration[x->run.parity];
         if (d->extent > extent) extent = d->extent;
         if (!do_agree(x, a)) return TUTTI_MISMATCH;
     }

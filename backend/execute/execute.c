@@ -103,13 +103,13 @@ tutti_status executor_start(struct executor *x)
 void executor_prepare(struct executor *x)
 {
     x->run.parity = (int)(x->operation & 1);
-    x->run.descriptor = &x->site.mine->descriptor[x->run.parity];
+    x->run.declaration = &x->site.mine->declaration[x->run.parity];
 }
 /* ---- other hosts ---- */
 static void tell_other_hosts(struct executor *x)        /* by the names of messages */
 {
     if (x->site.contact == x->site.mine) return;
-    x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.descriptor->counts) * 0x9e3779b97f4a7c15u;
+    x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.declaration->counts) * 0x9e3779b97f4a7c15u;
     x->run.history ^= x->run.history >> 32;
 }
 void executor_awaits(const struct executor *x, bool *out)

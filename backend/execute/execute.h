@@ -58,17 +58,17 @@ struct ring {                                           /* of slots.c; equal on 
     size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
 };
 struct run {                                            /* of the operation that runs */
-    struct descriptor *descriptor;                      /* mine, where the others read it */
+    struct declaration *declaration;                      /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
     size_t slots_at;                                    /* where its slots begin, in those of each rank */
     int parity, low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
-    bool exposed;                                       /* the descriptor names my tensors: peers may be at them */
+    bool exposed;                                       /* the declaration names my tensors: peers may be at them */
     bool started, arrived, agreed;
     tutti_status message_status;                        /* why a message failed, or OK */
     const struct transfer *failed_message;              /* which one */
-    uint64_t kind, fingerprint;                         /* of the descriptor: without and with the sequence */
+    uint64_t kind, fingerprint;                         /* of the declaration: without and with the sequence */
     uint64_t history;                                   /* the name of all calls so far; 0 on one host */
 };
 struct executor {
@@ -80,7 +80,7 @@ struct executor {
     uint64_t moves;                                     /* steps performed, ever: tells waiting from working */
     bool core_is_shared;                                /* others have waited on my core: no polls then */
     bool counts_reserved;                               /* my uneven counts are real memory */
-    struct launch launch;                               /* whoever begins an operation fills it, and the descriptor */
+    struct launch launch;                               /* whoever begins an operation fills it, and the declaration */
     struct run run;
     int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */
     struct wait_set blocked;
@@ -96,11 +96,11 @@ void executor_connect(struct executor *x, struct router *router);
 /* polls: looks at a counter before a small operation returns; the other two as in struct site. */
 void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);
 void executor_finish(struct executor *x);
-/* Chooses the line of the next operation, and with it the descriptor to fill. */
+/* Chooses the line of the next operation, and with it the declaration to fill. */
 void executor_prepare(struct executor *x);
-/* To be called when anything but the sequence has been written into the descriptor. */
+/* To be called when anything but the sequence has been written into the declaration. */
 void executor_describe(struct executor *x);
-/* Announces the operation that launch and descriptor say. An error leaves nothing announced. */
+/* Announces the operation that launch and declaration say. An error leaves nothing announced. */
 tutti_status executor_begin(struct executor *x);
 /* Of an operation without a program: waits for all to come and agree, as executor_step does. OK: launch.program may be
    chosen now. */
@@ -116,7 +116,7 @@ bool executor_core_is_wanted(struct executor *x);
    transfer yet; poll the router, and ask again. All are asked at once, so this goes on for TRANSPORT_CANCEL_MS at
    most. */
 bool executor_cancel(struct executor *x);
-/* The rank (of this host) whose descriptor differs from mine, or -1. */
+/* The rank (of this host) whose declaration differs from mine, or -1. */
 int executor_disagreement(const struct executor *x);
 bool executor_has_arrived(const struct executor *x, int rank);
 bool executor_is_complete(const struct executor *x);   /* all have */

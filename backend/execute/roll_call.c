@@ -24,21 +24,21 @@ bool counter_look(struct executor *x, int peer, int which, uint64_t target, int 
 /* ---- the roll call ---- */
 void executor_describe(struct executor *x)              /* odd factors: no single difference cancels */
 {
-    const struct descriptor *d = x->run.descriptor;
+    const struct declaration *d = x->run.declaration;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
     x->run.kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
         + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
 }
 void fingerprint_make(struct executor *x)
 {
-    uint64_t sum = x->run.descriptor->sequence * 0x9e3779b97f4a7c15u + x->run.kind;
+    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind;
     x->run.fingerprint = sum ^ sum >> 29;
 }
 /* An operation that a rank has failed before all had arrived succeeds on none: that rank claims the failure and then
    looks for arrivals, the others arrive (with an exchange) and then look for a claim. */
 static bool is_refused(const struct executor *x)
 {
-    if (!atomic_load(&x->site.mine->doubt)) return false;
+    if (!atomic_load(&x->site.mine->alert)) return false;
     const struct failure *f = x->site.segment->failure;
     uint32_t state = atomic_load(&f->state);
     return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= x->operation);

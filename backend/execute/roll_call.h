@@ -2,6 +2,6 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-void fingerprint_make(struct executor *x);              /* of the descriptor, its sequence included */
+void fingerprint_make(struct executor *x);              /* of the declaration, its sequence included */
 /* True: all have arrived. *status is MISMATCH when one of them does something else. */
 bool roll_call(struct executor *x, tutti_status *status);

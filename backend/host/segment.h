@@ -15,7 +15,7 @@ struct line {                                          /* two cache lines, writt
     unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
     _Atomic uint64_t slots[MAX_SLOTS];                 /* position reached by the tile in each slot               */
 };
-struct descriptor {                                    /* what I think we are doing, in clear, for error messages */
+struct declaration {                                    /* what I think we are doing, in clear, for error messages */
     uint32_t operation;                                /* enum family                                             */
     uint32_t dtype, op;
     int32_t root;
@@ -32,7 +32,7 @@ struct descriptor {                                    /* what I think we are do
 struct control {
     struct line line[2];                               /* alternate from operation to operation                   */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
-    _Atomic uint32_t doubt;                            /* 1: look at the failure. Beside what every arrival reads */
+    _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
     _Atomic uint32_t touching, copying;                /* 1: it may be at shared tensors of other ranks, for a    */
                                                        /* collective, for a message                               */
@@ -40,7 +40,7 @@ struct control {
     _Atomic uint32_t bell_waiters;
     _Atomic uint32_t listening;                        /* enum listening                                          */
     _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
-    _Alignas(128) struct descriptor descriptor[2];
+    _Alignas(128) struct declaration declaration[2];
 };
 /* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. RESTS: its
    thread does other things; ring when you have waited for it in vain. */

@@ -144,14 +144,14 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
     static const struct wait_set none;
     const struct ladder ladder = ladder_of(PAUSES / 10, AWAKE);
     const struct segment *segment = comm->group.segment;
-    bool doubt = false;
+    bool alerted = false;
     for (int n = 1; !atomic_load_explicit(&segment->told->ready, memory_order_acquire); n++) {
-        if (doubt) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
+        if (alerted) TRY(comm_check(comm));               /* not if rank 0 told, and aborted right after */
         if (answer_ping(segment_introduction(segment, comm->executor.site.index))) n = 1;
         ladder_climb(&ladder, n, &none, 1);
         if (n % POLLS) continue;
-        doubt = comm_is_in_doubt(comm) && !may_come(comm);
-        if (!doubt && clock_ms() > deadline_ms)
+        alerted = comm_is_alerted(comm) && !may_come(comm);
+        if (!alerted && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s has joined but did not say in time what the machine "
                 "is like: it is too slow, stopped or gone",

@@ -19,7 +19,7 @@ static const char *check_verdict(const struct world *w, const struct agree_cause
         return "I5: a rank that has not left, or did its part, is said to have left";
     if (c->kind == AGREE_DISAGREEMENT && c->calls[1].number
         && (c->calls[0].number != c->operation || c->calls[1].number != c->operation
-            || c->calls[0].descriptor[0] == c->calls[1].descriptor[0]))
+            || c->calls[0].declaration[0] == c->calls[1].declaration[0]))
         return "I6: a disagreement without two calls that differ";
     return NULL;
 }

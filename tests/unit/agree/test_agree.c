@@ -34,7 +34,7 @@ static struct agree_message a_failure(void)
     for (int i = 0; i < 2; i++) {
         m.cause.calls[i].number = 7;
         m.cause.calls[i].fingerprint = 100 + (uint64_t)i;
-        memset(m.cause.calls[i].descriptor, 'a' + i, sizeof m.cause.calls[i].descriptor);
+        memset(m.cause.calls[i].declaration, 'a' + i, sizeof m.cause.calls[i].declaration);
     }
     strcpy(m.cause.detail, "what the engine says");
     return m;
@@ -206,7 +206,7 @@ static void begin(int r, uint64_t number, uint64_t fingerprint, int waits_for)
     memset(&call, 0, sizeof call);
     call.number = number;
     call.fingerprint = fingerprint;
-    call.descriptor[0] = (unsigned char)fingerprint;
+    call.declaration[0] = (unsigned char)fingerprint;
     agree_begin(&w.ranks[r], &call);
     if (waits_for >= 0) agree_wait(&w.ranks[r], waits_for, true);
     settle(r);
@@ -259,7 +259,7 @@ static void test_silent_disagreement_is_known_within_a_second(void **state)
         const struct agree_cause *c = &w.ranks[r].held;
         assert_over(r, 60);
         assert_int_equal(c->kind, AGREE_DISAGREEMENT);
-        assert_int_not_equal(c->calls[0].descriptor[0], c->calls[1].descriptor[0]);
+        assert_int_not_equal(c->calls[0].declaration[0], c->calls[1].declaration[0]);
         assert_int_equal(c->reporter, w.ranks[0].held.reporter);
     }
 }
@@ -287,7 +287,7 @@ static void test_suspect_that_does_not_answer_is_accused(void **state)
         if (r != 1) assert_over(r, 1000);
     assert_int_equal(w.ranks[0].held.calls[1].number, 0);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 6);
-    assert_int_equal(w.ranks[0].held.calls[0].descriptor[0], 5);
+    assert_int_equal(w.ranks[0].held.calls[0].declaration[0], 5);
 }
 static void test_first_message_too_early_is_told_again(void **state)
 {

@@ -63,8 +63,8 @@ static void say_cause(FILE *log, const char *before, const struct agree_cause *c
     fprintf(log, "%s %s of operation %d found by rank %d about %d", before, kinds[c->kind], (int)c->operation,
         c->reporter, c->other);
     if (c->kind == AGREE_DISAGREEMENT)
-        fprintf(log, " (%s, %s)", patterns[c->calls[0].descriptor[0]],
-            c->calls[1].number ? patterns[c->calls[1].descriptor[0]] : "?");
+        fprintf(log, " (%s, %s)", patterns[c->calls[0].declaration[0]],
+            c->calls[1].number ? patterns[c->calls[1].declaration[0]] : "?");
     fputc('\n', log);
 }
 static void say_record(FILE *log, const char *what, int r, int h, const struct agree_cause *c)
@@ -80,7 +80,7 @@ static void say_message(FILE *log, const char *what, int from, int to, const str
     if (m->kind == AGREE_FAIL) say_cause(log, m->decided ? ", decided:" : ":", &m->cause);
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++)
         if (m->calls[i].number)
-            fprintf(log, " operation %d, %s", (int)m->calls[i].number, patterns[m->calls[i].descriptor[0]]);
+            fprintf(log, " operation %d, %s", (int)m->calls[i].number, patterns[m->calls[i].declaration[0]]);
     if (m->kind != AGREE_FAIL) fputc('\n', log);
 }
 

@@ -1,5 +1,5 @@
 /* Small calls that are like the one before, or nearly: what is kept from call to call (addresses, counts of elements,
-   descriptors) must never be that of other tensors, another type, another operation or another collective. */
+   declarations) must never be that of other tensors, another type, another operation or another collective. */
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>

@@ -299,7 +299,7 @@ bool rank_poll(struct rank *me)
     else sched_yield();
     return false;
 }
-void rank_linger(struct rank *me)
+void rank_settle(struct rank *me)
 {
     int64_t until_ms = me->waiting == SLEEPS_IN_TIME ? clock_ms() + 2 : 0;
     for (int n = 0; n < 100 || clock_ms() < until_ms; n++) router_poll(me->router);

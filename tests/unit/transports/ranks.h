@@ -67,7 +67,7 @@ void mixed_close(struct mixed *mixed);
 /* ---- for bodies ---- */
 struct message_name name_of(uint64_t name); /* differs in both parts */
 bool rank_poll(struct rank *me);            /* false: nothing moved, it has let others work, or slept */
-void rank_linger(struct rank *me); /* polls until all that was on its way has come */
+void rank_settle(struct rank *me); /* polls until all that was on its way has come */
 void rank_meet(struct rank *me);                                               /* a barrier that polls */
 void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
 struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,

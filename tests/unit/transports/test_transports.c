@@ -320,12 +320,12 @@ static void a_cancelled_send_is_not_received(struct rank *me)
     struct piece of_out, of_in;
     unsigned char *sent = buffer(100000), *got = buffer(100000);
     rank_send(me, &out, next_of(me), 8, &of_out, sent, 100000);
-    rank_linger(me);
+    rank_settle(me);
     cancel(me, &out);
     rank_meet(me);
-    rank_linger(me); /* the withdrawal travels as the message would */
+    rank_settle(me); /* the withdrawal travels as the message would */
     rank_recv(me, &in, before(me), 8, &of_in, got, 90000);
-    rank_linger(me);
+    rank_settle(me);
     REQUIRE(in.state == TRANSFER_POSTED);
     rank_meet(me);
     bytes_fill(sent, 90000, 4);
@@ -351,8 +351,8 @@ static void letting_go_midway_harms_nothing(struct rank *me)
         for (int i = 0; i < polls; i++) router_poll(me->router);
         cancel(me, polls % 2 == me->rank % 2 ? &out : &in);
         struct transfer *rest = polls % 2 == me->rank % 2 ? &in : &out;
-        rank_linger(me);
-        rank_linger(me);
+        rank_settle(me);
+        rank_settle(me);
         rank_meet(me);
         cancel(me, rest);
         rank_meet(me);
@@ -520,11 +520,16 @@ static void all(struct rank *me)
         rank_meet(me);
     }
 }
+#ifdef FEW
+enum { LEAST = 2, MOST = 3, STEP = 3 };
+#else
+enum { LEAST = 1, MOST = 4, STEP = 1 };
+#endif
 static void test_inproc(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) ranks_inproc(size, (unsigned)size, size % 2 ? SLEEPS : POLLS, all);
-    for (int size = 2; size <= 4; size++) ranks_inproc(size, (unsigned)size, SLEEPS_IN_TIME, all);
+    for (int size = LEAST; size <= MOST; size++) ranks_inproc(size, (unsigned)size, size % 2 ? SLEEPS : POLLS, all);
+    for (int size = 2; size <= MOST; size++) ranks_inproc(size, (unsigned)size, SLEEPS_IN_TIME, all);
 }
 static void test_both(void **state)
 {
@@ -537,7 +542,7 @@ static void test_a_peer_that_is_gone(void **state)
     (void)state;
     ranks_threads(3, the_last_rank_goes);
     ranks_sharing(3, 5, the_last_rank_goes);
-    for (unsigned seed = 1; seed <= 5; seed++) {
+    for (unsigned seed = 1; seed <= MOST; seed++) {
         ranks_inproc(3, seed, seed % 2 ? POLLS : SLEEPS_IN_TIME, the_last_rank_goes);
         ranks_mixed(4, (int[]){ 0, 0, 1, 1 }, seed, the_last_rank_goes);
         ranks_mixed(3, (int[]){ 0, 1, 0 }, seed, the_last_rank_goes);
@@ -546,14 +551,14 @@ static void test_a_peer_that_is_gone(void **state)
 static void test_shm_between_threads(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) ranks_threads(size, all);
-    for (unsigned reachable = 0; reachable < 8; reachable++) ranks_sharing(3, reachable, all);
+    for (int size = LEAST; size <= MOST; size++) ranks_threads(size, all);
+    for (unsigned reachable = 0; reachable < 8; reachable += STEP) ranks_sharing(3, reachable, all);
 }
 #ifndef NO_PROCESSES
 static void test_shm_between_processes(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) ranks_processes(size, all);
+    for (int size = LEAST; size <= MOST; size++) ranks_processes(size, all);
 }
 #endif
 int main(void)
