@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <cmocka.h>
 
 enum { RANKS = 2, MOST_FLOATS = 1 << 18, MIXED = 100 };
@@ -112,12 +113,37 @@ static void no_operation_meets_the_slots_of_the_last(void **state)
         }
 }
 
+/* As if there were so many ranks that a cache line of staging for each chunk is too much. */
+static void ask_for_more_than_fits(struct rank *me)
+{
+    struct executor *x = &me->comm->executor;
+    const struct segment *all = x->site.segment;
+    struct segment part = *all;
+    tutti_request by_name = TUTTI_REQUEST_INIT;
+    float *data = floats();
+    by_name.algorithm = "read_write";
+    by_name.blocking = true;
+    part.slot_bytes = 512;
+    x->site.segment = &part;
+    REQUIRE(tutti_scatter(data, data + RANKS, 1, TUTTI_FLOAT32, 0, me->comm, &by_name) == TUTTI_UNSUPPORTED);
+    REQUIRE(strstr(tutti_get_last_error(), "scatter by algorithm read_write stages"));
+    REQUIRE(strstr(tutti_get_last_error(), "ask for another algorithm, or for none"));
+    x->site.segment = all;
+    free(data);
+}
+static void staging_that_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    world_threads(RANKS, NULL, ask_for_more_than_fits, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_go_round),
         cmocka_unit_test(a_few_lines_stay_where_they_are),
         cmocka_unit_test(no_operation_meets_the_slots_of_the_last),
+        cmocka_unit_test(staging_that_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
