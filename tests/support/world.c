@@ -18,9 +18,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-void world_require(bool condition, const char *text, const char *file, int line)
+void world_fail(const char *text, const char *file, int line)
 {
-    if (condition) return;
     fprintf(stderr, "%s:%d: not true: %s (last error: %s)\n", file, line, text, tutti_get_last_error());
     _exit(1);
 }

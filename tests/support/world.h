@@ -17,8 +17,8 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
    0. A process that hangs is killed after seconds. */
 int world_processes(int size, int seconds, rank_function *body, void *context);
 /* In a rank's body: ends a forked rank's process as failed, with a text; in a thread aborts the test program. */
-void world_require(bool condition, const char *text, const char *file, int line);
-#define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
+_Noreturn void world_fail(const char *text, const char *file, int line);
+#define REQUIRE(condition) ((condition) ? (void)0 : world_fail(#condition, __FILE__, __LINE__))
 tutti_request *world_requests(size_t count);                           /* ready for use; to be freed */
 /* On threads: returns when all ranks have called it. What a rank has finished then, no failure of another undoes. */
 void world_meet(const struct rank *me);

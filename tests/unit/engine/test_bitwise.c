@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 enum { MOST = 4, MOST_BYTES = 900000, EDGE = 128 };
-#ifdef NO_PROCESSES
-enum { MIXTURES = 1 };                                  /* under a sanitizer that is slow */
+#ifdef FEW
+enum { MIXTURES = 1 };
 #else
 enum { MIXTURES = 3 };
 #endif

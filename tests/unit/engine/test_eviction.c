@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 enum { RANKS = 4, MOST = 64000, OPEN = 6 };
-#ifdef FEW_CALLS
+#ifdef FEW
 enum { CALLS = 300 };
 #else
 enum { CALLS = 3000 };

@@ -15,6 +15,11 @@
 #include <cmocka.h>
 
 enum { GUARD = 64, TILE = 16384, LATE = 65536, MOST = 4, LARGEST = 200004 };
+#ifdef FEW
+enum { LARGEST_WORLD = 3, PLACEMENTS = 1 };
+#else
+enum { LARGEST_WORLD = 4, PLACEMENTS = 3 };
+#endif
 enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, INPUT_SHARED, WAYS };
 struct test {
     const char *collective, *algorithm;
@@ -314,7 +319,7 @@ static void test_what_is_shared_is_not_staged(void **state)
 /* ---- worlds ---- */
 static void on_threads(rank_function *body)
 {
-    for (int size = 1; size <= MOST; size++) world_threads(size, NULL, body, NULL);
+    for (int size = 1; size <= LARGEST_WORLD; size++) world_threads(size, NULL, body, NULL);
 }
 static void test_every_mixture_on_threads(void **state) { (void)state; on_threads(every_mixture); }
 static void test_every_algorithm_on_threads(void **state) { (void)state; on_threads(every_algorithm); }
@@ -326,11 +331,6 @@ static const struct {
     const char *hosts;
     int size;
 } placements[] = { { "0,1,0", 3 }, { "0,1,1,1", 4 }, { "0,0,1,1", 4 } };
-#ifdef FEW_PLACEMENTS                                   /* the sanitizers take minutes for all */
-enum { PLACEMENTS = 1 };
-#else
-enum { PLACEMENTS = sizeof placements / sizeof *placements };
-#endif
 static void over_hosts(rank_function *body)
 {
     for (size_t i = 0; i < PLACEMENTS; i++) world_threads_on(placements[i].hosts, placements[i].size, NULL, body, NULL);
@@ -352,7 +352,7 @@ static void all_of_it(struct rank *me)
 static void test_processes(void **state)
 {
     (void)state;
-    for (int size = 2; size <= MOST; size++) assert_int_equal(world_processes(size, 100, all_of_it, NULL), 0);
+    for (int size = 2; size <= LARGEST_WORLD; size++) assert_int_equal(world_processes(size, 100, all_of_it, NULL), 0);
     world_pretend("0,0,1");
     assert_int_equal(world_processes(3, 100, all_of_it, NULL), 0);
     world_pretend("");

@@ -17,6 +17,11 @@ enum { MOST = 5, GAP = 3 };
 static const size_t cases[][MOST] = { { 0, 0, 0, 0, 0 }, { 1, 0, 2, 1, 0 }, { 0, 7, 0, 0, 0 }, { 5, 4, 3, 2, 1 },
     { 1000, 1, 17, 999, 0 }, { 3, 70001, 12345, 40000, 64 }, { 20000, 20000, 20000, 20000, 20000 } };
 enum { CASES = sizeof cases / sizeof *cases };
+#ifdef FEW
+enum { LARGEST_WORLD = 3, STEP = 4 };
+#else
+enum { LARGEST_WORLD = MOST, STEP = 1 };
+#endif
 enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, WAYS };
 
 static int64_t value(int rank, int part, size_t i)
@@ -161,13 +166,13 @@ static void test_results_over_hosts(void **state)
         int size;
     } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "3", 3 }, { "0,1,0,1", 4 }, { "0,1,1,1", 4 }, { "4", 4 },
         { "2,0,2,1,0", 5 } };
-    for (size_t p = 0; p < sizeof placements / sizeof *placements; p++)
+    for (size_t p = 0; p < sizeof placements / sizeof *placements; p += STEP)
         world_threads_on(placements[p].hosts, placements[p].size, NULL, of_several_hosts, NULL);
 }
 static void test_results_on_threads(void **state)
 {
     (void)state;
-    for (int size = 1; size <= MOST; size++) world_threads(size, NULL, all_algorithms, NULL);
+    for (int size = 1; size <= LARGEST_WORLD; size++) world_threads(size, NULL, all_algorithms, NULL);
 }
 #ifndef NO_PROCESSES
 static void test_results_on_processes(void **state)

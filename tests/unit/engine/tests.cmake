@@ -1,12 +1,9 @@
-foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages bitwise crowd
+foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages crowd
     repeats ring late_reasons stopped versions uneven queue properties network eviction)
   tutti_world(engine/test_${name})
 endforeach()
-if(TUTTI_SANITIZE)
-  target_compile_definitions(test_collectives PRIVATE FEW_PLACEMENTS)
-  target_compile_definitions(test_shared_tensors PRIVATE FEW_PLACEMENTS)
-  target_compile_definitions(test_properties PRIVATE FEW_CASES)
-  target_compile_definitions(test_eviction PRIVATE FEW_CALLS)
+if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it is of arithmetic
+  tutti_world(engine/test_bitwise)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   tutti_world(engine/test_refused)
@@ -19,6 +16,8 @@ endif()
 foreach(name messages async queue properties)
   tutti_over_inproc(test_${name} "*")
 endforeach()
-foreach(name collectives errors uneven)
-  tutti_over_inproc(test_${name} "*hosts*")
-endforeach()
+tutti_over_inproc(test_errors "*hosts*")
+if(NOT TUTTI_SANITIZE)                                                 # these have the others
+  tutti_over_inproc(test_collectives "*hosts*")
+  tutti_over_inproc(test_uneven "*hosts*")
+endif()

@@ -20,9 +20,8 @@ struct world *world;
 int size, rank;
 static int next_barrier;
 
-void world_require(bool condition, const char *text, const char *file, int line)
+void world_fail(const char *text, const char *file, int line)
 {
-    if (condition) return;
     fprintf(stderr, "process %d of %d, %s:%d: %s\nlast error: %s\n", rank, size, file, line, text, status_detail());
     _exit(1);
 }

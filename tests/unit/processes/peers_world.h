@@ -19,8 +19,8 @@ extern int size, rank;                                  /* of this process */
 /* Runs `body` in so many processes, which all have to end with 0 but those killed on purpose (bits of `victims`). One
    that ends with SKIPPED skips the test. */
 void world_run(int count, void (*body)(void), unsigned victims);
-#define REQUIRE(condition) world_require((condition), #condition, __FILE__, __LINE__)
-void world_require(bool condition, const char *text, const char *file, int line);      /* else ends this process */
+#define REQUIRE(condition) ((condition) ? (void)0 : world_fail(#condition, __FILE__, __LINE__))
+_Noreturn void world_fail(const char *text, const char *file, int line);               /* ends this process */
 void world_barrier(int count);
 void world_join(void);                                  /* everybody knows everybody, nobody is connected */
 tutti_status world_call(int peer, struct peer **out);

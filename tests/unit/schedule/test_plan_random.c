@@ -5,7 +5,11 @@
  * depend on that. A seed that fails is printed; `test_plan_random SEED` runs it alone. */
 #include "tests/unit/check/mutants.h"
 
+#ifdef FEW
+enum { PLANS = 500, MUTATED = 30, MOST_RANKS = 8 };
+#else
 enum { PLANS = 3000, MUTATED = 200, MOST_RANKS = 8 };
+#endif
 static uint64_t seed, first_seed = 1;
 static int plan_total = PLANS;
 
