@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import sim_device
 from ranks import Ranks, kept_ranks
 
 
@@ -15,6 +16,12 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "one_host(why): what cannot be the same over several hosts, so it runs on "
                             "one where TUTTI_HOSTS pretends others")
+
+
+def pytest_collection_finish(session):
+    asked = any(item.path.name == "test_devices.py" for item in session.items)
+    if asked and not session.config.option.collectonly and not sim_device.missing():
+        sim_device.begin_building()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
 """Sums through torch are the same bits whatever way they go: algorithm, tiles, slots, where each rank's tensor lies and
 begins, blocking or not. The reference adds in the order of the ranks (arithmetic.py); test_properties.py draws types,
 operations, layouts and programs at random, here messages are large and go every way."""
+import functools
+
 import numpy
 import pytest
 import torch
@@ -16,6 +18,7 @@ ALGORITHMS = {"all_reduce": ["", "one_shot", "two_shot", "two_shot_read"], "redu
               "reduce_scatter_tensor": ["", "read"]}
 
 
+@functools.cache
 def numbers(rank, dtype, count):
     """Of all magnitudes, and half of them take away what a rank before has put in."""
     of = numpy.random.default_rng([7, count])           # the same on all ranks
@@ -51,8 +54,13 @@ def bits_of_sums(world, kind, algorithm, dtype, count):
     return results
 
 
+@functools.cache
+def bits_of_total(dtype, count, size):
+    return reduced([raw(numbers(rank, dtype, count)) for rank in range(size)], dtype, "SUM").tobytes()
+
+
 def bits_wanted(kind, dtype, count, size, rank):
-    total = reduced([raw(numbers(r, dtype, count)) for r in range(size)], dtype, "SUM").tobytes()
+    total = bits_of_total(dtype, count, size)
     part = len(total) // size
     return total[rank * part:(rank + 1) * part] if kind == "reduce_scatter_tensor" else total
 

@@ -22,8 +22,7 @@ def installed():
         return False
 
 
-needs_tutti = pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
-BACKENDS = [pytest.param("tutti", marks=needs_tutti), "gloo"]
+pytestmark = pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
 
 
 def command(*arguments):
@@ -37,17 +36,15 @@ def train(*arguments):
     return run.stdout
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_resumed_run_has_the_same_losses(backend, tmp_path):
-    train("--backend", backend, "--checkpoint", tmp_path / "at8", "--every", 8, "--losses", tmp_path / "whole")
-    shown = train("--backend", backend, "--resume", tmp_path / "at8", "--losses", tmp_path / "resumed")
-    whole, resumed = (torch.load(tmp_path / name)[backend] for name in ("whole", "resumed"))
+def test_resumed_run_has_the_same_losses(tmp_path):
+    train("--checkpoint", tmp_path / "at8", "--every", 8, "--losses", tmp_path / "whole")
+    shown = train("--resume", tmp_path / "at8", "--losses", tmp_path / "resumed")
+    whole, resumed = (torch.load(tmp_path / name)["tutti"] for name in ("whole", "resumed"))
     assert " 12/12" in shown and " 8/12" not in shown
     assert len(whole) == 12 and whole == resumed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["at8", "resumed", "whole"]
 
 
-@needs_tutti
 def test_losses_equal_those_on_gloo():
     shown = train("--compare")
     assert "differ by at most 0 " in shown and "the same bits" in shown and "DIFFERENT" not in shown
@@ -65,10 +62,9 @@ def processes_of(run):
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_interrupt_leaves_nothing(backend):
-    mark = f"{os.getpid()}-{backend}"
-    run = subprocess.Popen(command("--backend", backend, "--steps", 10**6), env=dict(os.environ, TEST_RUN=mark),
+def test_interrupt_leaves_nothing():
+    mark = f"of {os.getpid()}"
+    run = subprocess.Popen(command("--steps", 10**6), env=dict(os.environ, TEST_RUN=mark),
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert "parameters" in run.stdout.readline()

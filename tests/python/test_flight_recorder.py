@@ -335,13 +335,16 @@ def test_failure_is_said_first_then_the_newest_operations_are_written_then_all(r
 
 
 def writes_quickly(world):
+    for name in [name for name in sys.modules if name.startswith("torch._inductor")]:
+        del sys.modules[name]                           # ranks are forked where it is loaded
+    vars(torch).pop("_inductor", None)
     dist.all_reduce(torch.ones(1))
     tutti.dump_trace()
-    return "torch._inductor" in sys.modules, "_inductor" in vars(torch)
+    return "torch._inductor" in sys.modules or "_inductor" in vars(torch)
 
 
 def test_trace_is_written_without_what_takes_seconds_to_import(recorded):
-    assert recorded(2).run(writes_quickly) == [(False, False)] * 2
+    assert recorded(2).run(writes_quickly) == [False] * 2
     (entry,) = traces_in(recorded.folder).of_rank[0]["entries"]
     assert "writes_quickly" in [frame["name"] for frame in entry["frames"]]
 
