@@ -1,6 +1,6 @@
-/* The checker: runs a plan of all ranks symbolically, several operations in a row, several tiles each. It proves:
- * no deadlock: all waits are "has reached", sends complete as late as they may (when the receive is posted), so if one
- *   order of running comes to the end, all do;
+/* The prover: runs a plan of all ranks symbolically, several operations in a row, several tiles each. It proves:
+ * no deadlock: a wait is for a peer to have reached a step, which never becomes untrue, and sends complete as late as
+ *   they may (when the receive is posted), so if one order of running comes to the end, all do;
  * no race: a wait teaches only what the earliest publication that meets it guarantees, the end of a send nothing;
  * right results: every OUTPUT holds each contribution once, of this operation and this tile, finished once, multiplied
  *   once where it has to be; INPUT is left as it was; each caller rewrites its tensors the moment its call returns. */
@@ -58,11 +58,12 @@ static bool roll_call(struct checker *k, int rank)
 }
 
 /* ---- steps ---- */
+/* Of all spans of a send or a receive: the length of its message. */
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
-    int sum = 0;
-    for (int x = 0; x < t->from_count + t->to_count; x++) sum += s->spans[t->span + x].count;
-    return sum;
+    int count = 0;
+    for (int x = 0; x < t->from_count + t->to_count; x++) count += s->spans[t->span + x].count;
+    return count;
 }
 static void post(struct checker *k, int thread, int step, int tile, int operation)
 {

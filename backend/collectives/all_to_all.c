@@ -68,7 +68,7 @@ void all_to_all_read(struct schedule *s)
     }
 }
 
-/* Write: put everyone's block into its memory. 1 round; each rank writes (p - 1)/p n. */
+/* Write: put the block of each peer into that peer's memory. 1 round; each rank writes (p - 1)/p n. */
 void all_to_all_write(struct schedule *s)
 {
     for (int hop = 0; hop < s->size; hop++) {

@@ -1,7 +1,7 @@
 /* Allgather: everyone gets the blocks of all ranks, in rank order. n is the message of all p blocks.
  *
  * Bruck's algorithm takes the rounds and sends the bytes of the circulant allgather (the second half of the circulant
- * allreduce) for every p, and those of recursive doubling for powers of two: there is one name for the three. */
+ * allreduce) for every p, and those of recursive doubling for powers of two: the name bruck stands for the three. */
 #include "backend/collectives/common.h"
 
 static void copy_own(struct schedule *s) { step_copy(s, chunk(s->rank, OUTPUT, s->rank), whole(s, s->rank, INPUT)); }

@@ -1,5 +1,6 @@
 /* Reduce-scatter: rank i gets the sum of everyone's block i. INPUT belongs to the caller and is never written; sums
- * grow in SCRATCH and only the last one is made in OUTPUT. n is the message of all p blocks. */
+ * grow in SCRATCH, and OUTPUT is written once, at the end: the last sum is made there, or copied to it. n is the
+ * message of all p blocks. */
 #include "backend/collectives/common.h"
 
 /* Ring: partial sums travel once round. p - 1 rounds of n/p. (Patarasuk, Yuan 2009) */
@@ -18,7 +19,8 @@ void reduce_scatter_ring(struct schedule *s)
 }
 
 /* Recursive halving: give the rank 2^k away the blocks on its side, from far to near. log2 p rounds and (p - 1)/p n for
-   powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, to fold. (Thakur, Rabenseifner, Gropp 2005) */
+   powers of two; else ⌊log2 p⌋ + 2 rounds and up to n: the ranks beyond the power of two are folded in. (Thakur,
+   Rabenseifner, Gropp 2005) */
 void reduce_scatter_halving(struct schedule *s)
 {
     struct fold f = fold_of(s->size, s->rank);

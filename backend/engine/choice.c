@@ -1,4 +1,5 @@
-/* Choices are made when a size is first met, for the whole half octave of sizes it belongs to, and then remembered. */
+/* The algorithm, the tile size and the number of slots of the least price. A choice is made when a message size is
+   first met, for all sizes between two neighbours of 1, 1.5, 2, 3, 4, 6, …, and then remembered. */
 #include "backend/engine/choice.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -6,6 +7,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+/* What was asked before, and what was chosen then. */
 struct answer { struct question question; struct choice choice; };
 enum {
     SLOTS_WITH_MESSAGES = 4,

@@ -1,7 +1,7 @@
 /* The figures of this machine on disk, from job to job: a small text in the user's cache folder, its name made from the
    identity of the machine, so that one home may serve many. What is read is believed only if it is whole, of this
-   machine and version, and every figure within its bounds; anything else is as good as nothing. It is written beside
-   and moved into place, so a reader sees an old file or a new one. */
+   machine and version, and every figure within its bounds; anything else counts as missing. It is written to a file
+   beside it and renamed, so a reader sees an old file or a new one. */
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/model/machine.h"
@@ -52,6 +52,7 @@ static size_t print(const char *identity, const struct machine *machine, char ou
         length += snprintf(out + length, (size_t)(TEXT_BYTES - length), "hash %016" PRIx64 "\n", hash(out));
     return length < TEXT_BYTES ? (size_t)length : 0;
 }
+/* Steps over the text if what is at *at begins so. */
 static bool skip(const char **at, const char *text)
 {
     size_t length = strlen(text);
