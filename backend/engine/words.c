@@ -119,6 +119,8 @@ static void say_cause(const struct group *g, const struct agree_cause *c, char *
 void words_of_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)
 {
     size_t used = 0;
-    if (c->reporter != g->rank) used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
+    bool names_both = c->kind == AGREE_DISAGREEMENT && !c->detail[0];          /* whoever has seen it */
+    if (c->reporter != g->rank && !names_both)
+        used = (size_t)snprintf(out, bytes, "rank %d failed the group: ", c->reporter);
     say_cause(g, c, out + used, bytes - used);
 }
