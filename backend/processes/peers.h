@@ -33,7 +33,7 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
 
 /* Tells all processes that are connected, and those that come later, that a rank of this one could not join the group
-   of that token. */
+   of that token, unless another process has told it that. */
 void peers_give_up(const unsigned char token[16]);
 /* A process has, and *out says which was the first; of the last 16 groups. */
 bool peers_have_given_up(const unsigned char token[16], struct identity *out);
