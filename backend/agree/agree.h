@@ -70,7 +70,7 @@ enum {
    have once differed differ from then on, and the first difference in both memories is what is told. */
 struct agree_call {
     uint64_t number, fingerprint;                      /* from 1; number 0: none                                  */
-    unsigned char declaration[AGREE_DECLARATION_BYTES];  /* in the words of the engine                              */
+    unsigned char declaration[AGREE_DECLARATION_BYTES]; /* in the words of the engine                              */
 };
 /* In the order in which they precede each other: what a rank knows of itself comes before what others see of it. */
 enum agree_kind {

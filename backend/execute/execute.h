@@ -58,7 +58,7 @@ struct ring {                                           /* of slots.c; equal on 
     size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
 };
 struct run {                                            /* of the operation that runs */
-    struct declaration *declaration;                      /* mine, where the others read it */
+    struct declaration *declaration;                    /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
     size_t slots_at;                                    /* where its slots begin, in those of each rank */

@@ -15,7 +15,7 @@ struct line {                                          /* two cache lines, writt
     unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
     _Atomic uint64_t slots[MAX_SLOTS];                 /* position reached by the tile in each slot               */
 };
-struct declaration {                                    /* what I think we are doing, in clear, for error messages */
+struct declaration {                                   /* what I think we are doing, in clear, for error messages */
     uint32_t operation;                                /* enum family                                             */
     uint32_t dtype, op;
     int32_t root;
@@ -25,7 +25,7 @@ struct declaration {                                    /* what I think we are d
     uint64_t extent;                                   /* the largest block, where counts are uneven              */
     uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
     struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
-    uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h          */
+    uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
 };
 /* Of one rank. Peers that read the lines in turns prefetch what follows at the same distance: nothing that the rank
    writes during an operation lies there. */

@@ -105,7 +105,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
     const struct group *g = &comm->group;
     atomic_store(&group_contact(g, g->rank)->joined, 1);
     for (int r = 0, n = 0; r < g->size; n++) {
-        bool alerted = comm_is_alerted(comm);            /* asked first: a rank may join and abort right after */
+        bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
         if (atomic_load(&group_contact(g, r)->joined)) { r++; continue; }
         if (alerted) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(mapping_check(g));

@@ -261,9 +261,9 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
 void peers_give_up(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
-    bool follows = registry_find_given_up(token);       /* who was first has told all, and is to be named by all */
-    registry_note_given_up(token, &registry.self);      /* other ranks of this process wait for it as well */
-    for (struct peer *p = follows ? NULL : registry.peers; p; p = p->next)
+    /* other ranks of this process wait for it as well; who was first has told all, and is to be named by all */
+    bool first = registry_note_given_up(token, &registry.self);
+    for (struct peer *p = registry.peers; first && p; p = p->next)
         if (p->state == OPEN) registry_tell(p->descriptor, p->identity.nonce, GIVEN_UP, token, -1);
     pthread_mutex_unlock(&registry.lock);
 }

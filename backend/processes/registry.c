@@ -127,14 +127,15 @@ const struct given_up *registry_find_given_up(const unsigned char token[16])
         if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
     return NULL;
 }
-void registry_note_given_up(const unsigned char token[16], const struct identity *by)
+bool registry_note_given_up(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
-    if (registry_find_given_up(token)) return;          /* who follows gives up because of the first */
+    if (registry_find_given_up(token)) return false;          /* who follows gives up because of the first */
     struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
     memcpy(g->token, token, sizeof g->token);
     g->by = *by;
     if (registry_take_kept(token, &kept)) descriptor_close(&kept);
+    return true;
 }
 int registry_take_pending(int index)
 {

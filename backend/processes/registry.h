@@ -78,7 +78,7 @@ void registry_forget(struct peer *peer);               /* nobody uses it, and it
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
 int registry_take_pending(int index);                  /* its socket */
 /* The first to say so is kept; what was sent for that group is not wanted any more. */
-void registry_note_given_up(const unsigned char token[16], const struct identity *by);
+bool registry_note_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
 const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
 
 /* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
