@@ -41,6 +41,7 @@ static void in_child(void)
     registry = (struct registry){ .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
     clock_condition_init(&registry.changed);
     channels_after_fork();
+    claims_after_fork();
 }
 static void prepare(void)
 {
@@ -74,6 +75,7 @@ static void close_everything(void)
     }
     while (registry.pending_count) close(registry_take_pending(0));
     channels_forget();
+    claims_forget();
     while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);

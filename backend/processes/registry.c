@@ -78,10 +78,14 @@ bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
         && m->parcel.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->parcel.length)
         && m->parcel.word < CHANNEL_WORDS;
 }
-bool packet_is_for_us(int bytes, const struct packet *packet)
+bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet)
 {
     return bytes == (int)sizeof *packet && memcmp(packet->magic, magic, sizeof magic) == 0
-        && packet->version == PROTOCOL && nonce_equal(packet->to, registry.self.nonce);
+        && packet->version == PROTOCOL && nonce_equal(packet->to, to);
+}
+bool packet_is_for_us(int bytes, const struct packet *packet)
+{
+    return packet_is_to(registry.self.nonce, bytes, packet);
 }
 
 /* ---- its lists ---- */

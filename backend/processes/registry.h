@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 5 };
-enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP, PARCEL };
+enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP, PARCEL, CLAIMED };
 struct packet {                                        /* all that is ever said; behind a PARCEL comes one */
     char magic[8];
     uint32_t version, kind;
@@ -69,6 +69,7 @@ void registry_hang_up(int *descriptor);                /* no longer, and closes 
 /* Sends a packet; token may be NULL, gift (a descriptor) -1. 0 or -errno. */
 int registry_tell(int socket, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift);
 int registry_tell_parcel(int socket, const unsigned char to[16], const struct parcel *parcel);
+bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet);
 bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
 bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
 
@@ -96,5 +97,10 @@ void peer_flush(struct peer *peer);
 void letters_free(struct letters *list);
 void channels_forget(void);                             /* nobody has one open */
 void channels_after_fork(void);                         /* in the child: those of the parent are not its own */
+
+/* claims.c, for the watch thread: somebody asks who has claimed a token. false: that is another descriptor */
+bool claims_answer(int descriptor);
+void claims_forget(void);                               /* nobody has one */
+void claims_after_fork(void);                           /* in the child: those of the parent are not its own */
 
 void *registry_watch(void *unused);                    /* the watch thread, in watch.c */

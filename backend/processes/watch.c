@@ -162,6 +162,7 @@ static void handle(int descriptor)                     /* what was ready a momen
     uint64_t ignored;
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
     if (descriptor == registry.listener) { pending_accept(); return; }
+    if (claims_answer(descriptor)) return;
     for (struct peer *p = registry.peers; p; p = p->next)
         if (p->descriptor == descriptor) {
             if (p->unsent.first) peer_flush(p);

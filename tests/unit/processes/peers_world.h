@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-enum { MOST = 8, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
+enum { MOST = 16, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
 struct world {                                          /* shared by the processes of a test */
     struct identity identity[MOST];
     _Atomic int arrived[256], skip;

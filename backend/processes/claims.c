@@ -1,0 +1,185 @@
+/* A claim is known by its token and stays in a list until every rank of this process that has made it gives it back;
+ * where this process was first it holds the listening socket, and the watch thread answers. All under registry.lock,
+ * which is not held while somebody else's answer is awaited: others of this process then wait for the one who asks.
+ *
+ * A name may belong to another user, or to a process that speaks otherwise (two containers that share a network may
+ * both run as "root" and be different users to the kernel). Then the next name is tried, made of the same token and a
+ * number. Nobody of a group gives a name back before all of it have claimed, so whoever can talk to each other walks
+ * past the same names and ends at the same one. */
+#include "backend/processes/claims.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/host/socket.h"
+#include "backend/processes/registry.h"
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST_NAMES = 64, RETRY_NS = 2000000 };
+struct claim {
+    unsigned char token[16], owner[16];
+    int users, listener;                                /* listener -1: another process has it, or nobody yet */
+    bool asking, known;
+    struct claim *next;
+};
+static struct claim *claims;                            /* registry.lock */
+
+/* ---- the list ---- */
+static struct claim *find(const unsigned char token[16])
+{
+    struct claim *c = claims;
+    while (c && !nonce_equal(c->token, token)) c = c->next;
+    return c;
+}
+static struct claim *find_or_add(const unsigned char token[16])
+{
+    struct claim *c = find(token);
+    if (c || !(c = memory_zeroed(1, sizeof *c))) return c;
+    memcpy(c->token, token, sizeof c->token);
+    c->listener = -1;
+    c->next = claims;
+    return claims = c;
+}
+static void claim_end(struct claim *claim)
+{
+    struct claim **at = &claims;
+    while (*at != claim) at = &(*at)->next;
+    *at = claim->next;
+    registry_hang_up(&claim->listener);
+    free(claim);
+}
+static void claim_unuse(struct claim *claim)
+{
+    if (--claim->users == 0) claim_end(claim);
+}
+
+/* ---- the first, on the watch thread ---- */
+bool claims_answer(int descriptor)
+{
+    struct claim *c = claims;
+    while (c && c->listener != descriptor) c = c->next;
+    if (!c) return false;
+    int socket = socket_accept(descriptor);
+    if (socket >= 0) {
+        registry_tell(socket, c->token, CLAIMED, NULL, -1);             /* there is room: it is the first packet */
+        close(socket);                                 /* what was sent can be read nevertheless */
+    } else registry.starved = socket != -EAGAIN && socket != -EPERM;
+    return true;
+}
+
+/* ---- asking ---- */
+static int await_answer(int socket, const unsigned char token[16], int64_t deadline_ms, unsigned char out[16])
+{
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    struct packet packet;
+    int64_t left_ms = deadline_ms - clock_ms();
+    poll(&one, 1, left_ms < 0 ? 0 : left_ms < 60000 ? (int)left_ms : 60000);
+    int got = socket_receive(socket, &packet, sizeof packet, NULL);
+    if (got <= 0) return got ? got : -ECONNREFUSED;    /* it has just let go of the name */
+    if (!packet_is_to(token, got, &packet) || packet.kind != CLAIMED) return -EPERM;
+    memcpy(out, packet.from.nonce, 16);
+    return 0;
+}
+/* 0: known; -EAGAIN: try again; -EPERM: that name is not for us. */
+static int ask(struct claim *claim, const unsigned char name[16], int64_t deadline_ms)
+{
+    int listener = socket_listen("host", name);
+    if (listener >= 0) {
+        int error = registry_poll(listener);
+        claim->listener = listener;
+        if (error) descriptor_close(&claim->listener);
+        memcpy(claim->owner, registry.self.nonce, sizeof claim->owner);
+        return error;
+    }
+    if (listener != -EADDRINUSE) return listener;
+    int socket = socket_connect("host", name);
+    if (socket == -ECONNREFUSED) return -EAGAIN;       /* it is about to listen, or was given back */
+    if (socket < 0) return socket;
+    pthread_mutex_unlock(&registry.lock);
+    unsigned char owner[16];
+    int error = await_answer(socket, claim->token, deadline_ms, owner);
+    close(socket);
+    pthread_mutex_lock(&registry.lock);
+    if (!error) memcpy(claim->owner, owner, sizeof owner);
+    return error == -ECONNREFUSED ? -EAGAIN : error;
+}
+static void pause_unlocked(void)
+{
+    pthread_mutex_unlock(&registry.lock);
+    nanosleep(&(struct timespec){ 0, RETRY_NS }, NULL);
+    pthread_mutex_lock(&registry.lock);
+}
+static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -errno */
+{
+    unsigned char name[16];
+    memcpy(name, claim->token, sizeof name);
+    for (int number = 0; number < MOST_NAMES;) {
+        name[15] = (unsigned char)(claim->token[15] ^ number);
+        int error = ask(claim, name, deadline_ms);
+        if (error == -EPERM) number++;
+        else if (error != -EAGAIN) return error;
+        else if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
+        else pause_unlocked();
+    }
+    return -EPERM;
+}
+/* One of this process asks, the others wait for it; if it fails the next one asks. */
+static int settle(struct claim *claim, int64_t deadline_ms)
+{
+    while (claim->asking) {
+        if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
+        registry_wait(deadline_ms);
+    }
+    if (claim->known) return 0;
+    claim->asking = true;
+    int error = ask_until(claim, deadline_ms);
+    claim->asking = false;
+    claim->known = !error;
+    pthread_cond_broadcast(&registry.changed);
+    return error;
+}
+static tutti_status explain(int error)
+{
+    if (error == -ETIMEDOUT)
+        return status_fail(TUTTI_TIMEOUT,
+            "the process that was the first of its group on this host does not say who it is: it is stopped or too "
+            "busy");
+    return status_fail(TUTTI_SYSTEM, "cannot find out who of the group is on this host: %s",
+        error == -EPERM ? "other users have taken all names" : strerror(-error));
+}
+tutti_status host_claim(const unsigned char token[16], int64_t deadline_ms, unsigned char out[16])
+{
+    pthread_mutex_lock(&registry.lock);
+    struct claim *claim = find_or_add(token);
+    int error = claim ? 0 : -ENOMEM;
+    if (claim) {
+        claim->users++;
+        error = settle(claim, deadline_ms);
+        if (error) claim_unuse(claim);
+        else memcpy(out, claim->owner, sizeof claim->owner);
+    }
+    pthread_mutex_unlock(&registry.lock);
+    return error ? explain(error) : TUTTI_OK;
+}
+void host_unclaim(const unsigned char token[16])
+{
+    pthread_mutex_lock(&registry.lock);
+    struct claim *claim = find(token);
+    if (claim) claim_unuse(claim);
+    pthread_mutex_unlock(&registry.lock);
+}
+
+/* ---- the end ---- */
+void claims_forget(void)
+{
+    while (claims) claim_end(claims);
+}
+void claims_after_fork(void)
+{
+    for (struct claim *c = claims; c; c = c->next) descriptor_close(&c->listener);
+    claims = NULL;
+}
