@@ -74,24 +74,21 @@ void letters_free(struct letters *list)
 }
 
 /* ---- sending ---- */
-static int peer_write(struct peer *peer, const struct parcel *parcel)
-{
-    return registry_tell_parcel(peer->descriptor, peer->identity.nonce, parcel);
-}
 void peer_flush(struct peer *peer)
 {
-    while (peer->unsent.first && peer_write(peer, &peer->unsent.first->parcel) != -EAGAIN)
+    if (peer->owes_given_ups) peer_tell_given_ups(peer);
+    while (peer->unsent.first && peer_tell_parcel(peer, &peer->unsent.first->parcel) != -EAGAIN)
         free(letter_pop(&peer->unsent));                /* sent, or it never will be: the end is read soon */
-    if (!peer->unsent.first) registry_poll_writing(peer->descriptor, false);
+    if (!peer->unsent.first && !peer->owes_given_ups) peer_await_room(peer, false);
 }
 static bool peer_post(struct peer *peer, const struct parcel *parcel)
 {
-    if (peer->state != OPEN) return false;
+    if (peer->state > OPEN) return false;               /* a link that is not open yet takes it later */
     bool first = !peer->unsent.first;
-    int error = first ? peer_write(peer, parcel) : -EAGAIN;
+    int error = first ? peer_tell_parcel(peer, parcel) : -EAGAIN;
     if (error != -EAGAIN) return !error;
     if (!letter_add(&peer->unsent, parcel)) return false;
-    if (first) registry_poll_writing(peer->descriptor, true);
+    if (first) peer_await_room(peer, true);
     return true;
 }
 bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)

@@ -1,7 +1,6 @@
 /* Control channels: small messages between the ranks of a communicator, beside its data, which reach a rank that only
  * computes, too: they are delivered by the watch thread. Between processes of this host they go over the connection
- * that there is anyway, between threads of one process through a list. A connection to another host can be one more
- * kind of struct peer.
+ * that there is anyway, between threads of one process through a list, and to other hosts over links (links.h).
  *
  * From one rank to another messages keep their order, and come before the end of the connection is told (peer_watch).
  * A message is a state: a later one of the same word from the same rank takes the place of one that is still kept, here

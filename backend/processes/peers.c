@@ -11,6 +11,7 @@
 #include "backend/host/socket.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/registry.h"
+#include "backend/processes/tcp.h"
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
@@ -42,6 +43,7 @@ static void in_child(void)
     clock_condition_init(&registry.changed);
     channels_after_fork();
     claims_after_fork();
+    links_after_fork();
 }
 static void prepare(void)
 {
@@ -58,21 +60,24 @@ static void flush_everything(void)
     for (int64_t until_ms = clock_ms() + FLUSH_MS; left && clock_ms() < until_ms;) {
         left = false;
         for (struct peer *p = registry.peers; p; p = p->next) {
-            if (p->unsent.first) peer_flush(p);
-            left |= p->unsent.first != NULL;
+            if (p->unsent.first || p->owes_given_ups) peer_flush(p);
+            left |= p->link ? link_push(p) : p->unsent.first != NULL;
         }
         if (left) registry_wait(clock_ms() + RETRY_MS);
     }
 }
+static void peer_leave(struct peer *peer)
+{
+    if (peer->descriptor >= 0) peer_tell(peer, GOODBYE, NULL, -1);
+    if (peer->link && peer->descriptor >= 0) tcp_drain(peer->descriptor);
+    registry_hang_up(&peer->descriptor);
+    registry_forget(peer);
+}
 static void close_everything(void)
 {
     flush_everything();
-    while (registry.peers) {
-        struct peer *peer = registry.peers;
-        if (peer->descriptor >= 0) registry_tell(peer->descriptor, peer->identity.nonce, GOODBYE, NULL, -1);
-        registry_hang_up(&peer->descriptor);
-        registry_forget(peer);
-    }
+    while (registry.peers) peer_leave(registry.peers);
+    links_close();
     while (registry.pending_count) close(registry_take_pending(0));
     channels_forget();
     claims_forget();
@@ -170,9 +175,8 @@ static void peer_unuse(struct peer *peer)
 {
     assert(peer->users > 0);
     if (--peer->users > 0 || peer->state == OPEN) return;              /* open ones stay for the next group */
-    if (peer->descriptor >= 0) registry_tell(peer->descriptor, peer->identity.nonce, GOODBYE, NULL, -1);
-    registry_hang_up(&peer->descriptor);
-    registry_forget(peer);
+    if (peer->state == CONNECTING && peer->unsent.first) return;       /* a link that has something to say first */
+    peer_leave(peer);
 }
 static tutti_status explain(const struct identity *other, int error)
 {
@@ -215,7 +219,7 @@ void peer_release(struct peer *peer)
 bool peer_is_gone(const struct peer *peer)
 {
     pthread_mutex_lock(&registry.lock);
-    bool gone = peer->state != OPEN;
+    bool gone = peer->state > OPEN;                     /* a link may not be open yet */
     pthread_mutex_unlock(&registry.lock);
     return gone;
 }
@@ -227,7 +231,7 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
     int error = -EAGAIN;
     pthread_mutex_lock(&registry.lock);
     while (error == -EAGAIN && peer->state == OPEN && clock_ms() < deadline_ms) {
-        error = registry_tell(peer->descriptor, peer->identity.nonce, DESCRIPTOR, token, descriptor);
+        error = peer_tell(peer, DESCRIPTOR, token, descriptor);
         if (error == -EAGAIN) registry_wait(clock_ms() + RETRY_MS);
     }
     bool gone = peer->state != OPEN || error == -EPIPE || error == -ECONNRESET;
@@ -265,8 +269,7 @@ void peers_give_up(const unsigned char token[16])
     pthread_mutex_lock(&registry.lock);
     /* other ranks of this process wait for it as well; who was first has told all, and is to be named by all */
     bool first = registry_note_given_up(token, &registry.self);
-    for (struct peer *p = registry.peers; first && p; p = p->next)
-        if (p->state == OPEN) registry_tell(p->descriptor, p->identity.nonce, GIVEN_UP, token, -1);
+    if (first) registry_pass_on(token, NULL);
     pthread_mutex_unlock(&registry.lock);
 }
 bool peers_have_given_up(const unsigned char token[16], struct identity *out)

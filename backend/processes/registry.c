@@ -51,7 +51,7 @@ void registry_hang_up(int *descriptor)
     if (*descriptor >= 0) epoll_ctl(registry.poller, EPOLL_CTL_DEL, *descriptor, NULL);
     descriptor_close(descriptor);
 }
-static struct packet packet_to(const unsigned char to[16], enum kind kind)
+struct packet registry_packet(const unsigned char to[16], enum kind kind)
 {
     struct packet packet = { .version = PROTOCOL, .kind = kind, .from = registry.self };
     memcpy(packet.magic, magic, sizeof magic);
@@ -60,17 +60,33 @@ static struct packet packet_to(const unsigned char to[16], enum kind kind)
 }
 int registry_tell(int descriptor, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift)
 {
-    struct packet packet = packet_to(to, kind);
+    struct packet packet = registry_packet(to, kind);
     if (token) memcpy(packet.token, token, sizeof packet.token);
     return socket_send(descriptor, &packet, sizeof packet, gift);
 }
 static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct parcel, bytes) + length; }
-int registry_tell_parcel(int descriptor, const unsigned char to[16], const struct parcel *parcel)
+static int peer_say(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
+{
+    if (!peer->link) return socket_send(peer->descriptor, packet, bytes, gift);
+    return gift < 0 ? link_say(peer, packet, bytes) : -EOPNOTSUPP;
+}
+int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift)
+{
+    struct packet packet = registry_packet(peer->identity.nonce, kind);
+    if (token) memcpy(packet.token, token, sizeof packet.token);
+    return peer_say(peer, &packet, sizeof packet, gift);
+}
+int peer_tell_parcel(struct peer *peer, const struct parcel *parcel)
 {
     struct packet_and_parcel message;
-    message.packet = packet_to(to, PARCEL);
+    message.packet = registry_packet(peer->identity.nonce, PARCEL);
     memcpy(&message.parcel, parcel, offsetof(struct parcel, bytes) + parcel->length);
-    return socket_send(descriptor, &message, bytes_of(parcel->length), -1);
+    return peer_say(peer, &message.packet, bytes_of(parcel->length), -1);
+}
+void peer_await_room(struct peer *peer, bool on)        /* a link awaits room as long as it has letters */
+{
+    if (!peer->link) registry_poll_writing(peer->descriptor, on);
+    else if (on) link_want(peer);
 }
 bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
 {
@@ -92,7 +108,7 @@ bool packet_is_for_us(int bytes, const struct packet *packet)
 struct peer *registry_find(const unsigned char nonce[16])
 {
     for (struct peer *p = registry.peers; p; p = p->next)
-        if (p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
+        if (!p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
 struct peer *registry_add(const struct identity *identity)
@@ -112,6 +128,7 @@ void registry_forget(struct peer *peer)
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
     views_forget(peer);
+    if (peer->link) link_forget(peer);
     letters_free(&peer->unsent);
     free(peer);
 }
@@ -138,8 +155,29 @@ bool registry_note_given_up(const unsigned char token[16], const struct identity
     struct given_up *g = &registry.given_up[registry.given_up_count++ % GIVEN_UPS];
     memcpy(g->token, token, sizeof g->token);
     g->by = *by;
+    g->by.host[sizeof g->by.host - 1] = 0;
     if (registry_take_kept(token, &kept)) descriptor_close(&kept);
     return true;
+}
+static void tell_given_up(struct peer *peer, const struct given_up *g)
+{
+    struct packet packet = registry_packet(peer->identity.nonce, GIVEN_UP);
+    memcpy(packet.token, g->token, sizeof packet.token);
+    packet.from = g->by;
+    if (peer->state != OPEN || peer_say(peer, &packet, sizeof packet, -1) != -EAGAIN) return;
+    peer->owes_given_ups = true;
+    peer_await_room(peer, true);
+}
+void registry_pass_on(const unsigned char token[16], const struct peer *heard_of)
+{
+    const struct given_up *g = registry_find_given_up(token);
+    for (struct peer *p = registry.peers; p; p = p->next)
+        if (p != heard_of && (!heard_of || p->link || heard_of->link)) tell_given_up(p, g);
+}
+void peer_tell_given_ups(struct peer *peer)
+{
+    peer->owes_given_ups = false;
+    for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++) tell_given_up(peer, &registry.given_up[i]);
 }
 int registry_take_pending(int index)
 {

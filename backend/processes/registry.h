@@ -4,13 +4,29 @@
 #include "backend/processes/channel.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 5 };
-enum kind { HELLO = 1, WELCOME, SUPERFLUOUS, DESCRIPTOR, GOODBYE, WANTED, BLOCK, GIVEN_UP, PARCEL, CLAIMED };
-struct packet {                                        /* all that is ever said; behind a PARCEL comes one */
+enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 6 };
+enum kind {
+    HELLO = 1,
+    WELCOME,
+    SUPERFLUOUS,
+    DESCRIPTOR,
+    GOODBYE,
+    WANTED,
+    BLOCK,
+    GIVEN_UP,
+    PARCEL,
+    CONFIRM,
+    TURNED_AWAY,
+    BEAT,
+    CARD_WANTED,
+    CARD,      /* over links only */
+    CLAIMED,
+};
+struct packet {                                        /* all that is ever said; behind a PARCEL or CARD comes one */
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
-    struct identity from;
+    struct identity from;                               /* of GIVEN_UP: who did */
 };
 struct address { unsigned char token[16]; int32_t rank; };     /* of a channel */
 struct parcel {                                        /* travels without the end of `bytes` */
@@ -25,6 +41,7 @@ struct letters { struct letter *first, *last; int count; };
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 struct peer {
     struct identity identity;
+    struct link *link;                                  /* NULL: of this host. A process may have one of each kind */
     enum state state;
     int descriptor;                                     /* -1: none yet, or no more */
     bool expects_theirs;                                /* CONNECTING: they call us */
@@ -32,6 +49,7 @@ struct peer {
     struct peer_watch *watches;
     struct view *views;                                 /* of its arena */
     struct letters unsent;                              /* that its socket does not take at present */
+    bool owes_given_ups;                                /* the same of these; it is told all of them again */
     struct peer *next;
 };
 struct pending { int descriptor; int64_t until_ms; };   /* has connected and not yet said hello */
@@ -68,12 +86,16 @@ void registry_poll_writing(int descriptor, bool on);    /* whether it can be wri
 void registry_hang_up(int *descriptor);                /* no longer, and closes it */
 /* Sends a packet; token may be NULL, gift (a descriptor) -1. 0 or -errno. */
 int registry_tell(int socket, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift);
-int registry_tell_parcel(int socket, const unsigned char to[16], const struct parcel *parcel);
+struct packet registry_packet(const unsigned char to[16], enum kind kind);
+/* The same over the connection or the link of a peer; -EAGAIN: not now. No gift goes over a link. */
+int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
+int peer_tell_parcel(struct peer *peer, const struct parcel *parcel);
+void peer_await_room(struct peer *peer, bool on);       /* whether peer_flush is to be called when there is */
 bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet);
 bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
 bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
 
-struct peer *registry_find(const unsigned char nonce[16]);             /* one that can be used or will be */
+struct peer *registry_find(const unsigned char nonce[16]);             /* of this host, that can be used or will be */
 struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
@@ -81,6 +103,10 @@ int registry_take_pending(int index);                  /* its socket */
 /* The first to say so is kept; what was sent for that group is not wanted any more. */
 bool registry_note_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
 const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
+/* Tells all who do not hear of it from the one it was heard of (NULL: this process): over links, and all of this host
+   what came over a link. */
+void registry_pass_on(const unsigned char token[16], const struct peer *heard_of);
+void peer_tell_given_ups(struct peer *peer);            /* all of them; it may be about to join one */
 
 /* views.c, for the watch thread: a peer wants a block of ours; has sent one, with a descriptor (taken over) or -1 */
 void views_answer(struct peer *peer, const unsigned char token[16]);
@@ -103,4 +129,21 @@ bool claims_answer(int descriptor);
 void claims_forget(void);                               /* nobody has one */
 void claims_after_fork(void);                           /* in the child: those of the parent are not its own */
 
-void *registry_watch(void *unused);                    /* the watch thread, in watch.c */
+/* link.c and callers.c, for the watch thread and peers.c */
+void link_ready(struct peer *peer);                     /* its socket is; may end it */
+bool links_handle(int descriptor);                      /* that is one of theirs; false: it is not */
+void links_tick(void);
+int links_patience_ms(void);                            /* -1: for ever */
+int link_say(struct peer *peer, const struct packet *packet, size_t bytes);    /* with what is behind it; 0 or -errno */
+void link_want(struct peer *peer);                      /* it has letters; calls it unless it is open */
+bool link_push(struct peer *peer);                      /* sends what it can; true: there is more */
+void link_forget(struct peer *peer);
+void links_close(void);                                 /* nobody has one */
+void links_after_fork(void);
+
+/* watch.c */
+void *registry_watch(void *unused);                    /* the watch thread */
+void registry_turn_away(int descriptor, const char *why);              /* hangs up, and says so the first time */
+void peer_open(struct peer *peer);
+void peer_end(struct peer *peer, enum state state);     /* frees it if nobody uses it */
+void peer_hear_given_up(struct peer *peer, const struct packet *packet);

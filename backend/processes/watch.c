@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HELLO_MS = 2000, STARVED_MS = 10 };
+enum { HELLO_MS = 2000, STARVED_MS = 10, LINGER_MS = 50 };
 
 /* ---- what peers say ---- */
-static void peer_end(struct peer *peer, enum state state)
+void peer_end(struct peer *peer, enum state state)
 {
     registry_hang_up(&peer->descriptor);
     letters_free(&peer->unsent);
@@ -21,13 +21,15 @@ static void peer_end(struct peer *peer, enum state state)
     pthread_cond_broadcast(&registry.changed);
     if (peer->users == 0) registry_forget(peer);
 }
-static void peer_open(struct peer *peer)
+void peer_open(struct peer *peer)
 {
     peer->state = OPEN;
-    for (int i = 0; i < GIVEN_UPS; i++)                 /* it may be about to join one of them */
-        if (nonce_equal(registry.given_up[i].by.nonce, registry.self.nonce))
-            registry_tell(peer->descriptor, peer->identity.nonce, GIVEN_UP, registry.given_up[i].token, -1);
+    peer_tell_given_ups(peer);
     pthread_cond_broadcast(&registry.changed);
+}
+void peer_hear_given_up(struct peer *peer, const struct packet *packet)
+{
+    if (registry_note_given_up(packet->token, &packet->from)) registry_pass_on(packet->token, peer);
 }
 static void keep(const unsigned char token[16], int descriptor)
 {
@@ -62,7 +64,7 @@ static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
         return true;
     }
     if (packet->kind == GIVEN_UP && !connecting) {
-        registry_note_given_up(packet->token, &peer->identity);
+        peer_hear_given_up(peer, packet);
         return true;
     }
     if (packet->kind == WELCOME && connecting) {
@@ -98,7 +100,7 @@ static void peer_read(struct peer *peer)
 }
 
 /* ---- connections that have not said whose they are ---- */
-static void turn_away(int descriptor, const char *why)
+void registry_turn_away(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_hang_up(&descriptor);
     if (registry.turned_away++ == 0)
@@ -134,18 +136,18 @@ static bool pending_read(int index)                     /* false: it still says 
     registry_take_pending(index);
     bool hello = packet_is_for_us(got, &packet) && packet.kind == HELLO;
     if (hello && !nonce_equal(packet.from.nonce, registry.self.nonce)) welcome(descriptor, &packet.from);
-    else turn_away(descriptor, "did not speak as a rank of this version does");
+    else registry_turn_away(descriptor, "did not speak as a rank of this version does");
     return true;
 }
 /* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
 static void pending_dismiss(const char *why)
 {
-    if (!pending_read(0)) turn_away(registry_take_pending(0), why);
+    if (!pending_read(0)) registry_turn_away(registry_take_pending(0), why);
 }
 static void pending_accept(void)
 {
     int descriptor = socket_accept(registry.listener);
-    if (descriptor == -EPERM) { turn_away(-1, "belongs to another user"); return; }
+    if (descriptor == -EPERM) { registry_turn_away(-1, "belongs to another user"); return; }
     if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
     if (registry.pending_count == MOST_PENDING) pending_dismiss("said nothing while many came");
     if (registry_poll(descriptor) != 0) { close(descriptor); return; }
@@ -165,10 +167,12 @@ static void handle(int descriptor)                     /* what was ready a momen
     if (claims_answer(descriptor)) return;
     for (struct peer *p = registry.peers; p; p = p->next)
         if (p->descriptor == descriptor) {
-            if (p->unsent.first) peer_flush(p);
+            if (p->link) { link_ready(p); return; }
+            if (p->unsent.first || p->owes_given_ups) peer_flush(p);
             peer_read(p);
             return;
         }
+    if (links_handle(descriptor)) return;
     for (int i = 0; i < registry.pending_count; i++)
         if (registry.pending[i].descriptor == descriptor) { pending_read(i); return; }
 }
@@ -195,17 +199,18 @@ static void call_watches(void)                                         /* the li
         pthread_cond_broadcast(&registry.changed);
     }
 }
-static int patience_ms(void) /* until one of them has to go, or a channel ticks; -1: nobody */
+static int sooner_ms(int a, int b) { return a < 0 || (b >= 0 && b < a) ? b : a; }      /* -1: never */
+/* Until one of them has to go, or a channel or a link has something to do; -1: nobody. */
+static int patience_ms(void)
 {
-    int tick_ms = channels_patience_ms();
-    if (!registry.pending_count) return tick_ms;
+    int most_ms = sooner_ms(channels_patience_ms(), links_patience_ms());
+    if (!registry.pending_count) return most_ms;
     int64_t left = registry.pending[0].until_ms - clock_ms();
-    int stranger_ms = left < 0 ? 0 : (int)left + 1;
-    return tick_ms >= 0 && tick_ms < stranger_ms ? tick_ms : stranger_ms;
+    return sooner_ms(most_ms, left < 0 ? 0 : (int)left + 1);
 }
-static int await_events(struct epoll_event *events, int count)
+static int await_events(struct epoll_event *events, int count, int most_ms)
 {
-    int poller = registry.poller, most_ms = patience_ms();
+    int poller = registry.poller;
     bool starved = registry.starved;
     registry.starved = false;
     pthread_mutex_unlock(&registry.lock);
@@ -215,18 +220,24 @@ static int await_events(struct epoll_event *events, int count)
     pthread_mutex_lock(&registry.lock);
     return ready;
 }
-void *registry_watch(void *unused)
+static bool turn(int most_ms)                           /* false: nothing has happened */
 {
     struct epoll_event events[16];
+    int ready = await_events(events, 16, most_ms);
+    for (int i = 0; i < ready; i++) handle(events[i].data.fd);
+    pending_expire();
+    links_tick();
+    channels_deliver();
+    channels_tick();
+    call_watches();
+    return ready > 0;
+}
+/* At the end what has come by then is still passed on: others take it for sent. */
+void *registry_watch(void *unused)
+{
     pthread_mutex_lock(&registry.lock);
-    while (!registry.stop) {
-        int ready = await_events(events, 16);
-        for (int i = 0; i < ready; i++) handle(events[i].data.fd);
-        pending_expire();
-        channels_deliver();
-        channels_tick();
-        call_watches();
-    }
+    while (!registry.stop) turn(patience_ms());
+    for (int64_t until_ms = clock_ms() + LINGER_MS; turn(0) && clock_ms() < until_ms;) {}
     pthread_mutex_unlock(&registry.lock);
     return unused;
 }

@@ -2,6 +2,7 @@
 #include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -105,6 +107,32 @@ void world_release_all(struct peer *peers[])
 {
     for (int peer = 0; peer < size; peer++)
         if (peer != rank) peer_release(peers[peer]);
+}
+
+struct contact world_contact(const char *address, unsigned port)
+{
+    struct contact c = { .family = strchr(address, ':') ? AF_INET6 : AF_INET, .port = (uint16_t)port };
+    REQUIRE(inet_pton(c.family, address, c.address) == 1);
+    return c;
+}
+void world_listen(const char *address)
+{
+    struct contact at = world_contact(address, 0);
+    REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK && world->contact[rank].port);
+    world_barrier(size);
+}
+struct peer *world_hold(int peer)
+{
+    struct peer *held;
+    REQUIRE(link_hold(&world->identity[peer], &world->contact[peer], &held) == TUTTI_OK);
+    return held;
+}
+struct peer *world_link(int peer)
+{
+    struct peer *held = world_hold(peer);
+    REQUIRE(link_await(held, clock_ms() + JOIN_MS) == TUTTI_OK);
+    return held;
 }
 
 void loss_note(void *context)

@@ -1,7 +1,7 @@
 /* Processes that are peers of each other, for tests: each is forked from a parent that has no peers of its own, knows
    all others by what they wrote into shared memory, and reports by its exit code. */
 #pragma once
-#include "backend/processes/peers.h"
+#include "backend/processes/links.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,6 +10,7 @@
 enum { MOST = 16, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
 struct world {                                          /* shared by the processes of a test */
     struct identity identity[MOST];
+    struct contact contact[MOST];
     _Atomic int arrived[256], skip;
     pid_t orphans[2];
 };
@@ -26,6 +27,10 @@ void world_join(void);                                  /* everybody knows every
 tutti_status world_call(int peer, struct peer **out);
 void world_connect_all(struct peer *peers[]);
 void world_release_all(struct peer *peers[]);
+struct contact world_contact(const char *address, unsigned port);
+void world_listen(const char *address);                 /* joins, and all listen there; nobody is connected */
+struct peer *world_hold(int peer);
+struct peer *world_link(int peer);                      /* that is open */
 
 void sleep_ms(int ms);
 int count_descriptors(void);

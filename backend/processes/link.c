@@ -1,0 +1,193 @@
+/* One link: from the handshake's end to its own. What cannot be said now is said when the other has read more, or its
+ * socket takes more; letters wait in the list of channel.c, and the rest as flags. */
+#include "backend/processes/link.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/processes/tcp.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct links links = { .listener = -1, .due_ms = INT64_MAX };
+void links_due(int64_t at_ms)
+{
+    if (at_ms < links.due_ms) links.due_ms = at_ms;
+}
+
+/* ---- lifetime ---- */
+struct peer *link_find(const unsigned char nonce[16])
+{
+    for (struct peer *p = registry.peers; p; p = p->next)
+        if (p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
+    return NULL;
+}
+struct peer *link_add(const struct identity *identity)
+{
+    struct link *link = memory_zeroed(1, sizeof *link);
+    struct peer *peer = link ? registry_add(identity) : NULL;
+    if (!peer) free(link);
+    else peer->link = link;
+    return peer;
+}
+void link_forget(struct peer *peer)
+{
+    free(peer->link->wire);
+    free(peer->link->card);
+    free(peer->link);
+}
+void link_want(struct peer *peer)
+{
+    if (peer->state != CONNECTING) return;
+    if (!peer->link->since_ms) peer->link->since_ms = clock_ms();
+    links_due(clock_ms());
+    registry_wake();
+}
+bool link_open(struct peer *peer)
+{
+    struct link *link = peer->link;
+    link->wire = memory_zeroed(1, sizeof *link->wire);
+    if (!link->wire) { link_end(peer, -ENOMEM); return false; }
+    link->stage = IDLE;
+    link->was_open = true;
+    link->error = 0;
+    link->from = tcp_here(peer->descriptor);
+    link->said_ms = clock_ms();
+    links_due(0);
+    peer_open(peer);
+    link_catch_up(peer);
+    return true;
+}
+void link_end(struct peer *peer, int error)
+{
+    peer->link->error = error;
+    LOG(INFO, "the link to process %llu on %s has ended: %s", (unsigned long long)peer->identity.pid,
+        peer->identity.host, strerror(-error));
+    peer_end(peer, LOST);
+}
+
+/* ---- saying ---- */
+static void push(struct peer *peer)
+{
+    struct link *link = peer->link;
+    int error = wire_push(link->wire, peer->descriptor);
+    if (error) link->error = error;                     /* its end is read soon, and may not say this again */
+    bool full = !error && link->wire->out_bytes;
+    if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
+    link->is_full = full;
+}
+static int say(struct peer *peer, const void *message, size_t bytes, size_t most)
+{
+    if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
+    int error = wire_put(peer->link->wire, message, bytes, registry.stopping ? SIZE_MAX : most);
+    if (error) return error;
+    peer->link->said_ms = clock_ms();
+    push(peer);
+    return 0;
+}
+int link_say(struct peer *peer, const struct packet *packet, size_t bytes)
+{
+    return say(peer, packet, bytes, packet->kind == PARCEL ? LETTER_WINDOW : PACKET_WINDOW);
+}
+static void beat(struct peer *peer, size_t most)
+{
+    struct packet packet = registry_packet(peer->identity.nonce, BEAT);
+    say(peer, &packet, sizeof packet, most);
+}
+static bool say_card(struct peer *peer)
+{
+    struct packet_and_card message = { .packet = registry_packet(peer->identity.nonce, CARD) };
+    memcpy(message.card, links.card->content, links.card->bytes);
+    return link_say(peer, &message.packet, sizeof message.packet + links.card->bytes) == 0;
+}
+void link_catch_up(struct peer *peer)
+{
+    struct link *link = peer->link;
+    if (peer->state != OPEN) return;
+    if (link->wants_card && peer_tell(peer, CARD_WANTED, NULL, -1) == 0) link->wants_card = false;
+    if (link->owes_card && say_card(peer)) link->owes_card = false;
+    if (peer->unsent.first || peer->owes_given_ups) peer_flush(peer);
+    if (link->wire->got - link->wire->told >= TELL_BYTES) beat(peer, WIRE_WINDOW);
+}
+bool link_push(struct peer *peer)
+{
+    if (peer->state != OPEN) return false;
+    push(peer);
+    return peer->unsent.first || peer->link->wire->out_bytes;
+}
+
+/* ---- hearing ---- */
+static void keep_card(struct link *link, const struct packet_and_card *message, size_t bytes)
+{
+    if (!link->card) link->card = memory_zeroed(1, sizeof *link->card);
+    if (!link->card) { link->wants_card = true; return; }              /* it is asked once more, later */
+    link->card->bytes = bytes - sizeof message->packet;
+    memcpy(link->card->content, message->card, link->card->bytes);
+}
+static bool hear(struct peer *peer, const union message *m, size_t bytes)      /* false: it is the end */
+{
+    struct link *link = peer->link;
+    switch (m->packet.kind) {
+    case PARCEL: channels_receive(&m->letter.parcel); return true;
+    case CARD: keep_card(link, &m->card, bytes); return true;
+    case CARD_WANTED:
+        link->was_asked = true;
+        link->owes_card = links.card != NULL;
+        return true;
+    case GIVEN_UP: peer_hear_given_up(peer, &m->packet); return true;
+    case GOODBYE: peer_end(peer, LEFT); return false;
+    default: return true;                               /* BEAT */
+    }
+}
+static bool hear_all(struct peer *peer)
+{
+    union message message;
+    int bytes;
+    while ((bytes = wire_next(peer->link->wire, &message)) > 0)
+        if (!hear(peer, &message, (size_t)bytes)) return false;
+    if (bytes < 0) link_end(peer, bytes);
+    return bytes == 0;
+}
+void link_ready(struct peer *peer)
+{
+    if (peer->state == CONNECTING) { call_ready(peer); return; }
+    push(peer);
+    for (;;) {
+        int came = wire_pull(peer->link->wire, peer->descriptor);
+        if (came == -EAGAIN) break;
+        if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
+        if (!hear_all(peer)) return;
+    }
+    link_catch_up(peer);
+}
+
+/* ---- time ---- */
+static void open_tick(struct peer *peer, int64_t now_ms)
+{
+    struct link *link = peer->link;
+    int64_t period_ms = settings_get()->silence_ms / 10;
+    if (now_ms - link->said_ms >= period_ms) {
+        beat(peer, LETTER_WINDOW);                      /* if it reads nothing its kernel is asked by ours */
+        link->said_ms = now_ms;
+    }
+    links_due(link->said_ms + period_ms);
+}
+void links_tick(void)
+{
+    int64_t now_ms = clock_ms();
+    if (now_ms < links.due_ms) return;
+    links.due_ms = INT64_MAX;
+    callers_tick(now_ms);
+    for (struct peer *p = registry.peers, *next; p; p = next) {
+        next = p->next;
+        if (p->link && p->state == OPEN) open_tick(p, now_ms);
+        if (p->link && p->state == CONNECTING) call_tick(p, now_ms);
+    }
+}
+int links_patience_ms(void)
+{
+    if (links.due_ms == INT64_MAX) return -1;
+    int64_t left_ms = links.due_ms - clock_ms();
+    return left_ms <= 0 ? 0 : left_ms < INT32_MAX ? (int)left_ms : INT32_MAX;
+}

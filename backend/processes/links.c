@@ -1,0 +1,190 @@
+/* What others call. Nothing here reads or calls: it notes what is wanted and wakes the watch thread, which does. */
+#include "backend/processes/links.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include "backend/processes/link.h"
+#include "backend/processes/tcp.h"
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *contact_print(const struct contact *c, char out[CONTACT_TEXT_BYTES])
+{
+    char text[INET6_ADDRSTRLEN] = "nowhere";
+    if (c->family) inet_ntop(c->family, c->address, text, sizeof text);
+    snprintf(out, CONTACT_TEXT_BYTES,
+        c->family == AF_INET6 ? "[%s]:%u"
+            : c->family       ? "%s:%u"
+                              : "%s",
+        text, (unsigned)c->port);
+    return out;
+}
+
+/* ---- listening ---- */
+static int listen_at(const struct contact *at)          /* 0 or -errno */
+{
+    int listener = tcp_listen(at);
+    int error = listener < 0 ? listener : registry_poll(listener);
+    if (error) {
+        descriptor_close(&listener);
+        return error;
+    }
+    links.listener = listener;
+    links.at = tcp_here(listener);
+    if (!links.at.scope) links.at.scope = at->scope;
+    return 0;
+}
+tutti_status links_listen(const struct contact *at, struct contact *out)
+{
+    char address[CONTACT_TEXT_BYTES];
+    TRY(secret_load());
+    pthread_mutex_lock(&registry.lock);
+    assert(registry.users > 0);
+    int error = links.listener < 0 ? listen_at(at) : 0;
+    if (!error) *out = links.at;
+    pthread_mutex_unlock(&registry.lock);
+    if (!error) return TUTTI_OK;
+    return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s", contact_print(at, address),
+        strerror(-error));
+}
+static void forget(void)
+{
+    free(links.card);
+    links.card = NULL;
+    links.at = (struct contact){ 0 };
+    links.due_ms = INT64_MAX;
+    links.caller_count = 0;
+}
+void links_close(void)
+{
+    for (int i = 0; i < links.caller_count; i++) registry_hang_up(&links.callers[i].descriptor);
+    registry_hang_up(&links.listener);
+    forget();
+    secret_forget();
+}
+void links_after_fork(void)
+{
+    for (int i = 0; i < links.caller_count; i++) descriptor_close(&links.callers[i].descriptor);
+    descriptor_close(&links.listener);
+    forget();
+    secret_after_fork();
+}
+
+/* ---- holding ---- */
+tutti_status link_hold(const struct identity *other, const struct contact *at, struct peer **out)
+{
+    TRY(secret_load());
+    pthread_mutex_lock(&registry.lock);
+    assert(registry.users > 0);
+    bool own = nonce_equal(other->nonce, registry.self.nonce);
+    struct peer *peer = own ? NULL : link_find(other->nonce);
+    if (!own && !peer) peer = link_add(other);
+    if (peer) {
+        peer->users++;
+        if (!peer->link->at.family) peer->link->at = *at;              /* it may have called us before */
+    }
+    pthread_mutex_unlock(&registry.lock);
+    if (own) return status_fail(TUTTI_INTERNAL, "a process has no link to itself");
+    if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a link to another host");
+    *out = peer;
+    return TUTTI_OK;
+}
+static const char *reason(int error)
+{
+    switch (error) {
+    case -ENOPROTOOPT: return "it runs another version of tutti";
+    case -EKEYREJECTED: return "the secret (TUTTI_SECRET_FILE) differs, or is missing on one of the two hosts";
+    case -EPROTO: return "what listens there is another program, or another job";
+    case -EALREADY: return "it calls this process at the same time, and does not get through: is there a firewall?";
+    case -ECONNRESET:
+    case -EPIPE: return "it hung up: it has ended, or another program or job listens there";
+    case -ECONNREFUSED: return "nobody listens there: it has ended, or a firewall refuses";
+    case 0:
+    case -ETIMEDOUT:
+    case -EHOSTUNREACH:
+    case -ENETUNREACH:
+        return "no answer: is there a firewall, or does this interface not lead there (see TUTTI_SOCKET_IFNAME)?"
+               " or it is stopped";
+    default: return strerror(-error);
+    }
+}
+static tutti_status explain(const struct identity *other, const struct link *link, const struct contact *here)
+{
+    char at[CONTACT_TEXT_BYTES], from[CONTACT_TEXT_BYTES];
+    unsigned long long pid = other->pid;
+    contact_print(&link->at, at);
+    contact_print(link->from.family ? &link->from : here, from);
+    if (link->was_open && (link->error == 0 || link->error == -ECONNRESET || link->error == -EPIPE))
+        return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s (%s) is gone", pid, other->host, at);
+    bool silent = link->error == 0 || link->error == -ETIMEDOUT || link->error == -EALREADY;
+    bool away = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
+    if (link->was_open)
+        return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
+            other->host, at, away ? "its host does not answer any more" : reason(link->error));
+    return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
+        from, pid, other->host, at, reason(link->error));
+}
+tutti_status link_await(struct peer *peer, int64_t deadline_ms)
+{
+    pthread_mutex_lock(&registry.lock);
+    peer->link->waiters++;
+    link_want(peer);
+    while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
+    peer->link->waiters--;
+    bool open = peer->state == OPEN;
+    peer->link->since_ms = clock_ms();                  /* what is to be sent has its own time from now on */
+    struct link link = *peer->link;
+    struct contact here = links.at;
+    pthread_mutex_unlock(&registry.lock);
+    return open ? TUTTI_OK : explain(&peer->identity, &link, &here);
+}
+
+/* ---- cards ---- */
+tutti_status links_publish(const void *content, size_t bytes)
+{
+    if (bytes > CARD_BYTES)
+        return status_fail(TUTTI_INTERNAL, "a card of %zu bytes; %d is the most", bytes, CARD_BYTES);
+    pthread_mutex_lock(&registry.lock);
+    assert(registry.users > 0);
+    if (!links.card) links.card = memory_zeroed(1, sizeof *links.card);
+    bool room = links.card;
+    if (room) {
+        links.card->bytes = bytes;
+        if (bytes) memcpy(links.card->content, content, bytes);
+    }
+    for (struct peer *p = registry.peers; room && p; p = p->next)
+        if (p->link && p->link->was_asked) {
+            p->link->owes_card = true;
+            link_catch_up(p);
+        }
+    pthread_mutex_unlock(&registry.lock);
+    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's card");
+}
+static void ask(struct peer *peer)
+{
+    struct link *link = peer->link;
+    if (!link->has_asked) link->has_asked = link->wants_card = true;
+    if (!link->wants_card) return;
+    link_want(peer);
+    link_catch_up(peer);
+}
+tutti_status link_card(struct peer *peer, void *out, size_t *bytes)
+{
+    pthread_mutex_lock(&registry.lock);
+    const struct card *card = peer ? peer->link->card : links.card;
+    bool gone = peer && !card && peer_is_over(peer);
+    if (card) {
+        *bytes = card->bytes;
+        memcpy(out, card->content, card->bytes);
+    } else if (peer && !gone) ask(peer);
+    pthread_mutex_unlock(&registry.lock);
+    if (gone)
+        return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", (unsigned long long)peer->identity.pid,
+            peer->identity.host);
+    return card ? TUTTI_OK : TUTTI_IN_PROGRESS;
+}

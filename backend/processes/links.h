@@ -1,0 +1,36 @@
+/* Processes on other hosts: a TCP connection for each that is needed, beside those of peers.h. What is held is a struct
+ * peer: it is watched (peer_watch), told things (channel.h) and let go of (peer_release) as one of this host is, but
+ * neither file descriptors nor views go over it. A link is made when something is to be sent over it or somebody waits
+ * for it, and is one for all groups of this process.
+ *
+ * Handshake: both ends show the other's nonce, which only who has read the group's table knows, and where
+ * TUTTI_SECRET_FILE gives a secret, prove by HMAC-SHA256 over fresh challenges that they know it. Whoever does not is
+ * dropped, and logged once.
+ * Death: the end of a connection without a goodbye; or silence of the other host for TUTTI_SILENCE_MS. A process that
+ * is stopped is alive: its kernel answers. */
+#pragma once
+#include "backend/processes/peers.h"
+
+struct contact {                                        /* where a process listens; fixed size, no padding */
+    uint16_t family, port;                              /* AF_INET or AF_INET6, 0: nowhere; in the order of this host */
+    uint32_t scope;                                     /* of a link-local address, as the one who listens numbers it */
+    unsigned char address[16];
+};
+enum { CONTACT_TEXT_BYTES = 64, CARD_BYTES = 2048 };
+const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_BYTES]);     /* 10.0.0.1:4711; out */
+
+/* This process listens at that address from now on, until its last peers_release; port 0: any. A second call gives what
+   the first has. SYSTEM: the text says which address and why. Between peers_acquire and peers_release. */
+tutti_status links_listen(const struct contact *at, struct contact *out);
+/* That process of another host; pair with peer_release. Never waits, and makes no connection. */
+tutti_status link_hold(const struct identity *other, const struct contact *at, struct peer **out);
+/* Until its link is open, which is made if there is none. TIMEOUT, PEER_LOST, SYSTEM: the text names both addresses,
+   why, and what to look at (a firewall, another interface). */
+tutti_status link_await(struct peer *peer, int64_t deadline_ms);
+
+/* What transports tell others of this process, so that those can reach it (an address of theirs): the *card*. The last
+   one counts. Up to CARD_BYTES. Those who have asked before it was there hear of it now. */
+tutti_status links_publish(const void *card, size_t bytes);
+/* The card of that process, which is asked for when it is first called; also of this process itself (NULL).
+   IN_PROGRESS: not here yet, ask again. PEER_LOST. Never waits. */
+tutti_status link_card(struct peer *peer, void *out, size_t *bytes);

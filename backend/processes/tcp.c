@@ -1,0 +1,136 @@
+/* The receive buffer has a size of its own, not the system's default, since a link relies on there being room for its
+ * window (wire.h) even when it comes in the smallest of pieces. */
+#include "backend/processes/tcp.h"
+#include "backend/base/descriptor.h"
+#include "backend/base/settings.h"
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BACKLOG = 4096, RECEIVE_BYTES = 128 * 1024 };
+union name {
+    struct sockaddr any;
+    struct sockaddr_in four;
+    struct sockaddr_in6 six;
+};
+static socklen_t name_of(const struct contact *c, const struct contact *near, union name *out)
+{
+    memset(out, 0, sizeof *out);
+    out->any.sa_family = c->family;
+    if (c->family == AF_INET) {
+        out->four.sin_port = htons(c->port);
+        memcpy(&out->four.sin_addr, c->address, sizeof out->four.sin_addr);
+        return sizeof out->four;
+    }
+    out->six.sin6_port = htons(c->port);
+    memcpy(&out->six.sin6_addr, c->address, sizeof out->six.sin6_addr);
+    if (IN6_IS_ADDR_LINKLOCAL(&out->six.sin6_addr))     /* interfaces are numbered by each host */
+        out->six.sin6_scope_id = near->family == AF_INET6 && near->scope ? near->scope : c->scope;
+    return sizeof out->six;
+}
+static struct contact contact_of(const union name *name)
+{
+    struct contact c = { .family = name->any.sa_family };
+    if (c.family == AF_INET) {
+        c.port = ntohs(name->four.sin_port);
+        memcpy(c.address, &name->four.sin_addr, sizeof name->four.sin_addr);
+    } else if (c.family == AF_INET6) {
+        c.port = ntohs(name->six.sin6_port);
+        memcpy(c.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
+        c.scope = name->six.sin6_scope_id;
+    } else c.family = 0;
+    return c;
+}
+struct contact tcp_here(int socket)
+{
+    union name name = { .any = { 0 } };
+    socklen_t bytes = sizeof name;
+    getsockname(socket, &name.any, &bytes);
+    return contact_of(&name);
+}
+struct contact tcp_there(int socket)
+{
+    union name name = { .any = { 0 } };
+    socklen_t bytes = sizeof name;
+    getpeername(socket, &name.any, &bytes);
+    return contact_of(&name);
+}
+static void set(int socket, int level, int option, int value)          /* where a kernel lacks one, it goes without */
+{
+    setsockopt(socket, level, option, &value, sizeof value);
+}
+/* Of keeping alive, the user timeout says when it has been silent for too long; the number of probes does not count. It
+   begins when something is sent once more, which is after the next beat and the least time the kernel waits for an
+   acknowledgement, 200 ms and a little. */
+static int user_timeout_ms(void)
+{
+    int silence_ms = (int)settings_get()->silence_ms, most_ms = silence_ms * 8 / 10;
+    int rest_ms = silence_ms * 9 / 10 - 300;
+    return rest_ms < most_ms ? rest_ms : most_ms;
+}
+static void set_options(int socket)
+{
+    set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+    set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+    set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms());
+}
+static int open_socket(int family)
+{
+    if (family != AF_INET && family != AF_INET6) return -EAFNOSUPPORT;
+    int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (descriptor < 0) return -errno;
+    set(descriptor, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);             /* before it connects, and inherited */
+    return descriptor;
+}
+static int close_with(int descriptor, int error)
+{
+    close(descriptor);
+    return -error;
+}
+int tcp_listen(const struct contact *at)
+{
+    union name name;
+    int descriptor = open_socket(at->family);
+    if (descriptor < 0) return descriptor;
+    socklen_t bytes = name_of(at, at, &name);
+    if (at->family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (at->port) set(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, BACKLOG) != 0)
+        return close_with(descriptor, errno);
+    return descriptor;
+}
+int tcp_call(const struct contact *at, const struct contact *near)
+{
+    union name name;
+    int descriptor = open_socket(at->family);
+    if (descriptor < 0) return descriptor;
+    socklen_t bytes = name_of(at, near, &name);
+    set_options(descriptor);
+    if (connect(descriptor, &name.any, bytes) != 0 && errno != EINPROGRESS) return close_with(descriptor, errno);
+    return descriptor;
+}
+int tcp_accept(int listener)
+{
+    int descriptor;
+    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
+    if (descriptor < 0) return -errno;
+    set_options(descriptor);
+    return descriptor;
+}
+int tcp_error(int socket)
+{
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 ? -errno : -error;
+}
+void tcp_drain(int socket)
+{
+    char ignored[4096];
+    for (int i = 0; i < 64 && recv(socket, ignored, sizeof ignored, MSG_DONTWAIT) > 0; i++);
+}

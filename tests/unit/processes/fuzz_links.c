@@ -1,0 +1,125 @@
+/* Streams of frames with mistakes in them, in pieces of any size, into the parser of links: nothing is read or written
+ * beyond a buffer (the sanitizers say so), what comes out is whole and within its bounds, and a stream without mistakes
+ * comes out as it went in. fuzz_links --executions N --seed S */
+#include "backend/processes/wire.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_FRAMES = 12, STREAM_BYTES = MOST_FRAMES * (int)(sizeof(struct frame) + sizeof(union message)) };
+static uint64_t state;
+static unsigned draw(unsigned below)                    /* xorshift64* */
+{
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return (unsigned)((state * 2685821657736338717u) >> 33) % below;
+}
+#define REQUIRE(condition) do { if (!(condition)) fail(#condition, __LINE__); } while (0)
+static uint64_t execution, seed;
+static void fail(const char *text, int line)
+{
+    fprintf(stderr, "line %d: %s; execution %llu of --seed %llu\n", line, text, (unsigned long long)execution,
+        (unsigned long long)seed);
+    exit(1);
+}
+
+/* ---- a stream ---- */
+static size_t add_frame(unsigned char *stream)
+{
+    static const enum kind kinds[] = { PARCEL, PARCEL, BEAT, CARD, CARD_WANTED, GIVEN_UP, GOODBYE };
+    union message m;
+    memset(&m, (int)draw(256), sizeof m);
+    m.packet = registry_packet(registry.self.nonce, kinds[draw(7)]);
+    size_t bytes = sizeof m.packet;
+    if (m.packet.kind == CARD) bytes += draw(CARD_BYTES + 1);
+    if (m.packet.kind == PARCEL) {
+        m.letter.parcel.word = (uint16_t)draw(CHANNEL_WORDS);
+        m.letter.parcel.length = draw(CHANNEL_BYTES + 1);
+        bytes += offsetof(struct parcel, bytes) + m.letter.parcel.length;
+    }
+    struct frame frame = { (uint32_t)bytes, 0 };
+    memcpy(stream, &frame, sizeof frame);
+    memcpy(stream + sizeof frame, &m, bytes);
+    return sizeof frame + bytes;
+}
+static void spoil(unsigned char *stream, size_t *bytes)
+{
+    static const uint32_t numbers[] = { 0, 1, 111, 112, 113, 2160, 2161, 65535, 1u << 31, UINT32_MAX };
+    size_t at = draw((unsigned)*bytes), count = draw(64) + 1;
+    switch (draw(5)) {
+    case 0: stream[at] ^= (unsigned char)(1u << draw(8)); break;
+    case 1: *bytes = at; break;
+    case 2:
+        if (at + 4 <= *bytes) memcpy(stream + at, &numbers[draw(10)], 4);
+        break;
+    case 3:                                             /* where a length is, or a kind, or what was heard */
+        if (*bytes >= 24) memcpy(stream + 4 * draw(6), &numbers[draw(10)], 4);
+        break;
+    default:
+        if (at + count > *bytes) count = *bytes - at;
+        memmove(stream + at, stream + at + count, *bytes - at - count);
+        *bytes -= count;
+    }
+}
+
+/* ---- what comes out ---- */
+static int hear(struct wire *w)                         /* frames, or -EPROTO */
+{
+    union message *m = malloc(sizeof *m);               /* of its very size, so the sanitizer sees one byte too many */
+    int count = 0, bytes;
+    while ((bytes = wire_next(w, m)) > 0) {
+        REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
+        REQUIRE(m->packet.kind != CARD || bytes - (int)sizeof m->packet <= CARD_BYTES);
+        if (m->packet.kind == PARCEL)
+            REQUIRE(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS);
+        count++;
+    }
+    REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);   /* there is room for more, or it is over */
+    REQUIRE(w->put - w->taken <= WIRE_WINDOW);
+    free(m);
+    return bytes < 0 ? bytes : count;
+}
+static void execute(unsigned char *stream)
+{
+    struct wire *w = calloc(1, sizeof *w);
+    int frames = (int)draw(MOST_FRAMES) + 1, heard = 0;
+    size_t bytes = 0, whole = draw(8) == 0 ? sizeof w->in : draw(200) + 1;
+    for (int i = 0; i < frames; i++) bytes += add_frame(stream + bytes);
+    int mistakes = (int)draw(4);
+    for (int i = 0; i < mistakes && bytes; i++) spoil(stream, &bytes);
+    for (size_t at = 0; at < bytes && heard >= 0;) {
+        size_t room = sizeof w->in - w->in_bytes, piece = draw((unsigned)whole) + 1;
+        if (piece > room) piece = room;
+        if (piece > bytes - at) piece = bytes - at;
+        memcpy(w->in + w->in_bytes, stream + at, piece);
+        w->in_bytes += piece;
+        at += piece;
+        int count = hear(w);
+        heard = count < 0 ? count : heard + count;
+    }
+    if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);
+    if (draw(4) == 0)                                   /* however much is said, it has a bound */
+        for (int i = 0; i < 100; i++) {
+            struct packet packet = registry_packet(registry.self.nonce, BEAT);
+            wire_put(w, &packet, sizeof packet, WIRE_WINDOW);
+            REQUIRE(w->out_bytes <= sizeof w->out && w->put - w->taken <= WIRE_WINDOW);
+        }
+    free(w);
+}
+int main(int count, char **arguments)
+{
+    static unsigned char stream[STREAM_BYTES];
+    uint64_t executions = 20000;
+    seed = 1;
+    for (int i = 1; i + 1 < count; i += 2) {
+        if (!strcmp(arguments[i], "--executions")) executions = strtoull(arguments[i + 1], NULL, 10);
+        if (!strcmp(arguments[i], "--seed")) seed = strtoull(arguments[i + 1], NULL, 10);
+    }
+    memcpy(registry.self.nonce, "this very process", 16);
+    for (execution = 0; execution < executions; execution++) {
+        state = (seed * 0x9e3779b97f4a7c15u) ^ ((execution + 1) * 0xbf58476d1ce4e5b9u);
+        if (!state) state = 1;
+        execute(stream);
+    }
+    printf("%llu executions, seed %llu\n", (unsigned long long)executions, (unsigned long long)seed);
+    return 0;
+}
