@@ -420,8 +420,8 @@ static tutti_status create(tutti_comm *comm, struct accord **out)
     pthread_mutex_init(&a->lock, NULL);
     TRY(init(a));
     pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
-    tutti_status status =
-        channel_open(g->members[0].token, g->rank, g->peers, &(struct channel_user){ receive, tick, a }, &a->channel);
+    tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, NULL,
+        &(struct channel_user){ receive, tick, a }, &a->channel);
     pthread_mutex_unlock(&a->lock);
     return status;
 }

@@ -1,6 +1,6 @@
 /* Letters wait in three lists: of each peer those its socket does not take now, here those that have come and are to be
-   delivered, and early ones, for communicators that have not opened a channel yet. Those for one that was closed lately
-   are dropped. registry.lock protects all; it is not held while a user is called. */
+   delivered or passed on, and early ones, for communicators that have not opened a channel yet. Those for one that was
+   closed lately are answered with its last words. registry.lock protects all; it is not held while a user is called. */
 #include "backend/processes/channel.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -14,7 +14,9 @@
 enum { MOST_EARLY = 256, CLOSED = 64 };
 struct channel {
     struct address me;
-    struct peer *const *peers;
+    struct peer *const *peers;                          /* until it is closed */
+    struct routes *routes;                              /* or NULL */
+    struct parcel last;                                 /* flags 0: there are no last words yet */
     struct channel_user user;
     bool ticks;
     unsigned round;                                     /* of ticks: the last it was in */
@@ -23,7 +25,7 @@ struct channel {
 static struct {                                         /* registry.lock */
     struct channel *channels, *calling;
     struct letters incoming, early;
-    struct address closed[CLOSED];                      /* the latest */
+    struct channel *closed[CLOSED];                     /* the latest */
     unsigned closed_count;                              /* ever */
     int64_t ticked_ms;
     unsigned round;
@@ -91,18 +93,45 @@ static bool peer_post(struct peer *peer, const struct parcel *parcel)
     if (first) peer_await_room(peer, true);
     return true;
 }
-bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+/* What is said once makes no link, and no way of a channel that is closed does. */
+static bool route(const struct channel *c, bool is_open, const struct parcel *parcel)
 {
-    struct parcel parcel = { .to = channel->me, .from = channel->me.rank, .word = word, .length = (uint32_t)length };
+    struct peer *peer = routes_next(c->routes, parcel->to.rank, is_open && parcel->from == c->me.rank);
+    bool calls = is_open && !(parcel->flags & LAST_WORD);
+    return peer && (calls || !peer->link || peer->state == OPEN || peer->unsent.first) && peer_post(peer, parcel);
+}
+static bool post(struct channel *c, const struct parcel *parcel)
+{
+    struct peer *peer = c->peers[parcel->to.rank];
+    if (!peer) {
+        registry_wake();
+        return letter_add(&room.incoming, parcel);
+    }
+    if (!c->routes) return peer_post(peer, parcel);
+    bool sent = route(c, true, parcel);
+    if (!(parcel->flags & LAST_WORD)) routes_note_sent(c->routes, parcel->to.rank);
+    return sent;
+}
+static bool say(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
+{
+    struct parcel parcel = { .to = c->me, .from = c->me.rank, .word = (uint16_t)word, .length = (uint32_t)length };
     assert(length <= CHANNEL_BYTES && word < CHANNEL_WORDS);
     parcel.to.rank = to;
+    parcel.flags = (uint8_t)flags;
     if (length) memcpy(parcel.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
-    struct peer *peer = channel->peers[to];
-    bool sent = peer ? peer_post(peer, &parcel) : letter_add(&room.incoming, &parcel);
-    if (!peer) registry_wake();
+    if (flags) c->last = parcel;
+    bool sent = post(c, &parcel);
     pthread_mutex_unlock(&registry.lock);
     return sent;
+}
+bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+{
+    return say(channel, to, word, 0, bytes, length);
+}
+bool channel_send_last(struct channel *channel, int to, unsigned word, const void *bytes, size_t length)
+{
+    return say(channel, to, word, LAST_WORD, bytes, length);
 }
 
 /* ---- delivering, on the watch thread ---- */
@@ -124,24 +153,63 @@ static struct channel *find(const struct address *to)
     while (c && !address_equal(&c->me, to)) c = c->next;
     return c;
 }
-static bool was_closed(const struct address *to)
+static struct channel *closed(unsigned i)               /* NULL: those were all */
 {
-    for (unsigned i = 0; i < CLOSED && i < room.closed_count; i++)
-        if (address_equal(&room.closed[i], to)) return true;
-    return false;
+    return i < CLOSED && i < room.closed_count ? room.closed[i] : NULL;
+}
+static struct channel *find_closed(const struct address *to)
+{
+    struct channel *c = NULL;
+    for (unsigned i = 0; (c = closed(i)) != NULL && !address_equal(&c->me, to);) i++;
+    return c;
 }
 static void keep_early(const struct letter *letter)
 {
     letter_add(&room.early, &letter->parcel);
     if (room.early.count > MOST_EARLY) free(letter_pop(&room.early));
 }
+/* To one that came late; what comes back to it after that is not answered. */
+static void answer(const struct channel *c, const struct parcel *parcel)
+{
+    struct parcel last = c->last;
+    if (!c->routes || !last.flags || parcel->flags & ANSWER) return;
+    if (!routes_may_pass(c->routes, c->me.rank, parcel->from)) return;
+    last.to.rank = parcel->from;
+    last.flags = LAST_WORD | ANSWER;
+    route(c, false, &last);
+}
+/* Of two channels the one from where it is less far. */
+static bool is_nearer(const struct channel *c, const struct parcel *p, const struct channel *than)
+{
+    if (!c->routes || !nonce_equal(c->me.token, p->to.token)) return false;
+    if (!routes_may_pass(c->routes, p->from, p->to.rank)) return false;
+    return !than || routes_left(c->routes, p->to.rank) < routes_left(than->routes, p->to.rank);
+}
+static bool pass_on(struct parcel *parcel)              /* false: it is for a channel that is to open here */
+{
+    const struct channel *best = NULL, *c;
+    bool is_open = true;
+    for (c = room.channels; c; c = c->next)
+        if (is_nearer(c, parcel, best)) best = c;
+    for (unsigned i = 0; !best && (c = closed(i)) != NULL; i++)
+        if (is_nearer(c, parcel, best)) best = c, is_open = false;
+    if (!best) return false;
+    if (parcel->hops++ < routes_most_hops(best->routes)) route(best, is_open, parcel);
+    return true;
+}
+static void deliver(struct letter *letter)
+{
+    struct channel *c = find(&letter->parcel.to);
+    if (c && c->routes) routes_note_heard(c->routes, letter->parcel.from);
+    if (c) call(c, &letter->parcel);
+    else if ((c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
+    else if (!pass_on(&letter->parcel)) keep_early(letter);
+}
 void channels_deliver(void)
 {
     while (room.incoming.first) {
         struct letter *letter = letter_pop(&room.incoming);
-        struct channel *c = find(&letter->parcel.to);
-        if (c) call(c, &letter->parcel);
-        else if (!was_closed(&letter->parcel.to)) keep_early(letter);
+        deliver(letter);
         free(letter);
     }
 }
@@ -175,15 +243,21 @@ static void deliver_early(const struct channel *c)
     room.early = room.incoming = (struct letters){ 0 };
     while (early.first) {
         struct letter *letter = letter_pop(&early);
-        letter_push(address_equal(&letter->parcel.to, &c->me) ? &room.incoming : &room.early, letter);
+        bool comes = nonce_equal(letter->parcel.to.token, c->me.token);        /* or goes, by way of this process */
+        letter_push(comes ? &room.incoming : &room.early, letter);
     }
     while (incoming.first) letter_push(&room.incoming, letter_pop(&incoming));
 }
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers,
-    const struct channel_user *user, struct channel **out)
+    const struct route_map *map, const struct channel_user *user, struct channel **out)
 {
     struct channel *c = memory_zeroed(1, sizeof *c);
     if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a control channel");
+    tutti_status status = map ? routes_create(map, peers, &c->routes) : TUTTI_OK;
+    if (status != TUTTI_OK) {
+        free(c);
+        return status;
+    }
     memcpy(c->me.token, token, sizeof c->me.token);
     c->me.rank = rank;
     c->peers = peers;
@@ -204,20 +278,37 @@ void channel_tick(struct channel *channel, bool on)
     channel->ticks = on;
     pthread_mutex_unlock(&registry.lock);
 }
+static void forget(struct channel *c)
+{
+    if (!c) return;
+    routes_free(c->routes);
+    free(c);
+}
 void channel_close(struct channel *channel)
 {
     if (!channel) return;
     pthread_mutex_lock(&registry.lock);
-    struct channel **at = &room.channels;
+    struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
-    room.closed[room.closed_count++ % CLOSED] = channel->me;
+    forget(*place);
+    if (channel->routes) routes_retire(channel->routes);
+    channel->peers = NULL;
+    *place = channel;
     while (room.calling == channel) registry_wait(INT64_MAX);
     pthread_mutex_unlock(&registry.lock);
-    free(channel);
+}
+void channels_lose(const struct peer *peer)
+{
+    const struct channel *c;
+    for (unsigned i = 0; (c = closed(i)) != NULL; i++)
+        if (c->routes) routes_lose(c->routes, peer);
 }
 void channels_forget(void)
 {
+    for (unsigned i = 0; closed(i); i++) forget(closed(i));
+    memset(room.closed, 0, sizeof room.closed);
+    room.closed_count = 0;
     letters_free(&room.incoming);
     letters_free(&room.early);
 }

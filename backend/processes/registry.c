@@ -92,7 +92,7 @@ bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
 {
     return bytes >= (int)bytes_of(0) && m->packet.kind == PARCEL && packet_is_for_us(sizeof m->packet, &m->packet)
         && m->parcel.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->parcel.length)
-        && m->parcel.word < CHANNEL_WORDS;
+        && m->parcel.word < CHANNEL_WORDS && m->parcel.flags <= PARCEL_FLAGS;
 }
 bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet)
 {
@@ -128,6 +128,7 @@ void registry_forget(struct peer *peer)
     while (*at && *at != peer) at = &(*at)->next;
     if (*at) *at = peer->next;
     views_forget(peer);
+    if (peer->ways) channels_lose(peer);
     if (peer->link) link_forget(peer);
     letters_free(&peer->unsent);
     free(peer);

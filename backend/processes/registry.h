@@ -4,7 +4,7 @@
 #include "backend/processes/channel.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 6 };
+enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 7 };
 enum kind {
     HELLO = 1,
     WELCOME,
@@ -32,9 +32,12 @@ struct address { unsigned char token[16]; int32_t rank; };     /* of a channel *
 struct parcel {                                        /* travels without the end of `bytes` */
     struct address to;
     int32_t from;
-    uint32_t word, length;
+    uint16_t word;
+    uint8_t hops, flags;                                /* of those who have passed it on; enum parcel_flag */
+    uint32_t length;
     unsigned char bytes[CHANNEL_BYTES];
 };
+enum parcel_flag { LAST_WORD = 1, ANSWER = 2, PARCEL_FLAGS = 3 };     /* of a rank to another; to one that came late */
 struct packet_and_parcel { struct packet packet; struct parcel parcel; };
 struct letter { struct letter *next; struct parcel parcel; };
 struct letters { struct letter *first, *last; int count; };
@@ -45,7 +48,7 @@ struct peer {
     enum state state;
     int descriptor;                                     /* -1: none yet, or no more */
     bool expects_theirs;                                /* CONNECTING: they call us */
-    int users;
+    int users, ways; /* ways: of channels that are closed, which use it while it is */
     struct peer_watch *watches;
     struct view *views;                                 /* of its arena */
     struct letters unsent;                              /* that its socket does not take at present */
@@ -121,6 +124,7 @@ void channels_tick(void);
 int channels_patience_ms(void);                         /* -1: for ever */
 void peer_flush(struct peer *peer);
 void letters_free(struct letters *list);
+void channels_lose(const struct peer *peer);            /* it is about to be forgotten */
 void channels_forget(void);                             /* nobody has one open */
 void channels_after_fork(void);                         /* in the child: those of the parent are not its own */
 

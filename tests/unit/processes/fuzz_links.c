@@ -33,6 +33,8 @@ static size_t add_frame(unsigned char *stream)
     if (m.packet.kind == CARD) bytes += draw(CARD_BYTES + 1);
     if (m.packet.kind == PARCEL) {
         m.letter.parcel.word = (uint16_t)draw(CHANNEL_WORDS);
+        m.letter.parcel.hops = (uint8_t)draw(256);
+        m.letter.parcel.flags = (uint8_t)draw(PARCEL_FLAGS + 1);
         m.letter.parcel.length = draw(CHANNEL_BYTES + 1);
         bytes += offsetof(struct parcel, bytes) + m.letter.parcel.length;
     }
@@ -70,7 +72,8 @@ static int hear(struct wire *w)                         /* frames, or -EPROTO */
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
         REQUIRE(m->packet.kind != CARD || bytes - (int)sizeof m->packet <= CARD_BYTES);
         if (m->packet.kind == PARCEL)
-            REQUIRE(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS);
+            REQUIRE(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS
+                && m->letter.parcel.flags <= PARCEL_FLAGS);
         count++;
     }
     REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);   /* there is room for more, or it is over */

@@ -42,7 +42,7 @@ static void tick(void *context) { atomic_fetch_add(&((struct box *)context)->tic
 static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers, struct box *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(name, me, peers, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(name, me, peers, NULL, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
     return c;
 }
 static bool post(struct channel *c, int from, int to, int word, int value)

@@ -33,7 +33,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
 static struct channel *open_channel(struct peer *const *peers, struct box *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(token, rank, peers, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
     return c;
 }
 static bool post(struct channel *c, int value)

@@ -101,7 +101,7 @@ static struct channel *open_channel(struct peer *const *peers, struct box *box)
 {
     struct channel *c;
     *box = (struct box){ .ordered = true };
-    REQUIRE(channel_open(token, rank, peers, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
     return c;
 }
 static void post(struct channel *c, int value)          /* large ones: most are kept, and later ones take their place */

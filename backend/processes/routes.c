@@ -1,0 +1,166 @@
+/* A distance counts the powers of two that must be added or, the other way round, subtracted. A step takes one of them
+   away in the direction that has the fewest, so the distance falls by one at least; as it is never negative, that ends.
+   A host that is missing is passed by with another power of two: their order does not matter. */
+#include "backend/processes/routes.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/processes/registry.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { PATIENCE = 3 };                                  /* letters without an answer, before a rank is called itself */
+struct routes {
+    struct route_map map;
+    int *host_of, *first, *ranks;                       /* [size]; [hosts + 1], of each host in `ranks`; [size] */
+    struct peer **peers;                                /* [size] */
+    bool retired;
+    unsigned char *unanswered;                          /* [size] */
+};
+static struct peer gone = { .state = LOST };            /* in the place of those that are not to be used */
+
+/* ---- hosts ---- */
+static int ahead_of(int hosts, int from, int to) { return to >= from ? to - from : to - from + hosts; }
+static int powers(int number)
+{
+    int count = 0;
+    for (; number; number &= number - 1) count++;
+    return count;
+}
+int route_distance(int hosts, int from, int to)
+{
+    int ahead = ahead_of(hosts, from, to);
+    int forth = powers(ahead), back = ahead ? powers(hosts - ahead) : 0;
+    return forth < back ? forth : back;
+}
+int route_longest(int hosts)
+{
+    int steps = 0;
+    for (int64_t reach = 1; reach < hosts; reach *= 2) steps++;
+    return steps;
+}
+/* The largest power of two first. */
+int route_step(int hosts, int from, int to, bool (*is_there)(const void *context, int host), const void *context)
+{
+    int best = -1, least = route_distance(hosts, from, to);
+    for (int k = 2 * route_longest(hosts) - 1; k >= 0; k--) {
+        int power = 1 << k / 2, next = (from + (k % 2 ? power : hosts - power)) % hosts;
+        int left = route_distance(hosts, next, to);
+        if (left >= least || !is_there(context, next)) continue;
+        least = left;
+        best = next;
+    }
+    return best;
+}
+
+/* ---- lifetime ---- */
+static void sort_by_host(struct routes *r)
+{
+    for (int i = 0; i < r->map.size; i++) r->first[r->host_of[i] + 1]++;
+    for (int h = 0; h < r->map.hosts; h++) r->first[h + 1] += r->first[h];
+    for (int i = r->map.size - 1; i >= 0; i--) r->ranks[--r->first[r->host_of[i] + 1]] = i;
+    memmove(r->first, r->first + 1, (size_t)r->map.hosts * sizeof *r->first);          /* the ends have become starts */
+    r->first[r->map.hosts] = r->map.size;
+}
+static void free_all(struct routes *r)
+{
+    free(r->host_of);
+    free(r->first);
+    free(r->ranks);
+    free(r->peers);
+    free(r->unanswered);
+    free(r);
+}
+static bool allocate(struct routes *r)
+{
+    size_t size = (size_t)r->map.size;
+    r->host_of = memory_zeroed(size, sizeof *r->host_of);
+    r->first = memory_zeroed((size_t)r->map.hosts + 1, sizeof *r->first);
+    r->ranks = memory_zeroed(size, sizeof *r->ranks);
+    r->peers = memory_zeroed(size, sizeof(struct peer *));
+    r->unanswered = memory_zeroed(size, sizeof *r->unanswered);
+    return r->host_of && r->first && r->ranks && r->peers && r->unanswered;
+}
+tutti_status routes_create(const struct route_map *map, struct peer *const *peers, struct routes **out)
+{
+    struct routes *r = memory_zeroed(1, sizeof *r);
+    if (r) r->map = *map;
+    if (!r || !allocate(r)) {
+        if (r) free_all(r);
+        return status_fail(TUTTI_NO_MEMORY, "no memory for the routes to %d ranks", map->size);
+    }
+    memcpy(r->host_of, map->host_of, (size_t)map->size * sizeof *r->host_of);
+    r->map.host_of = r->host_of;
+    sort_by_host(r);
+    memcpy(r->peers, peers, (size_t)map->size * sizeof *peers);
+    *out = r;
+    return TUTTI_OK;
+}
+void routes_free(struct routes *r)
+{
+    if (!r) return;
+    for (int i = 0; r->retired && i < r->map.size; i++)
+        if (r->peers[i] && r->peers[i] != &gone) r->peers[i]->ways--;
+    free_all(r);
+}
+void routes_retire(struct routes *r)
+{
+    r->retired = true;
+    for (int i = 0; i < r->map.size; i++) {
+        if (!r->peers[i]) continue;
+        if (r->peers[i]->state == OPEN) r->peers[i]->ways++;
+        else r->peers[i] = &gone;
+    }
+}
+void routes_lose(struct routes *r, const struct peer *peer)
+{
+    for (int i = 0; i < r->map.size; i++) {
+        if (r->peers[i] != peer) continue;
+        r->peers[i]->ways--;
+        r->peers[i] = &gone;
+    }
+}
+
+/* ---- the way ---- */
+/* The first rank of that host that can pass something on, or -1. */
+static int gate_of(const struct routes *r, int host)
+{
+    for (int i = r->first[host]; i < r->first[host + 1]; i++) {
+        const struct peer *peer = r->peers[r->ranks[i]];
+        if (!peer || peer->state <= OPEN) return r->ranks[i];
+    }
+    return -1;
+}
+static bool has_gate(const void *context, int host) { return gate_of(context, host) >= 0; }
+static bool is_called(const struct routes *r, int to)   /* itself */
+{
+    const struct peer *peer = r->peers[to];
+    return peer != &gone && (!peer->link || peer->state >= OPEN || peer->unsent.first);
+}
+/* Also to one that is not to be used from here: others may. Over hosts of which this process is the first too, as when
+   they are pretended. */
+struct peer *routes_next(const struct routes *r, int to, bool mine)
+{
+    struct peer *straight = r->peers[to];
+    if (!straight || is_called(r, to) || (mine && r->unanswered[to] >= PATIENCE)) return straight;
+    for (int host = r->map.host; host >= 0;) {
+        int gate = gate_of(r, host);
+        if (gate >= 0 && r->peers[gate]) return r->peers[gate];
+        if (host == r->host_of[to]) break;
+        host = route_step(r->map.hosts, host, r->host_of[to], has_gate, r);
+    }
+    return straight;
+}
+bool routes_may_pass(const struct routes *r, int from, int to)
+{
+    return from >= 0 && from < r->map.size && to >= 0 && to < r->map.size && r->peers[to];
+}
+int routes_left(const struct routes *r, int to) { return route_distance(r->map.hosts, r->map.host, r->host_of[to]); }
+int routes_most_hops(const struct routes *r) { return route_longest(r->map.hosts) + 2; }
+void routes_note_sent(struct routes *r, int to)
+{
+    if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < PATIENCE) r->unanswered[to]++;
+}
+void routes_note_heard(struct routes *r, int from)
+{
+    if (from >= 0 && from < r->map.size) r->unanswered[from] = 0;
+}

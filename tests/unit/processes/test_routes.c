@@ -1,0 +1,348 @@
+/* Control messages between hosts by way of others: the steps from host to host, without processes; and processes on
+   hosts that are pretended: their messages keep their order, no links are made for them, and who is on the way may come
+   late, leave early, die or stop. */
+#include "backend/base/clock.h"
+#include "backend/processes/registry.h"
+#include "tests/unit/processes/peers_world.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* ---- steps from host to host ---- */
+enum { HOSTS = 512, ALL_PAIRS = 96, ONE_MISSING = 40 };
+static bool is_there(const void *missing, int host) { return !((const bool *)missing)[host]; }
+static bool is_power(int number) { return number > 0 && !(number & (number - 1)); }
+static int walk(int hosts, int from, int to, const bool *missing)      /* steps, or -1: there is no way */
+{
+    int steps = 0;
+    for (; from != to; steps++) {
+        int next = route_step(hosts, from, to, is_there, missing);
+        if (next < 0) return -1;
+        assert_true(next < hosts && !missing[next]);
+        assert_true(is_power((next - from + hosts) % hosts) || is_power((from - next + hosts) % hosts));
+        assert_true(route_distance(hosts, next, to) < route_distance(hosts, from, to));        /* so there is no loop */
+        from = next;
+    }
+    return steps;
+}
+static void test_every_route_ends_soon(void **state)
+{
+    static const bool missing[HOSTS];
+    (void)state;
+    for (int hosts = 1; hosts <= HOSTS; hosts++)
+        for (int from = 0; from < (hosts <= ALL_PAIRS || hosts == HOSTS ? hosts : 1); from++)
+            for (int to = 0; to < hosts; to++) {
+                int steps = walk(hosts, from, to, missing);
+                assert_true(steps >= 0 && steps <= route_longest(hosts) && steps <= route_distance(hosts, from, to));
+                assert_true(hosts > 3 || steps <= 1);
+            }
+}
+static void test_one_host_that_is_missing_is_passed_by(void **state)
+{
+    bool missing[ONE_MISSING] = { false };
+    (void)state;
+    for (int hosts = 3; hosts <= ONE_MISSING; hosts++)
+        for (int gone = 1; gone < hosts; gone++)
+            for (int to = 0; to < hosts; to++) {
+                if (to == gone) continue;
+                missing[gone] = true;
+                assert_true(walk(hosts, 0, to, missing) >= 0);
+                missing[gone] = false;
+            }
+}
+static void test_a_route_ends_whoever_is_missing(void **state)
+{
+    unsigned seed = (unsigned)clock_ms();
+    int found = 0, none = 0;
+    (void)state;
+    print_message("seed %u\n", seed);
+    srand(seed);
+    for (int i = 0; i < 20000; i++) {
+        bool missing[HOSTS] = { false };
+        int hosts = 2 + rand() % (HOSTS - 1), from = rand() % hosts, to = rand() % hosts;
+        for (int h = 0; h < hosts; h++) missing[h] = h != to && rand() % 4 == 0;
+        int steps = walk(hosts, from, to, missing);
+        assert_true(steps <= route_longest(hosts));
+        if (steps < 0) none++;
+        else found++;
+    }
+    assert_true(found > none);
+}
+
+/* ---- processes ---- */
+enum { ROUNDS = 100, SECOND = 2, ECHO = 4, BYE = 999, AGAIN_MS = 20 };   /* words; the first one is 0 */
+static const unsigned char token[16] = "one token";
+static struct peer *peers[MOST];
+static struct channel *channel;
+static int per_host, host_of[MOST];
+static _Atomic bool says_again;                         /* then what was lost may come twice, and late */
+static _Atomic int heard[MOST], echoed[MOST], farewells[MOST];         /* by others; of ours */
+static void send_value(int to, unsigned word, int value) { channel_send(channel, to, word, &value, sizeof value); }
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;            /* what came early may be delivered meanwhile */
+static void receive(void *context, int from, const void *bytes, size_t length)
+{
+    int value;
+    pthread_mutex_lock(&opening);
+    pthread_mutex_unlock(&opening);
+    REQUIRE(context == peers && length == sizeof value && from >= 0 && from < size && from != rank);
+    memcpy(&value, bytes, sizeof value);
+    if (value == -BYE) atomic_fetch_add(&farewells[from], 1);
+    else if (value < 0 && -value > atomic_load(&echoed[from])) atomic_store(&echoed[from], -value);
+    else if (value > 0) {
+        int before = atomic_load(&heard[from]);
+        REQUIRE(says_again || value == before + 1);
+        if (value > before) atomic_store(&heard[from], value);
+        if (value % 2 == 0) send_value(from, ECHO, -value);
+    }
+}
+static void open_here(void)
+{
+    struct route_map map = { size, size / per_host, rank / per_host, host_of };
+    struct channel_user user = { receive, NULL, peers };
+    pthread_mutex_lock(&opening);
+    REQUIRE(channel_open(token, rank, peers, &map, &user, &channel) == TUTTI_OK);
+    pthread_mutex_unlock(&opening);
+}
+static bool is_first(int r) { return r % per_host == 0; }
+static void meet(int ranks_of_host)
+{
+    per_host = ranks_of_host;
+    world_listen("127.0.0.1");
+    for (int r = 0; r < size; r++) {
+        host_of[r] = r / per_host;
+        if (r == rank) continue;
+        if (r / per_host == rank / per_host) REQUIRE(world_call(r, &peers[r]) == TUTTI_OK);
+        else peers[r] = world_hold(r);
+    }
+    for (int ahead = per_host; is_first(rank) && ahead < size; ahead *= 2)
+        REQUIRE(link_await(peers[(rank + ahead) % size], clock_ms() + JOIN_MS) == TUTTI_OK);
+    world_barrier(size);
+}
+static int count_links(void)
+{
+    int count = 0;
+    pthread_mutex_lock(&registry.lock);
+    for (struct peer *p = registry.peers; p; p = p->next) count += p->link && p->state == OPEN;
+    pthread_mutex_unlock(&registry.lock);
+    return count;
+}
+static void finish(void)
+{
+    channel_close(channel);
+    world_release_all(peers);
+    peers_release();
+}
+/* Two messages, of words that do not take the place of each other; then it waits for the answer. */
+static void talk(int to, int first, int last)
+{
+    for (int value = first; value < last; value += 2) {
+        send_value(to, 0, value);
+        send_value(to, SECOND, value + 1);
+        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&echoed[to]) < value + 1; sleep_ms(0))
+            REQUIRE(clock_ms() < until);
+    }
+}
+/* One that may be lost is said again. */
+static void insist(int to, int value)
+{
+    int64_t until = clock_ms() + JOIN_MS;
+    for (int n = 0; atomic_load(&echoed[to]) < value; sleep_ms(1), n++) {
+        if (n % AGAIN_MS == 0) send_value(to, 0, value);
+        REQUIRE(clock_ms() < until);
+    }
+}
+static void talk_to_all(int first, int last)
+{
+    for (int hop = 1; hop < size; hop++) talk((rank + hop) % size, first, last);
+}
+
+static void talk_in_order(void)
+{
+    meet(2);
+    open_here();
+    talk_to_all(1, ROUNDS);
+    world_barrier(size);
+    REQUIRE(count_links() == (is_first(rank) ? 2 : 0));
+    world_barrier(size);
+    finish();
+}
+static void test_messages_keep_their_order_and_make_no_links(void **state)
+{
+    (void)state;
+    world_run(6, talk_in_order, 0);
+}
+static void talk_between_sixteen(void)
+{
+    meet(1);
+    open_here();
+    talk_to_all(1, 20);
+    world_barrier(size);
+    REQUIRE(count_links() == 7);                        /* 1, 2 and 4 ahead and behind, and 8 */
+    world_barrier(size);
+    finish();
+}
+static void test_sixteen_hosts_have_few_links(void **state)
+{
+    (void)state;
+    world_run(16, talk_between_sixteen, 0);
+}
+static void come_late(void)
+{
+    meet(2);
+    if (!is_first(rank)) open_here();
+    int to = (rank + 2) % size;
+    if (!is_first(rank)) {
+        send_value(to, 0, 1);
+        send_value(to, SECOND, 2);
+    }
+    world_barrier(size);
+    if (is_first(rank)) open_here();
+    for (int64_t until = clock_ms() + JOIN_MS; !is_first(rank) && atomic_load(&echoed[to]) < 2; sleep_ms(1))
+        REQUIRE(clock_ms() < until);
+    world_barrier(size);
+    REQUIRE(count_links() == (is_first(rank) ? 2 : 0));
+    world_barrier(size);
+    finish();
+}
+static void test_who_passes_on_may_come_late(void **state)
+{
+    (void)state;
+    world_run(6, come_late, 0);
+}
+static void leave_early(void)
+{
+    int bye = -BYE;
+    meet(2);
+    open_here();
+    talk_to_all(1, 10);
+    world_barrier(size);
+    if (is_first(rank)) {
+        for (int r = 0; r < size; r++)
+            if (r != rank && is_first(r)) channel_send_last(channel, r, 7, &bye, sizeof bye);
+        channel_close(channel);
+    }
+    world_barrier(size);
+    for (int r = 1; r < size && !is_first(rank); r += 2)
+        if (r != rank) talk(r, 11, 20);
+    world_barrier(size);
+    int gone = (rank + 1) % size;                       /* on the next host; it has not told this rank */
+    if (!is_first(rank)) send_value(gone, 0, 21);
+    for (int64_t until = clock_ms() + JOIN_MS; !is_first(rank) && !atomic_load(&farewells[gone]); sleep_ms(1))
+        REQUIRE(clock_ms() < until);
+    world_barrier(size);
+    REQUIRE(count_links() == (is_first(rank) ? 2 : 0));
+    world_barrier(size);
+    if (is_first(rank)) channel = NULL;
+    finish();
+}
+static void test_who_passes_on_may_leave_early(void **state)
+{
+    (void)state;
+    world_run(6, leave_early, 0);
+}
+/* Rank 2, the first of its host, is killed or stopped; the others go on, and say again what is not answered. */
+static void go_on_without(int signal)
+{
+    meet(2);
+    open_here();
+    talk_to_all(1, 10);
+    world_barrier(size);
+    atomic_store(&says_again, true);
+    world_barrier(size);
+    if (rank == 2) raise(signal);
+    for (int value = 12; rank != 2 && value < 20; value += 2)
+        for (int r = 0; r < size; r++)
+            if (r != rank && r != 2) insist(r, value);
+    if (rank != 2) world_barrier(size - 1);
+    if (rank == 0 && signal == SIGSTOP) REQUIRE(kill((pid_t)world->identity[2].pid, SIGCONT) == 0);
+    finish();
+}
+static void die(void) { go_on_without(SIGKILL); }
+static void stop(void) { go_on_without(SIGSTOP); }
+static void test_who_passes_on_may_die(void **state)
+{
+    (void)state;
+    world_run(6, die, 1u << 2);
+}
+static void test_who_passes_on_may_be_stopped(void **state)
+{
+    (void)state;
+    world_run(6, stop, 0);
+}
+/* Rank 0 is the first of its host; what rank 1 has said before it is gone is on its way. */
+static void pass_on_and_go(void)
+{
+    meet(2);
+    open_here();
+    if (rank == 1) {
+        send_value(3, 0, 1);
+        send_value(3, SECOND, 2);
+    }
+    world_barrier(size);
+    if (rank == 0) { finish(); return; }
+    if (rank == 3)
+        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&heard[1]) < 2; sleep_ms(1)) REQUIRE(clock_ms() < until);
+    world_barrier(size - 1);
+    finish();
+}
+static void test_who_goes_passes_on_what_has_come(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) world_run(4, pass_on_and_go, 0);
+}
+
+/* ---- parcels that are wrong ---- */
+static void forge(void)
+{
+    int value = 1;
+    meet(2);
+    open_here();
+    world_barrier(size);
+    struct parcel parcel = { .from = 0, .length = sizeof value };
+    memcpy(parcel.to.token, token, sizeof token);
+    memcpy(parcel.bytes, &value, sizeof value);
+    const struct {
+        int from, to, hops;
+    } wrong[] = { { 0, 3, 99 }, { 0, 3, 255 }, { 0, size, 0 }, { 0, -7, 0 }, { 0, INT32_MAX, 0 }, { -1, 3, 0 },
+        { size, 3, 0 }, { 0, INT32_MIN, 0 } };
+    for (int i = 0; rank == 0 && i < 8; i++) {
+        parcel.from = wrong[i].from;
+        parcel.to.rank = wrong[i].to;
+        parcel.hops = (uint8_t)wrong[i].hops;
+        pthread_mutex_lock(&registry.lock);
+        REQUIRE(peer_tell_parcel(peers[2], &parcel) == 0);
+        pthread_mutex_unlock(&registry.lock);
+    }
+    world_barrier(size);
+    talk_to_all(1, 10);                                 /* and nothing else has come */
+    world_barrier(size);
+    finish();
+}
+static void test_wrong_parcels_are_not_passed_on(void **state)
+{
+    (void)state;
+    world_run(4, forge, 0);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_route_ends_soon),
+        cmocka_unit_test(test_one_host_that_is_missing_is_passed_by),
+        cmocka_unit_test(test_a_route_ends_whoever_is_missing),
+        cmocka_unit_test(test_messages_keep_their_order_and_make_no_links),
+        cmocka_unit_test(test_sixteen_hosts_have_few_links),
+        cmocka_unit_test(test_who_passes_on_may_come_late),
+        cmocka_unit_test(test_who_passes_on_may_leave_early),
+        cmocka_unit_test(test_who_passes_on_may_die),
+        cmocka_unit_test(test_who_passes_on_may_be_stopped),
+        cmocka_unit_test(test_who_goes_passes_on_what_has_come),
+        cmocka_unit_test(test_wrong_parcels_are_not_passed_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
