@@ -10,17 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = MOST_RANKS, SECONDS = 100, BELL_BYTES = 4096 };
-struct hall { /* where ranks meet */
-    _Atomic int arrived;
-};
+enum { MAX_RANKS = MOST_RANKS, BELL_BYTES = 4096 };
 
 _Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition)
 {
     fprintf(stderr, "rank %d, %s:%d: not so: %s\n", rank, file, line, condition);
     _exit(1);
 }
-static void *shared_memory(size_t bytes, int protection)
+void *shared_memory(size_t bytes, int protection)
 {
     void *at = mmap(NULL, bytes, protection, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at != MAP_FAILED) return at;
@@ -109,13 +106,12 @@ struct shm_ground table_ground(struct table *t)
         .stream = ground_stream,
         .stream_far = ground_stream };
 }
-struct alarm_bell { _Atomic uint32_t rung, waiters; };
 static void ring(void *context)
 {
     struct alarm_bell *bell = context;
     word_ring(&bell->rung, &bell->waiters, false);
 }
-static struct router *new_router(int rank, int size, struct alarm_bell *bell)
+struct router *new_router(int rank, int size, struct alarm_bell *bell)
 {
     struct router *router;
     if (router_create(rank, size, 1, (struct bell){ bell ? ring : NULL, bell }, &router) != TUTTI_OK)
@@ -196,11 +192,11 @@ static void *sit(void *context)
     rank_meet(&seat->rank);
     return NULL;
 }
-static void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each)
+void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each)
 {
     struct seat seats[MAX_RANKS];
     struct hall hall = { 0 };
-    alarm(SECONDS);
+    alarm(RANKS_SECONDS);
     for (int r = 0; r < size; r++) {
         seats[r] = (struct seat){ { r, size, routers[r], &hall, waiting, bells ? &bells[r] : NULL }, each, 0 };
         if (pthread_create(&seats[r].thread, NULL, sit, &seats[r])) ranks_stop(r, __FILE__, __LINE__, "pthread_create");
@@ -211,7 +207,7 @@ static void run_threads(int size, struct router **routers, enum waiting waiting,
 /* Whoever reads a send may be kept from its core for long. */
 static struct inproc_options options_of(unsigned seed)
 {
-    return (struct inproc_options){ .seed = seed, .delay = 40, .budget = 8, .cancel_ms = SECONDS * 1000 };
+    return (struct inproc_options){ .seed = seed, .delay = 40, .budget = 8, .cancel_ms = RANKS_SECONDS * 1000 };
 }
 void ranks_inproc(int size, unsigned seed, enum waiting waiting, body *each)
 {
@@ -257,7 +253,7 @@ static void be_process(struct table *table, int rank, struct hall *hall, body *e
     struct rank me = { rank, table->size, new_router(rank, table->size, NULL), hall, POLLS, NULL };
     ground.reserve = ground_is_open;
     ground.stream = ground.stream_far = NULL;
-    alarm(SECONDS);
+    alarm(RANKS_SECONDS);
     seat_rank(table, rank, me.router, &ground, NULL);
     each(&me);
     rank_meet(&me);
@@ -288,7 +284,7 @@ static void sleep_until_rung(struct rank *me, uint32_t seen)
 {
     struct wait_set set = { .count = 0 };
     wait_add(&set, &me->bell->rung, seen, &me->bell->waiters, false);
-    wait_sleep(&set, SECONDS * 1000 / 2);
+    wait_sleep(&set, RANKS_SECONDS * 1000 / 2);
     if (atomic_load(&me->bell->rung) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
 }
 bool rank_poll(struct rank *me)

@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct hall;
-struct alarm_bell;
+enum { RANKS_SECONDS = 100 };             /* then a test has hung */
+struct hall { _Atomic int arrived; };   /* where ranks meet */
+struct alarm_bell { _Atomic uint32_t rung, waiters; };
 /* While a rank waits for messages: it polls; or sleeps on its bell, delays being counted in polls or in time. */
 enum waiting { POLLS, SLEEPS, SLEEPS_IN_TIME };
 struct rank {
@@ -78,3 +79,8 @@ struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64
 /* Bytes that tell from which message they are and where they stood in it. */
 void bytes_fill(unsigned char *at, size_t bytes, uint64_t message);
 bool bytes_are(const unsigned char *at, size_t bytes, uint64_t message);
+
+/* ---- for those who make worlds of ranks ---- */
+void *shared_memory(size_t bytes, int protection);
+struct router *new_router(int rank, int size, struct alarm_bell *bell);
+void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each);
