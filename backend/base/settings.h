@@ -24,6 +24,8 @@
       "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
     X(hosts, "TUTTI_HOSTS", TEXT, "", "", "pretends that the ranks of a job are on several hosts: a number of blocks," \
       " or the host of each rank as in 0,1,0,1 (empty: no)") \
+    X(ucx, "TUTTI_UCX", TEXT, "libucp.so.0", "", "the UCX library; of several with a colon between them, the first" \
+      " that can be loaded") \
     X(silence_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
       "how long another host may be silent before its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", "file, readable by its owner only, with a secret that processes" \

@@ -5,6 +5,7 @@
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/price.h"
+#include "backend/transports/ucx/ucx.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
 #include <sched.h>
@@ -112,10 +113,12 @@ static void put_machine(struct text *t)
 }
 static void put_transports(struct text *t)
 {
+    char ucx[1024];
+    ucx_describe(ucx, sizeof ucx);
     put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
-    put_pair(t, "ucx", "no: this version connects the ranks of one host only", ", ");
-    put_pair(t, "verbs", "no: this version connects the ranks of one host only", "}, ");
+    put_pair(t, "ucx", ucx, ", ");
+    put_pair(t, "verbs", "no: this version uses InfiniBand and RoCE through UCX", "}, ");
 }
 static void put_settings(struct text *t)
 {

@@ -42,7 +42,7 @@ MAY_INCLUDE = {
 # foreign headers: the only places they may be included from
 ONLY_FROM = {
     r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/"],
-    r"uc[pst]/": ["backend/transports/ucx.c"],
+    r"uc[pst]/": ["backend/transports/ucx/"],
     r"infiniband/|rdma/": ["backend/transports/verbs.c"],
     r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
 }

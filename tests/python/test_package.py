@@ -192,6 +192,14 @@ def test_info_tells_what_the_machine_was_measured_to_be():
     assert any("second-level cache" in name for name in machine)
 
 
+def test_info_tells_of_ucx():
+    """Which library it is and what networks it finds, or why there is none; both ways end well."""
+    found = json.loads(tutti("info", "--json").stdout)["transports"]
+    assert found["shm"].startswith("yes: ") and re.match(r"yes: UCX .*, with |no: ", found["ucx"]), found
+    none = json.loads(tutti("info", "--json", environment={"TUTTI_UCX": "/nowhere/libucp.so.0"}).stdout)["transports"]
+    assert none["ucx"].startswith("no: ") and "/nowhere/libucp.so.0" in none["ucx"], none
+
+
 def test_schedule_lists_every_rank():
     import torch_tutti
     collectives = torch_tutti.algorithms()

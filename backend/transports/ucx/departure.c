@@ -1,0 +1,206 @@
+/* What leaves. A small message is copied into a room of ours, so that its send is over at once; a large one is
+   announced by UCX's rendezvous and stays where it is. Where a message has several pieces, it is packed into one: UCX
+   moves lists of pieces over TCP at a third of the speed. */
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/transports/pieces.h"
+#include "backend/transports/ucx/port.h"
+#include <stdlib.h>
+
+static struct flight *flight_for(struct ucx_port *p, struct link *link, size_t room)
+{
+    struct flight *f = flight_new(room);
+    if (!f) return NULL;
+    f->owner = p;
+    f->link = link;
+    f->endpoint = link->endpoint;
+    f->header = (struct header){
+        .comm = p->comm, .from = p->rank, .to = link->rank, .sequence = link->sent++, .returned = link->owed
+    };
+    link->told = link->owed;
+    return f;
+}
+/* A flight that is not under way has landed: with success, or not. */
+static void dispatch(struct ucx_port *p, struct flight *f, const void *data, unsigned flags)
+{
+    bool flies = flight_send(f, data, flags);
+    if (!flies && f->status == UCS_OK && !f->transfer) flight_free(f); /* nobody waits for it */
+    else flight_enlist(f, flies ? &p->flights : &p->landed);
+}
+static void refuse(struct ucx_port *p, struct transfer *x, tutti_status status)
+{
+    router_refuse(p->base.router, x, status);
+}
+/* NULL: no memory, and the transfer has failed. */
+static struct flight *flight_of_message(struct ucx_port *p, struct link *link, struct transfer *x, size_t room)
+{
+    struct flight *f = flight_for(p, link, room);
+    if (!f) {
+        refuse(p, x,
+            status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", p->rank, link->rank));
+        return NULL;
+    }
+    f->header.kind = MESSAGE;
+    f->header.name = x->name;
+    f->header.bytes = x->wire;
+    return f;
+}
+static bool has_credit(const struct link *link, uint64_t bytes)
+{
+    return link->charged - link->returned + charge_of(bytes) <= CREDIT_BYTES;
+}
+static void send_eager(struct ucx_port *p, struct link *link, struct transfer *x)
+{
+    struct flight *f = flight_of_message(p, link, x, (size_t)x->wire);
+    if (!f) return;
+    f->bytes = (size_t)x->wire;
+    link->charged += charge_of(x->wire);
+    pieces_gather(x, f->room, f->bytes);
+    dispatch(p, f, NULL, UCP_AM_SEND_FLAG_EAGER);
+    transfer_done(x);
+}
+static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
+static void announce(struct ucx_port *p, struct link *link, struct transfer *x)
+{
+    bool packed = !is_one_run(x);
+    size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
+    struct flight *f = flight_of_message(p, link, x, packed ? room : 0);
+    if (!f) return;
+    f->header.id = x->key = ++p->ids;
+    f->transfer = x;
+    f->packed = packed;
+    f->bytes = packed ? room : x->pieces[0].length;
+    if (packed) pieces_gather(x, f->room, (size_t)x->wire);
+    dispatch(p, f, packed ? NULL : x->pieces[0].at, UCP_AM_SEND_FLAG_RNDV);
+}
+void link_note_broken(struct ucx_port *p, struct link *link, ucs_status_t status)
+{
+    if (link->broken_ms || link->lost) return;
+    link->broken_ms = clock_ms();
+    link->status = status;
+    p->broken++;
+}
+/* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
+   only if nothing comes the transfer fails for this. */
+static void hold(struct ucx_port *p, struct link *link, struct transfer *x)
+{
+    queue_push(&link->held, x);
+    link_note_broken(p, link, link->endpoint ? link->endpoint->status : UCS_ERR_CONNECTION_RESET);
+}
+static void take_off(struct ucx_port *p, struct link *link, struct transfer *x)
+{
+    if (endpoint_is_broken(link->endpoint)) hold(p, link, x);
+    else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
+    else announce(p, link, x);
+}
+/* false: not yet. */
+bool link_connect(struct ucx_port *p, struct link *link)
+{
+    unsigned char card[UCX_CARD_BYTES];
+    char name[256], why[STATUS_DETAIL_BYTES / 2];
+    size_t bytes = 0;
+    if (link->endpoint || link->unreachable) return link->endpoint;
+    tutti_status status = p->ground.card(p->ground.context, link->rank, card, &bytes);
+    if (status == TUTTI_IN_PROGRESS) return false;
+    if (status == TUTTI_PEER_LOST) { /* who told it tells why */
+        link_note_broken(p, link, UCS_ERR_CONNECTION_RESET);
+        return false;
+    }
+    if (status == TUTTI_OK)
+        status = endpoint_get(p->ground.process(p->ground.context, link->rank), card, bytes, &link->endpoint);
+    if (status == TUTTI_OK) return true;
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    p->ground.name(p->ground.context, link->rank, name, sizeof name);
+    status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
+    link->unreachable = true;
+    link_note_broken(p, link, UCS_ERR_UNREACHABLE);
+    for (struct transfer *x; link->waiting.first;) {
+        x = queue_take(&link->waiting, NULL);
+        refuse(p, x, status);
+    }
+    return false;
+}
+void port_send(struct ucx_port *p, struct link *link, struct transfer *x)
+{
+    bool waits = link->waiting.first;
+    if (link->endpoint && !waits) {
+        take_off(p, link, x);
+        return;
+    }
+    queue_push(&link->waiting, x);
+    p->waiting += !waits;
+    if (!waits) port_send_waiting(p);
+}
+void port_send_waiting(struct ucx_port *p)
+{
+    p->waiting = 0;
+    for (int r = 0; r < p->size; r++) {
+        struct link *link = &p->links[r];
+        if (link->waiting.first && link_connect(p, link))
+            while (link->waiting.first) take_off(p, link, queue_take(&link->waiting, NULL));
+        p->waiting += link->waiting.first != NULL;
+    }
+}
+bool port_tell(struct ucx_port *p, struct link *link, const struct header *said)
+{
+    bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
+    struct flight *f = can ? flight_for(p, link, 0) : NULL;
+    if (!f) return false; /* who cannot be told of credit sends announced messages */
+    f->header.kind = said->kind;
+    f->header.name = said->name;
+    f->header.id = said->id;
+    f->header.bytes = said->bytes;
+    dispatch(p, f, NULL, UCP_AM_SEND_FLAG_EAGER);
+    return true;
+}
+/* Most credit goes back with the next message; this is for those who are only sent to. An endpoint of ours may be
+   needed for it. */
+void port_return_credit(struct ucx_port *p)
+{
+    p->owes = false;
+    for (int r = 0; r < p->size; r++) {
+        struct link *link = &p->links[r];
+        if (!link_owes_much(link) || link->lost) continue;
+        port_tell(p, link, &(struct header){ .kind = CREDIT });
+        p->owes |= !link->endpoint && !link->unreachable;
+    }
+}
+
+/* ---- what UCX is done with ---- */
+static void end_send(struct ucx_port *p, struct flight *f)
+{
+    struct transfer *x = f->transfer;
+    if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
+    else if (f->status == UCS_OK) transfer_done(x);
+    else hold(p, f->link, x);
+}
+static void end_receive(struct ucx_port *p, struct flight *f)
+{
+    struct transfer *x = f->transfer;
+    if (f->status != UCS_OK) {
+        hold(p, f->link, x);
+        return;
+    }
+    if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
+    transfer_done(x);
+}
+void port_end_landed(struct ucx_port *p)
+{
+    for (struct flight *f; (f = p->landed) != NULL; flight_free(f)) {
+        flight_remove(f);
+        if (!f->transfer) continue;
+        if (f->transfer->is_send) end_send(p, f);
+        else end_receive(p, f);
+    }
+}
+void port_refused(struct ucx_port *p, const struct header *header)
+{
+    for (struct flight *f = p->flights; f; f = f->next)
+        if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {
+            f->refused = true;
+            f->theirs = header->bytes;
+            if (!port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
+                link_note_broken(p, f->link, UCS_ERR_NO_MEMORY);
+            return;
+        }
+}

@@ -1,0 +1,131 @@
+/* What UCX does to its process it does while it is being loaded, in the constructors of its libraries, and only the
+   environment keeps it from that. So these variables are set before, where the user has not: they are the defaults that
+   docs/decisions/ucx.md measured. setenv is not safe beside threads that read the environment, so it is done once, and
+   before anything else. */
+#include "backend/transports/ucx/library.h"
+#include "backend/base/log.h"
+#include "backend/base/settings.h"
+#include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_MINOR = 13, UCX_ERROR = 1, UCX_WARN = 2 };
+#define X(type, name, parameters) \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(&name), type(*) parameters), "as its header has it");
+UCX_CALLS(X)
+#undef X
+struct ucx_calls ucx;
+static struct {
+    pthread_once_t once;
+    tutti_status status;
+    char name[256], problem[600];
+    const char *(*status_string)(ucs_status_t);
+} library = { .once = PTHREAD_ONCE_INIT };
+
+bool ucx_has_rdma(void)
+{
+    DIR *devices = opendir("/sys/class/infiniband");
+    if (!devices) return false;
+    int entries = 0;
+    while (entries < 3 && readdir(devices)) entries++; /* two of them are . and .. */
+    closedir(devices);
+    return entries == 3;
+}
+static void set_defaults(void)
+{
+    static const char *const defaults[][2] = { { "UCX_ERROR_SIGNALS", "" }, { "UCX_DEBUG_SIGNO", "" },
+        { "UCX_HANDLE_ERRORS", "none" }, { "UCX_TCP_TX_SEG_SIZE", "256K" }, { "UCX_TCP_RX_SEG_SIZE", "256K" },
+        { "UCX_TCP_KEEPIDLE", "2s" }, { "UCX_TCP_KEEPINTVL", "1s" }, { "UCX_TCP_KEEPCNT", "3" },
+        { "UCX_KEEPALIVE_INTERVAL", "inf" }, { "UCX_WARN_UNUSED_ENV_VARS", "n" } };
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) setenv(defaults[i][0], defaults[i][1], 0);
+    if (!ucx_has_rdma()) setenv("UCX_MEM_EVENTS", "n", 0); /* caches of registered memory want it, TCP does not */
+}
+
+/* ---- its log ---- */
+static int take_log_line(const char *file, unsigned line, const char *function, int level, const void *component,
+    const char *format, va_list arguments)
+{
+    char text[600];
+    (void)component;
+    vsnprintf(text, sizeof text, format, arguments);
+    const char *name = strrchr(file, '/');
+    name = name ? name + 1 : file;
+    if (level <= UCX_ERROR) LOG(INFO, "UCX: %s (%s:%u %s)", text, name, line, function);
+    else if (level == UCX_WARN) LOG(INFO, "UCX: %s (%s:%u %s)", text, name, line, function);
+    else LOG(DEBUG, "UCX: %s (%s:%u %s)", text, name, line, function);
+    return 0; /* nobody else gets it */
+}
+typedef int log_handler(const char *, unsigned, const char *, int, const void *, const char *, va_list);
+static void redirect_log(void)
+{
+    void *common = dlopen("libucs.so.0", RTLD_NOW | RTLD_NOLOAD);
+    if (!common) return;
+    void (*push)(log_handler *) = (void (*)(log_handler *))dlsym(common, "ucs_log_push_handler");
+    library.status_string = (const char *(*)(ucs_status_t))dlsym(common, "ucs_status_string");
+    if (push) push(take_log_line);
+}
+
+/* ---- opening it ---- */
+static void note_problem(const char *path, const char *why)
+{
+    size_t used = strlen(library.problem);
+    snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
+}
+static bool find_calls(void *opened, const char *path)
+{
+    const char *missing = NULL;
+#define X(type, name, parameters) \
+    ucx.name = (type(*) parameters)dlsym(opened, #name); \
+    if (!ucx.name) missing = #name;
+    UCX_CALLS(X)
+#undef X
+    if (missing) note_problem(path, missing);
+    return !missing;
+}
+static bool open_one(const char *path)
+{
+    unsigned major = 0, minor = 0, release = 0;
+    char text[64];
+    void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!opened) {
+        const char *why = dlerror();
+        note_problem(path, why ? why : "it cannot be opened");
+        return false;
+    }
+    if (!find_calls(opened, path)) return false;
+    ucx.ucp_get_version(&major, &minor, &release);
+    if (major != 1 || minor < LEAST_MINOR) {
+        snprintf(text, sizeof text, "it is version %u.%u.%u", major, minor, release);
+        note_problem(path, text);
+        return false;
+    }
+    snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);
+    return true;
+}
+static void load(void)
+{
+    char list[1024], *rest = NULL;
+    bool opened = false;
+    set_defaults();
+    snprintf(list, sizeof list, "%s", settings_get()->ucx);
+    for (char *path = strtok_r(list, ":", &rest); path && !opened; path = strtok_r(NULL, ":", &rest))
+        opened = open_one(path);
+    if (opened) redirect_log();
+    library.status = opened ? TUTTI_OK : TUTTI_UNSUPPORTED;
+}
+tutti_status ucx_library_load(void)
+{
+    pthread_once(&library.once, load);
+    if (library.status == TUTTI_OK) return TUTTI_OK;
+    return status_fail(library.status,
+        "no UCX of version 1.%d or later, which messages between hosts need (%s): install it "
+        "(apt-get install libucx0, or pip install libucx-cu12), or say in TUTTI_UCX where libucp.so.0 is",
+        LEAST_MINOR, library.problem[0] ? library.problem : "TUTTI_UCX names none");
+}
+const char *ucx_library_name(void) { return library.name; }
+const char *ucx_status_text(ucs_status_t status)
+{
+    return library.status_string ? library.status_string(status) : "an error of UCX";
+}

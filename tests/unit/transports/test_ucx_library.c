@@ -1,0 +1,133 @@
+/* What opening UCX does to a process, and what is said when there is none. Each test has a process of its own, as the
+   library is opened once. */
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include "backend/transports/ucx/ucx.h"
+#include "tests/unit/transports/ranks_ucx.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static unsigned char card[UCX_CARD_BYTES];
+static size_t card_bytes;
+static void in_a_process(void (*each)(void))
+{
+    int how;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(RANKS_SECONDS);
+        each();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+}
+static void need(bool so, const char *what)
+{
+    if (so) return;
+    fprintf(stderr, "not so: %s (%s)\n", what, status_detail());
+    _exit(1);
+}
+static void open_it(void) { need(ucx_open("lo", true, card, &card_bytes) == TUTTI_OK, "UCX is opened"); }
+
+static void signals_and_mmap(void)
+{
+    struct sigaction before[NSIG], now;
+    unsigned char code[16];
+    for (int i = 1; i < NSIG; i++) sigaction(i, NULL, &before[i]);
+    memcpy(code, (const void *)(uintptr_t)mmap, sizeof code);
+    open_it();
+    for (int i = 1; i < NSIG; i++)
+        need(sigaction(i, NULL, &now) != 0 || now.sa_handler == before[i].sa_handler, "handlers are as they were");
+    need(memcmp(code, (const void *)(uintptr_t)mmap, sizeof code) == 0, "mmap is as it was");
+    ucx_close();
+}
+static void test_handlers_and_mmap_stay_the_programs(void **state)
+{
+    (void)state;
+    in_a_process(signals_and_mmap);
+}
+static void keeps_what_is_set(void)
+{
+    setenv("UCX_TCP_KEEPIDLE", "7s", 1);
+    open_it();
+    need(strcmp(getenv("UCX_TCP_KEEPIDLE"), "7s") == 0, "what the user has set stays");
+    ucx_close();
+}
+static void test_the_users_settings_win(void **state)
+{
+    (void)state;
+    in_a_process(keeps_what_is_set);
+}
+static void finds_none(void)
+{
+    setenv("TUTTI_UCX", "/nowhere/libucp.so.0:/elsewhere/libucp.so.0", 1);
+    settings_reload();
+    need(ucx_open("lo", true, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
+    need(strstr(status_detail(), "/nowhere/libucp.so.0"), "the first is named");
+    need(strstr(status_detail(), "/elsewhere/libucp.so.0"), "the second is named");
+    need(strstr(status_detail(), "apt-get install libucx0"), "what to do is said");
+    char text[1024];
+    ucx_describe(text, sizeof text);
+    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "and told by tutti info");
+}
+static void test_without_a_library_it_is_said_what_to_do(void **state)
+{
+    (void)state;
+    in_a_process(finds_none);
+}
+static void takes_the_second(void)
+{
+    setenv("TUTTI_UCX", "/nowhere/libucp.so.0:libucp.so.0", 1);
+    settings_reload();
+    open_it();
+    ucx_close();
+}
+static void test_the_first_that_can_be_loaded_is_taken(void **state)
+{
+    (void)state;
+    in_a_process(takes_the_second);
+}
+/* The child's copy is nothing to it, and it may open one of its own. */
+static void forks(void)
+{
+    int how;
+    open_it();
+    pid_t child = fork();
+    if (child == 0) {
+        ucx_close();
+        open_it();
+        ucx_close();
+        _exit(0);
+    }
+    need(waitpid(child, &how, 0) == child && how == 0, "the child ended well");
+    open_it();
+    ucx_close();
+    ucx_close();
+    open_it(); /* anew */
+    ucx_close();
+}
+static void test_a_child_of_fork_begins_anew(void **state)
+{
+    (void)state;
+    in_a_process(forks);
+}
+int main(void)
+{
+    if (!ucx_is_there()) return SKIPPED;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),
+        cmocka_unit_test(test_handlers_and_mmap_stay_the_programs),
+        cmocka_unit_test(test_the_users_settings_win),
+        cmocka_unit_test(test_the_first_that_can_be_loaded_is_taken),
+        cmocka_unit_test(test_a_child_of_fork_begins_anew),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
