@@ -39,7 +39,7 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
     struct machine typical = machine_typical();
     bool alone = g->layout->hosts == 1;
     launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical);
-    struct patience patience = price_patience(machine);
+    struct patience patience = price_patience(machine, 0);
     if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
     int polls = g->ladder.pauses / 10;
     /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */

@@ -91,8 +91,9 @@ static void put_kernels(struct text *t)
 }
 static void put_decimal(struct text *t, double value)   /* whatever the locale, as JSON has it */
 {
-    unsigned long long thousandths = (unsigned long long)(value * 1000 + 0.5);
-    put(t, "%llu.%03llu", thousandths / 1000, thousandths % 1000);
+    enum { MILLION = 1000000 };
+    unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
+    put(t, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
 /* What collectives of several ranks of this host go by. Measured now, if nobody has yet. */
 static void put_machine(struct text *t)
@@ -100,7 +101,7 @@ static void put_machine(struct text *t)
     const struct machine_row *rows;
     int count = machine_table(&rows);
     struct machine machine = machine_get(stream_find());
-    struct patience patience = price_patience(&machine);
+    struct patience patience = price_patience(&machine, 0);
     size_t tile = price_largest_tile(&machine);
     put(t, "\"machine\": {");
     for (int i = 0; i < count; i++) {

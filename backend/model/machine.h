@@ -23,7 +23,9 @@
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
     X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
     X(hand_over, "ns", 1000, 10, 1e7, "a yield to another rank on the same core") \
-    X(sleep, "ns", 8000, 100, 1e8, "to fall asleep and be woken by another core")
+    X(sleep, "ns", 8000, 100, 1e8, "to fall asleep and be woken by another core") \
+    X(message, "ns", 15000, 100, 1e10, "a message to another host; measured when a group has several") \
+    X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large one, both directions busy")
 
 struct machine {
 #define X(name, unit, typical, least, most, help) double name;
@@ -58,7 +60,7 @@ enum { PROBE_MS = 60 };                                 /* the longest it may ta
    busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 5 };                              /* to be raised when what is measured changes */
+enum { PROBE_NUMBER = 6 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
 /* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);

@@ -12,9 +12,12 @@
    - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
-   - A message: when both ends have been posted, what a message takes, and its bytes at the rate of the host's link, of
-     which it has the part that it makes up of all that the host sends. In a plan of one host the other end is taken to
-     be posted when this one is: right where all hosts do the same, too little where they form a tree.
+   - A message: a third of what it takes is its sender's work and a third its receiver's, which are busy for as long
+     (what the kernel does for a socket it does on their cores); then, when both ends have been posted, the rest, and
+     its bytes at the rate of the host's link, of which it has the part that it makes up of all that the host sends. In
+     a plan of one host the other end is taken to be posted when this one is: right where all hosts do the same, too
+     little where they form a tree. Of further tiles those bytes are work of the rank, too: sockets are copied by cores,
+     so there is little to overlap (256 KiB in one tile of 256 KiB took 89 us, in eight 237).
 
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
@@ -27,9 +30,8 @@
 /* With its other tensor beside it, and what its owner does between calls. Out of place, ranks that did more in each
    other's tensors to be equally busy were slower from 256 KiB to 1 MiB on. */
 enum { HELD_OF_L2 = 8 };
+enum { THIRDS = 3 };                                     /* of a message: sender, way, receiver */
 enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, TILES_WITH_MESSAGES = 4 };
-/* Between hosts nothing is measured yet: what is typical of 25 Gbit/s Ethernet through TCP. */
-static const double MESSAGE_NS = 15000, WIRE_NS_PER_BYTE = 0.32;
 struct pricing {
     const struct plan *plan;
     const struct machine *machine;
@@ -105,13 +107,14 @@ static double lines_cost(const struct pricing *x, const struct schedule *s, cons
     int lines = waits_on_peers(s, t) + (t->by_tile || t->by_reuse) + runs_of_peers(s, t);
     return lines * x->machine->line * x->load;
 }
+static bool step_is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
+static double part_of_message(const struct pricing *x) { return x->machine->message / THIRDS * x->load; }
 static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
-    return bytes_cost(x, s, t) + lines_cost(x, s, t);
+    return bytes_cost(x, s, t) + lines_cost(x, s, t) + (t->kind == SEND ? part_of_message(x) : 0);
 }
 
 /* ---- messages ---- */
-static bool step_is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
     int chunks = 0;
@@ -158,7 +161,7 @@ static double busiest_link(const struct pricing *x)
     double chunks = 0;
     for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++)
         chunks = most(chunks, most(x->crosses[h][0], x->crosses[h][1]));
-    return chunks * x->chunk_bytes * WIRE_NS_PER_BYTE;
+    return chunks * x->chunk_bytes * x->machine->wire;
 }
 
 /* ---- the critical path of one tile ---- */
@@ -179,7 +182,8 @@ static bool message_over(const struct pricing *x, const struct schedule *s, int 
     if (other.rank >= 0 && !(there = ends_of_rank(x, other.rank, other.step))) return false;
     if (there && *there > posted) posted = *there;
     double bytes = chunks_of(s, &s->steps[step]) * x->chunk_bytes;
-    *out = posted + MESSAGE_NS + WIRE_NS_PER_BYTE * bytes * x->share[plan_index(x->plan, s->rank)];
+    *out =
+        posted + (THIRDS - 1) * part_of_message(x) + x->machine->wire * bytes * x->share[plan_index(x->plan, s->rank)];
     return true;
 }
 /* When the step's waits are over; false: one is for a step that has no time yet. */
@@ -235,7 +239,9 @@ static double busiest(const struct pricing *x)
     for (int m = 0; m < x->plan->count; m++) {
         const struct schedule *s = &x->plan->ranks[m];
         double busy = 0;
-        for (int j = 0; j < s->step_count; j++) busy += step_cost(x, s, &s->steps[j]);
+        for (int j = 0; j < s->step_count; j++)
+            busy += step_cost(x, s, &s->steps[j]) + (s->steps[j].kind == RECV ? part_of_message(x) : 0);
+        busy += most(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
         busiest_rank = most(busiest_rank, busy);
     }
     return busiest_rank;
@@ -340,8 +346,8 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
    ranks that compute come 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (bench_decode.py shows it). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
 static int rungs(double time, double each) { return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4; }
-struct patience price_patience(const struct machine *machine)
+struct patience price_patience(const struct machine *machine, double look)
 {
-    return (struct patience){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause),
-        rungs(SLEEPS_OF_YIELDS * machine->sleep, machine->yield) };
+    return (struct patience){ rungs(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
+        rungs(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + look) };
 }

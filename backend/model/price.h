@@ -27,4 +27,5 @@ size_t price_largest_tile(const struct machine *machine);
 
 /* How long to wait awake: so many pauses, then so many yields, then it is cheaper to have slept. */
 struct patience { int pauses, yields; };
-struct patience price_patience(const struct machine *machine);
+/* look: ns that a look takes beside the pause: at a network, a system call. */
+struct patience price_patience(const struct machine *machine, double look);

@@ -222,7 +222,9 @@ static const struct machine believed[2] = {
         .pause = 1,
         .yield = 10,
         .hand_over = 10,
-        .sleep = 100 },
+        .sleep = 100,
+        .message = 100,
+        .wire = 1 },
     { .l2 = 64 << 20,
         .last = 1 << 30,
         .line = 1e5,
@@ -237,7 +239,9 @@ static const struct machine believed[2] = {
         .pause = 25,
         .yield = 540,
         .hand_over = 1e6,
-        .sleep = 17500 },
+        .sleep = 17500,
+        .message = 1e6,
+        .wire = 0.01 },
 };
 static void beliefs_are_different(void **state)
 {

@@ -19,6 +19,8 @@ static const struct machine near_cores = {
     .yield = 540,
     .hand_over = 1420,
     .sleep = 17500,
+    .message = 15000,
+    .wire = 0.32,
 };
 static const struct machine far_cores = {
     .l2 = 1 << 20,
@@ -36,4 +38,6 @@ static const struct machine far_cores = {
     .yield = 540,
     .hand_over = 1420,
     .sleep = 17500,
+    .message = 15000,
+    .wire = 0.32,
 };

@@ -151,7 +151,7 @@ static void long_messages_cost_what_the_link_carries(void **state)
         for (int i = 0; i < 3; i++)
             for (int one_host = 0; one_host < 2; one_host++) {
                 double ns = price_between(ALLREDUCE, names[i], hosts_of_ranks(4, each), one_host, bytes);
-                assert_true(ns >= link_ns && ns < 1.3 * link_ns);
+                assert_true(ns >= link_ns && ns < 1.5 * link_ns);  /* and what the cores do besides */
             }
 }
 static void short_messages_cost_rounds(void **state)
@@ -228,13 +228,13 @@ static void caches_of_no_size_are_survived(void **state)
 static void patience_is_about_what_a_sleep_costs(void **state)
 {
     (void)state;
-    struct patience p = price_patience(&near_cores);
+    struct patience p = price_patience(&near_cores, 0);
     double awake = p.pauses * near_cores.pause;
     assert_true(awake > near_cores.sleep / 8 && awake < near_cores.sleep);
     assert_true(p.yields * near_cores.yield > near_cores.sleep);
     struct machine slow = near_cores;
     slow.sleep *= 10;
-    assert_true(price_patience(&slow).pauses > p.pauses && price_patience(&slow).yields > p.yields);
+    assert_true(price_patience(&slow, 0).pauses > p.pauses && price_patience(&slow, 0).yields > p.yields);
 }
 
 /* ---- no memory ---- */
