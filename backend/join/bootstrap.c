@@ -6,7 +6,9 @@
  *   a verdict that was there before they came is of an attempt that ended without them: they wait for another "r0";
  *   no verdict: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
  * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
- * that they have waited. Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
+ * that they have waited. In the word of an attempt there is also the name by which those of one host find each other
+ * (claims.h): each rank claims it before it answers, and lets go when the verdict has come, so when all have claimed.
+ * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
@@ -14,6 +16,7 @@
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
+#include "backend/processes/claims.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -84,6 +87,19 @@ static void back_off(int64_t began_ns, int64_t deadline_ms)
 }
 static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
 
+/* ---- on which host this rank is ---- */
+/* Who offers no contact takes part in a group of one host. */
+static tutti_status take_host(const struct member *first, int64_t deadline_ms, struct member *mine)
+{
+    if (mine->contact.family) return host_claim(first->token, deadline_ms, mine->host_token);
+    memcpy(mine->host_token, first->token, sizeof mine->host_token);
+    return TUTTI_OK;
+}
+static void leave_host(const struct member *first, const struct member *mine)
+{
+    if (mine->contact.family) host_unclaim(first->token);
+}
+
 /* ---- rank 0 ---- */
 static tutti_status check_alone(const tutti_store *store, const struct member *mine)
 {
@@ -145,7 +161,7 @@ static tutti_status store_collect(const tutti_store *store, const struct member 
     if (late) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
 }
-static tutti_status store_lead(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
+static tutti_status store_announce(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
     struct announcement *announcement)
 {
     char key[KEY_BYTES];
@@ -158,15 +174,25 @@ static tutti_status store_lead(const tutti_store *store, const struct member *mi
     tutti_status told = store_put(store, key, announcement, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
+static tutti_status store_lead(const tutti_store *store, struct member *mine, int64_t deadline_ms,
+    struct announcement *announcement)
+{
+    TRY(take_host(mine, deadline_ms, mine));
+    tutti_status status = store_announce(store, mine, deadline_ms, announcement);
+    leave_host(mine, mine);
+    return status;
+}
 
 /* ---- the others ---- */
 struct follower {
     const tutti_store *store;
-    const struct member *mine;
+    struct member *mine;
     int rank;
+    int64_t deadline_ms;
     struct announcement *found;
     struct member first;                               /* rank 0, as last seen; zeroed: not yet */
     bool over, answered;                               /* its verdict was there before us; this rank has answered */
+    bool placed;                                       /* and has said on which host it is */
 };
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
 static tutti_status get_verdict(const struct follower *f, size_t *out)
@@ -185,15 +211,23 @@ static tutti_status read_verdict(const struct follower *f)
         "rank 0 of %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
         f->first.size, f->mine->size);
 }
+static void leave_attempt(struct follower *f)
+{
+    if (f->placed) leave_host(&f->first, f->mine);
+    f->placed = false;
+}
 static tutti_status answer(struct follower *f, const struct member *first)
 {
     char key[KEY_BYTES];
     size_t ignored;
+    leave_attempt(f);
     f->first = *first;
     tutti_status status = get_verdict(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
     if (!f->answered) return f->over ? TUTTI_OK : status;
+    TRY(take_host(first, f->deadline_ms, f->mine));
+    f->placed = true;
     name_record(first, f->rank, key);
     return store_put(f->store, key, f->mine, sizeof *f->mine);
 }
@@ -230,10 +264,10 @@ static void tell_what_for(const struct follower *f)
         f->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
         f->first.identity.host);
 }
-static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
+static tutti_status await_verdict(struct follower *f)
 {
     bool told = false;
-    int64_t began_ns = clock_ns();
+    int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
     TRY(look_at_first(f, deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
@@ -247,16 +281,24 @@ static tutti_status store_follow(struct follower *f, int64_t deadline_ms)
         tell_what_for(f);
     }
 }
+static tutti_status store_follow(struct follower *f)
+{
+    tutti_status status = await_verdict(f);
+    leave_attempt(f);
+    return status;
+}
 
 tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table)
 {
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
-    struct follower other = { .store = store, .mine = mine, .rank = rank, .found = announcement };
-    tutti_status status =
-        rank == 0 ? store_lead(store, mine, deadline_ms, announcement) : store_follow(&other, deadline_ms);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
+    struct member placed = *mine;
+    struct follower other = {
+        .store = store, .mine = &placed, .rank = rank, .deadline_ms = deadline_ms, .found = announcement
+    };
+    tutti_status status = rank == 0 ? store_lead(store, &placed, deadline_ms, announcement) : store_follow(&other);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, &placed, table);
     free(announcement);
     return status;
 }

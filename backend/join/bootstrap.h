@@ -6,8 +6,10 @@
 #include "backend/processes/member.h"
 
 /* Both check that sizes and builds agree (MISMATCH shows both sides) and that a rank that does not come is named
-   (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its verdict
-   goes to all. `table` has room for mine->size records, and holds something only when all is well. */
+   (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its
+   verdict goes to all. Through a store the ranks are put on hosts (host_token): by claims if they offer contacts,
+   else all on one; by a unique id they are on one, and the caller has said so. `table` has room for mine->size
+   records, and holds something only when all is well. */
 tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,

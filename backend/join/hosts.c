@@ -1,4 +1,4 @@
-/* What is pretended is checked where it is read; what members say, by layout_create. */
+/* What is pretended is checked where it is read; what members say, here. */
 #include "backend/join/hosts.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -53,25 +53,55 @@ uint32_t hosts_number(const char *text, int size)
     for (const char *c = text; *c; c++) number = (number ^ (unsigned char)*c) * 16777619u;
     return (number ^ (uint32_t)size) * 16777619u | 1;
 }
-/* A group has some of the job's hosts: they are numbered anew, below the number of its ranks. */
+/* ---- from what the members say ---- */
+struct seat { unsigned char token[16]; int host, rank; };              /* sorted: those of one host stand together */
+static int compare_hosts(const struct seat *a, const struct seat *b)
+{
+    int order = memcmp(a->token, b->token, sizeof a->token);
+    return order ? order : (a->host > b->host) - (a->host < b->host);
+}
+static int compare_seats(const void *a, const void *b) { return compare_hosts(a, b); }
+static tutti_status check_member(const struct group *g, int r)
+{
+    const struct member *first = &g->members[0], *m = &g->members[r];
+    if (m->host < 0 || m->host >= MOST_HOSTS)
+        return status_fail(TUTTI_MISMATCH, "rank %d of %s says that it is on host %d, of %d at most", r, g->name,
+            m->host, MOST_HOSTS);
+    if (!m->pretends || memcmp(m->host_token, first->host_token, sizeof m->host_token) == 0) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "TUTTI_HOSTS pretends hosts for %s, but rank 0 (process %llu on %.40s) and rank %d (process %llu on %.40s) are "
+        "on different hosts: unset it",
+        g->name, (unsigned long long)first->identity.pid, first->identity.host, r, (unsigned long long)m->identity.pid,
+        m->identity.host);
+}
+/* In the order of their lowest ranks: tokens are random, and the order of sums is to be the same from run to run. */
+static void number_by_rank(int size, struct seat *spare, int *out)
+{
+    for (int i = 0; i < size; i++) spare[i].host = -1; /* by the number a host has so far, its next one */
+    for (int r = 0, hosts = 0; r < size; r++) {
+        int *next = &spare[out[r]].host;
+        if (*next < 0) *next = hosts++;
+        out[r] = *next;
+    }
+}
+/* A group has some of the job's hosts: they are numbered below the number of its ranks. */
 static tutti_status number_hosts(const struct group *g, int *out)
 {
-    int most = 0;
+    for (int r = 0; r < g->size; r++) TRY(check_member(g, r));
+    struct seat *seats = memory_zeroed((size_t)g->size, sizeof *seats);
+    if (!seats) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", g->size);
     for (int r = 0; r < g->size; r++) {
-        int host = g->members[r].host;
-        if (host < 0 || host >= MOST_HOSTS)
-            return status_fail(TUTTI_MISMATCH, "rank %d of %s says that it is on host %d, of %d at most", r, g->name,
-                host, MOST_HOSTS);
-        if (host > most) most = host;
+        seats[r].host = g->members[r].host;
+        seats[r].rank = r;
+        memcpy(seats[r].token, g->members[r].host_token, sizeof seats[r].token);
     }
-    int *number = memory_zeroed((size_t)most + 1, sizeof *number), hosts = 0;  /* plus 1; 0: not met yet */
-    if (!number) return status_fail(TUTTI_NO_MEMORY, "no memory for %d hosts", most + 1);
-    for (int r = 0; r < g->size; r++) {
-        int *mine = &number[g->members[r].host];
-        if (!*mine) *mine = ++hosts;
-        out[r] = *mine - 1;
+    qsort(seats, (size_t)g->size, sizeof *seats, compare_seats);
+    for (int i = 0, host = 0; i < g->size; i++) {
+        if (i && compare_hosts(&seats[i - 1], &seats[i]) != 0) host++;
+        out[seats[i].rank] = host;
     }
-    free(number);
+    number_by_rank(g->size, seats, out);
+    free(seats);
     return TUTTI_OK;
 }
 tutti_status hosts_layout(const struct group *group, struct layout **out)

@@ -82,7 +82,7 @@ tutti_status join_pretend(int rank, int size, struct member *out)
     if (!hosts) return status_fail(TUTTI_NO_MEMORY, "no memory for the hosts of %d ranks", size);
     tutti_status status = hosts_parse(text, size, hosts);
     out->host = hosts[rank];
-    out->pretends = hosts_number(text, size);
+    out->pretends = hosts_number(text, size) & ~PRETENDS_LINKS;
     free(hosts);
     return status;
 }

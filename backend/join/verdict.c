@@ -9,7 +9,7 @@
 
 enum { MOST_NAMED = 16 };
 static const char magic[8] = "tutti-v";
-static_assert(sizeof(struct member) == 136 && sizeof(struct verdict) == 528, "no padding");
+static_assert(sizeof(struct member) == 176 && sizeof(struct verdict) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }
@@ -28,11 +28,23 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
             mine->group, theirs->size, mine->size);
+    if ((theirs->pretends ^ mine->pretends) == PRETENDS_LINKS)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d has %s between the hosts that TUTTI_HOSTS pretends for %s, and rank 0 has %s: TUTTI_TRANSPORT "
+            "must be the same on all ranks",
+            rank, theirs->pretends & PRETENDS_LINKS ? "a network" : "shared memory", mine->group,
+            mine->pretends & PRETENDS_LINKS ? "a network" : "shared memory");
     if (theirs->pretends != mine->pretends)
         return status_fail(TUTTI_MISMATCH,
             "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
             "must be the same on all ranks, or unset on all",
             rank, mine->group);
+    if (!theirs->contact.family != !mine->contact.family)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d of %s %s for ranks of other hosts, and rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and "
+            "the host of the store must be given on all ranks or on none",
+            rank, mine->group, theirs->contact.family ? "has an address" : "has no address",
+            mine->contact.family ? "has one" : "has none");
     return TUTTI_OK;
 }
 static uint32_t count_absent(const struct member *table, uint32_t size)

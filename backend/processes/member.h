@@ -1,6 +1,6 @@
 /* What the ranks of a group tell each other of themselves. */
 #pragma once
-#include "backend/processes/peers.h"
+#include "backend/processes/links.h"
 #include <string.h>
 
 struct member {                                         /* fixed size, no padding: travels as bytes */
@@ -11,8 +11,12 @@ struct member {                                         /* fixed size, no paddin
     uint32_t build;                                     /* of what sources its tutti was made; never 0 */
     char group[32];                                     /* name, for messages */
     int32_t host;                                       /* where it is, or pretends to be: below the job's size */
-    uint32_t pretends;                                  /* how, alike on all ranks; 0: nobody does */
+    uint32_t pretends; /* how, alike on all ranks; 0: nobody does; see PRETENDS_LINKS */
+    unsigned char host_token[16];                       /* equal: they have shown that they are on one host */
+    struct contact contact;                             /* for those on other hosts; family 0: none */
 };
+/* A bit of `pretends`: they reach each other as real hosts do; else through shared memory. */
+static const uint32_t PRETENDS_LINKS = 2;
 static inline bool member_shares_process(const struct member *a, const struct member *b)
 {
     return memcmp(a->identity.nonce, b->identity.nonce, sizeof a->identity.nonce) == 0;

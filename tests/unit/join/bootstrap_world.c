@@ -83,6 +83,7 @@ struct member member_of(const struct way *way, int rank)
     memset(mine.identity.nonce, rank + 1 + 10 * way->attempt, sizeof mine.identity.nonce);
     memset(mine.token, rank + 101 + 10 * way->attempt, sizeof mine.token);
     mine.identity.pid = (uint64_t)getpid();
+    if (way->has_contacts != (odd && way->odd_contact)) mine.contact = (struct contact){ 2, 4711, 0, { 10, 0, 0, 1 } };
     snprintf(mine.identity.host, sizeof mine.identity.host, "host of %d", rank);
     return mine;
 }

@@ -19,6 +19,7 @@ struct way {                                                           /* what a
     int absent;                                                        /* bits: ranks that do not come */
     int64_t timeout_ms;
     int attempt;                                                       /* each of other processes, with other tokens */
+    bool has_contacts, odd_contact;                                    /* all offer one; the odd rank does otherwise */
 };
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
 struct rank { const struct way *way; int rank; tutti_store store; tutti_unique_id id; struct outcome *outcome; };

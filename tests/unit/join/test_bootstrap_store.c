@@ -1,5 +1,7 @@
 /* The bootstrap through a key-value store, with all that may be left in it: of groups that have ended, failed or
    died. */
+#include "backend/host/socket.h"
+#include "backend/processes/peers.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static void test_store_sees_few_requests(void **state)
@@ -217,6 +220,69 @@ static void test_store_with_nonsense_is_another_version(void **state)
     (void)state;
 }
 
+/* ---- on which host ---- */
+static void expect_host(const struct way *way, const struct outcome *outcomes, const unsigned char token[16])
+{
+    expect_tables(way, outcomes);
+    for (int r = 0; r < way->size; r++) assert_memory_equal(outcomes[0].table[r].host_token, token, 16);
+}
+static void test_who_offers_no_contact_is_on_one_host(void **state)
+{
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    run_store(&way, s, outcomes);
+    expect_host(&way, outcomes, member_of(&way, 0).token);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+/* A process ends with its peers what it has claimed, so this finds what was not given back before. */
+static void expect_nothing_claimed(const struct way *way)
+{
+    int free_again = socket_listen("host", member_of(way, 0).token);
+    assert_true(free_again >= 0);
+    close(free_again);
+}
+static void test_contacts_are_offered_with_a_claim(void **state)
+{
+    struct identity mine;
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct way dead = { .size = 3, .odd_rank = -1, .has_contacts = true };
+    struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1, .has_contacts = true };
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    struct member first = member_of(&dead, 0);
+    store_put(s, "r0", &first, sizeof first); /* and no verdict: ranks 1 and 2 answer it first */
+    bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
+    expect_host(&way, outcomes, mine.nonce);                           /* all are threads of this process */
+    expect_nothing_claimed(&dead);
+    expect_nothing_claimed(&way);
+    peers_release();
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_one_that_offers_no_contact_is_refused(void **state)
+{
+    struct identity mine;
+    struct outcome *outcomes = outcomes_create();
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    for (int all = 0; all < 2; all++) {
+        struct store *s = store_create();
+        struct way way = { .size = 3, .odd_rank = 2, .timeout_ms = SHORT_MS, .has_contacts = all, .odd_contact = true };
+        run_store(&way, s, outcomes);
+        expect_failure(&way, outcomes, TUTTI_MISMATCH,
+            all ? "rank 2 of test group has no address for ranks of other hosts, and rank 0 has one"
+                : "rank 2 of test group has an address for ranks of other hosts, and rank 0 has none");
+        expect_nothing_claimed(&way);
+        free(s);
+    }
+    peers_release();
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -231,6 +297,9 @@ int main(void)
         cmocka_unit_test(test_rank_that_comes_after_the_end_is_told),
         cmocka_unit_test(test_rank_0_taken_twice_is_noticed),
         cmocka_unit_test(test_store_with_nonsense_is_another_version),
+        cmocka_unit_test(test_who_offers_no_contact_is_on_one_host),
+        cmocka_unit_test(test_contacts_are_offered_with_a_claim),
+        cmocka_unit_test(test_one_that_offers_no_contact_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* Hosts that are pretended: what the setting says, what does not fit, and where the ranks of a group then are. */
 #include "backend/engine/comm.h"
+#include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
 #include "tests/support/world.h"
 #include <pthread.h>
@@ -55,6 +56,75 @@ static void test_what_does_not_fit_is_refused(void **state)
     refuse("0,3,1", 3, "does not name a host for each of them");
     refuse("0,1,0,1", 3, "names more hosts than there are ranks");
     refuse("99999999999999999999", 3, "is no number of hosts");
+}
+
+/* ---- what members say ---- */
+struct said { const char *tokens; const int *pretended; };             /* of each rank: a letter; a number or NULL */
+static void make_group(const struct said *said, struct member *members, struct group *out)
+{
+    *out = (struct group){ .size = (int)strlen(said->tokens), .name = "choir", .members = members };
+    for (int r = 0; r < out->size; r++) {
+        unsigned char n = (unsigned char)(r + 1);
+        members[r] =
+            (struct member){ .identity = { { n }, 100u + n, "node" }, .contact = { 2, 4711, 0, { 10, 0, 0, n } } };
+        members[r].host_token[15] = (unsigned char)said->tokens[r];
+        if (!said->pretended) continue;
+        members[r].host = said->pretended[r];
+        members[r].pretends = 1;
+    }
+}
+static void expect_layout(const struct said *said, const int *hosts)
+{
+    struct member members[MOST];
+    struct group g;
+    struct layout *layout;
+    make_group(said, members, &g);
+    assert_int_equal(hosts_layout(&g, &layout), TUTTI_OK);
+    for (int r = 0; r < g.size; r++) assert_int_equal(host_of(layout, r), hosts[r]);
+    layout_destroy(layout);
+}
+static void test_hosts_by_what_members_have_shown(void **state)
+{
+    (void)state;
+    expect_layout(&(struct said){ "aaa", NULL }, (int[]){ 0, 0, 0 });
+    expect_layout(&(struct said){ "ba", NULL }, (int[]){ 0, 1 });      /* numbered as they come */
+    expect_layout(&(struct said){ "abab", NULL }, (int[]){ 0, 1, 0, 1 });
+    expect_layout(&(struct said){ "cbbacba", NULL }, (int[]){ 0, 1, 1, 2, 0, 1, 2 });
+    expect_layout(&(struct said){ "aaaa", (int[]){ 3, 0, 3, 70000 } }, (int[]){ 0, 1, 0, 2 });
+}
+static void test_pretending_on_several_hosts_is_refused(void **state)
+{
+    struct member members[MOST];
+    struct group g;
+    struct layout *layout;
+    (void)state;
+    make_group(&(struct said){ "aab", (int[]){ 0, 1, 1 } }, members, &g);
+    assert_int_equal(hosts_layout(&g, &layout), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(),
+        "TUTTI_HOSTS pretends hosts for choir, but rank 0 (process 101 on node) and rank 2 (process 103 on node) are "
+        "on different hosts: unset it"));
+}
+static void refuse_contact(const struct contact *contact, const char *why)
+{
+    struct member members[MOST];
+    struct group g;
+    make_group(&(struct said){ "aab", NULL }, members, &g);
+    assert_int_equal(hosts_layout(&g, &g.layout), TUTTI_OK);
+    assert_int_equal(contacts_check(&g), TUTTI_OK);
+    members[1].contact = *contact;
+    assert_int_equal(contacts_check(&g), TUTTI_INVALID_ARGUMENT);
+    if (!strstr(tutti_get_last_error(), why)) fail_msg("%s", tutti_get_last_error());
+    layout_destroy(g.layout);
+}
+static void test_who_cannot_be_reached_is_refused(void **state)
+{
+    (void)state;
+    refuse_contact(&(struct contact){ .family = 0 },
+        "cannot be reached from other hosts, and rank 2 (process 103 on node, 10.0.0.3:4711) of choir is on one: it "
+        "offers no address");
+    refuse_contact(&(struct contact){ 2, 4711, 0, { 127, 0, 1, 1 } },
+        "rank 1 (process 102 on node, 127.0.1.1:4711) cannot be reached from other hosts, and rank 2 (process 103 on "
+        "node, 10.0.0.3:4711) of choir is on one: it offers a loopback address");
 }
 
 /* ---- a group ---- */
@@ -216,6 +286,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_and_lists),
         cmocka_unit_test(test_what_does_not_fit_is_refused),
+        cmocka_unit_test(test_hosts_by_what_members_have_shown),
+        cmocka_unit_test(test_pretending_on_several_hosts_is_refused),
+        cmocka_unit_test(test_who_cannot_be_reached_is_refused),
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_one_that_pretends_otherwise_is_told_on_every_rank),
 #endif

@@ -1,0 +1,99 @@
+/* Nothing here is done by a group of one host, which opens no port. */
+#include "backend/join/contacts.h"
+#include "backend/base/clock.h"
+#include "backend/base/settings.h"
+#include "backend/join/interface.h"
+#include "backend/join/mapping.h"
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SLICE_MS = 1000 };
+
+/* ---- the transport ---- */
+static const char *next_transport(void *context, int index)
+{
+    static const char *const names[] = { "ucx", NULL };
+    (void)context;
+    return names[index];
+}
+bool transport_is_ucx(void) { return strcmp(settings_get()->transport, "ucx") == 0; }
+tutti_status transport_check(void)
+{
+    const char *name = settings_get()->transport;
+    if (!*name || transport_is_ucx()) return TUTTI_OK;
+    const char *nearest = settings_nearest(name, next_transport, NULL);
+    return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_TRANSPORT=%.100s: there is no such transport%s%s%s; there is ucx",
+        name, nearest ? ", did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+}
+
+/* ---- offering ---- */
+tutti_status contact_offer(const char *store_host, struct member *mine)
+{
+    const char *names = settings_get()->socket_ifname;
+    struct contact at = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+    if (!mine->pretends || *names) TRY(interface_find(names, store_host, &at));
+    mine->contact = at;
+    bool listens = !mine->pretends || mine->pretends & PRETENDS_LINKS;
+    return at.family && listens ? links_listen(&at, &mine->contact) : TUTTI_OK;
+}
+const char *member_print(const struct group *g, int rank, char out[MEMBER_TEXT_BYTES])
+{
+    const struct member *m = &g->members[rank];
+    char address[CONTACT_TEXT_BYTES];
+    snprintf(out, MEMBER_TEXT_BYTES, "rank %d (process %llu on %.40s, %s)", rank, (unsigned long long)m->identity.pid,
+        m->identity.host, contact_print(&m->contact, address));
+    return out;
+}
+static int rank_elsewhere(const struct group *g, int rank)
+{
+    return rank_at(g->layout, host_of(g->layout, rank) == 0, 0);
+}
+tutti_status contacts_check(const struct group *g)
+{
+    char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    for (int r = 0; r < g->size; r++) {
+        const struct member *m = &g->members[r];
+        bool nowhere = !m->contact.family || !m->contact.port;
+        if (!nowhere && (m->pretends || !contact_is_loopback(&m->contact))) continue;
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "%s cannot be reached from other hosts, and %s of %s is on one: %s; name a network interface that leads "
+            "there with TUTTI_SOCKET_IFNAME",
+            member_print(g, r, here), member_print(g, rank_elsewhere(g, r), there), g->name,
+            nowhere ? "it offers no address" : "it offers a loopback address");
+    }
+    return TUTTI_OK;
+}
+
+/* ---- linking ---- */
+static tutti_status refuse(const tutti_comm *comm, int rank, tutti_status status)
+{
+    const struct group *g = &comm->group;
+    char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "%s of %s has no link to %s: %s", member_print(g, g->rank, here), g->name,
+        member_print(g, rank, there), why);
+}
+static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
+{
+    struct peer *peer = comm->group.peers[rank];
+    for (;;) {
+        int64_t slice_ms = clock_ms() + SLICE_MS;
+        bool last = slice_ms >= deadline_ms;
+        tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
+        if (status == TUTTI_OK) return status;
+        if (last || status != TUTTI_TIMEOUT) return refuse(comm, rank, status);
+        TRY(mapping_check(&comm->group));
+        if (comm_is_alerted(comm)) TRY(comm_check(comm));
+    }
+}
+tutti_status contacts_link(tutti_comm *comm, int64_t deadline_ms)
+{
+    const struct group *g = &comm->group;
+    const int hosts = g->layout->hosts;
+    for (int64_t ahead = 1; ahead < hosts; ahead *= 2) {
+        int rank = rank_at(g->layout, (int)((g->host + ahead) % hosts), 0);
+        if (g->peers[rank]) TRY(await_link(comm, rank, deadline_ms));
+    }
+    return TUTTI_OK;
+}
