@@ -130,7 +130,8 @@ static void send_all(struct accord *a)
     while (agree_next(&a->agree, &to, &m)) {
         say_missed(a, &m);
         agree_encode(&m, bytes);
-        channel_send(a->channel, to, (unsigned)m.kind, bytes, sizeof bytes);
+        bool last = m.kind == AGREE_BYE;
+        (last ? channel_send_last : channel_send)(a->channel, to, (unsigned)m.kind, bytes, sizeof bytes);
     }
 }
 /* ---- what an input leads to ---- */
@@ -216,9 +217,9 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     const struct group *g = group_of(a);
     struct agree_message m;
     enter(a);
-    bool remote = from >= 0 && from < g->size && !group_has_here(g, from);
-    if (!length) look_at_host(a);
-    else if (!remote) LOG(WARN, "%s: a control message of rank %d is of no rank on another host", g->name, from);
+    bool member = from >= 0 && from < g->size;
+    if (!member) LOG(WARN, "%s: a control message is of rank %d, which there is not", g->name, from);
+    else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
     else if (!agree_decode(bytes, length, g->size, &m)) note_lost(a, from);
     else {
         if (m.kind == AGREE_BYE) a->left[from] = true;
@@ -293,7 +294,7 @@ static void note_arrival(void *context, const struct arrival *arrival)
 {
     struct accord *a = context;
     uint64_t operation = arrival->name.operation;
-    if (operation == OPERATION_OF_USER || group_has_here(group_of(a), arrival->source)) return;
+    if (operation >= OPERATION_OF_JOIN || group_has_here(group_of(a), arrival->source)) return;
     int32_t ahead = (int32_t)((uint32_t)operation + 1 - (uint32_t)a->agree.begun);
     agree_arrived(&a->agree, arrival->source, a->agree.begun + (uint64_t)(int64_t)ahead,
         executor_fingerprint_of(operation));
@@ -420,7 +421,8 @@ static tutti_status create(tutti_comm *comm, struct accord **out)
     pthread_mutex_init(&a->lock, NULL);
     TRY(init(a));
     pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
-    tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, NULL,
+    struct route_map map = { g->size, g->layout->hosts, g->host, a->agree.layout.host_of };
+    tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, group_is_linked(g) ? &map : NULL,
         &(struct channel_user){ receive, tick, a }, &a->channel);
     pthread_mutex_unlock(&a->lock);
     return status;

@@ -4,6 +4,7 @@
 #include "backend/model/price.h"
 #include <stdlib.h>
 
+enum { LOOK_AT_NETWORK_NS = 1000 };
 enum { MOST_POLLS = 50 };                               /* of the executor: nobody looks for failures meanwhile */
 
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
@@ -31,15 +32,17 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
     TRY(reach_init(&comm->reach, segment->ranks));
-    return network ? accord_create(comm, &comm->accord) : TUTTI_OK;
+    return group_is_spread(g) ? accord_create(comm, &comm->accord) : TUTTI_OK;
 }
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
 {
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
-    bool alone = g->layout->hosts == 1;
+    bool alone = !group_is_spread(g);
+    typical.message = machine->message;                 /* on these all hosts have agreed */
+    typical.wire = machine->wire;
     launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical);
-    struct patience patience = price_patience(machine, 0);
+    struct patience patience = price_patience(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
     if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
     int polls = g->ladder.pauses / 10;
     /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */
@@ -49,7 +52,7 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
 {
     const struct group *g = &comm->group;
-    if (!a || !a->host_memory || g->layout->hosts == 1) return TUTTI_OK;
+    if (!a || !a->host_memory || !group_is_spread(g)) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "%s by algorithm %s needs all ranks on one host, and those of %s are "
         "on %d; tutti algorithms lists what there is",

@@ -48,8 +48,8 @@ static inline bool comm_has_verdict(const tutti_comm *comm) /* of several hosts,
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms);
 /* Its members and their places are known; takes over the layout. */
 void comm_place(tutti_comm *comm, struct layout *layout);
-/* The segment of its host is mapped, and what stands for the network if there are several (else NULL): now it can wait
-   for the others, and fail with them. */
+/* The segment of its host is mapped, and what stands for the network between hosts that are pretended (else NULL):
+   now it can wait for the others, and fail with them. */
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen
    by what all ranks of the group know alike: by this on one host, by typical figures on several. */

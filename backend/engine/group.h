@@ -13,14 +13,23 @@ struct group {
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */
-    const struct segment *network;                      /* between pretended hosts: bells, pairs; or NULL */
+    const struct segment *network;                      /* bells and pairs between hosts that are pretended; or NULL */
     struct layout *layout;                              /* where the ranks are; owned; NULL: not known yet */
     int host;                                           /* mine */
+    char interface[16];                                 /* of the network that leads to the other hosts, or empty */
     struct ladder ladder;                               /* of a thread that drives */
 };
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 void group_leave(struct group *group);                  /* lets go of the peers; the rest stays readable */
 void group_finish(struct group *group);
+
+static inline bool group_is_spread(const struct group *g) { return g->layout->hosts > 1; }
+/* Several hosts, and all between them goes over links and a network; `network` is NULL. */
+static inline bool group_is_linked(const struct group *g)
+{
+    uint32_t pretends = g->members[0].pretends;
+    return group_is_spread(g) && (!pretends || pretends & PRETENDS_LINKS);
+}
 
 /* ---- the ranks of my host ---- */
 static inline bool group_has_here(const struct group *g, int rank) { return host_of(g->layout, rank) == g->host; }
@@ -36,8 +45,8 @@ static inline struct control *group_control(const struct group *g, int index)
    read. */
 void group_alert(const struct group *group);
 
-/* ---- all ranks ---- */
-/* The control block with the bell of any rank, of this host or another, and its word that it has joined. */
+/* The control block with the bell of a rank of my host, and its word that it has joined; also of a rank of another host
+   that is pretended and shares the network segment. */
 static inline struct control *group_contact(const struct group *g, int rank)
 {
     return g->network ? segment_control(g->network, rank) : group_control(g, group_index(g, rank));

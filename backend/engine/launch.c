@@ -39,7 +39,7 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     TRY(choose(&comm->launcher.chooser, &question, out));
     r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
     r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
-    if (!comm->group.network) return TUTTI_OK;
+    if (!group_is_spread(&comm->group)) return TUTTI_OK;
     /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
        must fit into the slots of every host. */
     if (op->uneven && !uneven_is_alike(op->uneven)) r->tile_bytes = SIZE_MAX;
@@ -113,7 +113,7 @@ static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
-    size_t bytes = comm->group.network ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
     struct recent r = { .bytes = recent_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,

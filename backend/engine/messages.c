@@ -8,12 +8,14 @@
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
 #include "backend/transports/shm/shm.h"
+#include "backend/transports/ucx/ucx.h"
+#include <stdio.h>
 #include <string.h>
 
 enum { LOOKS = 4 };                                     /* at the transport, for each turn: what comes is seen sooner */
 enum { POLLS_BEFORE_LISTENING = 100 };
 
-/* ---- what the transports stand on: the segment of the host, and what stands for a network ---- */
+/* ---- what the transports stand on: the segment of the host, and a network or what stands for one ---- */
 static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
 static unsigned char *host_pair(void *context, int from, int to)
 {
@@ -40,7 +42,7 @@ static void ring_bell(struct control *c)
 static void ring_host(void *context, int index)
 {
     const struct group *g = group_of(context);
-    ring_bell(g->network ? group_contact(g, group_rank(g, index)) : group_control(g, index));
+    ring_bell(group_contact(g, group_rank(g, index)));
 }
 static void ring_network(void *context, int rank) { ring_bell(group_contact(group_of(context), rank)); }
 static void ring_mine(void *context) { ring_network(context, group_of(context)->rank); }
@@ -98,6 +100,41 @@ static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /
         .stream_far = s->stream };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
+static const unsigned char *process_of(void *context, int rank)
+{
+    return group_of(context)->members[rank].identity.nonce;
+}
+static tutti_status card_of(void *context, int rank, void *out, size_t *bytes)
+{
+    return link_card(group_of(context)->peers[rank], out, bytes);
+}
+static void name_of(void *context, int rank, char *out, size_t bytes)
+{
+    const struct member *m = &group_of(context)->members[rank];
+    char address[CONTACT_TEXT_BYTES];
+    snprintf(out, bytes, "%.40s (%s)", m->identity.host, contact_print(&m->contact, address));
+}
+/* As others know this process by one card and keep it, UCX stays open from the first group that needs it to the last of
+   any kind. */
+static tutti_status open_ucx(const struct group *g, unsigned char *card, size_t *bytes)
+{
+    const char *device = g->interface[0] ? g->interface : NULL;
+    bool pretended = g->members[0].pretends != 0;
+    TRY(ucx_open(device, pretended, card, bytes));
+    if (peers_at_end(ucx_close)) return TUTTI_OK;
+    ucx_close();
+    return TUTTI_OK;
+}
+static tutti_status connect_ucx(tutti_comm *comm)
+{
+    const struct group *g = &comm->group;
+    struct ucx_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
+    unsigned char card[UCX_CARD_BYTES];
+    size_t bytes = sizeof card;
+    TRY(open_ucx(g, card, &bytes));
+    TRY(links_publish(card, bytes));
+    return ucx_connect(comm->router, &ground);
+}
 static _Atomic(network_connect *) network;
 void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }
 tutti_status messages_connect(tutti_comm *comm)
@@ -109,8 +146,9 @@ tutti_status messages_connect(tutti_comm *comm)
     TRY(router_create(g->rank, g->size, number, (struct bell){ ring_mine, comm }, &comm->router));
     executor_connect(&comm->executor, comm->router);
     TRY(connect_host(comm, &comm->executor.site));
-    if (!g->network) return TUTTI_OK;
-    return connect ? connect(comm->router) : connect_network(comm, &comm->executor.site);
+    if (!group_is_spread(g)) return TUTTI_OK;
+    if (connect) return connect(comm->router);
+    return g->network ? connect_network(comm, &comm->executor.site) : connect_ucx(comm);
 }
 
 /* ---- sends and receives ---- */

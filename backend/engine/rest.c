@@ -5,7 +5,7 @@ enum { SMALL_BYTES = 131072, MOST_RESTING = 64 };       /* what may rest: operat
 
 bool rest_is_small(const tutti_comm *comm, const struct operation *op)
 {
-    return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size && !comm->group.network;
+    return op->part_bytes <= SMALL_BYTES / (size_t)comm->group.size && !group_is_spread(&comm->group);
 }
 static bool is_urgent(const struct operation *op)
 {

@@ -36,7 +36,7 @@ tutti_status counts_announce(struct executor *x)
             if (u->lengths[direction][q] > extent) extent = u->lengths[direction][q];
         }
     x->run.declaration->extent = extent;
-    bool told = x->site.contact != x->site.mine && uneven_is_alike(u);
+    bool told = x->site.spread && uneven_is_alike(u);
     x->run.declaration->counts = told ? digest(u, s->columns) : 0;
     return TUTTI_OK;
 }

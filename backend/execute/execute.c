@@ -108,7 +108,7 @@ void executor_prepare(struct executor *x)
 /* ---- other hosts ---- */
 static void tell_other_hosts(struct executor *x)        /* by the names of messages */
 {
-    if (x->site.contact == x->site.mine) return;
+    if (!x->site.spread) return;
     x->run.history = (x->run.history ^ x->run.fingerprint ^ x->run.declaration->counts) * 0x9e3779b97f4a7c15u;
     x->run.history ^= x->run.history >> 32;
 }
@@ -195,6 +195,7 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .rank = rank,
                                 .index = mine.index,
                                 .ranks = segment->ranks,
+                                .spread = layout->hosts > 1,
                                 .places = layout->place,
                                 .rank_at = layout->rank + layout->first[mine.host],
                                 .stream = stream,

@@ -42,9 +42,10 @@ struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t by
 struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
     struct control *mine;
-    struct control *contact;                            /* where messages ring; mine if all are on one host */
+    struct control *contact;                            /* where messages ring */
     struct router *router;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
+    bool spread;                                        /* the group has several hosts */
     const struct place *places;                         /* of each rank of the group */
     const int *rank_at;                                 /* by index */
     int polls;                                          /* looks at a counter before it returns, with one tile */

@@ -139,7 +139,10 @@ void peers_release(void)
         assert(!pthread_equal(pthread_self(), registry.thread));
         registry.stop = registry.stopping = true;
         registry_wake();
+        void (*at_end)(void) = registry.at_end;
+        registry.at_end = NULL;
         pthread_mutex_unlock(&registry.lock);
+        if (at_end) at_end();
         pthread_join(registry.thread, NULL);
         pthread_mutex_lock(&registry.lock);
         close_everything();
@@ -147,6 +150,14 @@ void peers_release(void)
         pthread_cond_broadcast(&registry.changed);
     }
     pthread_mutex_unlock(&registry.lock);
+}
+bool peers_at_end(void (*end)(void))
+{
+    pthread_mutex_lock(&registry.lock);
+    bool first = !registry.at_end;
+    registry.at_end = end;
+    pthread_mutex_unlock(&registry.lock);
+    return first;
 }
 
 /* ---- connecting ---- */

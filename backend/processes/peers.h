@@ -16,6 +16,9 @@ struct identity {                                       /* of a process; tells t
    parent's peers is dead, and releasing it does nothing. */
 tutti_status peers_acquire(struct identity *out);
 void peers_release(void);
+/* Calls end() once, in the last peers_release, before connections are closed. true: nothing was asked for before, of
+   this life of the registry. One for a process is enough. */
+bool peers_at_end(void (*end)(void));
 
 struct peer;                                            /* another process of this host */
 /* The connection to that process, made when there is none; pair with peer_release. Both sides may call it at the same

@@ -63,6 +63,7 @@ struct registry {
     pthread_mutex_t lock;
     pthread_cond_t changed;                             /* a state, a kept descriptor, the end of a call */
     int users;
+    void (*at_end)(void);                               /* see peers_at_end; or NULL */
     bool stop, stopping, starved;
     struct identity self;
     int listener, poller, waker;

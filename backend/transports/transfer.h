@@ -8,6 +8,8 @@
 enum { TRANSFER_ANY_PEER = -1 };
 /* Instead of the number of an operation: a message of the user, whose `message` is its tag. */
 static const uint64_t OPERATION_OF_USER = UINT64_MAX;
+/* The same: of hosts that tell each other that their ranks have joined. */
+static const uint64_t OPERATION_OF_JOIN = UINT64_MAX - 1;
 enum transfer_state { TRANSFER_IDLE, TRANSFER_POSTED, TRANSFER_DONE, TRANSFER_FAILED };
 /* Within a communicator. The communicator itself has a number (struct router) that networks carry beside this. */
 struct message_name {

@@ -202,7 +202,7 @@ static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
     REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
     if (me->rank % 2) expect_place(half, 1, 1, 0, 1);   /* both on host 1: one host */
     else expect_place(half, 2, 2, 1, 0);                /* ranks 0, 2 and 4 */
-    REQUIRE((half->group.network != NULL) == (me->rank % 2 == 0));
+    REQUIRE(group_is_spread(&half->group) == (me->rank % 2 == 0));
     int32_t mine = me->rank, sum = 0;
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
     REQUIRE(sum == (me->rank % 2 ? 4 : 6));
