@@ -176,8 +176,12 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
     int job_rank, job_size; /* in the job that the group is a part of, whose hosts TUTTI_HOSTS
                                                            may pretend; job_size 0: the group is the job */
+    const char *store_host;                             /* name or address of the host that holds the store: ranks can
+                                                           be on several hosts, and meet on the network interface that
+                                                           leads there, unless TUTTI_SOCKET_IFNAME says another. NULL:
+                                                           all ranks are on one host, unless that is set */
 } tutti_config;
-#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0 }
+#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL }
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);

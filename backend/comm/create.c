@@ -48,6 +48,7 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     TRY(join_introduce(comm, &mine));
     bool part = config->job_size > 0;
     TRY(join_pretend(part ? config->job_rank : g->rank, part ? config->job_size : g->size, &mine));
+    TRY(join_offer(id ? NULL : config->store_host, id != NULL, &mine));
     if (id) memcpy(mine.host_token, id->bytes, sizeof mine.host_token);        /* its socket is on one host */
     if (g->size == 1) g->members[0] = mine;
     else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));

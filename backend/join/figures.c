@@ -115,7 +115,12 @@ static struct machine measure_figures(const tutti_comm *comm, const struct farth
         *keep ? "" : "; later jobs measure again");
     return figures;
 }
-static void tell(const tutti_comm *comm)
+static void add_crossing(struct machine *figures, const struct crossing *crossing)
+{
+    if (crossing->message_ns > 0) figures->message = crossing->message_ns;
+    if (crossing->byte_ns > 0) figures->wire = crossing->byte_ns;
+}
+static void tell(const tutti_comm *comm, const struct crossing *crossing)
 {
     struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
@@ -124,8 +129,10 @@ static void tell(const tutti_comm *comm)
     bool keep = false, known = machine_recall(distance, &figures);
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
+    struct machine all = figures;
+    add_crossing(&all, crossing);
     told->distance = distance;
-    memcpy(told->figures, &figures, sizeof figures);
+    memcpy(told->figures, &all, sizeof all);
     atomic_store(&told->ready, 1);
     if (!known) machine_learn(distance, &figures, keep);               /* a disk may be slow: nobody waits for it */
 }
@@ -170,14 +177,18 @@ static struct machine told_figures(const tutti_comm *comm)
     if (!machine_is_sane(&figures)) return machine_typical();
     if (is_first(comm)) return figures;
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
-    if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &figures, false);
+    struct machine own = figures, typical = machine_typical();
+    own.message = typical.message;                      /* those of the network belong to a group */
+    own.wire = typical.wire;
+    if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
     return figures;
 }
-tutti_status figures_agree(tutti_comm *comm, int64_t deadline_ms)
+tutti_status figures_agree(tutti_comm *comm, const struct crossing *crossing, int64_t deadline_ms)
 {
     struct machine figures = machine_typical();         /* one rank alone has nothing to choose */
+    add_crossing(&figures, crossing);
     if (comm->executor.site.ranks > 1) {
-        if (is_first(comm)) tell(comm);
+        if (is_first(comm)) tell(comm, crossing);
         else TRY(await_word(comm, deadline_ms));
         figures = told_figures(comm);
     }

@@ -1,16 +1,19 @@
 /* Joining, when the members are known: place them on hosts, connect to their processes, map the segments (which proves
-   who shares a host), watch the peers, agree on what the machine is like, connect the transports. Whatever fails on the
-   way is undone by comm_destroy. */
+   who shares a host), watch the peers, connect the transports, wait for the ranks of this host and then for the other
+   hosts, agree on what the machine is like. Whatever fails on the way is undone by comm_destroy. */
 #include "backend/join/join.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/base/settings.h"
-#include "backend/join/bootstrap.h"
+#include "backend/join/contacts.h"
 #include "backend/join/figures.h"
 #include "backend/join/hosts.h"
+#include "backend/join/interface.h"
 #include "backend/join/mapping.h"
+#include "backend/join/meeting.h"
+#include "backend/join/verdict.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,15 +86,32 @@ tutti_status join_pretend(int rank, int size, struct member *out)
     tutti_status status = hosts_parse(text, size, hosts);
     out->host = hosts[rank];
     out->pretends = hosts_number(text, size) & ~PRETENDS_LINKS;
+    if (*text && transport_is_ucx()) out->pretends |= PRETENDS_LINKS;
     free(hosts);
     return status;
+}
+tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
+{
+    TRY(transport_check());
+    const char *host = store_host && *store_host ? store_host : NULL;
+    bool spreads = !by_id && (host || *settings_get()->socket_ifname);
+    if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;
+    return contact_offer(host, out);
+}
+static tutti_status reach(tutti_comm *comm, int rank, int64_t deadline_ms)
+{
+    const struct group *g = &comm->group;
+    const struct member *m = &g->members[rank];
+    bool links = group_is_linked(g) && !group_has_here(g, rank);
+    return links ? link_hold(&m->identity, &m->contact, &g->peers[rank])
+                 : peer_connect(&m->identity, deadline_ms, &g->peers[rank]);
 }
 static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
         const struct identity *other = &comm->group.members[r].identity;
         if (member_shares_process(&comm->group.members[r], &comm->group.members[comm->group.rank])) continue;
-        tutti_status status = peer_connect(other, deadline_ms, &comm->group.peers[r]);
+        tutti_status status = reach(comm, r, deadline_ms);
         if (status == TUTTI_OK) continue;
         char detail[STATUS_DETAIL_BYTES / 2];
         snprintf(detail, sizeof detail, "%.500s", status_detail());
@@ -100,13 +120,17 @@ static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
+/* Those who share memory: all ranks, or where hosts are linked those of this one. */
 static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *g = &comm->group;
+    bool linked = group_is_linked(g);
+    int ranks = linked ? g->segment->ranks : g->size;
     atomic_store(&group_contact(g, g->rank)->joined, 1);
-    for (int r = 0, n = 0; r < g->size; n++) {
+    for (int i = 0, n = 0; i < ranks; n++) {
+        int r = linked ? group_rank(g, i) : i;
         bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
-        if (atomic_load(&group_contact(g, r)->joined)) { r++; continue; }
+        if (atomic_load(&group_contact(g, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
         if (n % CHECK_EVERY == 0) TRY(mapping_check(g));
         if (clock_ms() > deadline_ms)
@@ -121,15 +145,18 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
 static tutti_status place_ranks(tutti_comm *comm)
 {
     struct layout *layout;
-    TRY(hosts_layout(&comm->group, &layout));
+    struct group *g = &comm->group;
+    TRY(hosts_layout(g, &layout));
     comm_place(comm, layout);
-    return TUTTI_OK;
+    if (!group_is_linked(g)) return TUTTI_OK;
+    interface_name(&g->members[g->rank].contact, g->interface);
+    return contacts_check(g);
 }
 static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
     int ranks = host_size(g->layout, g->host);
     struct sharers sharers = { g->layout->rank + g->layout->first[g->host], ranks, g->host };
-    bool alone = g->layout->hosts == 1;
+    bool alone = !group_is_spread(g);
     size_t slots = alone ? SLOT_BYTES : NETWORK_SLOT_BYTES;
     struct segment_shape shape = { ranks, g->size, slots, shm_pair_bytes(), alone ? 0 : accord_account_bytes() };
     return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
@@ -137,7 +164,7 @@ static tutti_status map_host(const struct group *g, int64_t deadline_ms, struct 
 /* Between pretended hosts: pairs for messages, and bells. All ranks, host by host. */
 static tutti_status map_network(const struct group *g, int64_t deadline_ms, struct mapping **out)
 {
-    if (g->layout->hosts == 1) return TUTTI_OK;
+    if (!group_is_spread(g) || group_is_linked(g)) return TUTTI_OK;
     struct sharers sharers = { g->layout->rank, g->size, NETWORK };
     struct segment_shape shape = { g->size, 0, 0, shm_pair_bytes(), 0 };
     return mapping_acquire(g, &sharers, &shape, deadline_ms, out);
@@ -150,6 +177,13 @@ static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
     return comm_attach(comm, &m->host->segment, m->network ? &m->network->segment : NULL);
 }
 
+/* For its host, whose other ranks wait for what it says then; if it fails they report what it has found. */
+static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct crossing *out)
+{
+    TRY(contacts_link(comm, deadline_ms));
+    return hosts_meet(comm, deadline_ms, out);
+}
+
 /* ---- all of it ---- */
 static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -158,9 +192,12 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     TRY(map_segments(comm, deadline_ms));
     watch_peers(comm);
     figures_introduce(comm);
+    TRY(messages_connect(comm));
     TRY(await_joined(comm, deadline_ms));
-    TRY(figures_agree(comm, deadline_ms));
-    return messages_connect(comm);
+    struct crossing crossing = { 0, 0 };
+    if (!group_is_linked(&comm->group)) return figures_agree(comm, &crossing, deadline_ms);
+    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &crossing));
+    return figures_agree(comm, &crossing, deadline_later(deadline_ms, GRACE_MS));
 }
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {
@@ -170,7 +207,8 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
     if (status == TUTTI_OK) return status;
     snprintf(detail, sizeof detail, "%.500s", status_detail());
-    bool tells = comm->group.segment && (!comm->group.network || comm->accord);
+    bool tells = comm->group.segment && (!group_is_spread(&comm->group) || comm->accord);
+    mapping_fail(&comm->group, status, detail);
     if (tells) return comm_fail(comm, status, "%s", detail);           /* the others must not wait for it */
     peers_give_up(comm->group.members[0].token);
     return status_repeat(status, detail);

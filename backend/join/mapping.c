@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLICE_MS = 50 };
+enum { SLICE_MS = 50, FAILURES = 16 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;                          /* by the clock that nobody sets */
 static struct mapping *mappings;
@@ -124,6 +124,28 @@ static struct mapping *find_or_add(const unsigned char token[16])      /* lock h
     if (m) m->users++;
     return m;
 }
+static struct {                                         /* groups that were not joined, the latest; of this process */
+    struct { unsigned char token[16]; tutti_status status; char detail[STATUS_DETAIL_BYTES / 2]; } group[FAILURES];
+    unsigned count;
+} failures;
+void mapping_fail(const struct group *group, tutti_status status, const char *detail)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+    unsigned at = failures.count++ % FAILURES;
+    memcpy(failures.group[at].token, group->members[0].token, sizeof failures.group[at].token);
+    failures.group[at].status = status;
+    snprintf(failures.group[at].detail, sizeof failures.group[at].detail, "%.500s", detail);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+static tutti_status check_failures(const struct group *group)          /* lock held */
+{
+    for (unsigned i = 0; i < FAILURES && i < failures.count; i++)
+        if (memcmp(failures.group[i].token, group->members[0].token, sizeof failures.group[i].token) == 0)
+            return status_repeat(failures.group[i].status, failures.group[i].detail);
+    return TUTTI_OK;
+}
 static tutti_status await_first(struct mapping *m, const struct joining *j)
 {
     tutti_status status = TUTTI_OK;
@@ -134,7 +156,8 @@ static tutti_status await_first(struct mapping *m, const struct joining *j)
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
-        if (!m->over) status = mapping_check(j->group);
+        if (!m->over) status = check_failures(j->group);
+        if (!m->over && status == TUTTI_OK) status = mapping_check(j->group);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);

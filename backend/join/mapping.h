@@ -20,4 +20,7 @@ tutti_status mapping_acquire(const struct group *group, const struct sharers *sh
     const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out);
 /* PEER_LOST when a rank of the group could not join, before the segment was mapped, and has given up. */
 tutti_status mapping_check(const struct group *group);
+/* A rank of this process has failed while it joined: others of it that still wait for a segment fail alike, for whoever
+   was to map it may have gone. */
+void mapping_fail(const struct group *group, tutti_status status, const char *detail);
 void mapping_release(struct mapping *mapping);                         /* NULL is fine */

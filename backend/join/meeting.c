@@ -1,0 +1,119 @@
+/* A dissemination barrier over the hosts, by messages (Hensgen, Finkel, Manber: Two algorithms for barrier
+   synchronization, 1988): in round k a host tells the one 2^k ahead and hears of the one 2^k behind, so after
+   log2(hosts) rounds, rounded up, it has heard of all; and once more, with what has been measured between. These are
+   the first messages that go over the network: so what does not pass there is found now, and not by the first
+   operation. */
+#include "backend/join/meeting.h"
+#include "backend/base/clock.h"
+#include "backend/join/contacts.h"
+#include "backend/join/crossing.h"
+#include "backend/join/mapping.h"
+
+enum { CHECK_EVERY = 64 };
+struct swap {
+    struct transfer told, heard;
+    struct piece says, hears;
+};
+static int first_of(const struct group *g, int64_t ahead)
+{
+    int hosts = g->layout->hosts;
+    return rank_at(g->layout, (int)((g->host + ahead + hosts) % hosts), 0);
+}
+static void begin(tutti_comm *comm, uint64_t number, struct swap *s, int to, int from)
+{
+    const struct message_name name = { OPERATION_OF_JOIN, number };
+    s->heard = (struct transfer){ .name = name, .peer = from, .pieces = &s->hears, .piece_count = 1 };
+    s->told = (struct transfer){ .name = name, .peer = to, .is_send = true, .pieces = &s->says, .piece_count = 1 };
+    router_post(comm->router, &s->heard);
+    router_post(comm->router, &s->told);
+}
+static void end(struct router *router, struct transfer *x)             /* its memory is the caller's again */
+{
+    while (x->state == TRANSFER_POSTED && !router_cancel(router, x)) router_poll(router);
+}
+
+/* ---- what goes wrong ---- */
+static tutti_status fail_late(tutti_comm *comm, const struct transfer *x)
+{
+    const struct group *g = &comm->group;
+    char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    return comm_fail(comm, TUTTI_TIMEOUT,
+        "%s of %s has linked with %s, but has not %s in time: either that host waits for one of its ranks or for "
+        "another host, or messages do not pass between the two (a firewall, or another interface than the one meant: "
+        "see TUTTI_SOCKET_IFNAME)",
+        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
+        x->is_send ? "reached it by messages" : "heard that it has joined");
+}
+static tutti_status fail_message(tutti_comm *comm, const struct transfer *x)
+{
+    const struct group *g = &comm->group;
+    const char *reason = comm->router->reason;
+    char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    return comm_fail(comm, x->status, "%s of %s exchanges no messages with %s: %.300s", member_print(g, g->rank, here),
+        g->name, member_print(g, x->peer, there), *reason ? reason : status_message(x->status));
+}
+
+/* ---- waiting ---- */
+static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, int64_t deadline_ms)
+{
+    for (int n = 0;; n++) {
+        bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
+        bool moved = router_poll(comm->router);
+        if (x->state == TRANSFER_DONE) return TUTTI_OK;
+        if (alerted) TRY(comm_check(comm));
+        if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return fail_message(comm, x);
+        if (n % CHECK_EVERY == 0) TRY(mapping_check(&comm->group));
+        if (clock_ms() > deadline_ms) return fail_late(comm, x);
+        if (moved) n = 0;
+        else comm_pause(comm, n);
+    }
+}
+static tutti_status finish(tutti_comm *comm, struct swap *s, int64_t deadline_ms)
+{
+    tutti_status status = await_transfer(comm, &s->heard, deadline_ms);
+    if (status == TUTTI_OK) status = await_transfer(comm, &s->told, deadline_ms);
+    end(comm->router, &s->heard);
+    end(comm->router, &s->told);
+    return status;
+}
+tutti_status meeting_swap(tutti_comm *comm, uint64_t number, int peer, void *says, void *hears, size_t bytes,
+    int64_t deadline_ms)
+{
+    struct swap s = { .says = { says, bytes, bytes }, .hears = { hears, bytes, bytes } };
+    begin(comm, number, &s, peer, peer);
+    return finish(comm, &s, deadline_ms);
+}
+
+/* ---- all hosts ---- */
+static void keep_larger(struct crossing *mine, const struct crossing *theirs)
+{
+    if (theirs->message_ns > mine->message_ns) mine->message_ns = theirs->message_ns;
+    if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
+}
+/* Afterwards all have the largest of what any had. */
+static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct crossing *figures, int64_t deadline_ms)
+{
+    const struct group *g = &comm->group;
+    for (int64_t ahead = 1; ahead < g->layout->hosts; ahead *= 2, number++) {
+        struct crossing mine = *figures, theirs;
+        struct swap s = { .says = { (void *)&mine, sizeof mine, sizeof mine },
+            .hears = { (void *)&theirs, sizeof theirs, sizeof theirs } };
+        begin(comm, number, &s, first_of(g, ahead), first_of(g, -ahead));
+        TRY(finish(comm, &s, deadline_ms));
+        keep_larger(figures, &theirs);
+    }
+    return TUTTI_OK;
+}
+tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct crossing *out)
+{
+    struct crossing none = { 0, 0 };
+    TRY(disseminate(comm, MEETING_JOINED, &none, deadline_ms));
+    TRY(crossing_measure(comm, deadline_ms, out));
+    TRY(disseminate(comm, MEETING_FIGURES, out, deadline_ms));
+    struct machine all = machine_typical();             /* alike on all hosts, whatever they are like */
+    if (out->message_ns > 0) all.message = out->message_ns;
+    if (out->byte_ns > 0) all.wire = out->byte_ns;
+    if (!machine_is_sane(&all)) all = machine_typical();
+    *out = (struct crossing){ all.message, all.wire };
+    return TUTTI_OK;
+}

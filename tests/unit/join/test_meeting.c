@@ -1,0 +1,204 @@
+/* Ranks of hosts that are linked: each is mapped with its host alone, and none goes on before all have joined. The
+   hosts are pretended, and inproc stands for the network. */
+#include "backend/base/clock.h"
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/join/interface.h"
+#include "backend/transports/inproc.h"
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { LATE_MS = 300, MOST_RANKS = 8 };
+static struct inproc_options options = { .seed = 1, .delay = 200, .in_time = true, .budget = 4 };
+static tutti_status join_inproc(struct router *router) { return inproc_join(&options, router); }
+static void go_over_links(network_connect *connect)
+{
+    struct identity mine;
+    const struct contact here = { .family = 2, .address = { 127, 0, 0, 1 } };
+    struct contact found;
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    tutti_status status = links_listen(&here, &found);
+    peers_release();
+    if (status == TUTTI_UNSUPPORTED) { print_message("skipped: %s\n", tutti_get_last_error()); skip(); }
+    setenv("TUTTI_TRANSPORT", "ucx", 1);
+    messages_use_network(connect);
+}
+
+/* ---- all come ---- */
+static void add_up(struct rank *me)
+{
+    int32_t mine = me->rank + 1, sum = 0;
+    const struct group *g = &me->comm->group;
+    REQUIRE(!g->network && group_is_linked(g) && strcmp(g->interface, "lo") == 0);
+    REQUIRE(g->segment->ranks == host_size(g->layout, g->host));
+    REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
+    REQUIRE(sum == me->size * (me->size + 1) / 2);
+    struct machine theirs[MOST_RANKS], *ours = &me->comm->launcher.chooser.machine;
+    REQUIRE(tutti_all_gather(ours, theirs, sizeof *ours, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
+    for (int r = 0; r < me->size; r++) REQUIRE(memcmp(&theirs[r], ours, sizeof *ours) == 0);   /* all choose alike */
+}
+static void test_hosts_of_any_number_and_size(void **state)
+{
+    (void)state;
+    go_over_links(join_inproc);
+    const char *const hosts[] = { "2", "3", "5", "7", "8" };
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) world_threads_on(hosts[i], 8, NULL, add_up, NULL);
+    world_threads_on("0,1,0", 3, NULL, add_up, NULL);
+    world_threads_on("2,0,0,1,2,0", 6, NULL, add_up, NULL);
+}
+static void split_twice(struct rank *me)                /* 0,1,0,1,2 */
+{
+    tutti_comm *half;
+    int32_t mine = me->rank, sum = 0;
+    REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
+    REQUIRE(group_is_linked(&half->group) == (me->rank % 2 == 0));     /* the odd ones are on one host */
+    REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
+    REQUIRE(sum == (me->rank % 2 ? 4 : 6));
+    REQUIRE(tutti_comm_destroy(half) == TUTTI_OK);
+}
+static void test_a_split_group_inherits_hosts_and_contacts(void **state)
+{
+    (void)state;
+    go_over_links(join_inproc);
+    world_threads_on("0,1,0,1,2", 5, NULL, split_twice, NULL);
+}
+static tutti_status join_late(struct router *router)    /* rank 3 has not joined before */
+{
+    if (router->rank == 3) sleep_us(LATE_MS * 1000);
+    return inproc_join(&options, router);
+}
+static void note_time(struct rank *me)
+{
+    int64_t *began_ms = me->context;
+    REQUIRE(clock_ms() - *began_ms >= LATE_MS);
+}
+static void test_nobody_goes_on_before_all_have_joined(void **state)
+{
+    (void)state;
+    go_over_links(join_late);
+    int64_t began_ms = clock_ms();
+    world_threads_on("0,0,1,1,2,2,3", 7, NULL, note_time, &began_ms);
+}
+
+/* ---- what does not pass ---- */
+static void swallow(struct transport *t, int member, struct transfer *x) { (void)t, (void)member, (void)x; }
+static bool poll_nothing(struct transport *t)
+{
+    (void)t;
+    return false;
+}
+static bool give_back(struct transport *t, int member, struct transfer *x)
+{
+    (void)t, (void)member, (void)x;
+    return true;
+}
+static void lose(struct transport *t, int member, tutti_status status) { (void)t, (void)member, (void)status; }
+static void end(struct transport *t) { free(t); }
+static const struct transport_operations silent = {
+    .name = "silent", .send = swallow, .poll = poll_nothing, .cancel = give_back, .lose = lose, .destroy = end
+};
+static tutti_status join_silence(struct router *router)
+{
+    struct transport *t = calloc(1, sizeof *t);
+    t->operations = &silent;
+    t->router = router;
+    router_add(router, t, NULL, router->size);
+    return TUTTI_OK;
+}
+struct attempt { tutti_config config; pthread_t thread; char text[1024]; tutti_status status; };
+static void *attempt_main(void *context)
+{
+    struct attempt *a = context;
+    tutti_comm *comm;
+    a->status = tutti_comm_init(&comm, &a->config);
+    snprintf(a->text, sizeof a->text, "%s", tutti_get_last_error());
+    return NULL;
+}
+static void attempt_all(struct attempt attempts[4], const char *hosts, int64_t timeout_ms)
+{
+    tutti_store store = world_store_create();
+    world_pretend(hosts);
+    for (int r = 0; r < 4; r++) {
+        tutti_config *config = &attempts[r].config;
+        *config = (tutti_config){ .struct_size = sizeof *config, .rank = r, .size = 4, .store = store };
+        config->name = "choir";
+        config->timeout_ms = timeout_ms;
+        pthread_create(&attempts[r].thread, NULL, attempt_main, &attempts[r]);
+    }
+    for (int r = 0; r < 4; r++) pthread_join(attempts[r].thread, NULL);
+    world_pretend("");
+    world_store_destroy(store);
+}
+static void test_two_ranks_between_which_nothing_passes_are_named(void **state)
+{
+    (void)state;
+    struct attempt attempts[4] = { 0 };
+    go_over_links(join_silence);
+    attempt_all(attempts, "2", 2500);
+    for (int r = 0; r < 4; r++) {
+        const char *text = attempts[r].text;
+        bool fine = attempts[r].status == TUTTI_TIMEOUT && strstr(text, "of choir has linked with rank ")
+            && strstr(text, "(process ") && strstr(text, "127.0.0.1:") && strstr(text, "a firewall")
+            && strstr(text, "heard that it has joined");
+        if (!fine) fail_msg("rank %d: %d %s", r, attempts[r].status, text);
+    }
+}
+static tutti_status refuse_rank_3(struct router *router)
+{
+    if (router->rank == 3) return status_fail(TUTTI_UNSUPPORTED, "there is no network on this floor");
+    return inproc_join(&options, router);
+}
+static void test_who_has_no_network_fails_all(void **state)
+{
+    (void)state;
+    struct attempt attempts[4] = { 0 };
+    go_over_links(refuse_rank_3);
+    attempt_all(attempts, "0,1,1,1", 0);
+    for (int r = 0; r < 4; r++) {
+        bool fine = attempts[r].status == TUTTI_UNSUPPORTED && strstr(attempts[r].text, "no network on this floor");
+        if (!fine) fail_msg("rank %d: %d %s", r, attempts[r].status, attempts[r].text);
+    }
+}
+static void test_a_transport_that_there_is_not_is_refused(void **state)
+{
+    (void)state;
+    tutti_comm *comm;
+    tutti_config config = { .struct_size = sizeof config, .size = 1 };
+    setenv("TUTTI_TRANSPORT", "ucz", 1);
+    settings_reload();
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(),
+        "TUTTI_TRANSPORT=ucz: there is no such transport, did you mean ucx?"));
+    setenv("TUTTI_TRANSPORT", "ucx", 1);
+    settings_reload();
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
+    assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
+}
+static int leave_links(void **state)
+{
+    (void)state;
+    unsetenv("TUTTI_TRANSPORT");
+    messages_use_network(NULL);
+    settings_reload();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_hosts_of_any_number_and_size, leave_links),
+        cmocka_unit_test_teardown(test_a_split_group_inherits_hosts_and_contacts, leave_links),
+        cmocka_unit_test_teardown(test_nobody_goes_on_before_all_have_joined, leave_links),
+        cmocka_unit_test_teardown(test_two_ranks_between_which_nothing_passes_are_named, leave_links),
+        cmocka_unit_test_teardown(test_who_has_no_network_fails_all, leave_links),
+        cmocka_unit_test_teardown(test_a_transport_that_there_is_not_is_refused, leave_links),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
