@@ -2,6 +2,7 @@
    hand them to the backend. No logic. */
 #include "backend/base/dtype.h"
 #include "backend/base/random.h"
+#include "backend/engine/prediction.h"
 #include "backend/host/socket.h"
 #include "backend/info/info.h"
 #include "backend/memory/arena.h"
@@ -168,3 +169,26 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
     return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
 }
 tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes) { return info_json(buffer, capacity, bytes); }
+tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
+{
+    TRY(call_check_comm(comm));
+    return info_group(comm, buffer, capacity, bytes);
+}
+tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const char *algorithm, size_t bytes,
+    tutti_prediction *out)
+{
+    const struct algorithm *found;
+    tutti_prediction made = TUTTI_PREDICTION_INIT;
+    TRY(call_check_comm(comm));
+    if (!collective || !out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a prediction needs the name of a collective, and a place");
+    if (out->struct_size != sizeof made)
+        return call_refuse_size("tutti_prediction", "TUTTI_PREDICTION_INIT", out->struct_size, sizeof made,
+            sizeof made);
+    TRY(status_as_refusal(algorithm_by_name(collective, algorithm ? algorithm : tutti_algorithm_name(collective, 0),
+        &found)));
+    TRY(status_as_refusal(comm_allows(comm, algorithm ? found : NULL)));
+    TRY(prediction_make(comm, found->family, algorithm ? found : NULL, bytes, &made));
+    *out = made;
+    return TUTTI_OK;
+}

@@ -24,8 +24,8 @@
  * Everything else (a peer that died, a timeout, ranks that disagree) fails the communicator: every later call on it
  * returns the same error, and tutti_comm_destroy is all that is left to do.
  *
- * Growth: tutti_config and tutti_request say first how large they are in the program that was compiled, which
- * TUTTI_CONFIG_INIT and TUTTI_REQUEST_INIT fill in. Later versions add members at the end. A library that is newer than
+ * Growth: tutti_config, tutti_request and tutti_prediction say first how large they are in the program that was
+ * compiled, which TUTTI_CONFIG_INIT, TUTTI_REQUEST_INIT and TUTTI_PREDICTION_INIT fill in. Later versions add members at the end. A library that is newer than
  * the program reads and writes no further than the program's structs go, and what it does not find has its default; one
  * that is older refuses structs that are larger than it knows (INVALID_ARGUMENT says both sizes).
  *
@@ -284,6 +284,27 @@ TUTTI_API tutti_status tutti_schedule_print(const char *collective, const char *
     char *buffer, size_t capacity, size_t *bytes);
 /* Versions, instruction set, transports or why not, limits, settings, as JSON; same convention. */
 TUTTI_API tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes);
+/* What a group goes by when it chooses algorithms, as JSON: its ranks on each host, the cores of a host, and every
+   figure of the machine and of messages between hosts; alike on all ranks but for `rank`. Same convention. */
+TUTTI_API tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);
+typedef struct tutti_prediction {                       /* begin with TUTTI_PREDICTION_INIT; all else is out */
+    size_t struct_size;                                 /* sizeof(tutti_prediction) */
+    const char *algorithm;                              /* that would run; a name that stays */
+    double ns;                                          /* its price, what it would take; 0: none is known, as of a
+                                                           barrier, of one rank alone, or of algorithms of messages
+                                                           alone between ranks of one host */
+    size_t tile_bytes;                                  /* that are worked on at a time; more than there are: all */
+    int slots;                                          /* tiles in flight */
+    bool candidate;                                     /* one that is chosen from when nobody asks for one */
+} tutti_prediction;
+#define TUTTI_PREDICTION_INIT { sizeof(tutti_prediction), NULL, 0, 0, 0, false }
+/* What a collective with even counts, on tensors that are not of tutti_mem_alloc, would run as and take; nothing runs,
+   and other ranks need not ask, but would hear the same. bytes: of a rank's larger buffer (allreduce: count elements;
+   allgather: p * count). collective, algorithm: as in tutti_comm_set_algorithm; algorithm NULL: what the communicator
+   would choose. Waits while another thread is in a blocking call of the group. INVALID_ARGUMENT, with the nearest name,
+   for a name that does not exist, and for an algorithm that the group's hosts do not allow. */
+TUTTI_API tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const char *algorithm, size_t bytes,
+    tutti_prediction *out);
 #if defined(__cplusplus)
 }
 #endif

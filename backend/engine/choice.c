@@ -55,14 +55,17 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
         .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
     return cache_plan(x->cache, &key, out);
 }
+static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
+{
+    return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
+}
 static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, struct choice *out)
 {
     const struct plan *plan;
     struct cutting cutting;
     double ns = 0;
     TRY(plan_of(x, a, q->placement, &plan));
-    int cores = (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
-    TRY(price_tile(plan, &x->machine, q->message_bytes, cores, &cutting, &ns));
+    TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
     *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
     return TUTTI_OK;
 }
@@ -101,6 +104,7 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
 }
 
 /* ---- asking ---- */
+static bool is_of_messages(const struct algorithm *a) { return !a->host_memory && !a->hierarchical; }
 static bool is_same(const struct question *a, const struct question *b)
 {
     return a->family == b->family && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
@@ -121,7 +125,7 @@ static tutti_status answer(struct chooser *x, const struct question *q, struct c
 tutti_status choose(struct chooser *x, const struct question *asked, struct choice *out)
 {
     struct question q = *asked;
-    bool messages = q.algorithm && !q.algorithm->host_memory && !q.algorithm->hierarchical;
+    bool messages = q.algorithm && is_of_messages(q.algorithm);
     if (x->layout->hosts > 1 && q.algorithm && q.algorithm->host_memory)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s %s is for the ranks of one host, and the %d ranks live on %d "
@@ -133,6 +137,21 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
     for (int i = 0; i < x->answer_count; i++)
         if (is_same(&x->answers[i].question, &q)) { *out = x->answers[i].choice; return TUTTI_OK; }
     return answer(x, &q, out);
+}
+tutti_status choice_price(struct chooser *x, const struct question *q, struct choice *c)
+{
+    const struct plan *plan;
+    int hosts = x->layout->hosts;
+    c->price = 0;
+    if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
+    TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : q->placement, &plan));
+    struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
+    return price_plan(plan, &x->machine, &cutting, &c->price);
+}
+bool choice_knows(const struct chooser *x, const struct algorithm *a)
+{
+    struct question q = { .family = a->family };
+    return is_candidate(x, &q, a);
 }
 void chooser_finish(struct chooser *x)
 {

@@ -35,6 +35,11 @@ struct chooser {                                        /* of one communicator *
 /* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; *out is then
    untouched. Message sizes are told apart to half an octave. */
 tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);
+/* Of what was chosen, cut as it says, on so many bytes exactly: sets its price, 0 where there is none to know, as of
+   messages between ranks of one host, of which nothing is measured. NO_MEMORY. */
+tutti_status choice_price(struct chooser *chooser, const struct question *question, struct choice *choice);
+/* Is it one that is chosen from, when nobody asks for one and counts are even? */
+bool choice_knows(const struct chooser *chooser, const struct algorithm *algorithm);
 /* Whether the algorithm can run with uneven counts. */
 bool choice_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
 void chooser_finish(struct chooser *chooser);

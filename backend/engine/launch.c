@@ -31,19 +31,35 @@ static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
     for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
     return sum;
 }
-/* The algorithm, unless it was asked for, and how the message is cut, unless the settings say. */
+/* How the message is cut if the settings say, and as several hosts can. */
+static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
+{
+    if (comm->launcher.tile_setting) c->tile_bytes = (size_t)comm->launcher.tile_setting;
+    if (comm->launcher.slots_setting) c->slots = (int)comm->launcher.slots_setting;
+    if (!group_is_spread(&comm->group)) return;
+    /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
+       must fit into the slots of every host. */
+    if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
+    else if (c->tile_bytes > MOST_TILE_BYTES) c->tile_bytes = MOST_TILE_BYTES;
+}
+/* The algorithm, unless it was asked for, and how the message is cut. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     size_t bytes, enum placement_kind placement, struct recent *r, struct choice *out)
 {
     struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL };
     TRY(choose(&comm->launcher.chooser, &question, out));
-    r->tile_bytes = comm->launcher.tile_setting ? (size_t)comm->launcher.tile_setting : out->tile_bytes;
-    r->slots = comm->launcher.slots_setting ? (int)comm->launcher.slots_setting : out->slots;
-    if (!group_is_spread(&comm->group)) return TUTTI_OK;
-    /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
-       must fit into the slots of every host. */
-    if (op->uneven && !uneven_is_alike(op->uneven)) r->tile_bytes = SIZE_MAX;
-    else if (r->tile_bytes > MOST_TILE_BYTES) r->tile_bytes = MOST_TILE_BYTES;
+    cut(comm, op->uneven, out);
+    r->tile_bytes = out->tile_bytes;
+    r->slots = out->slots;
+    return TUTTI_OK;
+}
+tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out)
+{
+    struct choice made;
+    TRY(choose(&comm->launcher.chooser, question, &made));
+    cut(comm, NULL, &made);
+    TRY(choice_price(&comm->launcher.chooser, question, &made));
+    *out = made;
     return TUTTI_OK;
 }
 static tutti_status program_make(tutti_comm *comm, const struct plan *plan, struct program **out)

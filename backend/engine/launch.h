@@ -44,6 +44,8 @@ tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */
 void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine);
 void launcher_finish(struct launcher *launcher);
+/* What an operation with even counts would run as, and its price. NO_MEMORY; as `choose`. */
+tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out);
 /* In a declaration, in place of the count that ranks must agree on: the counts are in arrays of their own. */
 #define UNEVEN_COUNT UINT64_MAX
 /* Announces the operation. An error leaves nothing announced. */

@@ -1,4 +1,5 @@
-/* Introspection: one JSON object with everything a bug report needs, and schedules as text. */
+/* Introspection: one JSON object with everything a bug report needs, one of what a group goes by, and schedules as
+   text. */
 #include "backend/info/info.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -165,6 +166,40 @@ tutti_status info_json(char *buffer, size_t capacity, size_t *bytes)
     put_limits(&t);
     put_settings(&t);
     put_algorithms(&t);
+    put(&t, "}");
+    if (bytes) *bytes = t.length;
+    return TUTTI_OK;
+}
+
+/* ---- a group ---- */
+static void put_figures(struct text *t, const struct machine *machine)
+{
+    const struct machine_row *rows;
+    int count = machine_table(&rows);
+    put(t, "\"figures\": {");
+    for (int i = 0; i < count; i++) {
+        put_string(t, rows[i].name);
+        put(t, ": {\"value\": ");
+        put_decimal(t, machine_figure(machine, i));
+        put(t, ", \"typical\": ");
+        put_decimal(t, rows[i].typical);
+        put(t, ", ");
+        put_pair(t, "unit", rows[i].unit, ", ");
+        put_pair(t, "help", rows[i].help, i + 1 < count ? "}, " : "}");
+    }
+    put(t, "}");
+}
+tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
+{
+    struct text t = { buffer, capacity, 0 };
+    const struct group *g = &comm->group;
+    const struct chooser *chooser = &comm->launcher.chooser;
+    put(&t, "{");
+    put_pair(&t, "name", g->name, ", ");
+    put(&t, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", g->rank, g->size);
+    for (int h = 0; h < g->layout->hosts; h++) put(&t, "%s%d", h ? ", " : "", host_size(g->layout, h));
+    put(&t, "], \"cores_of_host\": %d, ", chooser->cores);
+    put_figures(&t, &chooser->machine);
     put(&t, "}");
     if (bytes) *bytes = t.length;
     return TUTTI_OK;

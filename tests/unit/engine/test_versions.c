@@ -37,6 +37,13 @@ static void test_members_stay_where_they_are(void **state)
     assert_int_equal(offsetof(tutti_request, reserved), 64);
     assert_int_equal(TUTTI_REQUEST_ROOM_BYTES, 1024);
     assert_int_equal(offsetof(tutti_request, queue), 1088);            /* here the first version ended */
+    assert_int_equal(offsetof(tutti_prediction, struct_size), 0);
+    assert_int_equal(offsetof(tutti_prediction, algorithm), 8);
+    assert_int_equal(offsetof(tutti_prediction, ns), 16);
+    assert_int_equal(offsetof(tutti_prediction, tile_bytes), 24);
+    assert_int_equal(offsetof(tutti_prediction, slots), 32);
+    assert_int_equal(offsetof(tutti_prediction, candidate), 36);
+    assert_int_equal(sizeof(tutti_prediction), 40);
 }
 static void check_refused(const tutti_config *config, const char *text)
 {
