@@ -121,7 +121,7 @@ setuptools.setup(
     ],
     python_requires=">=3.10",
     install_requires=[torch_built_for()],
-    extras_require={"plot": ["matplotlib"]},
+    extras_require={"plot": ["matplotlib"], "ucx": ["libucx-cu12"]},
     package_dir={"": "shim"},
     packages=["torch_tutti", "torch_tutti._bench"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},

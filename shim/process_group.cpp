@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <c10/util/Exception.h>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace tutti {
 
@@ -49,6 +51,21 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
         return TUTTI_OK;
     });
 }
+/* torchrun says how many ranks it has started on this host, and how many there are. */
+static bool all_are_here()
+{
+    const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
+    return here && all && std::strcmp(here, all) == 0;
+}
+/* The host whose store ranks of other hosts reach, too; empty: all ranks are on one. */
+static std::string host_of(c10::intrusive_ptr<c10d::Store> store)
+{
+    while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
+    auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
+    if (!tcp || all_are_here()) return "";
+    const std::string &host = tcp->getHost();
+    return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
+}
 static std::atomic<int> job_size{ 0 }; /* of the last group of all that this process has joined */
 static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size, const std::string &group,
     const Options &options)
@@ -62,6 +79,8 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
+    std::string store_host = host_of(store);
+    config.store_host = store_host.empty() ? nullptr : store_host.c_str();
     const auto &members = options.global_ranks_in_group; /* torch gives none for the group of all */
     if (members.empty()) job_size = size;
     bool part = static_cast<int>(members.size()) == size && job_size > 0;

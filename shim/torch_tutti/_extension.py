@@ -7,6 +7,8 @@ import atexit
 import os
 from types import ModuleType
 
+from torch_tutti._ucx import look_for_wheel
+
 _loaded: ModuleType | None = None
 
 
@@ -46,6 +48,7 @@ def load() -> ModuleType:
                               "pip install --no-build-isolation -e .") from None
         check_torch(_build.TORCH_VERSION, torch.__version__)
         follow_torch_logs()
+        look_for_wheel()
         from torch_tutti import _C
         atexit.register(_C._quiesce)
         _loaded = _C

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Callable
 
+from torch_tutti import _ucx
+
 _PATH = Path(__file__).with_name("libtutti.so")
 
 
@@ -18,6 +20,7 @@ def _library() -> ctypes.CDLL:
     if not _PATH.exists():
         raise ImportError("torch_tutti has not been built: run script/setup in the checkout, or "
                           "pip install --no-build-isolation -e .")
+    _ucx.look_for_wheel()
     library = ctypes.CDLL(str(_PATH))
     for name in ("version", "error_string", "last_error"):
         getattr(library, f"tutti_get_{name}").restype = ctypes.c_char_p

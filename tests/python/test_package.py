@@ -142,7 +142,8 @@ def test_metadata_names_the_torch_it_was_built_for():
     import torch
     found = metadata("torch-tutti")
     assert {line.replace(" ", "").replace("'", '"') for line in found.get_all("Requires-Dist")} == {
-        "torch=={}.{}.*".format(*torch.__version__.split(".")), 'matplotlib;extra=="plot"'}
+        "torch=={}.{}.*".format(*torch.__version__.split(".")), 'matplotlib;extra=="plot"',
+        'libucx-cu12;extra=="ucx"'}
     assert "BSD-3-Clause" in (found["License"], found["License-Expression"]) and found["Author"] == "The tutti authors"
     assert "Operating System :: POSIX :: Linux" in found.get_all("Classifier")
 
