@@ -123,7 +123,7 @@ setuptools.setup(
     install_requires=[torch_built_for()],
     extras_require={"plot": ["matplotlib"], "ucx": ["libucx-cu12"]},
     package_dir={"": "shim"},
-    packages=["torch_tutti", "torch_tutti._bench"],
+    packages=["torch_tutti", "torch_tutti._bench", "torch_tutti._model"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},

@@ -67,6 +67,17 @@ static void bind_options(py::module_ &module)
                 ", blocking_futures=", o.blocking_futures ? "True" : "False", ")");
         });
 }
+static py::dict predicted(const ProcessGroupTutti &group, const std::string &collective, const std::string &algorithm,
+    size_t bytes)
+{
+    tutti_prediction made;
+    {
+        py::gil_scoped_release released;
+        made = group.predict(collective, algorithm, bytes);
+    }
+    return py::dict("algorithm"_a = made.algorithm, "ns"_a = made.ns, "tile_bytes"_a = made.tile_bytes,
+        "slots"_a = made.slots, "candidate"_a = made.candidate);
+}
 static void bind_group(py::module_ &module)
 {
     using released = py::call_guard<py::gil_scoped_release>;
@@ -80,6 +91,8 @@ static void bind_group(py::module_ &module)
             py::arg("group") = "", py::arg("options") = py::none(), released())
         .def_property_readonly("options", &ProcessGroupTutti::options)
         .def("_set_default_timeout", &ProcessGroupTutti::setTimeout, py::arg("timeout"), released())
+        .def("_predict", &predicted, py::arg("collective"), py::arg("algorithm"), py::arg("bytes"))
+        .def("_figures", &ProcessGroupTutti::figures, released())
         /* torch asks this of a backend that can split, on the ranks that are not in the new group */
         .def("perform_nocolor_split", [](ProcessGroupTutti &, const py::object &) {}, py::arg("device"));
 }

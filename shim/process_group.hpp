@@ -97,6 +97,9 @@ class ProcessGroupTutti final : public c10d::Backend {
 
     void setSequenceNumberForGroup() override {} /* ours begin at 0 on every rank */
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
+    /* What a collective would run as, and take; algorithm empty: the core's choice. Local. */
+    tutti_prediction predict(const std::string &collective, const std::string &algorithm, size_t bytes) const;
+    std::string figures() const; /* what the group goes by when it chooses, as JSON; local */
     void setTimeout(std::chrono::milliseconds timeout) override;
     void enableCollectivesTiming() override { timing_ = true; }
     BackendPointer split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

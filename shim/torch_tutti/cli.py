@@ -1,5 +1,6 @@
 """The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
-another backend, measuring, the traces of programs that failed, and what a C compiler needs."""
+another backend, measuring, what the choice of algorithms rests on, the traces of programs that failed, and what a C
+compiler needs."""
 from __future__ import annotations
 
 import argparse
@@ -9,6 +10,7 @@ from typing import Any, Sequence
 
 from torch_tutti import _library, _run
 from torch_tutti._bench.options import add_parser as add_bench
+from torch_tutti._model.options import add_parser as add_model
 
 
 def _shown(value: Any) -> str:
@@ -75,6 +77,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     return measure(arguments, arguments.words)
 
 
+def _model(arguments: argparse.Namespace) -> int:
+    from torch_tutti._model.command import main as measure
+    return measure(arguments, arguments.words)
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     from torch_tutti import _trace
     traces = _trace.read(arguments.folder, arguments.prefix)
@@ -134,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
                      help="names that are taken over (default: %(default)s)")
     run.set_defaults(run=_run_program)
     add_bench(commands).set_defaults(run=_bench)
+    add_model(commands).set_defaults(run=_model)
     _add_trace(commands)
     config = commands.add_parser("config", help="print what a C compiler needs: cc program.c $(tutti config)",
                                  description="Prints what a C compiler needs for a program that includes tutti.h; both "

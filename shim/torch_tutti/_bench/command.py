@@ -9,7 +9,8 @@ import os
 import sys
 import traceback
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Callable
 
 from torch_tutti._bench import compare, launch, picture, report
 from torch_tutti._bench.options import sizes
@@ -29,7 +30,7 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
     started = launch.ranks_are_started()
     ranks = int(os.environ["WORLD_SIZE"]) if started else options.nproc or default_ranks()
     resolve(options, ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    return as_rank(options, words) if started else launch.launch(words, ranks)
+    return as_rank(partial(_measure, options, words)) if started else launch.launch(words, ranks)
 
 
 def default_ranks() -> int:
@@ -83,12 +84,12 @@ def _check_devices(backends: list[str], local_ranks: int) -> None:
 
 
 # ---- a rank ----
-def as_rank(options: argparse.Namespace, words: list[str]) -> int:
-    """Measures; errors are told with the rank they happened on."""
+def as_rank(measure: Callable[[], int]) -> int:
+    """Measures, here or for `tutti model`; errors are told with the rank they happened on."""
     rank = int(os.environ["RANK"])
     launch.die_with_parent()
     try:
-        return _measure(options, words)
+        return measure()
     except Exception as error:
         if os.environ.get("TUTTI_LOG") == "debug":
             traceback.print_exc()
@@ -97,7 +98,7 @@ def as_rank(options: argparse.Namespace, words: list[str]) -> int:
         os._exit(1)                                     # leaving groups in order would wait for ranks that are gone
 
 
-def _bind(options: argparse.Namespace) -> int | None:
+def bind(options: argparse.Namespace) -> int | None:
     """Binds this process to a core of its own, where every rank of the host can have one; which."""
     cores = sorted(os.sched_getaffinity(0))
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -108,7 +109,7 @@ def _bind(options: argparse.Namespace) -> int | None:
 
 
 def _measure(options: argparse.Namespace, words: list[str]) -> int:
-    core = _bind(options)
+    core = bind(options)
     import torch
     import torch.distributed as dist
 

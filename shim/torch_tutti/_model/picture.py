@@ -1,0 +1,61 @@
+"""The picture of `tutti model --plot`: time over size, a colour for each algorithm, dashed what is predicted and solid
+what was measured, and a ring around what is chosen. Needs matplotlib."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch_tutti._model.report import Document, between_hosts
+
+STYLES = {"predicted": "--", "measured": "-"}
+
+
+def require() -> None:
+    """Raises ImportError, with what to do, when there is no matplotlib."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib, or save with -J instead") from None
+
+
+def lines(document: Document) -> dict[tuple[str, str], dict[int, float]]:
+    """By (algorithm, predicted or measured), by size: microseconds; what has no price has no such line."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in document["results"]:
+        for name, cell in row["algorithms"].items():
+            for which in STYLES:
+                if cell[which]:
+                    found.setdefault((name, which), {})[row["size"]] = cell[which]
+    return found
+
+
+def colours_of(names: list[str]) -> dict[str, Any]:
+    from matplotlib import colormaps
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"].colors
+    return {name: palette[index % len(palette)] for index, name in enumerate(names)}
+
+
+def draw(document: Document, path: str) -> None:
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    axes = figure.subplots()
+    drawn = lines(document)
+    colours = colours_of(list(dict.fromkeys(name for name, _ in drawn)))
+    for (name, which), line in drawn.items():
+        axes.plot(list(line), list(line.values()), linestyle=STYLES[which], color=colours[name], linewidth=1.2,
+                  marker=".", label=name if which == "measured" else None)
+    rings = [(row["size"], row["algorithms"][row["chosen"]]["measured"]) for row in document["results"]
+             if row["chosen"] in row["algorithms"]]
+    if rings:
+        axes.plot(*zip(*rings), linestyle="", marker="o", markersize=9, markerfacecolor="none", color="black",
+                  label="chosen")
+    config, group = document["config"], document["group"]
+    hosts = len(group["ranks_of_host"])
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="median time, µs",
+             title=f"{config['collective']} of {config['nranks']} ranks on {hosts} host{'s' * (hosts > 1)}: "
+                   "measured (solid) and predicted (dashed)")
+    axes.set_xscale("log", base=2)
+    axes.grid(True, which="major", linewidth=0.4)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.supxlabel(f"{document['machine']['processor']}; torch {document['versions']['torch']}"
+                     + (f"\nbetween hosts {between_hosts(group)}" if hosts > 1 else ""), fontsize=8)
+    figure.savefig(path, dpi=150)

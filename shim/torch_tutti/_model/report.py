@@ -1,0 +1,142 @@
+"""What `tutti model` tells: the figures, the table, from which size on which algorithm is chosen and was fastest, and
+the document that -J saves. Nothing here measures or communicates, or imports torch.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from torch_tutti._bench.report import SHARED_SETTINGS, _now, machine, number, versions
+
+FORMAT = "tutti model"
+VERSION = 1
+BETWEEN_HOSTS = ("message", "wire")
+Document = dict[str, Any]
+
+
+def begin(options: argparse.Namespace, words: list[str], group: dict[str, Any]) -> Document:
+    """The document before anything is measured. group: what it goes by, of rank 0."""
+    config = {"collective": options.what, "nranks": group["ranks"], "minimum_bytes": options.minbytes,
+              "maximum_bytes": options.maxbytes, "step_factor": options.stepfactor, "iterations": options.iters,
+              "type": "float", "timeout": options.timeout}
+    return {"format": FORMAT, "version": VERSION, "start_time": _now(), "args": words,
+            "env": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SHARED_SETTINGS)},
+            "machine": machine(), "versions": versions(), "config": config, "group": group, "results": []}
+
+
+def finish(document: Document, choices: list[tuple[int, str]]) -> None:
+    """Adds what follows from the results. choices: (size, algorithm), finer than what was measured."""
+    rows = document["results"]
+    document["chosen"] = stretches(choices)
+    document["fastest"] = stretches([(row["size"], row["fastest"]) for row in rows])
+    document["regret"] = [{"size": row["size"], "ratio": regret(row)} for row in rows]
+    document["end_time"] = _now()
+
+
+def stretches(named: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """Neighbours of one name together: from which size, to which."""
+    found: list[dict[str, Any]] = []
+    for size, name in named:
+        if found and found[-1]["algorithm"] == name:
+            found[-1]["last_bytes"] = size
+        else:
+            found.append({"algorithm": name, "first_bytes": size, "last_bytes": size})
+    return found
+
+
+def regret(row: dict[str, Any]) -> float | None:
+    """The time of what is chosen ÷ that of the fastest; none: what is chosen was not measured."""
+    cells = row["algorithms"]
+    least = cells[row["fastest"]]["measured"]
+    return cells[row["chosen"]]["measured"] / least if row["chosen"] in cells and least else None
+
+
+# ---- the figures ----
+def bytes_of(value: float) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 1 << shift:
+            return f"{value / (1 << shift):.3g} {unit}"
+    return f"{value:.3g} bytes"
+
+
+def _figure(name: str, row: dict[str, Any]) -> str:
+    value = bytes_of(row["value"]) if row["unit"] == "bytes" else f"{row['value']:.3g} {row['unit']}"
+    return f"{name} {value}"
+
+
+def _wrapped(items: list[str], width: int = 110) -> list[str]:
+    lines, line = [], "#  "
+    for item in items:
+        if len(line) + len(item) > width:
+            lines.append(line)
+            line = "#  "
+        line += f" {item},"
+    return [*lines, line.rstrip(",")]
+
+
+def between_hosts(group: dict[str, Any]) -> str:
+    """What a message and its bytes cost, and whether that was measured."""
+    message, wire = (group["figures"][name] for name in BETWEEN_HOSTS)
+    measured = [row["value"] != row["typical"] for row in (message, wire)]
+    return (f"a message takes {message['value'] / 1e3:.3g} us (α), a byte {wire['value']:.3g} ns (β), so "
+            f"{1 / wire['value']:.3g} GB/s; "
+            + ("measured when the group joined" if all(measured) else "typical figures: they were not measured"))
+
+
+def opening(document: Document) -> list[str]:
+    config, group, made = document["config"], document["group"], document["versions"]
+    hosts = group["ranks_of_host"]
+    cores = f"{group['cores_of_host']} core{'s' * (group['cores_of_host'] != 1)}"
+    where = (f"one host, {cores}" if len(hosts) == 1 else
+             f"{len(hosts)} hosts ({', '.join(map(str, hosts))} ranks), as if {cores} each")
+    lines = [f"# tutti model, torch-tutti {made['torch-tutti']} torch {made['torch']} python {made['python']}",
+             f"# {config['collective']} of {config['nranks']} ranks on {where}; median of {config['iterations']} calls",
+             f"# {document['machine']['processor']}, load {document['machine']['load']:.2f}", "#"]
+    figures = [_figure(name, row) for name, row in group["figures"].items() if name not in BETWEEN_HOSTS]
+    lines += ["# machine:" if len(hosts) == 1 else "# machine (typical figures, for hosts do not know each other's):"]
+    lines += _wrapped(figures)
+    if len(hosts) > 1:
+        lines.append(f"# between hosts: {between_hosts(group)}")
+    return [*lines, "# (tutti info says what each of them is)",
+            "# measured: of the slowest rank, with torch's part of a call"
+            + ("; N/A: messages of one host have no price" if len(hosts) == 1 else ""), "#"]
+
+
+# ---- the table ----
+COLUMNS = (("predicted", 9, "(us)"), ("measured", 9, "(us)"), ("ratio", 7, ""), ("tile", 9, "(B)"), ("slots", 5, ""))
+
+
+def header(width: int) -> list[str]:
+    """width: of the longest name of an algorithm."""
+    names = "".join(f"  {name:>{room}}" for name, room, _ in COLUMNS)
+    units = "".join(f"  {unit:>{room}}" for _, room, unit in COLUMNS)
+    return [f"# {'size':>10}  {'algorithm':{width}}{names}", f"# {'(B)':>10}  {'':{width}}{units}".rstrip()]
+
+
+def lines(row: dict[str, Any], width: int) -> list[str]:
+    """Of one size, a line for each algorithm. ratio: predicted ÷ measured."""
+    found = []
+    for name, cell in row["algorithms"].items():
+        ratio = cell["predicted"] / cell["measured"] if cell["predicted"] and cell["measured"] else None
+        values = (cell["predicted"], cell["measured"], ratio)
+        marks = [word for word in ("chosen", "fastest") if row[word] == name]
+        text = f"{row['size']:12}  {name:{width}}"
+        text += "".join(f"  {number(value, room)}" for value, (_, room, _) in zip(values, COLUMNS))
+        found.append(f"{text}  {cell['tile_bytes']:9}  {cell['slots']:5}  {' '.join(marks)}".rstrip())
+    return found
+
+
+def _described(found: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{one['algorithm']} from {one['first_bytes']}" for one in found) + " bytes"
+
+
+def closing(document: Document) -> list[str]:
+    ratios = [(one["ratio"], one["size"]) for one in document["regret"] if one["ratio"]]
+    text = ["#", f"# chosen:  {_described(document['chosen'])}", f"# fastest: {_described(document['fastest'])}"]
+    if ratios:
+        worst, size = max(ratios)
+        mean = sum(ratio for ratio, _ in ratios) / len(ratios)
+        text.append(f"# regret (chosen ÷ fastest): {mean:.2f} in the mean of the sizes, {worst:.2f} at most, "
+                    f"at {size} bytes")
+    return text

@@ -1,0 +1,182 @@
+"""`tutti model`: what it understands, that its predictions are those of all ranks, that its table, its file and its
+picture say the same, and which algorithms there are on one host and on several. Nothing here judges a time."""
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_tutti import algorithms, cli
+from torch_tutti._bench.measure import Ranks
+from torch_tutti._model import command, picture, report
+from torch_tutti._model.options import FAMILIES
+
+TUTTI = [sys.executable, "-m", "torch_tutti"]
+QUICK = ("-b", "1K", "-e", "64K", "-f", "64", "-n", "2")
+
+
+def options(*words):
+    return cli._parser().parse_args(["model", *words])
+
+
+# ---- what it understands ----
+WRONG_WORDS = {
+    "": "COLLECTIVE", "allreduce": "choose from", "alltoall": "choose from", "all_reduce -b 8Q": "64K, 1.5M or 1G",
+    "all_reduce -b 64M -e 8": "must not exceed", "all_reduce -f 1": "at least 2", "all_reduce -n 0": "at least 1",
+    "all_reduce --nproc 1": "at least 2", "all_reduce --algorithms ring,ring": "different algorithms",
+    "all_reduce --algorithms rign": "all_reduce has no algorithm 'rign'; it has naive", "all_reduce -b 0": "at least 1",
+    "all_reduce -J nowhere/out.json": "-J nowhere/out.json cannot be written", "all_reduce --plot a.gif": ".svg",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
+    try:
+        code = cli.main(["model", *words.split()])
+    except SystemExit as left:
+        code = left.code
+    assert code in (1, 2) and WRONG_WORDS[words] in capsys.readouterr().err
+
+
+def test_families_are_the_cores():
+    assert set(FAMILIES.values()) <= set(algorithms())
+
+
+# ---- on ranks ----
+def shown(world, *words):
+    """(document, what this rank printed)"""
+    ranks = Ranks(world.rank, world.size, world.gloo, {"tutti": dist.group.WORLD})
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        document = command.run(options(*words), list(words), ranks)
+    return document, printed.getvalue()
+
+
+def test_ranks_agree_and_the_table_has_every_cell(shared):
+    outcomes = shared(3).run(shown, "all_reduce", *QUICK)
+    assert len({json.dumps([d["results"], d["chosen"], d["fastest"]]) for d, _ in outcomes}) == 1
+    document, printed = outcomes[0]
+    assert not outcomes[1][1] and sum(document["group"]["ranks_of_host"]) == 3
+    assert [row["size"] for row in document["results"]] == [1 << 10, 1 << 16]
+    table = [line.split() for line in printed.splitlines() if not line.startswith("#")]
+    cells = [(row, name) for row in document["results"] for name in row["algorithms"]]
+    assert [line[:2] for line in table] == [[str(row["size"]), name] for row, name in cells]
+    for line, (row, name) in zip(table, cells):
+        assert ("chosen" in line, "fastest" in line) == (row["chosen"] == name, row["fastest"] == name)
+        cell = row["algorithms"][name]
+        assert cell["measured"] >= cell["best"] > 0 and cell["slots"] >= 1 and 0 < cell["tile_bytes"] <= row["size"]
+        assert (line[2] == "N/A") == (cell["predicted"] is None) and (cell["predicted"] or not cell["candidate"])
+    assert all(row["algorithms"][row["chosen"]]["candidate"] for row in document["results"])
+    assert f"# chosen:  {document['chosen'][0]['algorithm']} from 1024" in printed and "# regret" in printed
+
+
+def every_collective(world):
+    return [shown(world, name, "-b", "3000", "-e", "3000", "-n", "1", "--algorithms", "candidates")[0]
+            for name in FAMILIES]
+
+
+def test_candidates_of_every_collective(shared):
+    for name, document in zip(FAMILIES, shared(3).run(every_collective)[0]):
+        row, = document["results"]
+        assert row["size"] == (3000 if name in ("all_reduce", "broadcast", "reduce") else 3000 // 12 * 12)
+        assert all(cell["candidate"] and cell["predicted"] > 0 for cell in row["algorithms"].values())
+        assert row["chosen"] in row["algorithms"] and row["fastest"] in row["algorithms"]
+
+
+def only_two(world):
+    return shown(world, "all_reduce", *QUICK, "--algorithms", "ring,tree")[0]
+
+
+def test_a_list_of_algorithms(shared):
+    document = shared(2).run(only_two)[0]
+    assert all(list(row["algorithms"]) == ["ring", "tree"] for row in document["results"])
+    assert all(found["ratio"] is None for found in document["regret"])
+
+
+def ask(world):
+    core = dist.group.WORLD._get_backend(torch.device("cpu"))
+    texts = []
+    for collective, algorithm in (("allreduec", ""), ("allreduce", "rign")):
+        with pytest.raises(ValueError) as raised:
+            core._predict(collective, algorithm, 8)
+        texts.append(str(raised.value))
+    return texts, json.loads(core._figures())
+
+
+def test_unknown_names_are_refused_with_the_nearest(shared):
+    for texts, figures in shared(2).run(ask):
+        assert 'did you mean "allreduce"' in texts[0] and 'did you mean "ring"' in texts[1]
+        assert {"message", "wire", "line"} <= set(figures["figures"]) and figures["ranks"] == 2
+
+
+# ---- what it says ----
+def test_stretches():
+    assert report.stretches([(1, "a"), (2, "a"), (3, "b"), (4, "a")]) == [
+        {"algorithm": "a", "first_bytes": 1, "last_bytes": 2}, {"algorithm": "b", "first_bytes": 3, "last_bytes": 3},
+        {"algorithm": "a", "first_bytes": 4, "last_bytes": 4}]
+
+
+@pytest.mark.parametrize("message, wire, text", [
+    (20000.0, 0.1, "20 us (α), a byte 0.1 ns (β), so 10 GB/s; measured when the group joined"),
+    (15000.0, 0.32, "15 us (α), a byte 0.32 ns (β), so 3.12 GB/s; typical figures: they were not measured")])
+def test_what_is_between_hosts(message, wire, text):
+    figures = {"message": {"value": message, "typical": 15000.0}, "wire": {"value": wire, "typical": 0.32}}
+    assert report.between_hosts({"figures": figures}) == f"a message takes {text}"
+
+
+def test_picture_has_both_lines_of_what_has_a_price():
+    cells = {"a": {"predicted": None, "measured": 2.0}, "b": {"predicted": 3.0, "measured": 4.0}}
+    assert picture.lines({"results": [{"size": 8, "algorithms": cells}]}) == {
+        ("a", "measured"): {8: 2.0}, ("b", "predicted"): {8: 3.0}, ("b", "measured"): {8: 4.0}}
+
+
+def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(["model", "all_reduce", "--plot", str(tmp_path / "picture.png")]) == 1
+    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+
+
+# ---- processes ----
+def completed(*words, **variables):
+    without = ("RANK", "WORLD_SIZE", "TUTTI_HOSTS")
+    inherited = {name: value for name, value in os.environ.items() if name not in without}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120,
+                          env={**inherited, "CUDA_VISIBLE_DEVICES": "", **variables})
+
+
+def names_of(document):
+    return {name for row in document["results"] for name in row["algorithms"]}
+
+
+def test_ranks_of_its_own_on_one_host(tmp_path):
+    saved, drawn = tmp_path / "out.json", tmp_path / "out.svg"
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    done = completed(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "-J", str(saved), "--plot", str(drawn))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(saved.read_text())
+    assert (document["format"], document["version"]) == ("tutti model", 1)
+    assert {"one_shot", "two_shot", "ring"} <= names_of(document) and "<svg" in drawn.read_text()
+    assert "on one host" in done.stdout and "between hosts" not in done.stdout
+    assert all(row["algorithms"]["ring"]["predicted"] is None for row in document["results"])
+
+
+def test_under_torchrun_on_pretended_hosts(tmp_path):
+    saved = tmp_path / "out.json"
+    done = completed(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TUTTI[1:],
+                   "model", "all_reduce", *QUICK, "-J", str(saved), TUTTI_HOSTS="2")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(saved.read_text())
+    names = names_of(document)
+    assert {"leaders", "hierarchy_ring", "ring"} <= names and not {"one_shot", "two_shot"} & names
+    assert all(cell["predicted"] > 0 for row in document["results"] for cell in row["algorithms"].values())
+    assert done.stdout.count("# between hosts: a message takes") == 1 and "on 2 hosts (1, 1 ranks)" in done.stdout
+
+
+def test_what_the_hosts_do_not_allow_is_named():
+    done = completed(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "--algorithms", "two_shot", TUTTI_HOSTS="2")
+    assert done.returncode == 1 and "allreduce by algorithm two_shot needs all ranks on one host" in done.stderr
