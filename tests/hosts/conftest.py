@@ -1,0 +1,81 @@
+"""Hosts that are network namespaces of this machine (tests/support/hosts.py). Where there can be none, all of this is
+skipped with the reason."""
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+for folder in (HERE.parent / "support", HERE.parent / "python"):
+    sys.path.insert(0, str(folder))
+
+import hosts as namespaces  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def namespaces_work():
+    reason = namespaces.why_not()
+    if reason:
+        pytest.skip(f"there can be no hosts here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def hosts(namespaces_work):
+    """hosts(count): so many hosts, the same for all tests of a module."""
+    made = {}
+
+    def of_count(count):
+        if count not in made:
+            made[count] = namespaces.Hosts(count)
+        return made[count]
+
+    yield of_count
+    for some in made.values():
+        some.close()
+
+
+# ---- ranks on them ----
+@pytest.fixture(scope="session")
+def lab(namespaces_work):
+    """Three hosts on which torch is loaded."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from across import BACKEND, Lab
+    if BACKEND == "tutti":
+        pytest.importorskip("torch_tutti", reason="torch_tutti is not installed")
+    with namespaces.Hosts(3) as some:
+        laboratory = Lab(some)
+        yield laboratory
+        laboratory.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(lab):
+    """ranks(placement): ranks that tests share, rank r on host placement[r]; with gloo beside as the judge."""
+    from across import Across
+    started = {}
+
+    def of_placement(*placement):
+        if placement in started and any(pipe.closed for pipe in started[placement].pipes):
+            del started[placement]
+        if placement not in started:
+            started[placement] = Across(lab, placement, gloo=True)
+        return started[placement]
+
+    yield of_placement
+    for some in started.values():
+        some.close()
+
+
+@pytest.fixture
+def fresh(lab):
+    """fresh(placement, **options): ranks of the test's own, which it may break."""
+    from across import Across
+    started = []
+
+    def of_placement(*placement, **options):
+        started.append(Across(lab, placement, **options))
+        return started[-1]
+
+    yield of_placement
+    for some in started:
+        some.close()

@@ -1,0 +1,225 @@
+"""The ground that tests over several hosts stand on: hosts are apart, faults of the network are as asked for, and
+nothing is left behind."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import SimpleNamespace
+
+import hosts as namespaces
+import pytest
+
+pytestmark = pytest.mark.usefixtures("namespaces_work")
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "script/hosts"
+# echoes datagrams, and says from whom the first came
+ECHO = """
+import socket
+s = socket.socket(socket.AF_INET6 if V6 else socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("", 4711))
+print("ready", flush=True)
+while True:
+    data, whence = s.recvfrom(100)
+    s.sendto(data, whence)
+"""
+# how many of N come back, and the shortest way there and back in ms
+ASK = """
+import socket, time
+s = socket.socket(socket.AF_INET6 if V6 else socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(0.5)
+back, best = 0, 1e9
+for n in range(N):
+    begin = time.monotonic()
+    s.sendto(b"x", (ADDRESS, 4711))
+    try:
+        s.recv(100)
+    except OSError:
+        continue
+    back, best = back + 1, min(best, time.monotonic() - begin)
+print(back, 1e3 * best)
+"""
+
+
+def python(some, host, code, **values):
+    program = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + code
+    return some.start(host, [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def asked(some, source, target, count, v6=False):
+    """How many of that many datagrams come back, and after how many ms at best."""
+    echo = python(some, target, ECHO, V6=v6)
+    assert echo.stdout.readline() == "ready\n"
+    ask = python(some, source, ASK, V6=v6, N=count, ADDRESS=namespaces.address_of(target, v6))
+    back, best = ask.communicate(timeout=60)[0].split()
+    echo.kill()
+    assert echo.wait(10) == -signal.SIGKILL
+    echo.stdout.close()
+    return int(back), float(best)
+
+
+@pytest.mark.parametrize("v6", [False, True])
+def test_hosts_reach_each_other(hosts, v6):
+    assert asked(hosts(3), 2, 0, 5, v6)[0] == 5
+
+
+def test_hosts_are_apart(hosts):
+    some = hosts(3)
+    here = [some.on_host(host, "hostname") for host in range(3)]
+    assert here == ["h0\n", "h1\n", "h2\n"]
+    assert len({some.on_host(host, "readlink /proc/self/ns/net") for host in range(3)}) == 3
+    some.on_host(1, "touch /dev/shm/of-h1")
+    assert some.on_host(0, "ls /dev/shm") == ""
+    assert some.on_host(0, "ls /sys/class/net").split() == ["eth0", "lo"]
+
+
+def test_a_pulled_cable_lets_nothing_through(hosts):
+    some = hosts(3)
+    some.link(1, False)
+    try:
+        assert asked(some, 0, 1, 1)[0] == 0 and asked(some, 0, 2, 1)[0] == 1
+    finally:
+        some.link(1, True)
+    assert asked(some, 0, 1, 5)[0] >= 1
+
+
+def test_a_firewall_is_between_two_only(hosts):
+    some = hosts(3)
+    some.swallow(1, 2)
+    try:
+        assert asked(some, 1, 2, 1)[0] == 0 and asked(some, 0, 2, 1)[0] == 1
+    finally:
+        some.swallow(1, 2, False)
+    assert asked(some, 1, 2, 2)[0] == 2
+
+
+def test_a_partition_is_mended(hosts):
+    some = hosts(3)
+    some.partition({0})
+    try:
+        assert asked(some, 0, 2, 1)[0] == 0 and asked(some, 1, 2, 1)[0] == 1
+    finally:
+        some.partition({0}, False)
+    assert asked(some, 0, 2, 2)[0] == 2
+
+
+def test_delay_and_loss(hosts):
+    some = hosts(3)
+    some.shape(1, delay="20ms")
+    try:
+        assert asked(some, 0, 1, 3)[1] >= 20
+        some.shape(1, loss="50%")
+        assert asked(some, 0, 1, 20)[0] < 20            # 1e-6 that none is lost
+    finally:
+        some.shape(1)
+    assert asked(some, 0, 1, 5)[0] == 5
+
+
+def test_bytes_are_counted(hosts):
+    some = hosts(3)
+    before = some.counters(0)[1]
+    asked(some, 0, 1, 10)
+    assert some.counters(0)[1] - before >= 10 * 43      # a datagram of one byte with its headers
+
+
+def test_a_deleted_host_is_gone():
+    with namespaces.Hosts(2) as some:
+        sleeper = some.start(1, ["sleep", "1000"])
+        while len(some.processes(1)) < 1 or sleeper.inside() is None:
+            time.sleep(0.01)
+        some.delete(1)
+        assert sleeper.wait(10) == -signal.SIGKILL
+
+
+# ---- the command ----
+def command(*words, **options):
+    return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_output_and_status_of_each_host():
+    told = "echo $(hostname) $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT; exit $NODE_RANK"
+    run = command("2", "--", "sh", "-c", told)
+    assert sorted(run.stdout.splitlines()) == ["h0 | h0 0 2 10.77.0.1 29500", "h1 | h1 1 2 10.77.0.1 29500"]
+    assert run.returncode == 1, run.stderr
+    assert command("1", "--", "sh", "-c", "kill -9 $$").returncode == 137
+
+
+def test_ipv6_only():
+    run = command("2", "--ipv6", "--", "sh", "-c", "echo $MASTER_ADDR; ip -4 addr show eth0")
+    assert sorted(run.stdout.split("\n")) == ["", "h0 | fd77::1", "h1 | fd77::1"]
+
+
+def test_what_torchrun_is_told():
+    loader = SourceFileLoader("script_hosts", str(SCRIPT))
+    script = module_from_spec(spec_from_loader("script_hosts", loader))
+    loader.exec_module(script)
+
+    def told(words, host=1, **more):
+        options = {"hosts": 2, "ranks": None, "ipv6": False, "port": 29500, "each": False, **more}
+        return " ".join(script.command_on(host, SimpleNamespace(command=words.split(), **options)))
+
+    common = "torchrun --nnodes 2 --node-rank 1 --master-addr 10.77.0.1 --master-port 29500"
+    assert told("torchrun --nproc_per_node=4 a.py") == f"{common} --nproc_per_node=4 a.py"
+    assert told("a.py --x") == f"{common} --nproc-per-node 1 a.py --x"
+    assert told("a.py", ranks=3) == f"{common} --nproc-per-node 3 a.py"
+    assert told("torchrun a.py", each=True) == "torchrun a.py" and told("ls .") == "ls ."
+    with pytest.raises(SystemExit):
+        told("torchrun --nproc-per-node 4 a.py", ranks=3)
+
+
+SUM = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, f"rank {dist.get_rank()} on {socket.gethostname()} has {total.item():.0f}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_torch_over_two_hosts(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    program = tmp_path / "program.py"
+    program.write_text(SUM)
+    run = command("2", "--ranks", "2", "--", program)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = sorted(re.findall(r"^(h\d) \| rank (\d) on (h\d) has 4$", run.stdout, re.MULTILINE))
+    assert found == [("h0", "0", "h0"), ("h0", "1", "h0"), ("h1", "2", "h1"), ("h1", "3", "h1")]
+
+
+def marked(mark):
+    """Processes whose command has this word."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left(number):
+    mark = f"9999.{os.getpid()}"
+    run = subprocess.Popen([SCRIPT, "2", "--delay", "1ms", "--", "sh", "-c", f"echo up; sleep {mark}"],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert {run.stdout.readline(), run.stdout.readline()} == {"h0 | up\n", "h1 | up\n"}
+    run.send_signal(number)
+    status = run.wait(60)
+    assert status == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not marked(mark)
+    run.stdout.close()
+
+
+def test_without_tools_it_says_what_to_install(tmp_path):
+    run = subprocess.run([sys.executable, SCRIPT, "2", "--", "true"], env={"PATH": str(tmp_path)}, capture_output=True,
+                         text=True, timeout=60)
+    assert run.returncode == 1 and run.stderr == "error: there is no `ip`; Debian has it in the package iproute2\n"
