@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
          "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
-         "fsdp": "fsdp.txt", "decode": "decode.txt"}
+         "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
@@ -342,6 +342,15 @@ def growth(results):
     return "\n\n".join((taken, joins(results["growth"]), plans(results["growth"])))
 
 
+# ---- between hosts ----
+def hosts(results):
+    sys.path.insert(0, str(ROOT / "tests/bench/hosts"))
+    from compare_hosts import table as between_hosts
+    load = os.environ.get("BENCH_LOAD", "unknown")
+    taken = f"Taken on {datetime.date.today()} on {os.cpu_count()} cores, load {load}."
+    return "\n".join((taken, "", *between_hosts(results["hosts"]["figures"])))
+
+
 # ---- what prints tables of its own ----
 def as_printed(part):
     return lambda results: f"```\n{results[part].strip()}\n```"
@@ -351,7 +360,7 @@ def as_printed(part):
 BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
           "machine": (machine, ("core",)), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
-          "call": (call, ("call",))}
+          "call": (call, ("call",)), "hosts": (hosts, ("hosts",))}
 
 
 def put(page, name, text):
