@@ -120,7 +120,7 @@ static tutti_status open_ucx(const struct group *g, unsigned char *card, size_t 
 {
     const char *device = g->interface[0] ? g->interface : NULL;
     bool pretended = g->members[0].pretends != 0;
-    TRY(ucx_open(device, pretended, card, bytes));
+    TRY(ucx_open(g->members[g->rank].identity.nonce, device, pretended, card, bytes));
     if (peers_at_end(ucx_close)) return TUTTI_OK;
     ucx_close();
     return TUTTI_OK;

@@ -5,9 +5,9 @@
 
 static const char how[] = "this tutti was built without UCX, which messages between hosts need: install its headers "
                           "(apt-get install libucx-dev) and build tutti again";
-tutti_status ucx_open(const char *device, bool pretended, void *card, size_t *bytes)
+tutti_status ucx_open(const unsigned char process[16], const char *device, bool pretended, void *card, size_t *bytes)
 {
-    (void)device, (void)pretended, (void)card, (void)bytes;
+    (void)process, (void)device, (void)pretended, (void)card, (void)bytes;
     return status_fail(TUTTI_UNSUPPORTED, "%s", how);
 }
 void ucx_close(void) {}

@@ -36,7 +36,7 @@ static void release(struct parked *parked)
 }
 static void fetch(struct ucx_port *p, struct link *link, struct transfer *x, struct parked *parked)
 {
-    /* Without an endpoint of ours nothing could end what UCX is at: so it is not the caller's memory. */
+    /* Without an endpoint that is whole nothing could end what UCX is at: so it is not the caller's memory. */
     bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= parked->bytes;
     struct flight *f = flight_new(direct ? 0 : parked->bytes);
@@ -70,7 +70,7 @@ void port_accept(struct ucx_port *p, struct link *link, struct transfer *x, stru
     }
     parked_free(link, parked);
 }
-/* Again until there is an endpoint to say it over. */
+/* Again where memory was missing for it. */
 void port_refuse(struct ucx_port *p)
 {
     p->refuses = false;

@@ -93,22 +93,31 @@ static void take_off(struct ucx_port *p, struct link *link, struct transfer *x)
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
     else announce(p, link, x);
 }
-/* false: not yet. */
-bool link_connect(struct ucx_port *p, struct link *link)
+static tutti_status find_endpoint(struct ucx_port *p, struct link *link)
 {
     unsigned char card[UCX_CARD_BYTES];
-    char name[256], why[STATUS_DETAIL_BYTES / 2];
+    const unsigned char *process = p->ground.process(p->ground.context, link->rank);
     size_t bytes = 0;
-    if (link->endpoint || link->unreachable) return link->endpoint;
-    tutti_status status = p->ground.card(p->ground.context, link->rank, card, &bytes);
-    if (status == TUTTI_IN_PROGRESS) return false;
+    struct endpoint *e = endpoint_find(process);
+    if (!e) {
+        tutti_status status = p->ground.card(p->ground.context, link->rank, card, &bytes);
+        if (status != TUTTI_OK) return status;
+        TRY(endpoint_create(process, card, bytes, &e));
+    }
+    if (!e->open) return TUTTI_IN_PROGRESS;
+    link->endpoint = e;
+    return TUTTI_OK;
+}
+bool link_connect(struct ucx_port *p, struct link *link)
+{
+    char name[256], why[STATUS_DETAIL_BYTES / 2];
+    if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
+    tutti_status status = find_endpoint(p, link);
+    if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
     if (status == TUTTI_PEER_LOST) { /* who told it tells why */
         link_note_broken(p, link, UCS_ERR_CONNECTION_RESET);
         return false;
     }
-    if (status == TUTTI_OK)
-        status = endpoint_get(p->ground.process(p->ground.context, link->rank), card, bytes, &link->endpoint);
-    if (status == TUTTI_OK) return true;
     snprintf(why, sizeof why, "%.500s", status_detail());
     p->ground.name(p->ground.context, link->rank, name, sizeof name);
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
@@ -153,16 +162,13 @@ bool port_tell(struct ucx_port *p, struct link *link, const struct header *said)
     dispatch(p, f, NULL, UCP_AM_SEND_FLAG_EAGER);
     return true;
 }
-/* Most credit goes back with the next message; this is for those who are only sent to. An endpoint of ours may be
-   needed for it. */
+/* Most credit goes back with the next message; this is for those who are only sent to. */
 void port_return_credit(struct ucx_port *p)
 {
     p->owes = false;
     for (int r = 0; r < p->size; r++) {
         struct link *link = &p->links[r];
-        if (!link_owes_much(link) || link->lost) continue;
-        port_tell(p, link, &(struct header){ .kind = CREDIT });
-        p->owes |= !link->endpoint && !link->unreachable;
+        if (link_owes_much(link) && !link->lost) port_tell(p, link, &(struct header){ .kind = CREDIT });
     }
 }
 

@@ -55,9 +55,12 @@ static void land(void *request, struct flight *f, ucs_status_t status)
     f->status = status;
     if (status != UCS_OK && f->endpoint) endpoint_note_broken(f->endpoint, status);
     flight_remove(f);
-    if (f->is_bye) worker.byes_open -= status != UCS_OK; /* then nobody answers */
-    if (f->owner) port_land(f->owner, f);
-    else flight_free(f);
+    if (f->owner) {
+        port_land(f->owner, f);
+        return;
+    }
+    if (f->endpoint) endpoint_said(f);
+    flight_free(f);
 }
 static void on_sent(void *request, ucs_status_t status, void *flight) { land(request, flight, status); }
 static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *flight)

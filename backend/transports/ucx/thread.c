@@ -30,6 +30,7 @@ static bool progress_and_arm(void)
     struct ucx_port *polling = worker.polling;
     worker.polling = NULL;
     while (ucx.ucp_worker_progress(worker.ucp)) {}
+    if (worker.greets) endpoints_greet();
     ucs_status_t status = ucx.ucp_worker_arm(worker.ucp);
     worker.polling = polling;
     return status != UCS_ERR_BUSY;
@@ -38,7 +39,7 @@ static void wait_for_event(bool listens)
 {
     struct pollfd both[] = { { worker.waker, POLLIN, 0 }, { worker.event, POLLIN, 0 } };
     pthread_mutex_unlock(&worker.lock);
-    poll(both, listens ? 2 : 1, listens ? -1 : LOOK_MS);
+    poll(both, listens ? 2 : 1, listens && !worker.greets ? -1 : LOOK_MS);
     pthread_mutex_lock(&worker.lock);
     if (both[0].revents) drain_waker();
 }

@@ -120,6 +120,7 @@ static bool progress(struct ucx_port *p)
     if (moved) port_hear_notes(p);
     worker.polling = p;
     moved |= ucx.ucp_worker_progress(worker.ucp) != 0;
+    if (worker.greets) endpoints_greet();
     moved |= settle(p);
     worker.polling = NULL;
     if (p->breaks != worker.breaks) note_breaks(p);
@@ -320,7 +321,6 @@ tutti_status ucx_connect(struct router *router, const struct ucx_ground *ground)
         .breaks = worker.breaks };
     for (int r = 0; r < p->size; r++) links[r].rank = r;
     pthread_mutex_lock(&worker.lock);
-    memcpy(worker.process, ground->process(ground->context, p->rank), sizeof worker.process);
     p->next = worker.ports;
     worker.ports = p;
     take_early(p);

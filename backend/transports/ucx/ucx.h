@@ -11,10 +11,10 @@ struct ucx_ground { /* what it needs of the processes of its members */
     tutti_status (*card)(void *context, int rank, void *out, size_t *bytes);
     void (*name)(void *context, int rank, char *out, size_t bytes); /* of its host and address, for messages */
 };
-/* Opens UCX for this process, if it is not open: *card is how others reach it. `device`: the network interface for TCP,
-   or NULL; all ranks may pretend to be on several hosts: then `pretended`, and nothing but TCP is used. Pair with
-   ucx_close. UNSUPPORTED: there is no UCX, and the text says what to do. */
-tutti_status ucx_open(const char *device, bool pretended, void *card, size_t *bytes);
+/* Opens UCX for this process, whose nonce `process` is, if it is not open: *card is how others reach it. `device`: the
+   network interface for TCP, or NULL; all ranks may pretend to be on several hosts: then `pretended`, and nothing but
+   TCP is used. Pair with ucx_close. UNSUPPORTED: there is no UCX, and the text says what to do. */
+tutti_status ucx_open(const unsigned char process[16], const char *device, bool pretended, void *card, size_t *bytes);
 void ucx_close(void);
 /* Leads to those ranks that no transport of the router leads to yet. Between ucx_open and ucx_close. */
 tutti_status ucx_connect(struct router *router, const struct ucx_ground *ground);

@@ -15,7 +15,10 @@ enum kind {
     CREDIT,    /* nothing but `returned` */
     WITHDRAWN, /* the announced message `id` is not to be fetched any more */
     REFUSED,   /* your announced message `id` is not fetched: the receive wants `bytes` */
-    BYE,       /* I am about to close; to the process, whose nonce is in `name` */
+    /* of one process to the other: `name` has its nonce */
+    HELLO,     /* my card; `id` is my endpoint's number, `bytes` that of yours, as far as I know it */
+    OPENED,    /* we have heard each other's */
+    BYE,       /* I am about to close */
     BYE_HEARD
 };
 struct header { /* of every message; fixed size, no padding */
@@ -30,6 +33,9 @@ struct header { /* of every message; fixed size, no padding */
 struct endpoint { /* to a process */
     unsigned char process[16];
     ucp_ep_h ep;
+    uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
+    int64_t since_ms;
+    bool said, opens, open;  /* HELLO is said, OPENED is sent, and messages may be */
     bool left;          /* it has said BYE: the end of the connection is none of a process */
     bool heard;         /* and has heard ours */
     int64_t broken_ms;  /* since when UCX says that it is broken; 0: it is not */
@@ -47,7 +53,7 @@ struct flight {
     struct endpoint *endpoint;
     struct transfer *transfer;      /* NULL: it is over for its caller */
     bool packed;                    /* the transfer's bytes go through room */
-    bool refused, is_bye;
+    bool refused;
     uint64_t theirs;                /* of refused */
     int64_t withdrawn_ms;           /* since when its caller wants it back; 0: it does not */
     ucs_status_t status;
@@ -80,6 +86,7 @@ enum { FLIGHT_CLASSES = 14 }; /* rooms of 256 bytes to 2 MiB are kept, others fr
 struct worker {
     pthread_mutex_t lock;
     int users;
+    bool tcp_only;                 /* as far as we choose */
     ucp_context_h context;
     ucp_worker_h ucp;
     unsigned char card[UCX_CARD_BYTES];
@@ -88,6 +95,8 @@ struct worker {
     struct endpoint *endpoints;
     struct ucx_port *ports, *polling;
     struct notes early;            /* for communicators that are not there yet */
+    struct notes greetings;        /* HELLO and OPENED, not acted upon yet */
+    bool greets;                   /* there are such, or endpoints that are not open yet */
     struct flight *spare[FLIGHT_CLASSES];
     int byes_open;                 /* not heard yet */
     unsigned breaks;               /* endpoints that have broken, ever */
@@ -101,10 +110,17 @@ struct worker {
 };
 extern struct worker worker;
 
-/* ---- endpoints ---- */
-/* To the process of that nonce, by its card; made if there is none. SYSTEM, NO_MEMORY. */
-tutti_status endpoint_get(const unsigned char process[16], const unsigned char *card, size_t bytes,
+void worker_pause(void); /* for some microseconds, without the lock */
+
+/* ---- endpoints.c ---- */
+struct endpoint *endpoint_find(const unsigned char process[16]); /* NULL: there is none, or it has broken */
+/* To the process of that nonce, by its card; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
+tutti_status endpoint_create(const unsigned char process[16], const unsigned char *card, size_t bytes,
     struct endpoint **out);
+void endpoints_greet(void); /* as long as worker.greets, after every progress; never in a callback */
+void endpoints_hear(const struct header *header, const void *data, size_t bytes);
+void endpoint_said(const struct flight *flight); /* to the process; it has landed */
+void endpoints_close(void);
 /* Ends all that is on its way over it; what is sent later is refused. */
 void endpoint_break(struct endpoint *endpoint, ucs_status_t why);
 void endpoint_note_broken(struct endpoint *endpoint, ucs_status_t why);
@@ -135,6 +151,8 @@ void port_starve(struct ucx_port *p); /* there was no memory to note a message: 
 void ports_wake(void);                /* all that sleep */
 
 /* ---- notes ---- */
+/* Takes a copy of the data, or keeps the descriptor of what is announced. NULL: out of memory. */
+struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced);
 void notes_push(struct notes *notes, struct note *note);
 struct note *notes_pop(struct notes *notes);
 void note_free(struct note *note); /* and lets go of what is parked */

@@ -37,7 +37,7 @@ static void open_rank(struct table_of_cards *t, int rank, int process)
     unsigned char *nonce = t->rank[rank].process;
     memset(nonce, 0, 16);
     nonce[0] = (unsigned char)(1 + process);
-    if (ucx_open("lo", true, t->rank[rank].card, &t->rank[rank].bytes) != TUTTI_OK)
+    if (ucx_open(nonce, "lo", true, t->rank[rank].card, &t->rank[rank].bytes) != TUTTI_OK)
         ranks_stop(rank, __FILE__, __LINE__, status_detail());
     atomic_store(&t->rank[rank].ready, true);
 }

@@ -16,6 +16,7 @@
 
 static unsigned char card[UCX_CARD_BYTES];
 static size_t card_bytes;
+static const unsigned char process[16] = { 1 };
 static void in_a_process(void (*each)(void))
 {
     int how;
@@ -35,7 +36,7 @@ static void need(bool so, const char *what)
     fprintf(stderr, "not so: %s (%s)\n", what, status_detail());
     _exit(1);
 }
-static void open_it(void) { need(ucx_open("lo", true, card, &card_bytes) == TUTTI_OK, "UCX is opened"); }
+static void open_it(void) { need(ucx_open(process, "lo", true, card, &card_bytes) == TUTTI_OK, "UCX is opened"); }
 
 static void signals_and_mmap(void)
 {
@@ -70,7 +71,7 @@ static void finds_none(void)
 {
     setenv("TUTTI_UCX", "/nowhere/libucp.so.0:/elsewhere/libucp.so.0", 1);
     settings_reload();
-    need(ucx_open("lo", true, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
+    need(ucx_open(process, "lo", true, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
     need(strstr(status_detail(), "/nowhere/libucp.so.0"), "the first is named");
     need(strstr(status_detail(), "/elsewhere/libucp.so.0"), "the second is named");
     need(strstr(status_detail(), "apt-get install libucx0"), "what to do is said");
