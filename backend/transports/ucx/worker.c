@@ -123,10 +123,9 @@ static tutti_status refused(const char *what, ucs_status_t status)
    and of TCP only the interface that was chosen, as UCX would take any, and loopback, too. */
 static void configure(ucp_config_t *config, const char *device, bool pretended)
 {
-    worker.tcp_only = pretended || !ucx_has_rdma();
-    if (!settings_given("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", worker.tcp_only ? "tcp" : "^sm");
-    if (device && worker.tcp_only && !settings_given("UCX_NET_DEVICES"))
-        ucx.ucp_config_modify(config, "NET_DEVICES", device);
+    bool tcp_only = pretended || !ucx_has_rdma();
+    if (!settings_given("UCX_TLS")) ucx.ucp_config_modify(config, "TLS", tcp_only ? "tcp" : "^sm");
+    if (device && tcp_only && !settings_given("UCX_NET_DEVICES")) ucx.ucp_config_modify(config, "NET_DEVICES", device);
 }
 static tutti_status start_context(const char *device, bool pretended)
 {

@@ -34,7 +34,6 @@ struct endpoint { /* to a process */
     unsigned char process[16];
     ucp_ep_h ep;
     uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
-    int64_t since_ms;
     bool said, opens, open;  /* HELLO is said, OPENED is sent, and messages may be */
     bool left;          /* it has said BYE: the end of the connection is none of a process */
     bool heard;         /* and has heard ours */
@@ -86,7 +85,6 @@ enum { FLIGHT_CLASSES = 14 }; /* rooms of 256 bytes to 2 MiB are kept, others fr
 struct worker {
     pthread_mutex_t lock;
     int users;
-    bool tcp_only;                 /* as far as we choose */
     ucp_context_h context;
     ucp_worker_h ucp;
     unsigned char card[UCX_CARD_BYTES];
