@@ -158,11 +158,10 @@ tutti_status executor_step(struct executor *x)
     x->blocked.count = 0;
     x->blocked_peer = -1;
     bool messages = x->launch.program->schedule->first_message >= 0;
-    uint32_t bell = 0;                                  /* as it was before the poll */
+    uint32_t bell = 0;                                  /* as it was before the first poll */
     if (messages) {
         bell_listen(x->site.contact);
         bell = atomic_load_explicit(&x->site.contact->bell, memory_order_acquire);
-        router_poll(x->site.router);
     }
     status = is_straight(x) ? run_straight(x) : tiles_run(x);
     if (x->run.message_status != TUTTI_OK)

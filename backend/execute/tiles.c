@@ -117,8 +117,8 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
-        bool moved = advance(x, &status);
-        if (s->first_message >= 0) moved |= router_poll(x->site.router);
+        bool moved = advance(x, &status), polls = !moved || x->run.cut->tiles > 1;
+        if (polls && s->first_message >= 0) moved |= router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
         if (!moved || status != TUTTI_IN_PROGRESS) return status;

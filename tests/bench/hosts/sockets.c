@@ -2,7 +2,8 @@
  * that waits for nothing else may.
  *
  *   sockets serve PORT                 waits for one who asks, and serves until it hangs up
- *   sockets ask ADDRESS PORT ROUNDS    prints: latency NS, one_way BYTES_PER_S, both_ways BYTES_PER_S (each way) */
+ *   sockets ask ADDRESS PORT ROUNDS    prints: latency NS (half a round trip), swap NS (both send, then both receive:
+ *                                      what an all-reduce is), one_way BYTES_PER_S, both_ways BYTES_PER_S (each way) */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,7 @@
 
 enum { SMALL = 8, WARM = 200, PINGS = 2000 };
 #define LARGE ((size_t)64 << 20)
-enum command { PING = 1, TAKE, BOTH };
+enum command { PING = 1, SWAP, TAKE, BOTH };
 
 static double now(void)
 {
@@ -51,16 +52,20 @@ static int one_ping(int s, char *buffer, int first)
     if (first) return exchange(s, buffer, SMALL, NULL, 0) && exchange(s, NULL, 0, buffer, SMALL);
     return exchange(s, NULL, 0, buffer, SMALL) && exchange(s, buffer, SMALL, NULL, 0);
 }
+static int small(int s, char command, char *buffer, int first)
+{
+    return command == PING ? one_ping(s, buffer, first) : exchange(s, buffer, SMALL, buffer + SMALL, SMALL);
+}
 /* One side of one measurement; seconds of one of its parts, or 0. */
 static double measure(int s, char command, char *out, char *in, int asks)
 {
-    if (command == PING) {
+    if (command == PING || command == SWAP) {
         for (int i = 0; i < WARM; i++)
-            if (!one_ping(s, in, asks)) return 0;
+            if (!small(s, command, in, asks)) return 0;
         double begin = now();
         for (int i = 0; i < PINGS; i++)
-            if (!one_ping(s, in, asks)) return 0;
-        return (now() - begin) / PINGS / 2;
+            if (!small(s, command, in, asks)) return 0;
+        return (now() - begin) / PINGS / (command == PING ? 2 : 1);
     }
     double begin = now();
     int well = command == BOTH ? exchange(s, out, LARGE, in, LARGE) && one_ping(s, in, asks)
@@ -87,10 +92,11 @@ static double median(int s, enum command command, int rounds, char *out, char *i
 }
 static int ask(int s, int rounds, char *out, char *in)
 {
-    double latency = median(s, PING, rounds, out, in), one = median(s, TAKE, rounds, out, in);
-    double both = median(s, BOTH, rounds, out, in);
-    if (latency <= 0 || one <= 0 || both <= 0) return 1;
-    printf("latency %.1f\none_way %.0f\nboth_ways %.0f\n", latency * 1e9, (double)LARGE / one, (double)LARGE / both);
+    double latency = median(s, PING, rounds, out, in), swap = median(s, SWAP, rounds, out, in);
+    double one = median(s, TAKE, rounds, out, in), both = median(s, BOTH, rounds, out, in);
+    if (latency <= 0 || swap <= 0 || one <= 0 || both <= 0) return 1;
+    printf("latency %.1f\nswap %.1f\n", latency * 1e9, swap * 1e9);
+    printf("one_way %.0f\nboth_ways %.0f\n", (double)LARGE / one, (double)LARGE / both);
     return 0;
 }
 static int serve(int s, char *out, char *in)
