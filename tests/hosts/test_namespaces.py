@@ -135,6 +135,18 @@ def test_a_deleted_host_is_gone():
         assert sleeper.wait(10) == -signal.SIGKILL
 
 
+def test_a_host_outlives_its_orphans(hosts):
+    """One whose parent is gone becomes a child of the host's first process: its end is not that of the host, and
+    nothing of it is left."""
+    some = hosts(3)
+    parent = some.start(1, ["sh", "-c", "sleep 0.1 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
+    orphan = parent.communicate(timeout=60)[0].strip()
+    deadline = time.monotonic() + 10
+    while (left := orphan in some.on_host(1, "ls /proc").split()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left and some.on_host(1, "hostname") == "h1\n"
+
+
 # ---- the command ----
 def command(*words, **options):
     return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=120, **options)

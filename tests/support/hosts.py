@@ -22,9 +22,15 @@ from pathlib import Path
 NETWORK, NETWORK6 = "10.77.0", "fd77:"
 NOBODY = "02:77:00:00:ff:ff"                            # a hardware address that no interface has
 CABLE = Path(__file__).with_name("cable.py")
-# what the first process of a host does; it has the pipe as standard input
+# what the first process of a host does; it has the pipe as standard input. It becomes Python, because the `read` of a
+# shell returns when an orphan ends; SIGCHLD is ignored so that orphans leave no zombies.
+KEEP = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+sys.stdin.read()
+"""
 KEEPER = """
-trap '' CHLD
 set -e
 if [ "$1" != switch ]; then
     hostname "$1"
@@ -36,8 +42,7 @@ if [ "$1" != switch ]; then
     done 2>/dev/null
 fi
 ip link set lo up
-echo ready
-read -r end || true
+exec "$3" -ISc "$4"
 """
 
 
@@ -102,7 +107,7 @@ class Keeper:
     def __init__(self, name: str, enter: list[str], hosts_file: str, user: bool = False):
         kinds = ["--net"] if name == "switch" else ["--net", "--uts", "--ipc", "--mount", "--pid", "--mount-proc"]
         command = [*enter, "unshare", *(["--user", "--map-root-user"] if user else []), *kinds, "--fork",
-                   "sh", "-c", KEEPER, "sh", name, hosts_file]
+                   "sh", "-c", KEEPER, "sh", name, hosts_file, sys.executable, KEEP]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True, start_new_session=True)
         if self.process.stdout.readline() != "ready\n":
