@@ -1,0 +1,72 @@
+"""Programs of tests/programs on two hosts: on tutti they must print what they print on gloo over the same hosts.
+
+Where every sum has two terms, it has one order, and every digit must be the same: with two ranks, and with four that
+are two by two in a mesh, or in stages. Otherwise the last digits may differ.
+"""
+import contextlib
+import io
+import os
+import re
+import runpy
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from across import BACKEND
+from test_programs import LIMIT_S, PROGRAMS, ROOT
+
+ONE_EACH, TWO_EACH = (0, 1), (0, 0, 1, 1)
+NUMBER = r"\d+\.\d+"
+
+
+def printed(world, script, arguments, folder):
+    """Runs the program as torchrun does; what this rank prints."""
+    os.chdir(folder)
+    os.environ.update(MASTER_ADDR=world.store.host, MASTER_PORT=str(world.store.port), RANK=str(world.rank),
+                      WORLD_SIZE=str(world.size), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    if "gloo" in arguments:                             # it may hang there: leave_at_once of test_programs says why
+        dist.destroy_process_group = lambda: None
+    sys.argv = [script, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(script, run_name="__main__")
+    return out.getvalue()
+
+
+def run(fresh, placement, program, starts, backend, folder):
+    """What each start of it prints on all ranks."""
+    folder.mkdir()
+    script, texts = str(ROOT / "tests/programs" / program.script), []
+    for arguments in program.runs[:starts]:
+        ranks = fresh(*placement, join=False)
+        texts.append("".join(ranks.run(printed, script, ["--backend", backend, *arguments], str(folder),
+                                       limit_s=LIMIT_S)))
+        ranks.close()
+    return texts
+
+
+def on_both(fresh, placement, program, folder, starts=None):
+    """The judge saves in a thread where the program would in a process, which takes long to start and changes no
+    digit."""
+    judge = replace(program, runs=[["thread" if word == "process" else word for word in run] for run in program.runs])
+    return [run(fresh, placement, program, starts, BACKEND, folder / "its"),
+            run(fresh, placement, judge, starts, "gloo", folder / "judge")]
+
+
+@pytest.mark.parametrize("name, placement", [("ddp", ONE_EACH), ("fsdp", ONE_EACH), ("checkpoint", ONE_EACH),
+                                             ("tensor parallel", TWO_EACH), ("pipelining", TWO_EACH)])
+def test_prints_what_it_prints_on_gloo(fresh, name, placement, tmp_path):
+    mine, judge = on_both(fresh, placement, PROGRAMS[name], tmp_path)
+    assert re.search(PROGRAMS[name].shows, mine[-1]), mine
+    assert mine == judge
+
+
+@pytest.mark.parametrize("name, starts", [("ddp", 2), ("fsdp", 1), ("checkpoint", 2)])
+def test_prints_almost_what_it_prints_on_gloo(fresh, name, starts, tmp_path):
+    """What is left out of the starts adds nothing but time, and the second of fsdp what bfloat16 makes of a digit."""
+    mine, judge = on_both(fresh, TWO_EACH, PROGRAMS[name], tmp_path, starts)
+    for its, other in zip(mine, judge, strict=True):
+        assert re.sub(NUMBER, "", its) == re.sub(NUMBER, "", other)
+        figures, others = ([float(number) for number in re.findall(NUMBER, text)] for text in (its, other))
+        assert figures == pytest.approx(others, rel=1e-5)
