@@ -1,8 +1,12 @@
-"""Starts the programs of these tests with torchrun, in the environment that tests/frameworks/setup makes.
+"""Starts the programs of these tests on two ranks with torchrun, in the environment that tests/frameworks/setup makes.
+
+    .venv/bin/python -m pytest tests/frameworks                         both ranks on this host
+    FRAMEWORKS_HOSTS=2 .venv/bin/python -m pytest tests/frameworks      each on a host of its own, by script/hosts
 
 A program has LIMIT_S seconds; then it is ended with everything it has started.
 """
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,8 +17,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENVIRONMENT = ROOT / "build" / "frameworks"
 LIMIT_S = 300
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2",
-            "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+HOSTS = int(os.environ.get("FRAMEWORKS_HOSTS") or 1)
+# words of a launcher that begin with $ are filled in on the host where it starts
+TORCHRUN = ("torch.distributed.run", *{
+    1: ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+    2: ("--nproc-per-node", "1", "--nnodes", "2", "--node-rank", "$NODE_RANK",
+        "--master-addr", "$MASTER_ADDR", "--master-port", "$MASTER_PORT")}[HOSTS])
 
 needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed").exists(),
                                       reason="the frameworks are not installed; tests/frameworks/setup does it")
@@ -23,7 +31,7 @@ needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed
 def launch(program, *arguments, **variables):
     """What the program printed on two ranks. It must end well; `attempt` is for those that need not."""
     code, text = attempt(program, *arguments, **variables)
-    assert code == 0, text
+    assert code == 0, f"{program} {' '.join(map(str, arguments))}:\n{text}"
     return text
 
 
@@ -31,12 +39,11 @@ def attempt(program, *arguments, launcher=TORCHRUN, **variables):
     """Its exit status, and what it printed. It is a file of programs/ or a module; `variables` go into its
     environment."""
     target = [HERE / "programs" / program] if program.endswith(".py") else ["-m", program]
-    command = [ENVIRONMENT / "bin" / "python", "-m", *launcher, *target, *arguments]
+    command = on_hosts([str(word) for word in (ENVIRONMENT / "bin" / "python", "-m", *launcher, *target, *arguments)])
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
                    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
                    "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"), **variables}
-    process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         text, _ = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -44,6 +51,14 @@ def attempt(program, *arguments, launcher=TORCHRUN, **variables):
     finally:
         end(process)
     return process.returncode, text
+
+
+def on_hosts(command):
+    """What starts it on every host there is."""
+    if HOSTS == 1:
+        return command
+    line = " ".join(word if word.startswith("$") else shlex.quote(word) for word in command)
+    return [str(ROOT / "script/hosts"), str(HOSTS), "--", "sh", "-c", f"exec {line}"]
 
 
 def end(process):
@@ -63,7 +78,9 @@ def outcomes(program, backend, folder, **variables):
     place = folder / backend
     place.mkdir()
     launch(program, backend, place, **variables)
-    return [torch.load(place / f"rank{rank}.pt") for rank in range(2)]
+    results = [torch.load(place / f"rank{rank}.pt") for rank in range(2)]
+    assert len({result.pop("host") for result in results}) == HOSTS
+    return results
 
 
 def on_both(program, folder, **variables):

@@ -2,11 +2,14 @@
 its own released tests on a group that tutti has taken over; and what it does not let through."""
 import pytest
 import torch
-from launching import attempt, launch, needs_frameworks, on_both, outcomes, same, same_on_both
+from launching import HOSTS, attempt, launch, needs_frameworks, on_both, outcomes, same, same_on_both
 
 pytestmark = needs_frameworks
 ACCELERATE = ("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+              "--num_machines", HOSTS, "--mixed_precision", "no", "--dynamo_backend", "no", *{
+                  1: ("--main_process_port", "0"),
+                  2: ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR",
+                      "--main_process_port", "$MASTER_PORT")}[HOSTS])
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 The backend's name is given to their strategies.
 """
+import os
 import sys
 
 import lightning
@@ -15,6 +16,8 @@ from outcome import groups_in_use, save
 from training import batch, flat, in_one_process, loss_of, network, stochastic_descent
 
 STEPS = 4
+PLACE = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"]),          # as torchrun has started us
+         "num_nodes": int(os.environ["GROUP_WORLD_SIZE"])}
 
 
 class Model(lightning.LightningModule):
@@ -43,8 +46,8 @@ def loader():
 
 
 def fit(backend, folder):
-    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend=backend),
-                                max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
+    trainer = lightning.Trainer(**PLACE, strategy=DDPStrategy(process_group_backend=backend), max_epochs=2,
+                                logger=False, enable_progress_bar=False, enable_model_summary=False,
                                 default_root_dir=folder)
     model = Model()
     trainer.fit(model, loader(), loader())
@@ -53,7 +56,7 @@ def fit(backend, folder):
 
 def fabric(backend):
     """Its training, and its operations with values that differ between the ranks."""
-    tool = lightning.Fabric(accelerator="cpu", devices=2, strategy=FabricStrategy(process_group_backend=backend))
+    tool = lightning.Fabric(**PLACE, strategy=FabricStrategy(process_group_backend=backend))
     tool.launch()
     model = network()
     model, optimizer = tool.setup(model, stochastic_descent(model.parameters()))
@@ -76,7 +79,7 @@ def sharded(backend):
 
     strategy = ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1,
                                      process_group_backend=backend)
-    tool = lightning.Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    tool = lightning.Fabric(**PLACE, strategy=strategy)
     tool.launch()
     model = tool.setup_module(network())
     optimizer = tool.setup_optimizers(stochastic_descent(model.parameters()))

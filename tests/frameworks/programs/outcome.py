@@ -1,5 +1,6 @@
 """What a program hands back to the test that started it: a file for each rank."""
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -12,4 +13,4 @@ def groups_in_use():
 
 
 def save(folder, results):
-    torch.save(results, os.path.join(folder, f"rank{dist.get_rank()}.pt"))
+    torch.save(results | {"host": socket.gethostname()}, os.path.join(folder, f"rank{dist.get_rank()}.pt"))
