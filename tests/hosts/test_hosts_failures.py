@@ -121,6 +121,22 @@ def test_a_host_that_falls_silent_is_lost(fresh, lab, what):
             some.signal(rank, signal.SIGKILL)
 
 
+def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab):
+    """The links stand, and what UCX would connect is lost without a word, as when a cable is pulled just then. A
+    kernel goes on for two minutes, and nobody may wait for it: here the group has a timeout of its own."""
+    some = fresh(*BLOCKS, timeout_s=5, environment={"UCX_TCP_PORT_RANGE": "17000-17099"})
+    lab.hosts.close_ports(1, 17000, 17099)
+    try:
+        begin = running(some)
+        for rank, outcome in enumerate(some.collect(SOON_S + 20)):
+            assert not outcome.failed, f"rank {rank}: {outcome.trace or outcome.died}"
+            kind, text, at = outcome.value
+            assert kind == "TimeoutError", f"rank {rank}: {kind}: {text}"
+            assert at - begin < 5 + SOON_S, f"rank {rank} heard of it after {at - begin:.1f} s: {text}"
+    finally:
+        lab.hosts.plain(1)
+
+
 def test_a_short_break_is_none(fresh, lab):
     some = fresh(*BLOCKS)
     some.begin(sums_for, 4)

@@ -1,6 +1,7 @@
 """A cable with delay and loss, for kernels without netem: frames that come out of one interface go into the other.
 
     python cable.py join A B 2ms 1% PARENT      what comes from A is delayed and loses some; ends with that parent
+    python cable.py join A B 0ms 700-799 PARENT both ways what would connect to these ports is lost, and nothing else
     python cable.py plain A                     A sends whole frames with checksums from now on, and no large ones
 """
 import collections
@@ -61,7 +62,16 @@ def send(end, frame):
         pass
 
 
-def join(one, other, delay, loss, parent):
+def connects_to(frame):
+    """The port, of a frame with TCP's SYN and no ACK; or None."""
+    four, six = frame[12:14] == b"\x08\x00", frame[12:14] == b"\x86\xdd"
+    if not (four and frame[23:24] == b"\x06") and not (six and frame[20:21] == b"\x06"):
+        return None
+    tcp = frame[14 + (frame[14] & 15) * 4 if four else 54:]
+    return int.from_bytes(tcp[2:4], "big") if len(tcp) > 13 and tcp[13] & 0x12 == 0x02 else None
+
+
+def join(one, other, delay, loss, ports, parent):
     ends = one, other = opened(one), opened(other)
     chance, waiting = random.Random(77), collections.deque()
     print("ready", flush=True)
@@ -69,10 +79,11 @@ def join(one, other, delay, loss, parent):
         patience = min(1, max(0, waiting[0][0] - time.monotonic())) if waiting else 1
         select.select(ends, [], [], patience)
         for frame in frames(one):
-            if chance.random() >= loss:
+            if chance.random() >= loss and connects_to(frame) not in ports:
                 waiting.append((time.monotonic() + delay, frame))
         for frame in frames(other):
-            send(one, frame)
+            if connects_to(frame) not in ports:
+                send(one, frame)
         while waiting and waiting[0][0] <= time.monotonic():
             send(other, waiting.popleft()[1])
 
@@ -81,4 +92,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "plain":
         make_plain(sys.argv[2])
     else:
-        join(sys.argv[2], sys.argv[3], seconds(sys.argv[4]), float(sys.argv[5].rstrip("%")) / 100, int(sys.argv[6]))
+        first, _, last = sys.argv[5].partition("-")
+        ports = range(int(first), int(last) + 1) if last else ()
+        lost = 0 if last else float(first.rstrip("%")) / 100
+        join(sys.argv[2], sys.argv[3], seconds(sys.argv[4]), lost, ports, int(sys.argv[6]))

@@ -245,6 +245,12 @@ class Hosts:
         if rate:
             self.on_host(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst 256k latency 100ms")
 
+    def close_ports(self, host: int, first: int, last: int) -> None:
+        """From now on what would connect to one of these ports, on that host or from there on others, is lost without
+        a word; what is connected stays so. Until plain."""
+        self.plain(host)
+        self.lay_cable(host, "", f"{first}-{last}")
+
     def plain(self, host: int) -> None:
         if host in self.cables:
             cable = self.cables.pop(host)

@@ -38,7 +38,7 @@ static void set_defaults(void)
     static const char *const defaults[][2] = { { "UCX_ERROR_SIGNALS", "" }, { "UCX_DEBUG_SIGNO", "" },
         { "UCX_HANDLE_ERRORS", "none" }, { "UCX_TCP_TX_SEG_SIZE", "256K" }, { "UCX_TCP_RX_SEG_SIZE", "256K" },
         { "UCX_TCP_KEEPIDLE", "2s" }, { "UCX_TCP_KEEPINTVL", "1s" }, { "UCX_TCP_KEEPCNT", "3" },
-        { "UCX_KEEPALIVE_INTERVAL", "inf" }, { "UCX_WARN_UNUSED_ENV_VARS", "n" } };
+        { "UCX_TCP_CONN_NB", "y" }, { "UCX_KEEPALIVE_INTERVAL", "inf" }, { "UCX_WARN_UNUSED_ENV_VARS", "n" } };
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) setenv(defaults[i][0], defaults[i][1], 0);
     if (!ucx_has_rdma()) setenv("UCX_MEM_EVENTS", "n", 0); /* caches of registered memory want it, TCP does not */
 }
