@@ -70,6 +70,7 @@ class Across:
 
     def __init__(self, lab, placement, joined=True, **options):
         self.size, self.placement, self.lab = len(placement), list(placement), lab
+        self.hosts = self.placement                     # as in ranks.py
         self.agents = lab.agents_of(placement)
         common, on_host = options.pop("environment", {}), options.pop("on_host", {})
         self.options = {"backend": BACKEND, "join": True, "gloo": False, "timeout_s": LIMIT_S, **options,

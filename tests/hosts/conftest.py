@@ -37,12 +37,12 @@ def hosts(namespaces_work):
 # ---- ranks on them ----
 @pytest.fixture(scope="session")
 def lab(namespaces_work):
-    """Three hosts on which torch is loaded."""
+    """Four hosts, on each of which torch is loaded when it is first needed."""
     pytest.importorskip("torch", reason="torch is not installed")
     from across import BACKEND, Lab
     if BACKEND == "tutti":
         pytest.importorskip("torch_tutti", reason="torch_tutti is not installed")
-    with namespaces.Hosts(3) as some:
+    with namespaces.Hosts(4) as some:
         laboratory = Lab(some)
         yield laboratory
         laboratory.close()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from across import BACKEND
 from model import Step
-from operations import carry_out
+from operations import verdict
 from training import (agree, batch, flat, in_one_process, loss_of, network, same_on_all_ranks, stochastic_descent,
                       train)
 
@@ -31,17 +31,8 @@ def dtypes(ranks):
 
 
 def check(ranks, program):
-    got = ranks.run(carry_out, program)
-    hosts = ranks.placement
-    wrong = [problem for problem in complaints(program, ranks.size, hosts, got)]
+    wrong = verdict(ranks, program)
     assert not wrong, "\n".join(wrong)
-
-
-def complaints(program, size, hosts, got):
-    """As the model tells when TUTTI_HOSTS pretends what is so here."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TUTTI_HOSTS", ",".join(map(str, hosts)))
-        return model.complaints(program, size, got)
 
 
 @pytest.mark.parametrize("kind", KINDS)

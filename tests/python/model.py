@@ -297,14 +297,14 @@ def difference(name, got, expected):
             f"{got[first:first + 16].tobytes().hex()} and not {expected[first:first + 16].tobytes().hex()}"]
 
 
-def complaints(program, size, outcomes):
+def complaints(program, size, outcomes, hosts=None):
     """What is wrong with what the ranks report: for each rank and step, None if the rank is not in the group, else a
-    list of (name, bytes) or, of messages, (sender, bytes)."""
-    found = []
+    list of (name, bytes) or, of messages, (sender, bytes). hosts: of each rank; None: those that TUTTI_HOSTS tells."""
+    found, hosts = [], hosts or hosts_of(range(size), size)
     for number, step in enumerate(program):
         members = groups_of(size)[step.group]
-        hosts = hosts_of(members, size)
-        expected = results(step, len(members), hosts) if works(step, len(members)) else None
+        among = [hosts[rank] for rank in members]
+        expected = results(step, len(members), among) if works(step, len(members)) else None
         for position, rank in enumerate(members):
             got = outcomes[rank][number]
             if step.kind == "messages":

@@ -278,7 +278,7 @@ def verdict(ranks, program):
     if any(outcome.failed for outcome in outcomes):
         ranks.close()
         return [f"---- rank {r} ----\n{o.trace or f'died with {o.died}'}" for r, o in enumerate(outcomes) if o.failed]
-    return model.complaints(program, ranks.size, [outcome.value for outcome in outcomes])
+    return model.complaints(program, ranks.size, [outcome.value for outcome in outcomes], ranks.hosts)
 
 
 def main():

@@ -1,0 +1,25 @@
+"""Random programs on random placements (properties.py): some on every run of the tests, and they are what they say."""
+import os
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("hypothesis", reason="hypothesis is not installed: pip install hypothesis")
+
+import properties
+from across import BACKEND
+
+CASES = int(os.environ.get("HOSTS_CASES", "100"))
+SEED = int(os.environ.get("HOSTS_SEED", "1"))
+
+
+def test_placements_are_of_all_kinds():
+    drawn = [properties.drawn_placement(seed) for seed in range(300)]
+    assert {len(set(placement)) for placement in drawn} == {2, 3, 4}
+    assert {placement.count(host) for placement in drawn for host in placement} == {1, 2, 3}
+    assert any(placement != sorted(placement) for placement in drawn)
+
+
+@pytest.mark.skipif(BACKEND != "tutti", reason="the model has tutti's groups")
+def test_programs(lab):
+    assert properties.check(lab, SEED, CASES) == 0

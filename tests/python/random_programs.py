@@ -1,0 +1,115 @@
+"""Random programs (see model.py): how they are drawn, and rounds of them. What fails is made small by hypothesis, and
+printed with a line that runs it again."""
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as draw
+
+import model
+from arithmetic import COMPLEX, DTYPES, FLOATS, OPS, undefined
+from mistakes import MISTAKES
+from model import Step
+from operations import verdict
+
+LONGEST = 24
+WAYS = ["sync", "wait", "future", "drop"]
+LAYOUTS = [*["plain"] * 5, *["slice"] * 4, "transposed", "every_second", "expanded"]
+
+PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS]
+DEFINED = [pair for pair in PAIRS if not undefined(*pair)]
+UNDEFINED = [pair for pair in PAIRS if undefined(*pair)]
+
+SMALL = draw.lists(draw.integers(0, 4), max_size=5).map(tuple)
+LARGE = draw.sampled_from([(1027,), (4099, 3), (65539,)])        # more than a tile, and more than all slots
+SHAPES = draw.one_of(*[SMALL] * 7, LARGE)
+SEEDS = draw.integers(0, 2 ** 20)
+GROUPS = draw.integers(0, len(model.groups_of(2)) - 1)
+RANKS = draw.integers(0, 11)                            # modulo the size of the group
+
+
+# ---- the order of sums ----
+def settled(dtype, op):
+    """Is the result the same in whatever order the ranks are taken? Integers wrap, and what is largest stays so."""
+    return (dtype not in FLOATS and dtype not in COMPLEX) or op in ("MIN", "MAX")
+
+
+def settled_if_small(dtype, op):
+    """Is it so for the numbers 1 to 3 of a dozen ranks, because nothing is rounded on the way?"""
+    return op in ("SUM", "AVG") and (dtype in COMPLEX or (dtype in FLOATS and not dtype.startswith("float8")))
+
+
+SETTLED = [pair for pair in DEFINED if settled(*pair)]
+SMALL_SETTLED = [pair for pair in DEFINED if settled_if_small(*pair)]
+
+
+# ---- programs ----
+@draw.composite
+def collectives(choose, kinds, pairs, seeds=SEEDS):
+    dtype, op = choose(draw.sampled_from(pairs))
+    kind = choose(draw.sampled_from(kinds))
+    layouts = draw.sampled_from(LAYOUTS[:9] if kind in model.ALWAYS_CONTIGUOUS else LAYOUTS)
+    return Step(kind, choose(GROUPS), dtype, choose(SHAPES), op, choose(RANKS), choose(layouts), choose(layouts),
+                choose(draw.sampled_from(WAYS)), choose(seeds))
+
+
+@draw.composite
+def messages(choose):
+    message = draw.tuples(RANKS, RANKS, draw.integers(0, 7))
+    return Step("messages", choose(GROUPS), choose(draw.sampled_from(DTYPES)),
+                layout=choose(draw.sampled_from(LAYOUTS[:9])), landing=choose(draw.sampled_from(LAYOUTS[:9])),
+                how=choose(draw.sampled_from(["sync", "batch", "wait", "drop"])), seed=choose(SEEDS),
+                messages=tuple(choose(draw.lists(message, min_size=1, max_size=8))))
+
+
+REDUCTIONS = collectives(model.REDUCING, DEFINED * 4 + UNDEFINED)
+IN_ANY_ORDER = collectives(model.REDUCING, SETTLED * 4 + UNDEFINED)
+SMALL_IN_ANY_ORDER = collectives(model.REDUCING, SMALL_SETTLED, SEEDS.map(lambda number: 3 * number))
+MOVES = collectives(model.MOVING, [(dtype, "SUM") for dtype in DTYPES])
+BARRIERS = draw.builds(Step, draw.just("barrier"), GROUPS, how=draw.sampled_from(WAYS))
+WRONG = draw.builds(Step, draw.just("wrong"), GROUPS, seed=SEEDS, what=draw.sampled_from(sorted(MISTAKES)))
+
+
+@draw.composite
+def programs(choose, ordered=True):
+    """Not ordered: for ranks of more than two hosts, between which the order of sums depends on the algorithm."""
+    reductions = [REDUCTIONS] * 4 if ordered else [IN_ANY_ORDER, SMALL_IN_ANY_ORDER] * 2
+    steps = draw.sampled_from(reductions + [MOVES] * 4 + [messages()] * 2 + [WRONG, BARRIERS])
+    return [choose(choose(steps)) for _ in range(choose(draw.integers(1, LONGEST)))]
+
+
+# ---- rounds of them ----
+def check(ranks_of_now, again, hung, program):
+    """again: the beginning of a line that runs it again. hung: what was said about programs that did not end. These
+    are not made small: it would take minutes a try."""
+    wrong = hung.get(repr(program))
+    if hung and not wrong:
+        return
+    note(f'to run it again: {again} "{program}"')
+    if not hung:
+        try:
+            wrong = "\n".join(verdict(ranks_of_now(), program))
+        except AssertionError as error:
+            wrong = hung[repr(program)] = str(error)
+    assert not wrong, wrong
+
+
+def one_round(first_seed, some_programs, check_one, examples=100):
+    """So many programs, or fewer when there are not so many different ones; all of them."""
+    done = []
+    @seed(first_seed)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+              phases=[Phase.generate, Phase.shrink], print_blob=False, report_multiple_bugs=False)
+    @given(some_programs)
+    def each(program):
+        note(f"seed {first_seed}")
+        check_one(program)
+        done.append(program)
+    each()
+    return done
+
+
+def rounds(first_seed, cases, check_one, ordered=True):
+    """Rounds of programs, each with the next seed, until enough steps were checked; those steps."""
+    done = []
+    while len(done) < cases:
+        done += [step for program in one_round(first_seed, programs(ordered), check_one) for step in program]
+        first_seed += 1
+    return done
