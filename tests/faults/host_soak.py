@@ -1,0 +1,139 @@
+"""A long run over hosts that are namespaces: their ranks go through collectives and messages of drawn sizes, compare
+every result with what it must be, and make and destroy a group in every round; what each rank holds is watched.
+
+    python tests/faults/host_soak.py --minutes 60                 four hosts of one rank; prints its seed
+    python tests/faults/host_soak.py --hosts 2 --ranks 2 --minutes 5 --seed 7
+
+What must hold: no result is wrong; at the end a rank has no more descriptors and threads than after the first rounds,
+and little more resident memory (GROWTH_KIB: the allocator keeps what it has had once). Needs what script/hosts needs.
+"""
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / name) for name in ("support", "python", "hosts", "faults")]
+import host_soak  # noqa: E402
+import hosts as namespaces  # noqa: E402
+from across import Across, Lab  # noqa: E402
+
+STEPS = 200             # of a round
+FIRST_ROUNDS = 5        # in which caches fill
+GROWTH_KIB = 16 << 10
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "messages")
+
+
+def content(step, rank, count):
+    """What a rank brings: whoever knows the step knows it."""
+    import torch
+    return torch.arange(count, dtype=torch.int32) * (2 * rank + 3) + step * 7919 + rank
+
+
+def carry_out(kind, step, count, rank, size, group):
+    """What came, and what must come, of one operation."""
+    import torch
+    import torch.distributed as dist
+    mine, of = content(step, rank, size * count), lambda r: content(step, r, size * count)
+    part = slice(rank * count, (rank + 1) * count)
+    if kind == "all_reduce":
+        dist.all_reduce(mine, group=group)
+        return mine, sum(of(r) for r in range(size))
+    if kind == "reduce_scatter":
+        out = torch.empty(count, dtype=torch.int32)
+        dist.reduce_scatter_single(out, mine, group=group)
+        return out, sum(of(r)[part] for r in range(size))
+    if kind == "broadcast":
+        dist.broadcast(mine, step % size, group=group)
+        return mine, of(step % size)
+    out = torch.empty(size * count, dtype=torch.int32)
+    if kind == "all_gather":
+        dist.all_gather_single(out, mine[:count].clone(), group=group)
+        return out, torch.cat([of(r)[:count] for r in range(size)])
+    if kind == "all_to_all":
+        dist.all_to_all_single(out, mine, group=group)
+        return out, torch.cat([of(r)[part] for r in range(size)])
+    before, after = (rank - 1) % size, (rank + 1) % size
+    for work in [dist.isend(mine, after, group=group), dist.irecv(out, before, group=group)]:
+        work.wait()
+    return out, of(before)
+
+
+def held():
+    """Descriptors, threads and resident KiB of this process."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return len(os.listdir("/proc/self/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
+
+
+def work(world, seed, number):
+    """One round on one rank: what was wrong, and what it holds then."""
+    import torch
+    import torch.distributed as dist
+    signal.alarm(600)                                   # each round begins the ten minutes of a rank anew
+    chance, wrong = random.Random(f"{seed}/{number}"), []
+    groups = [None, dist.new_group()]
+    for step in range(STEPS):
+        kind, count = chance.choice(KINDS), int(2 ** chance.uniform(0, 17))
+        group = groups[chance.random() < 0.1]
+        got, expected = carry_out(kind, step + number * STEPS, count, world.rank, world.size, group)
+        if not torch.equal(got, expected):
+            wrong.append(f"rank {world.rank}, round {number}, step {step}: {kind} of {count} elements")
+    dist.destroy_process_group(groups[1])
+    return wrong, held()
+
+
+def soak(ranks, seed, minutes):
+    """Rounds for so long; what was wrong, and of each round what each rank held."""
+    begin, wrong, rounds = time.monotonic(), [], []
+    while time.monotonic() - begin < 60 * minutes or len(rounds) < 2 * FIRST_ROUNDS:
+        outcomes = ranks.run(host_soak.work, seed, len(rounds), limit_s=300)
+        wrong += [problem for problems, _ in outcomes for problem in problems]
+        rounds.append([what for _, what in outcomes])
+        if (len(rounds) & (len(rounds) - 1)) == 0 or len(rounds) % 100 == 0:
+            say(len(rounds), time.monotonic() - begin, rounds[-1])
+    say(len(rounds), time.monotonic() - begin, rounds[-1])
+    return wrong, rounds
+
+
+def say(count, seconds, what):
+    texts = [f"{descriptors}/{threads}/{kib / 1024:.1f}" for descriptors, threads, kib in what]
+    print(f"round {count}, {seconds:.0f} s: descriptors/threads/MiB of each rank {' '.join(texts)}", flush=True)
+
+
+def grown(rounds):
+    """What a rank holds more of at the end than after the first rounds, as text."""
+    found = []
+    for rank in range(len(rounds[0])):
+        early = [what[rank] for what in rounds[FIRST_ROUNDS:2 * FIRST_ROUNDS]]
+        late = [what[rank] for what in rounds[-FIRST_ROUNDS:]]
+        for place, (name, margin) in enumerate([("descriptors", 0), ("threads", 0), ("KiB of memory", GROWTH_KIB)]):
+            before, after = (max(what[place] for what in some) for some in (early, late))
+            if after > before + margin:
+                found.append(f"rank {rank} has {after} {name}, and had {before}")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compute for long on several hosts, and watch what ranks hold.")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=1, help="of each host (default: 1)")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    placement = [host for host in range(options.hosts) for _ in range(options.ranks)]
+    with namespaces.Hosts(options.hosts) as some, contextlib.closing(Lab(some)) as lab, \
+            contextlib.closing(Across(lab, placement)) as ranks:
+        wrong, rounds = soak(ranks, options.seed, options.minutes)
+    more = grown(rounds)
+    print("\n".join([*wrong[:20], *more]))
+    print(f"{len(rounds) * STEPS} operations in {len(rounds)} rounds: {len(wrong)} wrong, {len(more)} things grown")
+    return 1 if wrong or more else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
