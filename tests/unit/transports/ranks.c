@@ -17,6 +17,11 @@ _Noreturn void ranks_stop(int rank, const char *file, int line, const char *cond
     fprintf(stderr, "rank %d, %s:%d: not so: %s\n", rank, file, line, condition);
     _exit(1);
 }
+_Noreturn void rank_stop(const struct rank *me, const char *file, int line, const char *condition)
+{
+    if (me->router->reason[0]) fprintf(stderr, "rank %d: %s\n", me->rank, me->router->reason);
+    ranks_stop(me->rank, file, line, condition);
+}
 void *shared_memory(size_t bytes, int protection)
 {
     void *at = mmap(NULL, bytes, protection, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -21,8 +21,9 @@ struct rank {
 typedef void body(struct rank *me);
 #define REQUIRE(condition)                                                                                             \
     do {                                                                                                               \
-        if (!(condition)) ranks_stop(me->rank, __FILE__, __LINE__, #condition);                                        \
+        if (!(condition)) rank_stop(me, __FILE__, __LINE__, #condition);                                               \
     } while (0)
+_Noreturn void rank_stop(const struct rank *me, const char *file, int line, const char *condition);
 _Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition);
 
 /* inproc: delays up to 40 polls or microseconds, from `seed` */
