@@ -38,8 +38,9 @@ static bool progress_and_arm(void)
 static void wait_for_event(bool listens)
 {
     struct pollfd both[] = { { worker.waker, POLLIN, 0 }, { worker.event, POLLIN, 0 } };
+    int most_ms = listens && !worker.greets ? -1 : LOOK_MS;
     pthread_mutex_unlock(&worker.lock);
-    poll(both, listens ? 2 : 1, listens && !worker.greets ? -1 : LOOK_MS);
+    poll(both, listens ? 2 : 1, most_ms);
     pthread_mutex_lock(&worker.lock);
     if (both[0].revents) drain_waker();
 }
