@@ -52,8 +52,10 @@ static void fetch(struct ucx_port *p, struct link *link, struct transfer *x, str
     f->transfer = x;
     f->packed = !direct;
     f->bytes = parked->bytes;
-    bool flies = flight_fetch(f, parked->descriptor, direct ? x->pieces[0].at : NULL);
-    flight_enlist(f, flies ? &p->flights : &p->landed);
+    flight_enlist(f, &p->flights); /* before: it may have landed, by its callback, when UCX returns */
+    if (flight_fetch(f, parked->descriptor, direct ? x->pieces[0].at : NULL)) return;
+    flight_remove(f);
+    flight_enlist(f, &p->landed);
 }
 /* What is refused stays parked until its sender has heard so and withdraws it: to let go of it is success there. */
 void port_accept(struct ucx_port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes)

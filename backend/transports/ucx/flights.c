@@ -68,12 +68,14 @@ static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *f
     (void)bytes; /* as announced */
     land(request, flight, status);
 }
-/* false: it is over already, with flight->status. */
+/* false: it is over already, with flight->status. true: its callback says when, or has: UCX calls it before it returns
+   where it finds that the sender's connection is no more. */
 static bool is_under_way(struct flight *f, ucs_status_ptr_t request)
 {
-    f->status = UCS_PTR_IS_ERR(request) ? UCS_PTR_STATUS(request) : UCS_OK;
+    if (UCS_PTR_IS_PTR(request)) return true;
+    f->status = UCS_PTR_STATUS(request);
     if (f->status != UCS_OK && f->endpoint) endpoint_note_broken(f->endpoint, f->status);
-    return UCS_PTR_IS_PTR(request);
+    return false;
 }
 bool flight_send(struct flight *f, const void *data, unsigned flags)
 {

@@ -16,6 +16,10 @@ if(TUTTI_SANITIZE STREQUAL "thread")
   target_compile_definitions(test_transports PRIVATE NO_PROCESSES NO_HUGE)
   target_compile_definitions(test_ucx PRIVATE NO_PROCESSES)
 endif()
+if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")                  # has processes only
+  tutti_unit(transports/test_ucx_fetch transports)
+  target_sources(test_ucx_fetch PRIVATE unit/transports/ranks.c unit/transports/ranks_ucx.c)
+endif()
 if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # which take signals and mmap for themselves
   tutti_unit(transports/test_ucx_library transports)
   target_sources(test_ucx_library PRIVATE unit/transports/ranks.c unit/transports/ranks_ucx.c)

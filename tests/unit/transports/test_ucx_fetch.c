@@ -1,0 +1,66 @@
+/* A fetch that UCX ends before the call returns, as it does where the connection that announced the message is no more:
+   by its callback, and with a request in hand. Such a UCX is put in the place of the real one. */
+#include "backend/transports/ucx/library.h"
+#include "tests/unit/transports/contract.h"
+#include "tests/unit/transports/ranks_ucx.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LARGE = 200000, MESSAGES = 2 };
+static int request;
+static void (*free_other)(void *);
+
+static void free_request(void *which)
+{
+    if (which != &request) free_other(which);
+}
+static ucs_status_ptr_t ends_at_once(ucp_worker_h worker, void *data, void *buffer, size_t count,
+    const ucp_request_param_t *parameters)
+{
+    (void)buffer, (void)count;
+    ucx.ucp_am_data_release(worker, data);
+    parameters->cb.recv_am(&request, UCS_ERR_CANCELED, 0, parameters->user_data);
+    return &request;
+}
+/* The first is posted before it comes, the second after. Neither is taken for one that has come. */
+static void nothing_is_fetched(struct rank *me)
+{
+    struct transfer x[MESSAGES];
+    struct piece pieces[MESSAGES];
+    unsigned char *data = malloc((size_t)MESSAGES * LARGE);
+    memset(data, me->rank ? 0xee : 0x11, (size_t)MESSAGES * LARGE);
+    if (me->rank == 1) {
+        free_other = ucx.ucp_request_free;
+        ucx.ucp_request_free = free_request;
+        ucx.ucp_am_recv_data_nbx = ends_at_once;
+        rank_recv(me, &x[0], 0, 0, &pieces[0], data, LARGE);
+    }
+    rank_meet(me);
+    for (uint64_t i = 0; i < MESSAGES; i++) {
+        if (me->rank == 0) rank_send(me, &x[i], 1, i, &pieces[i], data + i * LARGE, LARGE);
+        else if (i > 0) rank_recv(me, &x[i], 0, i, &pieces[i], data + i * LARGE, LARGE);
+        rank_await(me, &x[i], me->rank == 0);
+    }
+    if (me->rank == 1) {
+        rank_await(me, x, MESSAGES);
+        for (int i = 0; i < MESSAGES; i++) REQUIRE(x[i].state == TRANSFER_FAILED && x[i].status == TUTTI_PEER_LOST);
+        for (int i = 0; i < MESSAGES * LARGE; i++) REQUIRE(data[i] == 0xee);
+    }
+    rank_meet(me);
+    free(data);
+}
+static void test_a_fetch_that_is_over_at_once(void **state)
+{
+    (void)state;
+    ranks_ucx_processes(2, POLLS, nothing_is_fetched);
+}
+int main(void)
+{
+    if (!ucx_is_there()) return SKIPPED;
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_fetch_that_is_over_at_once) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
