@@ -203,6 +203,17 @@ def test_torch_over_two_hosts(tmp_path):
     assert found == [("h0", "0", "h0"), ("h0", "1", "h0"), ("h1", "2", "h1"), ("h1", "3", "h1")]
 
 
+@pytest.mark.parametrize("asked, expected", [([], "cubic"), (["--congestion", "reno"], "reno")])
+def test_congestion_control_is_not_the_machines(asked, expected):
+    run = command("1", *asked, "--", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+    assert run.stdout == f"h0 | {expected}\n", run.stderr
+
+
+def test_unknown_congestion_control():
+    run = command("1", "--congestion", "prayer", "--", "true")
+    assert run.returncode == 1 and "TCP has no prayer here; there are " in run.stderr
+
+
 def marked(mark):
     """Processes whose command has this word."""
     found = []

@@ -132,9 +132,11 @@ class Keeper:
 
 class Hosts:
     """`count` hosts, h0, h1, …; use it as a context. rate as in 1gbit, delay as in 1ms, loss as in 1%: of what each of
-    them sends. ipv6: they have no other addresses."""
+    them sends. ipv6: they have no other addresses. congestion: how their TCP limits itself, whatever this machine's
+    does; cubic is Linux's own choice, and bbr takes twice as long between such hosts (docs/decisions/ucx.md)."""
 
-    def __init__(self, count: int, rate: str = "", delay: str = "", loss: str = "", ipv6: bool = False):
+    def __init__(self, count: int, rate: str = "", delay: str = "", loss: str = "", ipv6: bool = False,
+                 congestion: str = "cubic"):
         for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
             if not shutil.which(tool):
                 raise CannotPretend(f"there is no `{tool}`; Debian has it in the package {package}")
@@ -143,12 +145,12 @@ class Hosts:
         self.cables: dict[int, Started] = {}
         self.user = os.geteuid() != 0
         try:
-            self.build(rate, delay, loss)
+            self.build(rate, delay, loss, congestion)
         except BaseException:
             self.close()
             raise
 
-    def build(self, rate: str, delay: str, loss: str) -> None:
+    def build(self, rate: str, delay: str, loss: str, congestion: str) -> None:
         self.switch = Keeper("switch", [], "", user=self.user)
         with tempfile.NamedTemporaryFile("w", prefix="tutti-hosts-", delete=False) as names:
             names.write("127.0.0.1 localhost\n::1 localhost\n")
@@ -164,6 +166,7 @@ class Hosts:
         self.on_switch("ip link add name br0 type bridge forward_delay 0 stp_state 0", "ip link set br0 up")
         for host in range(self.count):
             self.connect(host)
+            self.limit(host, congestion)
         if rate or delay or loss:
             for host in range(self.count):
                 self.shape(host, rate, delay, loss)
@@ -177,6 +180,15 @@ class Hosts:
                        f"ip link set p{host} master br0 up")
         self.on_host(host, *(f"ip addr add {address_of(host, six)}/{64 if six else 24} dev eth0{' nodad' * six}"
                              for six in self.families()), "ip link set eth0 up")
+
+    def limit(self, host: int, congestion: str) -> None:
+        """How its TCP limits itself."""
+        enter = self.entering(self.keepers[host].inside, "-n", "-m", "-p")
+        try:
+            said(*enter, "sh", "-c", f"echo {congestion} >/proc/sys/net/ipv4/tcp_congestion_control")
+        except CannotPretend:
+            there = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+            raise CannotPretend(f"TCP has no {congestion} here; there are {', '.join(there)}") from None
 
     # ---- running things ----
     def entering(self, process: int, *kinds: str) -> list[str]:
