@@ -116,24 +116,23 @@ static void name_of(void *context, int rank, char *out, size_t bytes)
 }
 /* As others know this process by one card and keep it, UCX stays open from the first group that needs it to the last of
    any kind. */
+static void close_ucx(void) { fabric_close(&ucx_fabric); }
 static tutti_status open_ucx(const struct group *g, unsigned char *card, size_t *bytes)
 {
-    const char *device = g->interface[0] ? g->interface : NULL;
-    bool pretended = g->members[0].pretends != 0;
-    TRY(ucx_open(g->members[g->rank].identity.nonce, device, pretended, card, bytes));
-    if (peers_at_end(ucx_close)) return TUTTI_OK;
-    ucx_close();
+    struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
+        .pretended = g->members[0].pretends != 0 };
+    TRY(fabric_open(&ucx_fabric, g->members[g->rank].identity.nonce, &place, card, bytes));
+    if (!peers_at_end(close_ucx)) close_ucx();
     return TUTTI_OK;
 }
 static tutti_status connect_ucx(tutti_comm *comm)
 {
-    const struct group *g = &comm->group;
-    struct ucx_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
-    unsigned char card[UCX_CARD_BYTES];
+    struct fabric_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
+    unsigned char card[FABRIC_CARD_BYTES];
     size_t bytes = sizeof card;
-    TRY(open_ucx(g, card, &bytes));
+    TRY(open_ucx(&comm->group, card, &bytes));
     TRY(links_publish(card, bytes));
-    return ucx_connect(comm->router, &ground);
+    return fabric_connect(&ucx_fabric, comm->router, &ground);
 }
 static _Atomic(network_connect *) network;
 void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }

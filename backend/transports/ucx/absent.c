@@ -5,15 +5,14 @@
 
 static const char how[] = "this tutti was built without UCX, which messages between hosts need: install its headers "
                           "(apt-get install libucx-dev) and build tutti again";
-tutti_status ucx_open(const unsigned char process[16], const char *device, bool pretended, void *card, size_t *bytes)
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
-    (void)process, (void)device, (void)pretended, (void)card, (void)bytes;
+    (void)fabric, (void)place;
     return status_fail(TUTTI_UNSUPPORTED, "%s", how);
 }
-void ucx_close(void) {}
-tutti_status ucx_connect(struct router *router, const struct ucx_ground *ground)
-{
-    (void)router, (void)ground;
-    return status_fail(TUTTI_UNSUPPORTED, "%s", how);
-}
+static void nothing(struct fabric *fabric) { (void)fabric; }
+static const struct fabric_operations operations = {
+    .name = "ucx", .start = start, .part = nothing, .finish = nothing
+};
+struct fabric ucx_fabric = FABRIC(&operations);
 void ucx_describe(char *out, size_t bytes) { snprintf(out, bytes, "no: %s", how); }

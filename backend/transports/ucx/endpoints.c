@@ -14,41 +14,23 @@
 #include "backend/transports/ucx/worker.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { BYE_MS = 300 };
 
-static bool is_to(const struct endpoint *e, const unsigned char process[16])
-{
-    return !endpoint_is_broken(e) && memcmp(e->process, process, sizeof e->process) == 0;
-}
-struct endpoint *endpoint_find(const unsigned char process[16])
-{
-    struct endpoint *e = worker.endpoints;
-    while (e && (e->left || !is_to(e, process))) e = e->next;
-    return e;
-}
-void endpoint_note_broken(struct endpoint *e, ucs_status_t why)
-{
-    if (endpoint_is_broken(e)) return;
-    e->broken_ms = clock_ms();
-    e->status = why;
-    worker.breaks++;
-    ports_wake();
-}
+static struct ucx_endpoint *mine(struct endpoint *e) { return (struct ucx_endpoint *)e; }
 static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
-    endpoint_note_broken(endpoint, status);
+    endpoint_note_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
-tutti_status endpoint_create(const unsigned char process[16], const unsigned char *card, size_t bytes,
-    struct endpoint **out)
+tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out)
 {
     static uint64_t numbers; /* never used again, also by a worker that is opened later */
     if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
-    struct endpoint *e = memory_zeroed(1, sizeof *e);
+    struct ucx_endpoint *e = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    memcpy(e->process, process, sizeof e->process);
+    memcpy(e->base.process, process, sizeof e->base.process);
     e->number = ++numbers;
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
@@ -63,135 +45,143 @@ tutti_status endpoint_create(const unsigned char process[16], const unsigned cha
             "UCX_TLS)",
             ucx_status_text(status));
     }
-    e->next = worker.endpoints;
-    *out = worker.endpoints = e;
-    worker.greets = true;
+    e->base.next = fabric->endpoints;
+    *out = fabric->endpoints = &e->base;
+    fabric->restless = true;
     return TUTTI_OK;
 }
 
 /* ---- opening ---- */
-static struct header header_to(const struct endpoint *e, enum kind kind)
+static struct header header_to(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind)
 {
     struct header header = { .kind = kind, .id = e->number, .bytes = e->theirs };
-    memcpy(&header.name, worker.process, sizeof worker.process);
+    memcpy(&header.name, fabric->process, sizeof fabric->process);
     return header;
 }
 /* What the process itself is told. false: it could not be. */
-static bool say(struct endpoint *e, enum kind kind, const void *data, size_t bytes, unsigned flags)
+static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, const void *data, size_t bytes,
+    unsigned flags)
 {
-    struct flight *f = flight_new(bytes);
+    struct flight *f = flight_new(fabric, bytes);
     if (!f) return false;
-    f->header = header_to(e, kind);
-    f->endpoint = e;
+    f->header = header_to(fabric, e, kind);
+    f->endpoint = &e->base;
     f->bytes = bytes;
     if (bytes) memcpy(f->room, data, bytes);
-    if (flight_send(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
-    bool sent = f->status == UCS_OK;
-    if (sent) endpoint_said(f);
-    flight_free(f);
+    if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
+    bool sent = !f->why;
+    if (sent) endpoint_said(fabric, f);
+    flight_free(fabric, f);
     return sent;
 }
-void endpoint_said(const struct flight *f)
+void endpoint_said(struct fabric *fabric, const struct flight *f)
 {
-    if (f->header.kind == OPENED) f->endpoint->open |= f->status == UCS_OK;
-    if (f->header.kind == BYE) worker.byes_open -= f->status != UCS_OK; /* then nobody answers */
+    (void)fabric;
+    if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
+    if (f->header.kind == BYE) worker.byes_open -= f->why != NULL; /* then nobody answers */
 }
 /* Now, or not at all. */
-static bool send_at_once(struct endpoint *e, const struct header *header, size_t header_bytes, size_t bytes)
+static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct header *header,
+    size_t header_bytes, size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
         .flags = UCP_AM_SEND_FLAG_EAGER };
     ucs_status_ptr_t sent =
-        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, header, header_bytes, worker.card, bytes, &parameters);
+        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, header, header_bytes, fabric->card, bytes, &parameters);
     if (!sent) return true;
-    if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE) endpoint_note_broken(e, UCS_PTR_STATUS(sent));
+    if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE)
+        endpoint_note_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
     return false;
 }
 /* UCX 1.22 sends nothing at once that has bytes. It is built without those assertions, so there HELLO may go like any
    other message, when an empty one, which nobody hears, has shown that the connection stands. */
-static bool say_hello(struct endpoint *e)
+static bool say_hello(struct fabric *fabric, struct ucx_endpoint *e)
 {
-    struct header header = header_to(e, HELLO);
-    if (send_at_once(e, &header, sizeof header, worker.card_bytes)) return true;
-    if (endpoint_is_broken(e) || !send_at_once(e, NULL, 0, 0)) return false;
-    return say(e, HELLO, worker.card, worker.card_bytes, 0);
+    struct header header = header_to(fabric, e, HELLO);
+    if (send_at_once(fabric, e, &header, sizeof header, fabric->card_bytes)) return true;
+    if (endpoint_is_broken(&e->base) || !send_at_once(fabric, e, NULL, 0, 0)) return false;
+    return say(fabric, e, HELLO, fabric->card, fabric->card_bytes, 0);
 }
-static void greet(struct endpoint *e)
+static void greet(struct fabric *fabric, struct ucx_endpoint *e)
 {
-    bool begins = memcmp(worker.process, e->process, sizeof e->process) <= 0;
-    if (!e->said) e->said = say_hello(e);
+    bool begins = memcmp(fabric->process, e->base.process, sizeof e->base.process) <= 0;
+    if (!e->said) e->said = say_hello(fabric, e);
     if (!e->said || !e->theirs || !begins || e->opens) return;
-    e->opens = say(e, OPENED, NULL, 0, UCP_AM_SEND_FLAG_REPLY); /* the reply's address is what UCX must agree on */
+    /* the reply's address is what UCX must agree on */
+    e->opens = say(fabric, e, OPENED, NULL, 0, UCP_AM_SEND_FLAG_REPLY);
 }
-static void hear_hello(const struct note *note)
+static void hear_hello(struct fabric *fabric, const struct note *note)
 {
     const struct header *h = &note->header;
     const unsigned char *process = (const unsigned char *)&h->name;
-    struct endpoint *e = endpoint_find(process);
-    if (h->bytes && (!e || h->bytes != e->number)) return; /* it answers one that is broken */
-    if (e && !h->bytes && e->theirs && e->theirs != h->id) { /* the one that we knew is no more */
-        endpoint_note_broken(e, UCS_ERR_CONNECTION_RESET);
-        e = NULL;
+    struct endpoint *found = endpoint_find(fabric, process);
+    if (h->bytes && (!found || h->bytes != mine(found)->number)) return; /* it answers one that is broken */
+    if (found && !h->bytes && mine(found)->theirs && mine(found)->theirs != h->id) { /* what we knew is no more */
+        endpoint_note_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
+        found = NULL;
     }
-    if (!e && endpoint_create(process, note->data, note->bytes, &e) != TUTTI_OK) return; /* its sends say why */
-    e->theirs = h->id;
+    if (!found && ucx_endpoint_create(fabric, process, note->data, note->bytes, &found) != TUTTI_OK)
+        return; /* its sends say why */
+    mine(found)->theirs = h->id;
 }
-static void hear_opened(const struct header *h)
+static void hear_opened(struct fabric *fabric, const struct header *h)
 {
-    struct endpoint *e = endpoint_find((const unsigned char *)&h->name);
-    if (e && e->theirs == h->id) e->open = true;
+    struct endpoint *e = endpoint_find(fabric, (const unsigned char *)&h->name);
+    if (e && mine(e)->theirs == h->id) e->open = true;
 }
-void endpoints_greet(void)
+void endpoints_greet(struct fabric *fabric)
 {
-    worker.greets = false;
-    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(note)) {
-        if (note->header.kind == HELLO) hear_hello(note);
-        else hear_opened(&note->header);
+    fabric->restless = false;
+    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note)) {
+        if (note->header.kind == HELLO) hear_hello(fabric, note);
+        else hear_opened(fabric, &note->header);
     }
-    for (struct endpoint *e = worker.endpoints; e; e = e->next) {
-        if (!e->open && !endpoint_is_broken(e)) greet(e);
-        worker.greets |= !e->open && !endpoint_is_broken(e);
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
+        if (!e->open && !endpoint_is_broken(e)) greet(fabric, mine(e));
+        fabric->restless |= !e->open && !endpoint_is_broken(e);
     }
 }
 
 /* ---- what it is told ---- */
-static void hear_bye(const struct header *header)
+static void hear_bye(struct fabric *fabric, const struct header *header)
 {
-    struct endpoint *e = endpoint_find((const unsigned char *)&header->name);
+    struct endpoint *e = endpoint_find(fabric, (const unsigned char *)&header->name);
     if (!e) return;
     e->left = true;
-    say(e, BYE_HEARD, NULL, 0, 0);
+    say(fabric, mine(e), BYE_HEARD, NULL, 0, 0);
 }
-static void hear_answer(const struct header *header)
+static void hear_answer(struct fabric *fabric, const struct header *header)
 {
-    struct endpoint *e = worker.endpoints;
-    while (e && !is_to(e, (const unsigned char *)&header->name)) e = e->next;
-    if (!e || e->heard) return;
-    e->heard = true;
+    struct endpoint *e = fabric->endpoints;
+    while (e && (endpoint_is_broken(e) || memcmp(e->process, &header->name, sizeof e->process) != 0)) e = e->next;
+    if (!e || mine(e)->heard) return;
+    mine(e)->heard = true;
     worker.byes_open--;
 }
-void endpoints_hear(const struct header *header, const void *data, size_t bytes)
+void endpoints_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
     struct note *note;
-    switch ((enum kind)header->kind) {
+    switch ((enum kind_of_ucx)header->kind) {
     case HELLO:
     case OPENED:
         note = note_new(header, data, bytes, false);
         if (!note) return;
         notes_push(&worker.greetings, note);
-        worker.greets = true;
+        fabric->restless = true;
         return;
-    case BYE: hear_bye(header); return;
-    case BYE_HEARD: hear_answer(header); return;
+    case BYE: hear_bye(fabric, header); return;
+    case BYE_HEARD: hear_answer(fabric, header); return;
     default: return;
     }
 }
 
 /* ---- closing ---- */
-static void close_by_force(struct endpoint *e)
+void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_EP_CLOSE_FLAG_FORCE };
+    struct ucx_endpoint *e = mine(which);
+    (void)fabric;
     if (!e->ep) return;
     ucs_status_ptr_t request = ucx.ucp_ep_close_nbx(e->ep, &parameters);
     e->ep = NULL;
@@ -201,38 +191,30 @@ static void close_by_force(struct endpoint *e)
     }
     if (UCS_PTR_IS_PTR(request)) ucx.ucp_request_free(request);
 }
-void endpoint_break(struct endpoint *e, ucs_status_t why)
+static void progress_or_pause(struct fabric *fabric)
 {
-    struct ucx_port *polling = worker.polling;
-    endpoint_note_broken(e, why);
-    worker.polling = NULL;
-    close_by_force(e);
-    worker.polling = polling;
-}
-static void progress_or_pause(void)
-{
-    if (!ucx.ucp_worker_progress(worker.ucp)) worker_pause();
-    if (worker.greets) endpoints_greet();
+    if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause(fabric);
+    if (fabric->restless) endpoints_greet(fabric);
 }
 /* What has begun to open is opened first: the messages of UCX's own that are on their way are not to wait, either. */
-static void end_greetings(int64_t until_ms)
+static void end_greetings(struct fabric *fabric, int64_t until_ms)
 {
-    while (worker.greets && clock_ms() < until_ms) progress_or_pause();
+    while (fabric->restless && clock_ms() < until_ms) progress_or_pause(fabric);
 }
-static void say_goodbyes(int64_t until_ms)
+static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
-    for (struct endpoint *e = worker.endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(e, BYE, NULL, 0, 0);
-    while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause();
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+        if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(fabric, mine(e), BYE, NULL, 0, 0);
+    while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
 }
-void endpoints_close(void)
+void endpoints_part(struct fabric *fabric)
 {
     int64_t until_ms = clock_ms() + BYE_MS;
-    end_greetings(until_ms);
-    say_goodbyes(until_ms);
-    for (struct endpoint *e; (e = worker.endpoints) != NULL; free(e)) {
-        worker.endpoints = e->next;
-        close_by_force(e);
+    end_greetings(fabric, until_ms);
+    say_goodbyes(fabric, until_ms);
+    for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) {
+        fabric->endpoints = e->next;
+        ucx_disconnect(fabric, e);
     }
 }

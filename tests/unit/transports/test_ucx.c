@@ -2,7 +2,7 @@
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
 #include "tests/unit/transports/contract.h"
-#include "tests/unit/transports/ranks_ucx.h"
+#include "tests/unit/transports/ranks_fabric.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -18,22 +18,24 @@ enum { LEAST = 1, MOST = 4 };
 static void test_between_processes(void **state)
 {
     (void)state;
-    for (int size = LEAST; size <= MOST; size++) ranks_ucx_processes(size, size % 2 ? SLEEPS : POLLS, the_contract);
+    for (int size = LEAST; size <= MOST; size++)
+        ranks_fabric_processes(&ucx_fabric, size, size % 2 ? SLEEPS : POLLS, the_contract);
 }
 static void test_a_process_that_is_gone(void **state)
 {
     (void)state;
-    ranks_ucx_processes(3, POLLS, the_last_rank_goes);
+    ranks_fabric_processes(&ucx_fabric, 3, POLLS, the_last_rank_goes);
 }
 #endif
 static void test_between_threads(void **state)
 {
     (void)state;
-    for (int size = LEAST; size <= MOST; size++) ranks_ucx_threads(size, size % 2 ? POLLS : SLEEPS, the_contract);
+    for (int size = LEAST; size <= MOST; size++)
+        ranks_fabric_threads(&ucx_fabric, size, size % 2 ? POLLS : SLEEPS, the_contract);
 }
 int main(void)
 {
-    if (!ucx_is_there()) return SKIPPED;
+    if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_between_processes),

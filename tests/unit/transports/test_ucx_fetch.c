@@ -1,8 +1,9 @@
 /* A fetch that UCX ends before the call returns, as it does where the connection that announced the message is no more:
    by its callback, and with a request in hand. Such a UCX is put in the place of the real one. */
 #include "backend/transports/ucx/library.h"
+#include "backend/transports/ucx/ucx.h"
 #include "tests/unit/transports/contract.h"
-#include "tests/unit/transports/ranks_ucx.h"
+#include "tests/unit/transports/ranks_fabric.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -56,11 +57,11 @@ static void nothing_is_fetched(struct rank *me)
 static void test_a_fetch_that_is_over_at_once(void **state)
 {
     (void)state;
-    ranks_ucx_processes(2, POLLS, nothing_is_fetched);
+    ranks_fabric_processes(&ucx_fabric, 2, POLLS, nothing_is_fetched);
 }
 int main(void)
 {
-    if (!ucx_is_there()) return SKIPPED;
+    if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_fetch_that_is_over_at_once) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

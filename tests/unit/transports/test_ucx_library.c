@@ -3,7 +3,7 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
-#include "tests/unit/transports/ranks_ucx.h"
+#include "tests/unit/transports/ranks_fabric.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,9 +14,10 @@
 
 #include <cmocka.h>
 
-static unsigned char card[UCX_CARD_BYTES];
+static unsigned char card[FABRIC_CARD_BYTES];
 static size_t card_bytes;
 static const unsigned char process[16] = { 1 };
+static const struct fabric_place place = { .device = "lo", .pretended = true };
 static void in_a_process(void (*each)(void))
 {
     int how;
@@ -36,7 +37,10 @@ static void need(bool so, const char *what)
     fprintf(stderr, "not so: %s (%s)\n", what, status_detail());
     _exit(1);
 }
-static void open_it(void) { need(ucx_open(process, "lo", true, card, &card_bytes) == TUTTI_OK, "UCX is opened"); }
+static void open_it(void)
+{
+    need(fabric_open(&ucx_fabric, process, &place, card, &card_bytes) == TUTTI_OK, "UCX is opened");
+}
 
 static void signals_and_mmap(void)
 {
@@ -48,7 +52,7 @@ static void signals_and_mmap(void)
     for (int i = 1; i < NSIG; i++)
         need(sigaction(i, NULL, &now) != 0 || now.sa_handler == before[i].sa_handler, "handlers are as they were");
     need(memcmp(code, (const void *)(uintptr_t)mmap, sizeof code) == 0, "mmap is as it was");
-    ucx_close();
+    fabric_close(&ucx_fabric);
 }
 static void test_handlers_and_mmap_stay_the_programs(void **state)
 {
@@ -60,7 +64,7 @@ static void keeps_what_is_set(void)
     setenv("UCX_TCP_KEEPIDLE", "7s", 1);
     open_it();
     need(strcmp(getenv("UCX_TCP_KEEPIDLE"), "7s") == 0, "what the user has set stays");
-    ucx_close();
+    fabric_close(&ucx_fabric);
 }
 static void test_the_users_settings_win(void **state)
 {
@@ -71,7 +75,7 @@ static void finds_none(void)
 {
     setenv("TUTTI_UCX", "/nowhere/libucp.so.0:/elsewhere/libucp.so.0", 1);
     settings_reload();
-    need(ucx_open(process, "lo", true, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
+    need(fabric_open(&ucx_fabric, process, &place, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
     need(strstr(status_detail(), "/nowhere/libucp.so.0"), "the first is named");
     need(strstr(status_detail(), "/elsewhere/libucp.so.0"), "the second is named");
     need(strstr(status_detail(), "apt-get install libucx0"), "what to do is said");
@@ -89,7 +93,7 @@ static void takes_the_second(void)
     setenv("TUTTI_UCX", "/nowhere/libucp.so.0:libucp.so.0", 1);
     settings_reload();
     open_it();
-    ucx_close();
+    fabric_close(&ucx_fabric);
 }
 static void test_the_first_that_can_be_loaded_is_taken(void **state)
 {
@@ -103,17 +107,17 @@ static void forks(void)
     open_it();
     pid_t child = fork();
     if (child == 0) {
-        ucx_close();
+        fabric_close(&ucx_fabric);
         open_it();
-        ucx_close();
+        fabric_close(&ucx_fabric);
         _exit(0);
     }
     need(waitpid(child, &how, 0) == child && how == 0, "the child ended well");
     open_it();
-    ucx_close();
-    ucx_close();
+    fabric_close(&ucx_fabric);
+    fabric_close(&ucx_fabric);
     open_it(); /* anew */
-    ucx_close();
+    fabric_close(&ucx_fabric);
 }
 static void test_a_child_of_fork_begins_anew(void **state)
 {
@@ -122,7 +126,7 @@ static void test_a_child_of_fork_begins_anew(void **state)
 }
 int main(void)
 {
-    if (!ucx_is_there()) return SKIPPED;
+    if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),
         cmocka_unit_test(test_handlers_and_mmap_stay_the_programs),

@@ -1,15 +1,18 @@
 /* What leaves. A small message is copied into a room of ours, so that its send is over at once; a large one is
-   announced by UCX's rendezvous and stays where it is. Where a message has several pieces, it is packed into one: UCX
-   moves lists of pieces over TCP at a third of the speed. */
+   announced and stays where it is. Where a message has several pieces, it is packed into one: UCX moves lists of pieces
+   over TCP at a third of the speed. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
-#include "backend/transports/ucx/port.h"
+#include <stdio.h>
 #include <stdlib.h>
 
-static struct flight *flight_for(struct ucx_port *p, struct link *link, size_t room)
+static const char reset[] = "the connection was reset";
+
+static struct flight *flight_for(struct port *p, struct link *link, size_t room)
 {
-    struct flight *f = flight_new(room);
+    struct flight *f = flight_new(p->fabric, room);
     if (!f) return NULL;
     f->owner = p;
     f->link = link;
@@ -21,18 +24,18 @@ static struct flight *flight_for(struct ucx_port *p, struct link *link, size_t r
     return f;
 }
 /* A flight that is not under way has landed: with success, or not. */
-static void dispatch(struct ucx_port *p, struct flight *f, const void *data, unsigned flags)
+static void dispatch(struct port *p, struct flight *f, const void *data, bool announced)
 {
-    bool flies = flight_send(f, data, flags);
-    if (!flies && f->status == UCS_OK && !f->transfer) flight_free(f); /* nobody waits for it */
+    bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
+    if (!flies && !f->why && !f->transfer) flight_free(p->fabric, f); /* nobody waits for it */
     else flight_enlist(f, flies ? &p->flights : &p->landed);
 }
-static void refuse(struct ucx_port *p, struct transfer *x, tutti_status status)
+static void refuse(struct port *p, struct transfer *x, tutti_status status)
 {
     router_refuse(p->base.router, x, status);
 }
 /* NULL: no memory, and the transfer has failed. */
-static struct flight *flight_of_message(struct ucx_port *p, struct link *link, struct transfer *x, size_t room)
+static struct flight *flight_of_message(struct port *p, struct link *link, struct transfer *x, size_t room)
 {
     struct flight *f = flight_for(p, link, room);
     if (!f) {
@@ -49,18 +52,18 @@ static bool has_credit(const struct link *link, uint64_t bytes)
 {
     return link->charged - link->returned + charge_of(bytes) <= CREDIT_BYTES;
 }
-static void send_eager(struct ucx_port *p, struct link *link, struct transfer *x)
+static void send_eager(struct port *p, struct link *link, struct transfer *x)
 {
     struct flight *f = flight_of_message(p, link, x, (size_t)x->wire);
     if (!f) return;
     f->bytes = (size_t)x->wire;
     link->charged += charge_of(x->wire);
     pieces_gather(x, f->room, f->bytes);
-    dispatch(p, f, NULL, UCP_AM_SEND_FLAG_EAGER);
+    dispatch(p, f, NULL, false);
     transfer_done(x);
 }
 static bool is_one_run(const struct transfer *x) { return x->piece_count == 1 && x->pieces[0].length > 0; }
-static void announce(struct ucx_port *p, struct link *link, struct transfer *x)
+static void announce(struct port *p, struct link *link, struct transfer *x)
 {
     bool packed = !is_one_run(x);
     size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
@@ -71,65 +74,65 @@ static void announce(struct ucx_port *p, struct link *link, struct transfer *x)
     f->packed = packed;
     f->bytes = packed ? room : x->pieces[0].length;
     if (packed) pieces_gather(x, f->room, (size_t)x->wire);
-    dispatch(p, f, packed ? NULL : x->pieces[0].at, UCP_AM_SEND_FLAG_RNDV);
+    dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
 }
-void link_note_broken(struct ucx_port *p, struct link *link, ucs_status_t status)
+void link_note_broken(struct port *p, struct link *link, const char *why)
 {
     if (link->broken_ms || link->lost) return;
     link->broken_ms = clock_ms();
-    link->status = status;
+    link->why = why;
     p->broken++;
 }
 /* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
    only if nothing comes the transfer fails for this. */
-static void hold(struct ucx_port *p, struct link *link, struct transfer *x)
+static void hold(struct port *p, struct link *link, struct transfer *x)
 {
     queue_push(&link->held, x);
-    link_note_broken(p, link, link->endpoint ? link->endpoint->status : UCS_ERR_CONNECTION_RESET);
+    link_note_broken(p, link, link->endpoint ? link->endpoint->why : reset);
 }
-static void take_off(struct ucx_port *p, struct link *link, struct transfer *x)
+static void take_off(struct port *p, struct link *link, struct transfer *x)
 {
     if (endpoint_is_broken(link->endpoint)) hold(p, link, x);
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
     else announce(p, link, x);
 }
-static tutti_status find_endpoint(struct ucx_port *p, struct link *link)
+static tutti_status find_endpoint(struct port *p, struct link *link)
 {
-    unsigned char card[UCX_CARD_BYTES];
+    unsigned char card[FABRIC_CARD_BYTES];
     const unsigned char *process = p->ground.process(p->ground.context, link->rank);
     size_t bytes = 0;
-    struct endpoint *e = endpoint_find(process);
+    struct endpoint *e = endpoint_find(p->fabric, process);
     if (!e) {
         tutti_status status = p->ground.card(p->ground.context, link->rank, card, &bytes);
         if (status != TUTTI_OK) return status;
-        TRY(endpoint_create(process, card, bytes, &e));
+        TRY(p->fabric->operations->connect(p->fabric, process, card, bytes, &e));
     }
     if (!e->open) return TUTTI_IN_PROGRESS;
     link->endpoint = e;
     return TUTTI_OK;
 }
-bool link_connect(struct ucx_port *p, struct link *link)
+bool link_connect(struct port *p, struct link *link)
 {
     char name[256], why[STATUS_DETAIL_BYTES / 2];
     if (link->endpoint || link->unreachable || link->broken_ms) return link->endpoint;
     tutti_status status = find_endpoint(p, link);
     if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
     if (status == TUTTI_PEER_LOST) { /* who told it tells why */
-        link_note_broken(p, link, UCS_ERR_CONNECTION_RESET);
+        link_note_broken(p, link, reset);
         return false;
     }
     snprintf(why, sizeof why, "%.500s", status_detail());
     p->ground.name(p->ground.context, link->rank, name, sizeof name);
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
     link->unreachable = true;
-    link_note_broken(p, link, UCS_ERR_UNREACHABLE);
+    link_note_broken(p, link, "no connection can be had");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
         refuse(p, x, status);
     }
     return false;
 }
-void port_send(struct ucx_port *p, struct link *link, struct transfer *x)
+void port_send(struct port *p, struct link *link, struct transfer *x)
 {
     bool waits = link->waiting.first;
     if (link->endpoint && !waits) {
@@ -140,7 +143,7 @@ void port_send(struct ucx_port *p, struct link *link, struct transfer *x)
     p->waiting += !waits;
     if (!waits) port_send_waiting(p);
 }
-void port_send_waiting(struct ucx_port *p)
+void port_send_waiting(struct port *p)
 {
     p->waiting = 0;
     for (int r = 0; r < p->size; r++) {
@@ -150,7 +153,7 @@ void port_send_waiting(struct ucx_port *p)
         p->waiting += link->waiting.first != NULL;
     }
 }
-bool port_tell(struct ucx_port *p, struct link *link, const struct header *said)
+bool port_tell(struct port *p, struct link *link, const struct header *said)
 {
     bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     struct flight *f = can ? flight_for(p, link, 0) : NULL;
@@ -159,11 +162,11 @@ bool port_tell(struct ucx_port *p, struct link *link, const struct header *said)
     f->header.name = said->name;
     f->header.id = said->id;
     f->header.bytes = said->bytes;
-    dispatch(p, f, NULL, UCP_AM_SEND_FLAG_EAGER);
+    dispatch(p, f, NULL, false);
     return true;
 }
 /* Most credit goes back with the next message; this is for those who are only sent to. */
-void port_return_credit(struct ucx_port *p)
+void port_return_credit(struct port *p)
 {
     p->owes = false;
     for (int r = 0; r < p->size; r++) {
@@ -172,41 +175,41 @@ void port_return_credit(struct ucx_port *p)
     }
 }
 
-/* ---- what UCX is done with ---- */
-static void end_send(struct ucx_port *p, struct flight *f)
+/* ---- what the fabric is done with ---- */
+static void end_send(struct port *p, struct flight *f)
 {
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
-    else if (f->status == UCS_OK) transfer_done(x);
+    else if (!f->why) transfer_done(x);
     else hold(p, f->link, x);
 }
-static void end_receive(struct ucx_port *p, struct flight *f)
+static void end_receive(struct port *p, struct flight *f)
 {
     struct transfer *x = f->transfer;
-    if (f->status != UCS_OK) {
+    if (f->why) {
         hold(p, f->link, x);
         return;
     }
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
     transfer_done(x);
 }
-void port_end_landed(struct ucx_port *p)
+void port_end_landed(struct port *p)
 {
-    for (struct flight *f; (f = p->landed) != NULL; flight_free(f)) {
+    for (struct flight *f; (f = p->landed) != NULL; flight_free(p->fabric, f)) {
         flight_remove(f);
         if (!f->transfer) continue;
         if (f->transfer->is_send) end_send(p, f);
         else end_receive(p, f);
     }
 }
-void port_refused(struct ucx_port *p, const struct header *header)
+void port_refused(struct port *p, const struct header *header)
 {
     for (struct flight *f = p->flights; f; f = f->next)
         if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {
             f->refused = true;
             f->theirs = header->bytes;
             if (!port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
-                link_note_broken(p, f->link, UCS_ERR_NO_MEMORY);
+                link_note_broken(p, f->link, "no memory to take a message back");
             return;
         }
 }

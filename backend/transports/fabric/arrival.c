@@ -1,14 +1,14 @@
-/* What comes. While its rank polls, a message goes from UCX's memory into its receive, or into the matching; while it
-   does not, notes are taken, which the next poll hears in their order. */
+/* What comes. While its rank polls, a message goes from the fabric's memory into its receive, or into the matching;
+   while it does not, notes are taken, which the next poll hears in their order. */
 #include "backend/base/memory.h"
+#include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
-#include "backend/transports/ucx/port.h"
 #include <stdlib.h>
 #include <string.h>
 
-static struct matching *matching_of(struct ucx_port *p) { return &p->base.router->matching; }
-static void fail(struct ucx_port *p, tutti_status status) { router_fail(p->base.router, status); }
-static void fail_memory(struct ucx_port *p, int from)
+static struct matching *matching_of(struct port *p) { return &p->base.router->matching; }
+static void fail(struct port *p, tutti_status status) { router_fail(p->base.router, status); }
+static void fail_memory(struct port *p, int from)
 {
     fail(p, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an unexpected message of rank %d", p->rank, from));
 }
@@ -29,19 +29,19 @@ static void parked_free(struct link *link, struct parked *parked)
     *at = parked->next;
     free(parked);
 }
-static void release(struct parked *parked)
+static void release(struct port *p, struct parked *parked)
 {
-    if (parked->descriptor) ucx.ucp_am_data_release(worker.ucp, parked->descriptor);
+    if (parked->descriptor) p->fabric->operations->release(p->fabric, parked->descriptor);
     parked->descriptor = NULL;
 }
-static void fetch(struct ucx_port *p, struct link *link, struct transfer *x, struct parked *parked)
+static void fetch(struct port *p, struct link *link, struct transfer *x, struct parked *parked)
 {
-    /* Without an endpoint that is whole nothing could end what UCX is at: so it is not the caller's memory. */
+    /* Without an endpoint that is whole nothing could end the fetch: so it is not to the caller's memory. */
     bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
     bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= parked->bytes;
-    struct flight *f = flight_new(direct ? 0 : parked->bytes);
+    struct flight *f = flight_new(p->fabric, direct ? 0 : parked->bytes);
     if (!f) {
-        release(parked);
+        release(p, parked);
         router_refuse(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message of rank %d", p->rank, link->rank));
         return;
@@ -52,13 +52,13 @@ static void fetch(struct ucx_port *p, struct link *link, struct transfer *x, str
     f->transfer = x;
     f->packed = !direct;
     f->bytes = parked->bytes;
-    flight_enlist(f, &p->flights); /* before: it may have landed, by its callback, when UCX returns */
-    if (flight_fetch(f, parked->descriptor, direct ? x->pieces[0].at : NULL)) return;
+    flight_enlist(f, &p->flights); /* before: it may land within */
+    if (p->fabric->operations->fetch(p->fabric, f, parked->descriptor, direct ? x->pieces[0].at : NULL)) return;
     flight_remove(f);
     flight_enlist(f, &p->landed);
 }
 /* What is refused stays parked until its sender has heard so and withdraws it: to let go of it is success there. */
-void port_accept(struct ucx_port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes)
+void port_accept(struct port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes)
 {
     x->key = parked->id;
     parked->receive = NULL;
@@ -73,7 +73,7 @@ void port_accept(struct ucx_port *p, struct link *link, struct transfer *x, stru
     parked_free(link, parked);
 }
 /* Again where memory was missing for it. */
-void port_refuse(struct ucx_port *p)
+void port_refuse(struct port *p)
 {
     p->refuses = false;
     for (int r = 0; r < p->size; r++)
@@ -84,7 +84,7 @@ void port_refuse(struct ucx_port *p)
             p->refuses |= at->refused && !link->broken_ms;
         }
 }
-void port_begin_matched(struct ucx_port *p)
+void port_begin_matched(struct port *p)
 {
     p->matched = false;
     for (int r = 0; r < p->size; r++)
@@ -94,49 +94,48 @@ void port_begin_matched(struct ucx_port *p)
         }
 }
 /* At once, though its rank does not poll: the sender waits for it. */
-void port_let_go(struct ucx_port *p, const struct header *h)
+void port_let_go(struct port *p, const struct header *h)
 {
     if (h->from < 0 || h->from >= p->size) return;
     for (struct note *note = p->notes.first; note; note = note->next) {
         if (note->header.from != h->from || note->header.id != h->id || !note->parked) continue;
-        ucx.ucp_am_data_release(worker.ucp, note->parked);
+        p->fabric->operations->release(p->fabric, note->parked);
         note->parked = NULL;
     }
     for (struct parked *parked = p->links[h->from].parked; parked; parked = parked->next)
-        if (parked->id == h->id) release(parked);
+        if (parked->id == h->id) release(p, parked);
 }
 /* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. */
-static void withdraw(struct ucx_port *p, struct link *link, const struct header *header)
+static void withdraw(struct port *p, struct link *link, const struct header *header)
 {
     struct parked *parked = link->parked;
     while (parked && parked->id != header->id) parked = parked->next;
     if (!parked) return; /* it is being fetched, or has been */
-    release(parked);
+    release(p, parked);
     if (parked->receive) return;
     struct arrival *a = matching_withdraw(matching_of(p), link->rank, header->name, (uint64_t)(uintptr_t)parked);
     if (a) matching_free(matching_of(p), a);
     parked_free(link, parked);
 }
-void link_forget_arrivals(struct link *link)
+void link_forget_arrivals(struct port *p, struct link *link)
 {
     for (struct parked *parked; (parked = link->parked) != NULL; free(parked)) {
-        release(parked);
+        release(p, parked);
         link->parked = parked->next;
     }
 }
-bool link_forget_receive(struct link *link, const struct transfer *x)
+bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x)
 {
     struct parked *parked = link->parked;
     while (parked && parked->receive != x) parked = parked->next;
     if (!parked) return false;
-    release(parked);
+    release(p, parked);
     parked_free(link, parked);
     return true;
 }
 
 /* ---- messages ---- */
-static bool hear_announced(struct ucx_port *p, struct link *link, const struct header *h, void *descriptor,
-    size_t bytes)
+static bool hear_announced(struct port *p, struct link *link, const struct header *h, void *descriptor, size_t bytes)
 {
     struct parked *parked = park(link, descriptor, h, bytes);
     if (!parked) {
@@ -162,7 +161,7 @@ static bool hear_announced(struct ucx_port *p, struct link *link, const struct h
     matching_keep(matching_of(p), a);
     return true;
 }
-static void hear_eager(struct ucx_port *p, struct link *link, const struct header *h, const unsigned char *data)
+static void hear_eager(struct port *p, struct link *link, const struct header *h, const unsigned char *data)
 {
     struct transfer *x = matching_arrive(matching_of(p), link->rank, h->name);
     if (x) {
@@ -183,7 +182,7 @@ static void hear_eager(struct ucx_port *p, struct link *link, const struct heade
     memcpy(a->data, data, (size_t)h->bytes);
     matching_keep(matching_of(p), a);
 }
-static struct link *link_of(struct ucx_port *p, const struct header *h, size_t bytes, bool announced)
+static struct link *link_of(struct port *p, const struct header *h, size_t bytes, bool announced)
 {
     uint64_t most = announced ? (h->bytes ? h->bytes : 1) : EAGER_BYTES;
     bool sane = h->from >= 0 && h->from < p->size && bytes <= most;
@@ -198,7 +197,7 @@ static struct link *link_of(struct ucx_port *p, const struct header *h, size_t b
     }
     return link;
 }
-bool port_hear(struct ucx_port *p, const struct header *h, void *data, size_t bytes, bool announced)
+bool port_hear(struct port *p, const struct header *h, void *data, size_t bytes, bool announced)
 {
     struct link *link = link_of(p, h, bytes, announced);
     if (!link) return false;
@@ -213,9 +212,9 @@ bool port_hear(struct ucx_port *p, const struct header *h, void *data, size_t by
     default: return false; /* credit has been taken */
     }
 }
-void port_hear_notes(struct ucx_port *p)
+void port_hear_notes(struct port *p)
 {
-    for (struct note *note; (note = notes_pop(&p->notes)) != NULL; note_free(note)) {
+    for (struct note *note; (note = notes_pop(&p->notes)) != NULL; note_free(p->fabric, note)) {
         void *data = note->announced ? note->parked : note->data;
         if (port_hear(p, &note->header, data, note->bytes, note->announced)) note->parked = NULL;
     }

@@ -1,0 +1,102 @@
+/* The life of a fabric in its process: opened by the first group that needs it, closed by the last, and begun anew in a
+ * child of fork, which has nothing of it: what it has inherited is its parent's, and is not touched. */
+#include "backend/transports/fabric/fabric.h"
+#include "backend/base/clock.h"
+#include "backend/transports/fabric/port.h"
+#include <string.h>
+#include <time.h>
+
+/* ---- endpoints ---- */
+struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16])
+{
+    struct endpoint *e = fabric->endpoints;
+    while (e && (e->left || endpoint_is_broken(e) || memcmp(e->process, process, sizeof e->process) != 0)) e = e->next;
+    return e;
+}
+void endpoint_note_broken(struct fabric *fabric, struct endpoint *e, const char *why)
+{
+    if (endpoint_is_broken(e)) return;
+    e->broken_ms = clock_ms();
+    e->why = why;
+    fabric->breaks++;
+    ports_wake(fabric);
+}
+
+/* ---- fork ---- */
+static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fabric *known;
+static void before_fork(void)
+{
+    pthread_mutex_lock(&known_lock);
+    for (struct fabric *f = known; f; f = f->next) pthread_mutex_lock(&f->lock);
+}
+static void in_parent(void)
+{
+    for (struct fabric *f = known; f; f = f->next) pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&known_lock);
+}
+static void in_child(void)
+{
+    for (struct fabric *f = known; f; f = f->next)
+        *f = (struct fabric){ .operations = f->operations, .known = true, .next = f->next };
+    for (struct fabric *f = known; f; f = f->next) pthread_mutex_init(&f->lock, NULL);
+    pthread_mutex_init(&known_lock, NULL);
+}
+static void prepare(void) { pthread_atfork(before_fork, in_parent, in_child); }
+static void know(struct fabric *fabric)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&known_lock);
+    if (!fabric->known) {
+        fabric->next = known;
+        known = fabric;
+        fabric->known = true;
+    }
+    pthread_mutex_unlock(&known_lock);
+}
+
+/* ---- opening and closing ---- */
+void fabric_pause(struct fabric *fabric)
+{
+    pthread_mutex_unlock(&fabric->lock);
+    nanosleep(&(struct timespec){ 0, 20000 }, NULL);
+    pthread_mutex_lock(&fabric->lock);
+}
+static void finish(struct fabric *fabric)
+{
+    fabric->stopping = true;
+    thread_stop(fabric);
+    fabric->operations->part(fabric);
+    for (struct note *note; (note = notes_pop(&fabric->early)) != NULL;) note_free(fabric, note);
+    fabric->operations->finish(fabric);
+    flights_free(fabric);
+    fabric->stopping = false;
+}
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+{
+    TRY(fabric->operations->start(fabric, place));
+    return thread_start(fabric);
+}
+tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
+    void *card, size_t *bytes)
+{
+    know(fabric);
+    pthread_mutex_lock(&fabric->lock);
+    while (fabric->stopping) fabric_pause(fabric);
+    memcpy(fabric->process, process, sizeof fabric->process);
+    tutti_status status = fabric->users ? TUTTI_OK : start(fabric, place);
+    if (status == TUTTI_OK) {
+        fabric->users++;
+        memcpy(card, fabric->card, fabric->card_bytes);
+        *bytes = fabric->card_bytes;
+    } else if (!fabric->users) finish(fabric);
+    pthread_mutex_unlock(&fabric->lock);
+    return status;
+}
+void fabric_close(struct fabric *fabric)
+{
+    pthread_mutex_lock(&fabric->lock);
+    if (fabric->users > 0 && --fabric->users == 0) finish(fabric);
+    pthread_mutex_unlock(&fabric->lock);
+}

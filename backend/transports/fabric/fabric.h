@@ -1,0 +1,168 @@
+/* What every network between processes has in common, and what each is for itself.
+ *
+ * A fabric carries messages of a fixed header and some bytes from process to process, for all groups: UCX is one, verbs
+ * another. Each fills the table below. What the ranks of a communicator make of that is common (port.h): links, credit,
+ * messages that wait, and the contract of a transport; so is the thread that makes progress while nobody else does.
+ *
+ * Everything of a fabric is touched with its lock held, the functions below included; what they tell, they tell
+ * within `progress`, on whichever thread that is. What has come or is over is told to the port whose it is: at once if
+ * it is the one that polls (fabric->polling), else through its lists `notes` and `landed`, and its bell rings if it
+ * sleeps. */
+#pragma once
+#include "backend/transports/router.h"
+#include <pthread.h>
+
+enum { FABRIC_CARD_BYTES = 2048, FLIGHT_CLASSES = 14 }; /* rooms of 256 bytes to 2 MiB are kept, others freed */
+enum kind {
+    MESSAGE,   /* eager with its bytes, or announced: its bytes are fetched */
+    CREDIT,    /* nothing but `returned` */
+    WITHDRAWN, /* the announced message `id` is not to be fetched any more */
+    REFUSED,   /* your announced message `id` is not fetched: the receive wants `bytes` */
+    KIND_OF_FABRIC = 16 /* from here on they are a fabric's own */
+};
+struct header { /* of every message; fixed size, no padding */
+    uint64_t comm;
+    struct message_name name;
+    uint64_t bytes, id;
+    uint64_t returned; /* bytes of eager messages that were sent unasked and have met their receive, so far */
+    int32_t from, to;
+    uint32_t sequence; /* of this sender to this receiver */
+    uint32_t kind;
+};
+struct endpoint { /* to a process; a fabric's own begins with this */
+    unsigned char process[16];
+    bool open;         /* messages may be sent */
+    bool left;         /* it has said that it ends: the end of the connection is none of a process */
+    int64_t broken_ms; /* since when it is broken; 0: it is not */
+    const char *why;   /* it is, in the words of the fabric */
+    struct endpoint *next;
+};
+struct fabric;
+struct link;
+struct port;
+/* Something the fabric is at: an eager message on its way (room has its bytes), an announced one, or one that is
+   fetched. From its post until it has landed. */
+struct flight {
+    struct header header;
+    struct port *owner; /* NULL: nobody is interested any more */
+    struct link *link;
+    struct endpoint *endpoint;
+    struct transfer *transfer;      /* NULL: it is over for its caller */
+    bool packed;                    /* the transfer's bytes go through room */
+    bool refused;
+    uint64_t theirs;                /* of refused */
+    int64_t withdrawn_ms;           /* since when its caller wants it back; 0: it does not */
+    const char *why;                /* it has not landed well; NULL: it has */
+    size_t bytes;                   /* that go over the network */
+    int class;
+    struct flight *next, **at;      /* in owner->flights, then in owner->landed, then among the spare ones */
+    unsigned char *room;
+    void *of_fabric;                /* whatever the fabric wants to know of it */
+};
+/* A message that has come while its port did not poll. */
+struct note {
+    struct note *next;
+    struct header header;
+    bool announced;
+    void *parked; /* of an announced one: the fabric's descriptor */
+    size_t bytes;
+    unsigned char data[];
+};
+struct notes { struct note *first, *last; int count; };
+struct fabric_place { /* what a fabric is told of where it is */
+    const char *device; /* the network interface that leads to the other hosts, or NULL */
+    bool pretended;     /* the hosts are on one machine: nothing but what stands for a network is used */
+};
+struct fabric_operations {
+    const char *name;
+    /* Sets card, card_bytes and event, a descriptor that becomes readable when it is armed. After an error, finish. */
+    tutti_status (*start)(struct fabric *fabric, const struct fabric_place *place);
+    /* Before the end: ends all endpoints, after what was sent has arrived, if that is soon. */
+    void (*part)(struct fabric *fabric);
+    void (*finish)(struct fabric *fabric); /* also what has begun only */
+    /* An endpoint to a process, by its card; it is open when both sides have heard of each other. */
+    tutti_status (*connect)(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+        size_t bytes, struct endpoint **out);
+    /* Sends the header and flight->bytes of `data` (NULL: of the room), which stay until it lands: with its bytes, or
+       announced, and then it lands when they have been fetched or let go of. false: it has landed already. */
+    bool (*send)(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
+    /* The bytes of what was announced by this descriptor, to `buffer` (NULL: the room). false: as above. */
+    bool (*fetch)(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+    void (*release)(struct fabric *fabric, void *descriptor); /* nobody will fetch it: it lands well at its sender */
+    bool (*progress)(struct fabric *fabric);                  /* true: something happened */
+    bool (*arm)(struct fabric *fabric); /* true: nothing is left to do, and `event` tells of what comes */
+    /* By force, and whatever is under way over it lands within; what is sent later is refused. */
+    void (*disconnect)(struct fabric *fabric, struct endpoint *endpoint);
+};
+enum { PAST_PORTS = 256 };
+struct past { /* ports that are no more, the latest */
+    struct { uint64_t comm; int rank; } closed[PAST_PORTS];
+    unsigned count;
+};
+struct tender { /* the thread that looks after a fabric */
+    pthread_t thread;
+    bool runs, stop;
+    int waker;
+};
+struct fabric {
+    const struct fabric_operations *operations;
+    pthread_mutex_t lock;
+    int users;
+    bool stopping, known; /* known: fork tells it */
+    unsigned char process[16];
+    /* of the fabric's own */
+    void *own;
+    unsigned char card[FABRIC_CARD_BYTES];
+    size_t card_bytes;
+    int event;
+    bool restless; /* is to be looked at again soon, whatever the descriptor says */
+    struct endpoint *endpoints;
+    unsigned breaks; /* endpoints that have broken, ever */
+    /* of what is common */
+    struct port *ports, *polling;
+    struct past past;
+    struct notes early; /* for communicators that are not there yet */
+    struct flight *spare[FLIGHT_CLASSES];
+    struct tender tender;
+    int armed;        /* ports that sleep */
+    unsigned touched; /* by whoever polls */
+    struct fabric *next;
+};
+#define FABRIC(table) { .operations = (table), .lock = PTHREAD_MUTEX_INITIALIZER }
+
+/* ---- for those who make groups ---- */
+struct fabric_ground { /* what it needs of the processes of its members */
+    void *context;
+    const unsigned char *(*process)(void *context, int rank); /* a nonce of 16 bytes: equal, the same process */
+    /* What fabric_open gave in that process. IN_PROGRESS: ask again. */
+    tutti_status (*card)(void *context, int rank, void *out, size_t *bytes);
+    void (*name)(void *context, int rank, char *out, size_t bytes); /* of its host and address, for messages */
+};
+/* Starts the fabric for this process, whose nonce `process` is, if it does not run: *card is how others reach it. Pair
+   with fabric_close. UNSUPPORTED: it cannot be had, and the text says what to do. */
+tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
+    void *card, size_t *bytes);
+void fabric_close(struct fabric *fabric);
+/* Leads to those ranks that no transport of the router leads to yet. Between fabric_open and fabric_close. */
+tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_ground *ground);
+
+/* ---- for fabrics ---- */
+/* A message has come. Its data is copied if it is needed later; of an announced one `data` is the fabric's descriptor,
+   and true: it is kept, until fetch or release. */
+bool fabric_hear(struct fabric *fabric, const struct header *header, void *data, size_t bytes, bool announced);
+/* A flight that was under way has landed; why NULL: well. Not for those that `send` or `fetch` say false of. */
+void flight_land(struct fabric *fabric, struct flight *flight, const char *why);
+struct flight *flight_new(struct fabric *fabric, size_t room); /* NULL: out of memory */
+void flight_free(struct fabric *fabric, struct flight *flight);
+/* NULL: there is none, or it has broken or left. */
+struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
+void endpoint_note_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
+static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
+void fabric_pause(struct fabric *fabric); /* for some microseconds, without the lock */
+
+/* ---- notes ---- */
+/* Takes a copy of the data, or keeps the descriptor of what is announced. NULL: out of memory. */
+struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced);
+void notes_push(struct notes *notes, struct note *note);
+struct note *notes_pop(struct notes *notes);
+void note_free(struct fabric *fabric, struct note *note); /* and lets go of what is parked */

@@ -1,0 +1,90 @@
+/* The thread that makes progress while nobody else does. While ranks poll it looks in every few milliseconds whether
+   they still do; when a rank sleeps, or nobody has polled since it last looked, it waits on the fabric's file
+   descriptor instead, hands what comes to the ports, and rings the bells of those that sleep. So what a fabric has
+   promised to send leaves, and peers are answered, while a rank only computes. */
+#include "backend/transports/fabric/port.h"
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 5 };
+
+void thread_wake(struct fabric *fabric)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(fabric->tender.waker, &one, sizeof one); /* full: it is awake anyway */
+    (void)ignored;
+}
+static void drain_waker(const struct fabric *fabric)
+{
+    uint64_t ignored;
+    ssize_t unused = read(fabric->tender.waker, &ignored, sizeof ignored);
+    (void)unused;
+}
+static bool arm(struct fabric *fabric)
+{
+    struct port *polling = fabric->polling;
+    fabric->polling = NULL;
+    bool armed = fabric->operations->arm(fabric);
+    fabric->polling = polling;
+    return armed;
+}
+static void wait_for_event(struct fabric *fabric, bool listens)
+{
+    struct pollfd both[] = { { fabric->tender.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
+    int most_ms = listens && !fabric->restless ? -1 : LOOK_MS;
+    pthread_mutex_unlock(&fabric->lock);
+    poll(both, listens ? 2 : 1, most_ms);
+    pthread_mutex_lock(&fabric->lock);
+    if (both[0].revents) drain_waker(fabric);
+}
+static void *thread_main(void *of)
+{
+    struct fabric *fabric = of;
+    unsigned touched = 0;
+    pthread_mutex_lock(&fabric->lock);
+    while (!fabric->tender.stop) {
+        bool idle = touched == fabric->touched, listens = fabric->armed || idle;
+        touched = fabric->touched;
+        if (!listens || arm(fabric)) wait_for_event(fabric, listens);
+    }
+    pthread_mutex_unlock(&fabric->lock);
+    return NULL;
+}
+tutti_status thread_start(struct fabric *fabric)
+{
+    sigset_t all, before;
+    fabric->tender.stop = false;
+    fabric->tender.waker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fabric->tender.waker < 0)
+        return status_fail(TUTTI_SYSTEM, "no descriptor to wake a thread by: %s", strerror(errno));
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's, not ours */
+    int refused = pthread_create(&fabric->tender.thread, NULL, thread_main, fabric);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    fabric->tender.runs = !refused;
+    if (refused)
+        return status_fail(TUTTI_SYSTEM, "cannot start the thread of %s: %s", fabric->operations->name,
+            strerror(refused));
+    char name[16];
+    snprintf(name, sizeof name, "tutti-%.9s", fabric->operations->name);
+    pthread_setname_np(fabric->tender.thread, name);
+    return TUTTI_OK;
+}
+void thread_stop(struct fabric *fabric)
+{
+    if (fabric->tender.runs) {
+        fabric->tender.stop = true;
+        thread_wake(fabric);
+        pthread_mutex_unlock(&fabric->lock);
+        pthread_join(fabric->tender.thread, NULL);
+        pthread_mutex_lock(&fabric->lock);
+        fabric->tender.runs = false;
+    }
+    if (fabric->tender.waker > 0) close(fabric->tender.waker);
+    fabric->tender.waker = 0;
+}

@@ -1,0 +1,70 @@
+/* Messages as UCX's active messages: eager with their bytes, or announced by its rendezvous. */
+#include "backend/transports/ucx/worker.h"
+#include <string.h>
+
+static void land(void *request, struct flight *f, ucs_status_t status)
+{
+    ucx.ucp_request_free(request);
+    f->why = status == UCS_OK ? NULL : ucx_status_text(status);
+    if (!f->owner && f->endpoint) endpoint_said(&ucx_fabric, f);
+    flight_land(&ucx_fabric, f, f->why);
+}
+static void on_sent(void *request, ucs_status_t status, void *flight) { land(request, flight, status); }
+static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *flight)
+{
+    (void)bytes; /* as announced */
+    land(request, flight, status);
+}
+/* false: it is over already, with flight->why. true: its callback says when, or has: UCX calls it before it returns
+   where it finds that the sender's connection is no more. */
+static bool is_under_way(struct flight *f, ucs_status_ptr_t request)
+{
+    if (UCS_PTR_IS_PTR(request)) return true;
+    f->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
+    if (f->why && f->endpoint) endpoint_note_broken(&ucx_fabric, f->endpoint, f->why);
+    return false;
+}
+bool ucx_send_flags(struct flight *f, const void *data, unsigned flags)
+{
+    const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
+            | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = flags,
+        .cb.send = on_sent,
+        .user_data = f };
+    const struct ucx_endpoint *e = (const struct ucx_endpoint *)f->endpoint;
+    return is_under_way(f,
+        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, sizeof f->header, data ? data : f->room, f->bytes,
+            &parameters));
+}
+bool ucx_send(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+{
+    (void)fabric;
+    return ucx_send_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+}
+bool ucx_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+{
+    const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.recv_am = on_fetched,
+        .user_data = f };
+    void *to = buffer ? buffer : f->room;
+    (void)fabric;
+    return is_under_way(f, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, f->bytes, &parameters));
+}
+void ucx_release(struct fabric *fabric, void *descriptor)
+{
+    (void)fabric;
+    ucx.ucp_am_data_release(worker.ucp, descriptor);
+}
+ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
+    const ucp_am_recv_param_t *p)
+{
+    struct header header;
+    bool announced = p->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
+    (void)unused;
+    if (said_bytes != sizeof header) return UCS_OK;
+    memcpy(&header, said, sizeof header);
+    if (header.kind < KIND_OF_FABRIC)
+        return fabric_hear(&ucx_fabric, &header, data, bytes, announced) ? UCS_INPROGRESS : UCS_OK;
+    endpoints_hear(&ucx_fabric, &header, data, announced ? 0 : bytes);
+    return UCS_OK;
+}

@@ -1,0 +1,13 @@
+/* Ranks over a fabric, on loopback. */
+#pragma once
+#include "backend/transports/fabric/fabric.h"
+#include "tests/unit/transports/ranks.h"
+
+enum { SKIPPED = 77 };   /* what a test returns then */
+/* What `tutti info` says of a fabric, printed: false, it is not there. */
+bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes));
+/* threads of one process, which share the fabric */
+void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting, body *each);
+/* threads, each as if it were a process of its own: fabrics[size] */
+void ranks_fabric_apart(struct fabric *const *fabrics, int size, enum waiting waiting, body *each);
+void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each);
