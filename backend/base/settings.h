@@ -24,12 +24,29 @@
       "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
     X(hosts, "TUTTI_HOSTS", TEXT, "", "", "pretends that the ranks of a job are on several hosts: a number of blocks," \
       " or the host of each rank as in 0,1,0,1 (empty: no)") \
-    X(transport, "TUTTI_TRANSPORT", TEXT, "", "", "how ranks on different hosts exchange messages: ucx (empty: ucx;" \
-      " between hosts that are pretended, shared memory)") \
+    X(transport, "TUTTI_TRANSPORT", TEXT, "", "", "how ranks on different hosts exchange messages: ucx, verbs (empty:" \
+      " ucx; between hosts that are pretended, shared memory)") \
     X(socket_ifname, "TUTTI_SOCKET_IFNAME", TEXT, "", "", "network interfaces between hosts: names or how they begin," \
       " as in eth,ib0; =eth0 that one only; ^docker,lo all but these (empty: the one that leads to the store's host)") \
     X(ucx, "TUTTI_UCX", TEXT, "libucp.so.0", "", "the UCX library; of several with a colon between them, the first" \
       " that can be loaded") \
+    X(verbs, "TUTTI_VERBS", TEXT, "libibverbs.so.1", "", "the libibverbs library; of several with a colon between" \
+      " them, the first that can be loaded") \
+    X(verbs_device, "TUTTI_VERBS_DEVICE", TEXT, "", "", "RDMA devices and ports that lead to the other hosts, as in" \
+      " mlx5_0:1,mlx5_1 (empty: all that are active, with RoCE those on the interface between hosts)") \
+    X(verbs_gid_index, "TUTTI_VERBS_GID_INDEX", NUMBER, "-1", "-1 to 65535", \
+      "the entry of a port's table of GIDs that is its address (-1: the one of RoCE v2 on the interface between" \
+      " hosts)") \
+    X(verbs_mtu, "TUTTI_VERBS_MTU", NUMBER, "0", "0 to 4096", \
+      "the most bytes of a packet between RDMA ports: 256, 512, 1024, 2048, 4096 (0: as the port is set)") \
+    X(verbs_service_level, "TUTTI_VERBS_SERVICE_LEVEL", NUMBER, "0", "0 to 15", \
+      "the service level of packets between RDMA ports (of InfiniBand it gives the lane, of RoCE the priority)") \
+    X(verbs_traffic_class, "TUTTI_VERBS_TRAFFIC_CLASS", NUMBER, "0", "0 to 255", \
+      "the traffic class of packets between RDMA ports; of RoCE v2 its upper six bits are the DSCP") \
+    X(verbs_timeout, "TUTTI_VERBS_TIMEOUT", NUMBER, "17", "1 to 31", \
+      "how long an RDMA device waits for an acknowledgement before it sends again: n is 4.096 microseconds times 2^n") \
+    X(verbs_retries, "TUTTI_VERBS_RETRIES", NUMBER, "7", "0 to 7", \
+      "how often it sends again before the connection counts as broken") \
     X(silence_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
       "how long another host may be silent before its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", "file, readable by its owner only, with a secret that processes" \

@@ -7,6 +7,7 @@
 #include "backend/collectives/collectives.h"
 #include "backend/model/price.h"
 #include "backend/transports/ucx/ucx.h"
+#include "backend/transports/verbs/verbs.h"
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
 #include <sched.h>
@@ -115,12 +116,13 @@ static void put_machine(struct text *t)
 }
 static void put_transports(struct text *t)
 {
-    char ucx[1024];
+    char ucx[1024], verbs[1024];
     ucx_describe(ucx, sizeof ucx);
+    verbs_describe(verbs, sizeof verbs);
     put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
     put_pair(t, "ucx", ucx, ", ");
-    put_pair(t, "verbs", "no: this version uses InfiniBand and RoCE through UCX", "}, ");
+    put_pair(t, "verbs", verbs, "}, ");
 }
 static void put_settings(struct text *t)
 {

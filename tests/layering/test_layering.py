@@ -21,7 +21,7 @@ def below(floor):
     """What files of that floor may include of ours."""
     only = {"agree": ["base"], "schedule": ["base"], "check": ["base", "schedule"], "collectives": [],
             "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
-            "processes": ["base", "memory", "host"], "transports": ["base"],
+            "processes": ["base", "memory", "host"], "transports": ["base", "memory"],
             "execute": ["base", "schedule", "memory", "host", "transports"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
     return ["c_api/tutti.h", "kernels/", *(f"backend/{name}/" for name in floors)]
@@ -43,7 +43,7 @@ MAY_INCLUDE = {
 ONLY_FROM = {
     r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
-    r"infiniband/|rdma/": ["backend/transports/verbs.c"],
+    r"infiniband/|rdma/": ["backend/transports/verbs/"],
     r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
 }
 # calls: the only places of the library they may be written in

@@ -201,6 +201,14 @@ def test_info_tells_of_ucx():
     assert none["ucx"].startswith("no: ") and "/nowhere/libucp.so.0" in none["ucx"], none
 
 
+def test_info_tells_of_verbs():
+    """Which ports serve, or why there is none."""
+    found = json.loads(tutti("info", "--json").stdout)["transports"]["verbs"]
+    assert re.match(r"yes: .* serves by |no: ", found), found
+    none = json.loads(tutti("info", "--json", environment={"TUTTI_VERBS": "/nowhere/libibverbs.so.1"}).stdout)
+    assert re.match("no: .*(/nowhere/libibverbs.so.1|libibverbs-dev)", none["transports"]["verbs"]), none
+
+
 def test_schedule_lists_every_rank():
     import torch_tutti
     collectives = torch_tutti.algorithms()

@@ -24,3 +24,8 @@ if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # which t
   tutti_unit(transports/test_ucx_library transports)
   target_sources(test_ucx_library PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
 endif()
+if(HAVE_VERBS)
+  foreach(name library device)
+    tutti_unit(transports/test_verbs_${name} transports)
+  endforeach()
+endif()

@@ -1,0 +1,18 @@
+/* In the place of all other files of this folder where tutti is built without the headers of libibverbs. */
+#include "backend/base/status.h"
+#include "backend/transports/verbs/verbs.h"
+#include <stdio.h>
+
+static const char how[] = "this tutti was built without libibverbs, which the transport verbs needs: install its headers "
+                          "(apt-get install libibverbs-dev) and build tutti again";
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+{
+    (void)fabric, (void)place;
+    return status_fail(TUTTI_UNSUPPORTED, "%s", how);
+}
+static void nothing(struct fabric *fabric) { (void)fabric; }
+const struct fabric_operations verbs_operations = {
+    .name = "verbs", .start = start, .part = nothing, .finish = nothing
+};
+struct fabric verbs_fabric = FABRIC(&verbs_operations);
+void verbs_describe(char *out, size_t bytes) { snprintf(out, bytes, "no: %s", how); }

@@ -1,0 +1,260 @@
+/* Every port is examined, and what becomes of it is a note; so an error and tutti info say the same. */
+#include "backend/transports/verbs/device.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/transports/verbs/sysfs.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NOTES_BYTES = 700 };
+struct search {
+    const struct device_ground *ground;
+    const char *sysfs, *named;                          /* named: what TUTTI_VERBS_DEVICE says, empty if nothing */
+    struct devices *devices;
+    char notes[NOTES_BYTES], names[NOTES_BYTES];        /* what became of each port; all ports there are */
+    int refused;                                        /* of those that are wanted */
+    bool elsewhere;                                     /* one is active, but not on the interface */
+};
+
+/* ---- notes ---- */
+static void add(char text[NOTES_BYTES], const char *between, const char *format, va_list arguments)
+{
+    size_t used = strlen(text);
+    if (used) used += (size_t)snprintf(text + used, NOTES_BYTES - used, "%s", between);
+    if (used < NOTES_BYTES) vsnprintf(text + used, NOTES_BYTES - used, format, arguments);
+}
+static void note_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void note_name(struct search *s, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    add(s->names, ", ", format, arguments);
+    va_end(arguments);
+}
+static void note(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void note(struct search *s, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    add(s->notes, "; ", format, arguments);
+    va_end(arguments);
+}
+static void refuse(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void refuse(struct search *s, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    add(s->notes, "; ", format, arguments);
+    va_end(arguments);
+    s->refused++;
+}
+
+/* ---- names ---- */
+static bool item_is(const char *item, size_t length, const char *device, int port)
+{
+    size_t bytes = strlen(device);
+    if (length < bytes || strncmp(item, device, bytes) != 0) return false;
+    if (length == bytes) return true;                   /* all its ports */
+    return item[bytes] == ':' && (port == 0 || strtol(item + bytes + 1, NULL, 10) == port);
+}
+/* port 0: any of the device's */
+static bool is_wanted(const char *named, const char *device, int port)
+{
+    for (const char *item = named; *item;) {
+        size_t length = strcspn(item, ",");
+        if (item_is(item, length, device, port)) return true;
+        item += length + (item[length] == ',');
+    }
+    return !*named;
+}
+static bool is_listed(const char *names, const char *item, size_t length)      /* names: "mlx5_0:1, mlx5_1:1" */
+{
+    for (const char *name = names; *name;) {
+        size_t bytes = strcspn(name, ",");
+        bool port = length == bytes && strncmp(item, name, bytes) == 0;
+        if (port || (length < bytes && name[length] == ':' && strncmp(item, name, length) == 0)) return true;
+        name += bytes;
+        name += strspn(name, ", ");
+    }
+    return false;
+}
+static tutti_status check_names(const struct search *s)
+{
+    for (const char *item = s->named; *item;) {
+        size_t length = strcspn(item, ",");
+        if (!is_listed(s->names, item, length))
+            return status_fail(TUTTI_INVALID_ARGUMENT,
+                "TUTTI_VERBS_DEVICE names %.*s, which is no RDMA device or port "
+                "of this host; there are %s",
+                (int)size_smaller(length, 100), item, s->names);
+        item += length + (item[length] == ',');
+    }
+    return TUTTI_OK;
+}
+
+/* ---- a port ---- */
+static enum ibv_mtu mtu_of(const struct ibv_port_attr *port)
+{
+    int64_t most = settings_get()->verbs_mtu;
+    enum ibv_mtu mtu = port->active_mtu;
+    while (most && mtu > IBV_MTU_256 && (128 << mtu) > most) mtu--;
+    return mtu;
+}
+static bool take_gid(struct search *s, struct device_port *p, const struct gid_table *table)
+{
+    char all[GIDS_TEXT_BYTES];
+    int64_t index = settings_get()->verbs_gid_index;
+    const char *interface = *s->named ? NULL : s->ground->interface;
+    const struct gid *found = NULL;
+    if (index >= 0) found = gid_at(table, (int)index);
+    else if (!p->ethernet) found = gid_at(table, 0);
+    else found = gid_choose(table, s->ground->interface, s->ground->family);
+    if (!found && index < 0 && p->ethernet && !interface) found = gid_choose(table, NULL, s->ground->family);
+    if (found) {
+        p->gid = *found;
+        return true;
+    }
+    gid_table_print(table, all);
+    if (index >= 0)
+        refuse(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name, (int)index, all);
+    else if (!p->ethernet) refuse(s, "%s has no GID", p->name);
+    else if (!interface) refuse(s, "%s has no address of RoCE v2 (it has %s)", p->name, all);
+    else refuse(s, "%s has no address of RoCE v2 on network interface %s (it has %s)", p->name, interface, all);
+    s->elsewhere |= index < 0 && interface && gid_choose(table, NULL, 0);
+    return false;
+}
+static const char *problem_of(const struct ibv_context *context, const struct ibv_port_attr *port)
+{
+    static const char *const states[] = { "of unknown state", "down", "starting (no subnet manager yet?)",
+        "armed, not active yet" };
+    if (context->device->transport_type != IBV_TRANSPORT_IB) return "of a kind without datagrams";
+    if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
+    return (unsigned)port->state < 4 ? states[port->state] : states[0];
+}
+static tutti_status examine_port(struct search *s, struct ibv_context *context, const char *device, int number)
+{
+    struct ibv_port_attr port = { .state = IBV_PORT_NOP };
+    struct device_port p = { .context = context, .number = (uint8_t)number };
+    char text[GID_TEXT_BYTES];
+    struct gid_table table;
+    snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
+    note_name(s, "%s", p.name);
+    if (!is_wanted(s->named, device, number)) {
+        note(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+        return TUTTI_OK;
+    }
+    int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
+    const char *problem = error ? strerror(error) : problem_of(context, &port);
+    if (problem) {
+        refuse(s, "%s is %s", p.name, problem);
+        return TUTTI_OK;
+    }
+    p.ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+    p.lid = port.lid;
+    p.mtu = mtu_of(&port);
+    p.message_bytes = port.max_msg_sz;
+    TRY(gid_table_init(context, p.number, port.gid_tbl_len, s->sysfs, &table));
+    bool served = s->devices->count < PORTS_MOST && take_gid(s, &p, &table);
+    gid_table_finish(&table);
+    if (!served) return TUTTI_OK;
+    s->devices->ports[s->devices->count++] = p;
+    note(s, "%s serves by %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
+    return TUTTI_OK;
+}
+
+/* ---- all ---- */
+static tutti_status examine_device(struct search *s, struct ibv_device *device)
+{
+    struct devices *d = s->devices;
+    struct ibv_device_attr about;
+    const char *name = verbs.ibv_get_device_name(device);
+    errno = 0;
+    struct ibv_context *context = d->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
+    int error = context ? verbs.ibv_query_device(context, &about) : errno;
+    if (!context || error) {
+        note_name(s, "%s", name);
+        if (is_wanted(s->named, name, 0))
+            refuse(s, "%s cannot be opened: %s%s", name, strerror(error),
+                error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
+        if (context) verbs.ibv_close_device(context);
+        return TUTTI_OK;
+    }
+    int before = d->count;
+    tutti_status status = TUTTI_OK;
+    for (int port = 1; port <= about.phys_port_cnt && status == TUTTI_OK; port++)
+        status = examine_port(s, context, name, port);
+    if (d->count > before) d->opened[d->opened_count++] = context;
+    else verbs.ibv_close_device(context);
+    return status;
+}
+static tutti_status refuse_empty_list(const struct search *s)
+{
+    char line[8];
+    if (sysfs_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", s->sysfs))
+        return status_fail(TUTTI_UNSUPPORTED,
+            "no RDMA device that libibverbs can use: the kernel has support for them, "
+            "so look for the drivers of libibverbs (apt-get install ibverbs-providers), for the devices (ibv_devices, "
+            "rdma link), and in a container for /dev/infiniband (docker run --device=/dev/infiniband)");
+    return status_fail(TUTTI_UNSUPPORTED,
+        "no RDMA device on this host: the kernel has none, or its module ib_uverbs "
+        "is not loaded (modprobe ib_uverbs; rdma link lists the devices)");
+}
+static tutti_status examine_all(struct search *s)
+{
+    int count = 0;
+    struct ibv_device **list = verbs.ibv_get_device_list(&count);
+    tutti_status status = list && count > 0 ? TUTTI_OK : refuse_empty_list(s);
+    for (int i = 0; i < count && status == TUTTI_OK; i++) status = examine_device(s, list[i]);
+    if (list) verbs.ibv_free_device_list(list);
+    return status;
+}
+static struct search search_of(const struct device_ground *ground, struct devices *devices)
+{
+    return (struct search){ .ground = ground,
+        .sysfs = ground->sysfs ? ground->sysfs : "/sys",
+        .named = settings_get()->verbs_device,
+        .devices = devices };
+}
+/* What a user has named must serve; of what he has not, one. */
+static tutti_status judge(const struct search *s)
+{
+    TRY(check_names(s));
+    if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
+    bool asked = *s->named || settings_get()->verbs_gid_index >= 0;
+    return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED, "no RDMA port of this host serves%s: %s%s",
+        *s->named ? " as TUTTI_VERBS_DEVICE asks" : "", s->notes,
+        s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
+}
+static tutti_status create(const struct device_ground *ground, struct devices **out, char notes[NOTES_BYTES])
+{
+    struct devices *devices = memory_zeroed(1, sizeof *devices);
+    if (!devices) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of RDMA devices");
+    struct search search = search_of(ground, devices);
+    tutti_status status = examine_all(&search);
+    if (status == TUTTI_OK) status = judge(&search);
+    if (notes) memcpy(notes, search.notes, NOTES_BYTES);
+    if (status == TUTTI_OK) *out = devices;
+    else devices_destroy(devices);
+    return status;
+}
+tutti_status devices_create(const struct device_ground *ground, struct devices **out)
+{
+    return create(ground, out, NULL);
+}
+void devices_destroy(struct devices *d)
+{
+    for (int i = 0; d && i < d->opened_count; i++) verbs.ibv_close_device(d->opened[i]);
+    free(d);
+}
+tutti_status devices_describe(const struct device_ground *ground, char *out, size_t bytes)
+{
+    char notes[NOTES_BYTES];
+    struct devices *devices;
+    TRY(create(ground, &devices, notes));
+    devices_destroy(devices);
+    snprintf(out, bytes, "%s", notes);
+    return TUTTI_OK;
+}

@@ -1,0 +1,123 @@
+/* The library knows kinds and network interfaces of the entries from rdma-core 32 on; before, the kernel's files say
+   the same. */
+#include "backend/transports/verbs/gid.h"
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/sysfs.h"
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- reading ---- */
+static bool is_set(const union ibv_gid *g) { return g->global.interface_id != 0; }
+static void table_put(struct gid_table *table, const struct gid *row)
+{
+    if (is_set(&row->raw)) table->rows[table->count++] = *row;
+}
+/* false: the library does not know. Entries of all ports come at once. */
+static bool read_from_library(struct ibv_context *context, uint8_t port, int length, struct gid_table *out)
+{
+    struct ibv_device_attr device;
+    if (!verbs._ibv_query_gid_table || verbs.ibv_query_device(context, &device) != 0) return false;
+    size_t most = (size_t)length * device.phys_port_cnt;
+    struct ibv_gid_entry *entries = memory_zeroed(most ? most : 1, sizeof *entries);
+    ssize_t count = entries ? verbs._ibv_query_gid_table(context, entries, most, 0, sizeof *entries) : -1;
+    for (ssize_t i = 0; i < count; i++) {
+        const struct ibv_gid_entry *e = &entries[i];
+        if (e->port_num != port || out->count == length) continue;
+        struct gid row = { .raw = e->gid, .index = (int)e->gid_index, .kind = (enum ibv_gid_type)e->gid_type };
+        if (!e->ndev_ifindex || !if_indextoname(e->ndev_ifindex, row.interface)) row.interface[0] = 0;
+        table_put(out, &row);
+    }
+    free(entries);
+    return count >= 0;
+}
+static void read_from_kernel(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
+    struct gid_table *out)
+{
+    const char *device = verbs.ibv_get_device_name(context->device);
+    char line[64];
+    for (int i = 0; i < length; i++) {
+        struct gid row = { .index = i, .kind = IBV_GID_TYPE_IB };
+        if (verbs.ibv_query_gid(context, port, i, &row.raw) != 0 || !is_set(&row.raw)) continue;
+        const char *folder = "class/infiniband";
+        if (sysfs_line(line, sizeof line, "%s/%s/%s/ports/%d/gid_attrs/types/%d", sysfs, folder, device, port, i)) {
+            if (strcmp(line, "RoCE v2") == 0) row.kind = IBV_GID_TYPE_ROCE_V2;
+            else if (strstr(line, "RoCE v1")) row.kind = IBV_GID_TYPE_ROCE_V1;
+        }
+        sysfs_line(row.interface, sizeof row.interface, "%s/%s/%s/ports/%d/gid_attrs/ndevs/%d", sysfs, folder, device,
+            port, i);
+        table_put(out, &row);
+    }
+}
+tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
+    struct gid_table *out)
+{
+    struct gid_table table = { 0, memory_zeroed((size_t)length + 1, sizeof *table.rows) };
+    if (!table.rows) return status_fail(TUTTI_NO_MEMORY, "no memory for the %d addresses of a port", length);
+    if (!read_from_library(context, port, length, &table)) {
+        table.count = 0;
+        read_from_kernel(context, port, length, sysfs, &table);
+    }
+    *out = table;
+    return TUTTI_OK;
+}
+void gid_table_finish(struct gid_table *table)
+{
+    free(table->rows);
+    *table = (struct gid_table){ 0 };
+}
+
+/* ---- choosing ---- */
+static int family_of(const struct gid *g)
+{
+    static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+    return memcmp(g->raw.raw, mapped, sizeof mapped) == 0 ? AF_INET : AF_INET6;
+}
+static bool is_of_link(const struct gid *g)
+{
+    const unsigned char *raw = g->raw.raw;
+    if (family_of(g) == AF_INET) return raw[12] == 169 && raw[13] == 254;
+    return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
+}
+static int distaste(const struct gid *g, int family) { return 2 * is_of_link(g) + (family && family_of(g) != family); }
+const struct gid *gid_choose(const struct gid_table *table, const char *interface, int family)
+{
+    const struct gid *best = NULL;
+    for (int i = 0; i < table->count; i++) {
+        const struct gid *g = &table->rows[i];
+        if (g->kind != IBV_GID_TYPE_ROCE_V2 || (interface && strcmp(g->interface, interface) != 0)) continue;
+        if (!best || distaste(g, family) < distaste(best, family)) best = g;
+    }
+    return best;
+}
+const struct gid *gid_at(const struct gid_table *table, int index)
+{
+    for (int i = 0; i < table->count; i++)
+        if (table->rows[i].index == index) return &table->rows[i];
+    return NULL;
+}
+
+/* ---- for people ---- */
+const char *gid_print(const struct gid *g, char out[GID_TEXT_BYTES])
+{
+    char address[INET6_ADDRSTRLEN];
+    bool four = family_of(g) == AF_INET;
+    inet_ntop(four ? AF_INET : AF_INET6, g->raw.raw + (four ? 12 : 0), address, sizeof address);
+    snprintf(out, GID_TEXT_BYTES, "%s%s%s", address, g->interface[0] ? " on " : "", g->interface);
+    return out;
+}
+const char *gid_table_print(const struct gid_table *table, char out[GIDS_TEXT_BYTES])
+{
+    static const char *const kinds[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
+    char text[GID_TEXT_BYTES];
+    size_t used = 0;
+    snprintf(out, GIDS_TEXT_BYTES, "none");
+    for (int i = 0; i < table->count && used + 1 < GIDS_TEXT_BYTES; i++) {
+        const struct gid *g = &table->rows[i];
+        int length = snprintf(out + used, GIDS_TEXT_BYTES - used, "%s%d %s %s", used ? ", " : "", g->index,
+            (unsigned)g->kind < 3 ? kinds[g->kind] : "of unknown kind", gid_print(g, text));
+        used += (size_t)length;
+    }
+    return out;
+}

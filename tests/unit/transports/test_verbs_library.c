@@ -1,0 +1,137 @@
+/* How libibverbs is found, and what is said when there is none that serves. Each test has a process of its own, as the
+   library is opened once. */
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include "backend/transports/verbs/library.h"
+#include "backend/transports/verbs/verbs.h"
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SECONDS = 60, SKIPPED = 77 };
+static void in_a_process(void (*each)(void))
+{
+    int how;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(SECONDS);
+        each();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &how, 0), child);
+    if (WIFEXITED(how) && WEXITSTATUS(how) == SKIPPED) skip();
+    assert_int_equal(how, 0);
+}
+static void need(bool so, const char *what)
+{
+    if (so) return;
+    fprintf(stderr, "not so: %s (%s)\n", what, status_detail());
+    _exit(1);
+}
+static void set_path(const char *list)
+{
+    setenv("TUTTI_VERBS", list, 1);
+    settings_reload();
+}
+static void need_the_library(void)
+{
+    if (dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL)) return;
+    fprintf(stderr, "SKIPPED: there is no libibverbs.so.1 (%s)\n", dlerror());
+    _exit(SKIPPED);
+}
+
+static void finds_none(void)
+{
+    char text[1024];
+    set_path("/nowhere/libibverbs.so.1:/elsewhere/libibverbs.so.1");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "there is none");
+    need(strstr(status_detail(), "/nowhere/libibverbs.so.1"), "the first is named");
+    need(strstr(status_detail(), "/elsewhere/libibverbs.so.1"), "the second is named");
+    need(strstr(status_detail(), "apt-get install libibverbs1 ibverbs-providers"), "what to do is said");
+    need(verbs_library_name()[0] == 0, "none is named");
+    verbs_describe(text, sizeof text);
+    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "and told by tutti info");
+}
+static void test_without_a_library_it_is_said_what_to_do(void **state)
+{
+    (void)state;
+    in_a_process(finds_none);
+}
+static void finds_another_library(void)
+{
+    set_path("libm.so.6");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "it does not serve");
+    need(strstr(status_detail(), "libm.so.6: it has no ibv_get_device_list of IBVERBS_1.1"), "a missing call is named");
+}
+static void test_a_library_without_the_calls_is_refused(void **state)
+{
+    (void)state;
+    in_a_process(finds_another_library);
+}
+static void names_none(void)
+{
+    set_path("");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "there is none");
+    need(strstr(status_detail(), "TUTTI_VERBS names none"), "that is said");
+}
+static void test_an_empty_list_is_said_to_be_empty(void **state)
+{
+    (void)state;
+    in_a_process(names_none);
+}
+static void takes_the_second(void)
+{
+    need_the_library();
+    set_path("/nowhere/libibverbs.so.1:libibverbs.so.1");
+    need(verbs_library_load() == TUTTI_OK, "the second is opened");
+    need(strcmp(verbs_library_name(), "libibverbs.so.1") == 0, "and named");
+    need(verbs_library_load() == TUTTI_OK, "once and for all");
+}
+static void test_the_first_that_can_be_loaded_is_taken(void **state)
+{
+    (void)state;
+    in_a_process(takes_the_second);
+}
+/* Of each call the version that the header speaks of, which is the library's default where it has several. */
+static void has_the_right_versions(void)
+{
+    need_the_library();
+    need(verbs_library_load() == TUTTI_OK, "it is opened");
+    void *opened = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+#define X(type, name, parameters, version) \
+    need((void *)(uintptr_t)verbs.name == dlsym(opened, #name), #name " is the one that programs are linked with");
+    VERBS_CALLS(X)
+    VERBS_OPTIONAL_CALLS(X)
+#undef X
+    struct ibv_device *device = NULL;
+    int count = -1;
+    struct ibv_device **list = verbs.ibv_get_device_list(&count); /* NULL where the kernel has no support */
+    if (list) device = list[0];
+    need(count > 0 ? device != NULL : device == NULL, "it can be called");
+    if (list) verbs.ibv_free_device_list(list);
+    need(strcmp(verbs.ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0, "it speaks");
+}
+static void test_calls_have_the_versions_of_the_header(void **state)
+{
+    (void)state;
+    in_a_process(has_the_right_versions);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),
+        cmocka_unit_test(test_a_library_without_the_calls_is_refused),
+        cmocka_unit_test(test_an_empty_list_is_said_to_be_empty),
+        cmocka_unit_test(test_the_first_that_can_be_loaded_is_taken),
+        cmocka_unit_test(test_calls_have_the_versions_of_the_header),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
