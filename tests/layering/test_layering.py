@@ -43,7 +43,7 @@ MAY_INCLUDE = {
 ONLY_FROM = {
     r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
-    r"infiniband/|rdma/": ["backend/transports/verbs/"],
+    r"infiniband/|rdma/": ["backend/transports/verbs/", "tests/verbs/", "tests/unit/transports/"],
     r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
 }
 # calls: the only places of the library they may be written in
