@@ -1,0 +1,565 @@
+/* What the fake does when something is wrong: every refusal at once, every error of a completion with what it does to
+   both ends, flushing, events of ports and devices, and that nothing moves which should not. */
+#include "tests/verbs/ends.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int reset(void **state) { (void)state; fake_reset(); return 0; }
+
+/* ---- states ---- */
+static void test_states_follow_each_other_in_order(void **state)
+{
+    (void)state;
+    struct end e;
+    end_init(&e, 0, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr a = path_to(0, e.qp->qp_num);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e, 0);
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    assert_int_equal(post(e.qp, &wr), EINVAL);
+    assert_int_equal(post_receive(e.qp, 1, NULL), EINVAL);
+    struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    assert_int_equal(ibv_modify_qp(e.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT), EINVAL); /* no flags */
+    pair_init(e.qp, END_ACCESS);
+    assert_int_equal(post(e.qp, &wr), EINVAL);
+    assert_int_equal(post_receive(e.qp, 1, NULL), 0);
+    assert_int_equal(pair_send(e.qp, a), EINVAL);
+    assert_int_equal(pair_receive(e.qp, a), 0);
+    assert_int_equal(post(e.qp, &wr), EINVAL);
+    assert_int_equal(pair_send(e.qp, a), 0);
+    assert_int_equal(e.qp->state, IBV_QPS_RTS);
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    assert_int_equal(pair_state(e.qp, IBV_QPS_RESET), 0);
+    assert_int_equal(post(e.qp, &wr), EINVAL);
+    no_completion(e.cq);                                /* what was posted is forgotten */
+    end_finish(&e);
+}
+static void test_values_that_are_refused(void **state)
+{
+    (void)state;
+    struct end e;
+    end_init(&e, 0, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr good = path_to(1, 1), a = good;
+    pair_init(e.qp, END_ACCESS);
+    a.path_mtu = IBV_MTU_2048;                          /* the port has 1024 */
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    a = good;
+    a.ah_attr.grh.sgid_index = 9;                       /* empty */
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    a = good;
+    a.ah_attr.is_global = 0;                            /* Ethernet has nothing else */
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    assert_null(ibv_create_ah(e.pd, &a.ah_attr));
+    a = good;
+    a.rq_psn = 1 << 24;
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    a = good;
+    a.max_dest_rd_atomic = 17;
+    assert_int_equal(pair_receive(e.qp, a), EINVAL);
+    assert_int_equal(pair_receive(e.qp, good), 0);
+    a = good;
+    a.retry_cnt = 8;
+    assert_int_equal(pair_send(e.qp, a), EINVAL);
+    a = good;
+    a.rnr_retry = 8;
+    assert_int_equal(pair_send(e.qp, a), EINVAL);
+    assert_int_equal(pair_send(e.qp, good), 0);
+    end_finish(&e);
+}
+static void test_creation_that_is_refused(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_qp_init_attr good = { .send_cq = e[0].cq, .recv_cq = e[0].cq, .qp_type = IBV_QPT_RC }, a = good;
+    a.cap.max_inline_data = 257;
+    assert_null(ibv_create_qp(e[0].pd, &a));
+    a = good;
+    a.cap.max_send_wr = 16385;
+    assert_null(ibv_create_qp(e[0].pd, &a));
+    a = good;
+    a.recv_cq = e[1].cq;                                /* of another context */
+    assert_null(ibv_create_qp(e[0].pd, &a));
+    assert_int_equal(errno, EINVAL);
+    struct fake_limits l = fake_limits();
+    l.pinned_most = 2 * END_BYTES + 100;
+    l.max_cqe = 10;
+    fake_set_limits(&l);
+    assert_null(ibv_create_cq(e[0].context, 11, NULL, NULL, 0));
+    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 101, 0));
+    assert_int_equal(errno, ENOMEM);
+    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 10, IBV_ACCESS_REMOTE_WRITE));        /* and not local */
+    assert_int_equal(errno, EINVAL);
+    assert_null(ibv_reg_mr(e[0].pd, (void *)4096, 10, IBV_ACCESS_LOCAL_WRITE));
+    assert_int_equal(errno, EFAULT);
+    ends_finish(e);
+}
+
+/* ---- errors of one request ---- */
+/* Posts it between two others; the first is done, it fails so, the last is flushed, and what is posted later, too. */
+static void fails(struct end e[2], struct ibv_send_wr *wr, enum ibv_wc_status status)
+{
+    struct ibv_send_wr before = request(100, IBV_WR_RDMA_WRITE, NULL, &e[1], 0), after = before;
+    after.wr_id = 102;
+    after.send_flags = 0;                               /* told all the same */
+    wr->wr_id = 101;
+    wr->send_flags &= ~(unsigned)IBV_SEND_SIGNALED;
+    assert_int_equal(post_receive(e[0].qp, 55, NULL), 0);
+    before.next = wr;
+    wr->next = &after;
+    assert_int_equal(post(e[0].qp, &before), 0);
+    struct ibv_wc wc = completion(e[0].cq);
+    assert_int_equal(wc.wr_id, 100);
+    assert_int_equal(wc.status, IBV_WC_SUCCESS);
+    wc = completion(e[0].cq);
+    assert_int_equal(wc.wr_id, 101);
+    assert_int_equal(wc.status, status);
+    bool flushed[2] = { false };
+    for (int i = 0; i < 2; i++) {
+        wc = completion(e[0].cq);
+        assert_int_equal(wc.status, IBV_WC_WR_FLUSH_ERR);
+        assert_true(wc.wr_id == 102 || wc.wr_id == 55);
+        flushed[wc.wr_id == 55] = true;
+    }
+    assert_true(flushed[0] && flushed[1]);
+    after.wr_id = 103;
+    assert_int_equal(post(e[0].qp, &after), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
+    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_ERR);
+}
+static void test_remote_access(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < 7; fault++) {
+        struct end e[2];
+        ends_init(e, IBV_QPT_RC);
+        struct ibv_sge sge = sge_of(&e[0], 0, 64);
+        struct ibv_send_wr wr = request(1, fault == 5 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
+        struct ibv_pd *other_pd = ibv_alloc_pd(e[1].context);
+        struct ibv_mr *other = ibv_reg_mr(other_pd, e[1].memory, END_BYTES, END_ACCESS);
+        struct ibv_mr *guarded = ibv_reg_mr(e[1].pd, e[1].memory, END_BYTES, IBV_ACCESS_LOCAL_WRITE);
+        struct ibv_mr *gone = ibv_reg_mr(e[1].pd, e[1].memory, END_BYTES, END_ACCESS);
+        uint32_t keys[] = { e[1].mr->rkey, e[1].mr->lkey, other->rkey, gone->rkey, guarded->rkey, guarded->rkey, 0 };
+        ibv_dereg_mr(gone);
+        wr.wr.rdma.rkey = keys[fault];
+        if (fault == 0) wr.wr.rdma.remote_addr += END_BYTES - 63;
+        memset(e[0].memory, 1, 64);
+        assert_int_equal(post_receive(e[1].qp, 9, NULL), 0);
+        fails(e, &wr, IBV_WC_REM_ACCESS_ERR);
+        assert_int_equal(completion(e[1].cq).status, IBV_WC_WR_FLUSH_ERR);     /* the peer's end fails, too */
+        assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_ERR);
+        assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_ACCESS_ERR);
+        for (int i = 0; i < END_BYTES; i++) assert_int_equal(e[1].memory[i], 0);
+        assert_int_equal(e[0].memory[0], 1);
+        ibv_dereg_mr(other);
+        ibv_dereg_mr(guarded);
+        ibv_dealloc_pd(other_pd);
+        ends_finish(e);
+    }
+}
+static void test_local_protection(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < 4; fault++) {
+        struct end e[2];
+        ends_init(e, IBV_QPT_RC);
+        struct ibv_mr *read_only = ibv_reg_mr(e[0].pd, e[0].memory, END_BYTES, 0);
+        struct ibv_sge sge = sge_of(&e[0], fault == 0 ? END_BYTES - 63 : 0, 64);
+        uint32_t keys[] = { e[0].mr->lkey, e[0].mr->rkey, 0, read_only->lkey };
+        sge.lkey = keys[fault];
+        struct ibv_send_wr wr = request(1, fault == 3 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
+        fails(e, &wr, IBV_WC_LOC_PROT_ERR);
+        assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_RTS);       /* the peer knows nothing */
+        ibv_dereg_mr(read_only);
+        ends_finish(e);
+    }
+}
+static void test_a_receive_that_cannot_take_it(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < 2; fault++) {
+        struct end e[2];
+        ends_init(e, IBV_QPT_RC);
+        struct ibv_sge sge = sge_of(&e[0], 0, 64), into = sge_of(&e[1], 0, fault ? 64 : 63);
+        if (fault) into.lkey = 0;
+        struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, &e[1], 0);
+        assert_int_equal(post_receive(e[1].qp, 8, &into), 0);
+        assert_int_equal(post_receive(e[1].qp, 9, &into), 0);
+        fails(e, &wr, fault ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+        struct ibv_wc wc = completion(e[1].cq);
+        assert_int_equal(wc.wr_id, 8);
+        assert_int_equal(wc.status, fault ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
+        assert_int_equal(completion(e[1].cq).status, IBV_WC_WR_FLUSH_ERR);
+        ends_finish(e);
+    }
+}
+static void test_a_pair_without_permission(void **state)
+{
+    (void)state;
+    struct end e[2];
+    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+    for (int i = 0; i < 2; i++) {
+        pair_init(e[i].qp, IBV_ACCESS_REMOTE_WRITE);
+        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+        assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+    }
+    struct ibv_sge sge = sge_of(&e[0], 0, 8);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
+    fails(e, &wr, IBV_WC_REM_INV_REQ_ERR);
+    assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_REQ_ERR);
+    ends_finish(e);
+}
+static void test_a_message_that_is_too_long(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct fake_limits l = fake_limits();
+    l.max_message = 4096;
+    fake_set_limits(&l);
+    struct ibv_sge sge = sge_of(&e[0], 0, 4097);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
+    fails(e, &wr, IBV_WC_LOC_LEN_ERR);
+    ends_finish(e);
+}
+
+/* ---- a receiver that is not ready ---- */
+static void test_a_receiver_that_never_is_ready(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &e[1], 0);
+    fails(e, &wr, IBV_WC_RNR_RETRY_EXC_ERR);
+    assert_int_equal(fake_count(FAKE_NOT_READY), 4);    /* and 3 retries */
+    assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_RTS);
+    ends_finish(e);
+}
+static void test_a_receiver_that_is_ready_later(void **state)
+{
+    (void)state;
+    struct end e[2];
+    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+    for (int i = 0; i < 2; i++) {
+        to[i].rnr_retry = 7;                            /* as often as it takes */
+        pair_init(e[i].qp, END_ACCESS);
+        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+        assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+    }
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &e[1], 0);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    while (fake_count(FAKE_NOT_READY) < 20) usleep(100);
+    assert_int_equal(post_receive(e[1].qp, 3, NULL), 0);
+    assert_int_equal(completion(e[1].cq).wr_id, 3);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    ends_finish(e);
+}
+
+/* ---- a peer that does not answer ---- */
+static void silent(struct end e[2])
+{
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+    uint64_t before = fake_count(FAKE_RETRIES);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_RETRY_EXC_ERR);
+    assert_int_equal(fake_count(FAKE_RETRIES) - before, 3);
+    ends_finish(e);
+}
+static void test_a_peer_that_is_gone(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    ibv_destroy_qp(e[1].qp);
+    e[1].qp = end_pair(&e[1], IBV_QPT_RC, END_WORKS);   /* in its place, not under its number */
+    silent(e);
+    ends_init(e, IBV_QPT_RC);
+    assert_int_equal(pair_state(e[1].qp, IBV_QPS_ERR), 0);
+    silent(e);
+    ends_init(e, IBV_QPT_RC);
+    fake_unplug_pair(e[1].qp->qp_num, true);
+    silent(e);
+}
+static void test_a_peer_that_was_unplugged_for_a_while(void **state)
+{
+    (void)state;
+    struct fake_limits l = fake_limits();
+    l.retry_us = 2000000;
+    fake_set_limits(&l);
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    fake_unplug_pair(e[0].qp->qp_num, true);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    no_completion(e[0].cq);
+    fake_unplug_pair(e[0].qp->qp_num, false);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    ends_finish(e);
+}
+/* Each end has what the other must agree with; one field of one end is wrong. */
+static void test_ends_that_do_not_agree(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < 5; fault++) {
+        struct end e[2];
+        for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+        struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+        if (fault == 0) to[1].rq_psn++;
+        if (fault == 1) to[1].dest_qp_num++;
+        if (fault == 2) to[1].ah_attr.grh.dgid.raw[15]++;
+        if (fault == 3) to[0].ah_attr.grh.sgid_index--; /* version 1, and the peer 2 */
+        if (fault == 4) to[0].ah_attr.grh.dgid.raw[15] += 9;
+        for (int i = 0; i < 2; i++) {
+            pair_init(e[i].qp, END_ACCESS);
+            assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+            assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+        }
+        silent(e);
+    }
+}
+static void test_mtus_that_do_not_agree(void **state)
+{
+    (void)state;
+    struct end e[2];
+    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+    to[1].path_mtu = IBV_MTU_512;
+    for (int i = 0; i < 2; i++) {
+        pair_init(e[i].qp, END_ACCESS);
+        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+        assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+    }
+    struct ibv_sge sge = sge_of(&e[0], 0, 512);         /* is short enough for both */
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    sge.length = 513;
+    fails(e, &wr, IBV_WC_REM_INV_REQ_ERR);
+    ends_finish(e);
+}
+
+/* ---- what a test orders ---- */
+static void test_every_status_can_be_ordered(void **state)
+{
+    (void)state;
+    for (int status = IBV_WC_LOC_LEN_ERR; status <= IBV_WC_TM_RNDV_INCOMPLETE; status++) {
+        bool executed = status % 2;
+        struct end e[2];
+        ends_init(e, IBV_QPT_RC);
+        struct ibv_sge sge = sge_of(&e[0], 0, 8);
+        struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
+        e[0].memory[0] = 1;
+        fake_fail_request(1, (enum ibv_wc_status)status, executed);
+        fails(e, &wr, (enum ibv_wc_status)status);
+        assert_int_equal(e[1].memory[0], executed);
+        ends_finish(e);
+        assert_string_not_equal(ibv_wc_status_str((enum ibv_wc_status)status), "unknown");
+    }
+}
+static void test_a_receive_fails_when_it_is_told_to(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    for (uint64_t i = 0; i < 3; i++) assert_int_equal(post_receive(e[1].qp, i, NULL), 0);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, &e[1], 0);
+    fake_fail_receive(1, IBV_WC_LOC_PROT_ERR);
+    for (int i = 0; i < 2; i++) assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_REM_OP_ERR);
+    static const enum ibv_wc_status expected[] = { IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR };
+    for (uint64_t i = 0; i < 3; i++) {
+        struct ibv_wc wc = completion(e[1].cq);
+        assert_int_equal(wc.wr_id, i);
+        assert_int_equal(wc.status, expected[i]);
+    }
+    ends_finish(e);
+}
+static void test_memory_that_goes_while_it_is_read(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_sge sge = sge_of(&e[0], 0, END_BYTES);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
+    for (int i = 0; i < END_WORKS; i++) assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(ibv_dereg_mr(e[1].mr), 0);
+    e[1].mr = NULL;
+    memset(e[1].memory, 3, END_BYTES);                  /* nobody reads it now; the thread sanitizer watches */
+    int failed = 0;
+    for (int i = 0; i < END_WORKS; i++) failed += completion(e[0].cq).status != IBV_WC_SUCCESS;
+    assert_in_range(failed, 1, END_WORKS);
+    ends_finish(e);
+}
+static void test_a_destroyed_pair_touches_nothing(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_sge sge = sge_of(&e[0], 0, END_BYTES);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
+    for (int i = 0; i < END_WORKS; i++) assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(ibv_destroy_qp(e[0].qp), 0);
+    e[0].qp = NULL;
+    memset(e[0].memory, 3, END_BYTES);
+    no_completion(e[0].cq);
+    for (int i = 0; i < END_BYTES; i++) assert_int_equal(e[0].memory[i], 3);
+    ends_finish(e);
+}
+
+/* ---- datagrams ---- */
+static void test_an_error_of_a_datagram_stops_sending_only(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_UD);
+    struct ibv_ah *ah[2] = { handle_to(&e[0], 1), handle_to(&e[1], 0) };
+    struct ibv_sge sge = sge_of(&e[0], 0, 1025), reply = sge_of(&e[1], 0, 8), into = sge_of(&e[0], 0, 48);
+    struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND };
+    wr.wr.ud.ah = ah[0];
+    wr.wr.ud.remote_qpn = e[1].qp->qp_num;
+    wr.wr.ud.remote_qkey = 0x1234;
+    assert_int_equal(post(e[0].qp, &wr), 0);            /* longer than the port's MTU */
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_LOC_LEN_ERR);
+    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_SQE);
+    sge.length = 8;
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
+    assert_int_equal(post_receive(e[0].qp, 2, &into), 0);
+    wr.sg_list = &reply;
+    wr.wr.ud.ah = ah[1];
+    wr.wr.ud.remote_qpn = e[0].qp->qp_num;
+    assert_int_equal(post(e[1].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).wr_id, 2);     /* it still hears */
+    assert_int_equal(pair_state(e[0].qp, IBV_QPS_RTS), 0);
+    wr.sg_list = &sge;
+    wr.wr.ud.ah = ah[0];
+    wr.send_flags = IBV_SEND_SIGNALED;
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    wr.opcode = IBV_WR_RDMA_WRITE;
+    assert_int_equal(post(e[0].qp, &wr), EINVAL);
+    for (int i = 0; i < 2; i++) ibv_destroy_ah(ah[i]);
+    ends_finish(e);
+}
+
+/* ---- events ---- */
+static void test_a_port_goes_down_and_comes_back(void **state)
+{
+    (void)state;
+    struct fake_limits l = fake_limits();
+    l.retry_us = 1000000;
+    fake_set_limits(&l);
+    struct end e[2];
+    struct ibv_port_attr port;
+    ends_init(e, IBV_QPT_RC);
+    fake_set_port(1, false);
+    assert_int_equal(async_event(&e[1]), IBV_EVENT_PORT_ERR);
+    assert_int_equal(ibv_query_port(e[1].context, 1, &port), 0);
+    assert_int_equal(port.state, IBV_PORT_DOWN);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    no_completion(e[0].cq);
+    fake_set_port(1, true);
+    assert_int_equal(async_event(&e[1]), IBV_EVENT_PORT_ACTIVE);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);      /* in time for a retry */
+    ends_finish(e);
+}
+static void test_a_device_breaks(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    assert_int_equal(post_receive(e[0].qp, 4, NULL), 0);
+    fake_break_device(0);
+    assert_int_equal(async_event(&e[0]), IBV_EVENT_DEVICE_FATAL);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
+    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 8, 0));
+    assert_int_equal(errno, EIO);
+    ends_finish(e);                                     /* what there is can be taken down */
+}
+static void test_a_pair_breaks(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    assert_int_equal(post_receive(e[0].qp, 4, NULL), 0);
+    fake_break_pair(e[0].qp->qp_num);
+    assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
+    ends_finish(e);
+}
+static void test_a_completion_queue_runs_over(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_cq *small = ibv_create_cq(e[0].context, 2, NULL, NULL, 0);
+    struct ibv_qp_init_attr a = { .send_cq = small, .recv_cq = small, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 0 } };
+    struct ibv_qp *qp[2] = { ibv_create_qp(e[0].pd, &a), end_pair(&e[1], IBV_QPT_RC, 8) };
+    pairs_connect(qp[0], 0, qp[1], 1);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(post(qp[0], &wr), 0);
+    assert_int_equal(async_event(&e[0]), IBV_EVENT_CQ_ERR);
+    assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
+    await_state(qp[0], IBV_QPS_ERR);
+    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_RTS);   /* reports elsewhere */
+    for (int i = 0; i < 2; i++) ibv_destroy_qp(qp[i]);
+    ibv_destroy_cq(small);
+    ends_finish(e);
+}
+static void test_the_first_message_to_a_pair_that_is_not_ready_to_send(void **state)
+{
+    (void)state;
+    struct end e[2];
+    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+    for (int i = 0; i < 2; i++) {
+        pair_init(e[i].qp, END_ACCESS);
+        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+    }
+    assert_int_equal(pair_send(e[0].qp, to[0]), 0);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+    assert_int_equal(post(e[0].qp, &wr), 0);
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
+    assert_int_equal(async_event(&e[1]), IBV_EVENT_COMM_EST);
+    ends_finish(e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_states_follow_each_other_in_order, reset),
+        cmocka_unit_test_setup(test_values_that_are_refused, reset),
+        cmocka_unit_test_setup(test_creation_that_is_refused, reset),
+        cmocka_unit_test_setup(test_remote_access, reset),
+        cmocka_unit_test_setup(test_local_protection, reset),
+        cmocka_unit_test_setup(test_a_receive_that_cannot_take_it, reset),
+        cmocka_unit_test_setup(test_a_pair_without_permission, reset),
+        cmocka_unit_test_setup(test_a_message_that_is_too_long, reset),
+        cmocka_unit_test_setup(test_a_receiver_that_never_is_ready, reset),
+        cmocka_unit_test_setup(test_a_receiver_that_is_ready_later, reset),
+        cmocka_unit_test_setup(test_a_peer_that_is_gone, reset),
+        cmocka_unit_test_setup(test_a_peer_that_was_unplugged_for_a_while, reset),
+        cmocka_unit_test_setup(test_ends_that_do_not_agree, reset),
+        cmocka_unit_test_setup(test_mtus_that_do_not_agree, reset),
+        cmocka_unit_test_setup(test_every_status_can_be_ordered, reset),
+        cmocka_unit_test_setup(test_a_receive_fails_when_it_is_told_to, reset),
+        cmocka_unit_test_setup(test_memory_that_goes_while_it_is_read, reset),
+        cmocka_unit_test_setup(test_a_destroyed_pair_touches_nothing, reset),
+        cmocka_unit_test_setup(test_an_error_of_a_datagram_stops_sending_only, reset),
+        cmocka_unit_test_setup(test_a_port_goes_down_and_comes_back, reset),
+        cmocka_unit_test_setup(test_a_device_breaks, reset),
+        cmocka_unit_test_setup(test_a_pair_breaks, reset),
+        cmocka_unit_test_setup(test_a_completion_queue_runs_over, reset),
+        cmocka_unit_test_setup(test_the_first_message_to_a_pair_that_is_not_ready_to_send, reset),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
