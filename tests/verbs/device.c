@@ -134,6 +134,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     c->ibv.ops.req_notify_cq = completion_queue_arm;
     c->ibv.ops.post_send = pair_post_send;
     c->ibv.ops.post_recv = pair_post_receive;
+    c->ibv.ops.post_srq_recv = shared_post_receive;
     machine_lock();
     c->next = machine.contexts;
     machine.contexts = c;
@@ -166,6 +167,9 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
         .page_size_cap = 4096,
         .max_qp = l.max_qp,
         .max_qp_wr = l.max_qp_wr,
+        .max_srq = l.max_qp,
+        .max_srq_wr = l.max_qp_wr,
+        .max_srq_sge = l.max_sge,
         .max_sge = l.max_sge,
         .max_sge_rd = l.max_sge,
         .max_cq = 1 << 16,

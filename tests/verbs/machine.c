@@ -142,7 +142,7 @@ uint64_t fake_alive(enum fake_kind kind) { return atomic_load(&machine.alive[kin
 uint64_t fake_left(void)
 {
     static const char *const names[FAKE_KINDS] = { "device lists", "contexts", "protection domains", "memory regions",
-        "completion channels", "completion queues", "queue pairs", "address handles" };
+        "completion channels", "completion queues", "shared receive queues", "queue pairs", "address handles" };
     uint64_t left = 0;
     for (int kind = 0; kind < FAKE_KINDS; kind++) {
         uint64_t alive = fake_alive(kind);

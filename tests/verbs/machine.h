@@ -111,6 +111,13 @@ struct pair {
     uint32_t retries, not_ready;
 };
 
+/* Of many pairs; the wire takes from it, the program posts. */
+struct shared_queue {
+    struct ibv_srq ibv;
+    struct queue queue;
+    int pairs;
+};
+
 enum { PAIRS_MOST = 4096, REGIONS_MOST = 1 << 16 };
 
 struct machine {
@@ -180,8 +187,16 @@ void pair_clear(struct pair *p);                        /* as after RESET */
 void pair_fail(struct pair *p);                         /* to ERR; what is posted will be flushed */
 
 /* requests.c */
+struct work *queue_slot(struct queue *q); /* for the next request, cleared; NULL: it is full */
+void queue_publish(struct queue *q);
+int receives_post(struct queue *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int pair_post_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+
+/* shared.c */
+struct shared_queue *shared_of(struct ibv_srq *srq);
+struct work *receive_head(struct pair *p); /* what a message would use, or NULL */
+int shared_post_receive(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 
 /* wire.c */
 int wire_start(void);

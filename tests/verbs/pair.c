@@ -91,7 +91,7 @@ static int pair_refused(const struct ibv_pd *pd, const struct ibv_qp_init_attr *
     if (error) return error;
     if (((struct context *)pd->context)->device->broken) return EIO;
     if (a->qp_type != IBV_QPT_RC && a->qp_type != IBV_QPT_UD) return EOPNOTSUPP;
-    if (!a->send_cq || !a->recv_cq || a->srq) return EINVAL;
+    if (!a->send_cq || !a->recv_cq || (a->srq && (a->qp_type != IBV_QPT_RC || a->srq->pd != pd))) return EINVAL;
     if (a->send_cq->context != pd->context || a->recv_cq->context != pd->context) return EINVAL;
     if (a->cap.max_send_wr > (uint32_t)l->max_qp_wr || a->cap.max_recv_wr > (uint32_t)l->max_qp_wr) return EINVAL;
     if (a->cap.max_send_sge > (uint32_t)l->max_sge || a->cap.max_recv_sge > (uint32_t)l->max_sge) return EINVAL;
@@ -108,6 +108,7 @@ static int pair_enter(struct pair *p)
     queue_of(p->ibv.send_cq)->pairs++;
     queue_of(p->ibv.recv_cq)->pairs++;
     ((struct domain *)p->ibv.pd)->children++;
+    if (p->ibv.srq) shared_of(p->ibv.srq)->pairs++;
     return 0;
 }
 static void pair_destroy(struct pair *p)
@@ -127,6 +128,7 @@ static struct pair *pair_create(struct ibv_pd *pd, const struct ibv_qp_init_attr
         .pd = pd,
         .send_cq = a->send_cq,
         .recv_cq = a->recv_cq,
+        .srq = a->srq,
         .state = IBV_QPS_RESET,
         .qp_type = a->qp_type };
     p->device = ((struct context *)pd->context)->device;
@@ -134,7 +136,9 @@ static struct pair *pair_create(struct ibv_pd *pd, const struct ibv_qp_init_attr
     pthread_mutex_init(&p->ibv.mutex, NULL);
     pthread_cond_init(&p->ibv.cond, NULL);
     int failed = queue_init(&p->send, a->cap.max_send_wr, a->cap.max_send_sge, a->cap.max_inline_data);
-    failed |= queue_init(&p->receive, a->cap.max_recv_wr, a->cap.max_recv_sge, 0);
+    const struct queue *shared = a->srq ? &shared_of(a->srq)->queue : NULL;
+    failed |= queue_init(&p->receive, shared ? shared->capacity : a->cap.max_recv_wr,
+        shared ? shared->most_sges : a->cap.max_recv_sge, 0);
     if (!failed) return p;
     pair_destroy(p);
     return NULL;
@@ -163,6 +167,7 @@ int ibv_destroy_qp(struct ibv_qp *qp)
     queue_of(qp->send_cq)->pairs--;
     queue_of(qp->recv_cq)->pairs--;
     ((struct domain *)qp->pd)->children--;
+    if (qp->srq) shared_of(qp->srq)->pairs--;
     events_remove(&((struct context *)qp->context)->async, qp);
     machine_unlock();
     wait_for_acknowledgements(&qp->mutex, &qp->cond, &p->delivered_async, &qp->events_completed, "ibv_destroy_qp");

@@ -147,7 +147,7 @@ uint64_t reliable_step(struct pair *p, struct work *w, uint64_t now)
     status = remote_check(p, peer, w, &remote);
     if (status != IBV_WC_SUCCESS) return request_refuse(p, peer, status);
     if (takes_receive(w)) {
-        if (!queue_head(&peer->receive)) return refusal_bear(p, peer, now);
+        if (!receive_head(peer)) return refusal_bear(p, peer, now);
         if (!receive_check(p, peer, w)) return 1;
     }
     uint64_t bytes = portion_move(p, peer, w, &remote);

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-static struct work *queue_slot(struct queue *q)
+struct work *queue_slot(struct queue *q)
 {
     uint64_t posted = atomic_load_explicit(&q->posted, memory_order_relaxed);
     if (posted - atomic_load_explicit(&q->reclaimed, memory_order_acquire) >= q->capacity) return NULL;
@@ -12,7 +12,7 @@ static struct work *queue_slot(struct queue *q)
     *w = (struct work){ .sges = &q->sges[(size_t)slot * q->most_sges] };
     return w;
 }
-static void queue_publish(struct queue *q) { atomic_fetch_add_explicit(&q->posted, 1, memory_order_release); }
+void queue_publish(struct queue *q) { atomic_fetch_add_explicit(&q->posted, 1, memory_order_release); }
 
 static void sges_take(struct work *w, const struct ibv_sge *sges, int count)
 {
@@ -106,31 +106,37 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
     return error;
 }
 
-static int receive_post(struct pair *p, const struct ibv_recv_wr *wr)
+static int receive_post(struct queue *q, const struct ibv_recv_wr *wr)
 {
     int error = call_fails(FAKE_POST_RECV);
     if (error) return error;
-    if (atomic_load_explicit(&p->state, memory_order_relaxed) == IBV_QPS_RESET) return EINVAL;
-    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > p->receive.most_sges) return EINVAL;
-    struct work *w = queue_slot(&p->receive);
+    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > q->most_sges) return EINVAL;
+    struct work *w = queue_slot(q);
     if (!w) return ENOMEM;
     w->id = wr->wr_id;
     sges_take(w, wr->sg_list, wr->num_sge);
     machine_count(FAKE_RECEIVES, 1);
-    queue_publish(&p->receive);
+    queue_publish(q);
     return 0;
 }
-int pair_post_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+int receives_post(struct queue *q, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    struct pair *p = (struct pair *)qp;
     struct ibv_recv_wr *first = wr;
     int error = 0;
-    pthread_mutex_lock(&p->receive.lock);
-    while (wr && !(error = receive_post(p, wr))) wr = wr->next;
-    pthread_mutex_unlock(&p->receive.lock);
+    pthread_mutex_lock(&q->lock);
+    while (wr && !(error = receive_post(q, wr))) wr = wr->next;
+    pthread_mutex_unlock(&q->lock);
     if (error) *bad = wr;
     if (wr == first) return error;
     machine_count(FAKE_RECEIVE_DOORBELLS, 1);
     wire_ring();
     return error;
+}
+int pair_post_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct pair *p = (struct pair *)qp;
+    bool can = !qp->srq && atomic_load_explicit(&p->state, memory_order_relaxed) != IBV_QPS_RESET;
+    if (can) return receives_post(&p->receive, wr, bad);
+    *bad = wr;
+    return EINVAL;
 }

@@ -6,7 +6,7 @@ target_link_libraries(fake_verbs PRIVATE tutti_flags)
 target_link_options(fake_verbs PRIVATE -fno-lto -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/verbs/fake_verbs.map)
 set_target_properties(fake_verbs PROPERTIES C_VISIBILITY_PRESET default OUTPUT_NAME ibverbs_fake
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/verbs/fake_verbs.map)
-foreach(name fake fake_errors fake_storm)
+foreach(name fake fake_errors fake_shared fake_storm)
   tutti_unit(../verbs/test_${name} base)
   target_sources(test_${name} PRIVATE verbs/ends.c)
   target_link_libraries(test_${name} PRIVATE fake_verbs)
