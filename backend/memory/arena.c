@@ -109,6 +109,12 @@ void *arena_at(struct location location, uint64_t bytes)
         && bytes <= b.bytes - location.offset;
     return inside ? b.base + location.offset : NULL;
 }
+struct arena_block arena_block(uint64_t block)
+{
+    struct block b;
+    bool found = block && table_read(0, block, &b);
+    return found ? (struct arena_block){ b.base, b.bytes } : (struct arena_block){ NULL, 0 };
+}
 struct arena_extent arena_extent(void)
 {
     struct arena_extent out = { 0, 0 };

@@ -18,6 +18,8 @@ tutti_status arena_free(void *at);
 bool arena_find(const void *at, size_t bytes, struct location *out);
 /* The address of a location, or NULL: no such block, or it ends before `bytes` more. As quick. */
 void *arena_at(struct location location, uint64_t bytes);
+struct arena_block { void *base; size_t bytes; };
+struct arena_block arena_block(uint64_t block);         /* all of it; base NULL: no such block (any more). As quick. */
 struct arena_extent { int blocks; size_t bytes; };
 struct arena_extent arena_extent(void);                 /* what the arena holds, used or not */
 /* A wholly free block is kept, of 64 MiB at most, for a program that frees and allocates the same tensor over and over.

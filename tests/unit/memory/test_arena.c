@@ -101,6 +101,22 @@ static void test_a_stranger_is_not_freed(void **state)
     assert_int_equal(arena_free(at), TUTTI_INVALID_ARGUMENT);
 }
 
+static void test_a_block_is_found_whole(void **state)
+{
+    struct location at;
+    unsigned char *tensor = allocate(3 * MIB);
+    (void)state;
+    assert_true(arena_find(tensor, 3 * MIB, &at));
+    struct arena_block whole = arena_block(at.block);
+    assert_ptr_equal((unsigned char *)whole.base + at.offset, tensor);
+    assert_true(at.offset + 3 * MIB <= whole.bytes);
+    assert_ptr_equal(arena_at((struct location){ at.block, 0 }, whole.bytes), whole.base);
+    assert_null(arena_at((struct location){ at.block, 0 }, whole.bytes + 1));
+    assert_null(arena_block(0).base);
+    assert_null(arena_block(at.block + 1000000).base);
+    assert_int_equal(arena_free(tensor), TUTTI_OK);
+}
+
 /* ---- growing and giving back ---- */
 static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
 {
@@ -378,6 +394,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places_are_found_again),
+        cmocka_unit_test(test_a_block_is_found_whole),
         cmocka_unit_test(test_nothing_and_null),
         cmocka_unit_test(test_a_stranger_is_not_freed),
         cmocka_unit_test(test_a_hundred_thousand_cycles_do_not_grow),
