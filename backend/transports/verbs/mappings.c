@@ -1,0 +1,269 @@
+/* The kernel counts a change before it begins, puts an event into the queue when it has been made, and lets the thread
+   that made it go on when the event has been read. So, where events are read with the lock held, whoever takes the lock
+   and finds neither a counted change nor an event knows of all that is over; that it counts in time is tried out when
+   the first listener joins. A thread of its own reads, as others may wait for the allocator. */
+#include "backend/transports/verbs/mappings.h"
+#include "backend/base/descriptor.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+enum { EVENTS_AT_ONCE = 16, PROOF_MS = 2000 };
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lifetime = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    int descriptor, waker;                              /* -1: there is none */
+    bool runs;
+    pthread_t thread;
+    struct mapping_listener *first;
+} mappings = { .descriptor = -1, .waker = -1 };
+
+/* ---- events ---- */
+static void tell(uintptr_t begin, uintptr_t end)
+{
+    for (struct mapping_listener *l = mappings.first; l; l = l->next) l->gone(l, begin, end);
+}
+static void unwatch(uint64_t begin, uint64_t end)
+{
+    struct uffdio_range range = { begin, end - begin };
+    ioctl(mappings.descriptor, UFFDIO_UNREGISTER, &range);
+}
+/* What was told of is nobody's any more, so the next change there costs nothing. */
+static void take_event(const struct uffd_msg *m)
+{
+    if (m->event == UFFD_EVENT_REMAP) {
+        tell(m->arg.remap.from, m->arg.remap.from + m->arg.remap.len);
+        unwatch(m->arg.remap.to, m->arg.remap.to + m->arg.remap.len);
+    } else if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP) {
+        tell(m->arg.remove.start, m->arg.remove.end);
+        if (m->event == UFFD_EVENT_REMOVE) unwatch(m->arg.remove.start, m->arg.remove.end);
+    }
+}
+/* Somebody has closed our descriptor: from now on nothing can be believed. */
+static void lose(void)
+{
+    mappings.descriptor = -1;
+    tell(0, UINTPTR_MAX);
+}
+static void take_events(void)
+{
+    struct uffd_msg messages[EVENTS_AT_ONCE];
+    ssize_t bytes;
+    while (mappings.descriptor >= 0 && (bytes = read(mappings.descriptor, messages, sizeof messages)) > 0)
+        for (size_t i = 0; i < (size_t)bytes / sizeof *messages; i++) take_event(&messages[i]);
+}
+/* Nobody can protect an empty range. But a change is noticed before that. */
+static int probe(int descriptor)
+{
+    struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
+    return ioctl(descriptor, UFFDIO_WRITEPROTECT, &nothing) == 0 ? 0 : errno;
+}
+static bool is_changing(void)
+{
+    if (mappings.descriptor < 0) return false;
+    int said = probe(mappings.descriptor);
+    if (said != EAGAIN && said != EINVAL) lose();
+    return said == EAGAIN;
+}
+void mappings_lock(void) { pthread_mutex_lock(&lock); }
+void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
+void mappings_settle(void)
+{
+    mappings_lock();
+    while (is_changing()) {
+        take_events();
+        mappings_unlock();
+        sched_yield();
+        mappings_lock();
+    }
+}
+
+/* ---- watching ---- */
+static bool watch(int descriptor, uintptr_t begin, uintptr_t end, uintptr_t page)
+{
+    begin &= ~(page - 1);
+    end = (end + page - 1) & ~(page - 1);
+    struct uffdio_register range = { .range = { begin, end - begin }, .mode = UFFDIO_REGISTER_MODE_WP };
+    return ioctl(descriptor, UFFDIO_REGISTER, &range) == 0;
+}
+/* Huge pages of hugetlbfs are watched whole; nothing but those lets the larger ones succeed where the small fail. */
+bool mappings_watch(uintptr_t begin, uintptr_t end)
+{
+    const uintptr_t pages[] = { (uintptr_t)sysconf(_SC_PAGESIZE), (uintptr_t)2 << 20, (uintptr_t)1 << 30 };
+    for (size_t i = 0; i < sizeof pages / sizeof *pages && mappings.descriptor >= 0; i++)
+        if (watch(mappings.descriptor, begin, end, pages[i])) return true;
+    return false;
+}
+
+/* ---- the thread ---- */
+static void *thread_main(void *unused)
+{
+    mappings_lock();
+    while (mappings.descriptor >= 0) {
+        struct pollfd both[] = { { mappings.waker, POLLIN, 0 }, { mappings.descriptor, POLLIN, 0 } };
+        mappings_unlock();
+        poll(both, 2, -1);
+        mappings_lock();
+        if (both[1].revents & POLLNVAL && mappings.descriptor >= 0) lose();
+        take_events();
+    }
+    mappings_unlock();
+    return unused;
+}
+static bool thread_start(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    mappings.runs = pthread_create(&mappings.thread, NULL, thread_main, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (mappings.runs) pthread_setname_np(mappings.thread, "tutti-mappings");
+    return mappings.runs;
+}
+
+/* ---- the kernel ---- */
+static void *unmap_page(void *page)
+{
+    munmap(page, (size_t)sysconf(_SC_PAGESIZE));
+    return NULL;
+}
+/* While the thread waits for its event to be read, the change must be noticed; afterwards it must be over. */
+static bool sees_the_change(int descriptor, const void *page)
+{
+    struct pollfd event = { descriptor, POLLIN, 0 };
+    struct uffd_msg message = { 0 };
+    bool comes = poll(&event, 1, PROOF_MS) == 1, noticed = probe(descriptor) == EAGAIN;
+    bool read_it = read(descriptor, &message, sizeof message) == sizeof message;
+    return comes && noticed && read_it && message.event == UFFD_EVENT_UNMAP
+        && message.arg.remove.start == (uintptr_t)page;
+}
+static bool prove(int descriptor)                      /* if not, it is closed */
+{
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    pthread_t thread;
+    bool proved = false;
+    unsigned char *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool watched = page != MAP_FAILED && watch(descriptor, (uintptr_t)page, (uintptr_t)page + bytes, bytes);
+    bool changes = watched && pthread_create(&thread, NULL, unmap_page, page) == 0;
+    if (changes) proved = sees_the_change(descriptor, page);
+    if (!proved) close(descriptor);                     /* which lets the thread go on */
+    if (changes) pthread_join(thread, NULL);
+    else if (page != MAP_FAILED) munmap(page, bytes);
+    if (!proved || probe(descriptor) == EINVAL) return proved;
+    close(descriptor);
+    return false;
+}
+static tutti_status open_descriptor(int *out)
+{
+    struct uffdio_api api = { .api = UFFD_API,
+        .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP
+            | UFFD_FEATURE_EVENT_REMOVE };
+    int descriptor = descriptor_raised((int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
+    if (descriptor < 0)
+        return status_fail(TUTTI_UNSUPPORTED,
+            "memory cannot be watched: userfaultfd: %s (a container's seccomp profile "
+            "may forbid it)",
+            strerror(errno));
+    if (ioctl(descriptor, UFFDIO_API, &api) != 0) {
+        close(descriptor);
+        return status_fail(TUTTI_UNSUPPORTED,
+            "memory cannot be watched: userfaultfd of this kernel has no such events");
+    }
+    if (!prove(descriptor))
+        return status_fail(TUTTI_UNSUPPORTED, "memory cannot be watched: this kernel tells of changes too late");
+    *out = descriptor;
+    return TUTTI_OK;
+}
+
+/* ---- from the first listener to the last ---- */
+static void close_if_open(int descriptor)
+{
+    if (descriptor >= 0) close(descriptor);
+}
+static void stop(void)
+{
+    uint64_t one = 1;
+    mappings_lock();
+    int descriptor = mappings.descriptor;
+    mappings.descriptor = -1;
+    mappings_unlock();
+    ssize_t ignored = write(mappings.waker, &one, sizeof one);
+    (void)ignored;
+    if (mappings.runs) pthread_join(mappings.thread, NULL);
+    close_if_open(descriptor);                          /* whoever waits for an event to be read goes on */
+    close_if_open(mappings.waker);
+    mappings.waker = -1;
+    mappings.runs = false;
+}
+static tutti_status start(void)
+{
+    int descriptor = -1;
+    TRY(open_descriptor(&descriptor));
+    mappings.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    mappings.descriptor = descriptor;
+    if (mappings.waker >= 0 && thread_start()) return TUTTI_OK;
+    stop();
+    return status_fail(TUTTI_UNSUPPORTED,
+        "memory cannot be watched: no thread can be started for it, or no descriptor "
+        "opened (see ulimit -u and ulimit -n)");
+}
+/* The child watches nothing and has no listeners: what its parent has registered is not its own. No lock is taken
+   before a fork, as the allocator's are, and by threads that wait for us. */
+static void in_child(void)
+{
+    pthread_mutex_init(&lifetime, NULL);
+    pthread_mutex_init(&lock, NULL);
+    close_if_open(mappings.descriptor);
+    close_if_open(mappings.waker);
+    memset(&mappings, 0, sizeof mappings);
+    mappings.descriptor = mappings.waker = -1;
+}
+static void prepare(void) { pthread_atfork(NULL, NULL, in_child); }
+static bool watches(void)
+{
+    mappings_lock();
+    bool yes = mappings.descriptor >= 0;
+    mappings_unlock();
+    return yes;
+}
+tutti_status mappings_join(struct mapping_listener *listener)
+{
+    tutti_status status = TUTTI_OK;
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lifetime);
+    if (!watches()) {
+        if (mappings.runs) stop();                      /* it was lost */
+        status = start();
+    }
+    mappings_lock();
+    listener->next = mappings.first;
+    mappings.first = listener;
+    mappings_unlock();
+    pthread_mutex_unlock(&lifetime);
+    return status;
+}
+void mappings_leave(struct mapping_listener *listener)
+{
+    pthread_mutex_lock(&lifetime);
+    mappings_lock();
+    struct mapping_listener **at = &mappings.first;
+    while (*at && *at != listener) at = &(*at)->next;
+    if (*at) *at = listener->next;
+    bool last = !mappings.first;
+    mappings_unlock();
+    if (last && mappings.runs) stop();
+    pthread_mutex_unlock(&lifetime);
+}
