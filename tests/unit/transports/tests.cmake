@@ -25,7 +25,7 @@ if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # which t
   target_sources(test_ucx_library PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
 endif()
 if(HAVE_VERBS)
-  foreach(name library device mappings)
+  foreach(name library device mappings registration)
     tutti_unit(transports/test_verbs_${name} transports)
     if(TUTTI_SANITIZE STREQUAL "thread")
       target_compile_definitions(test_verbs_${name} PRIVATE NO_PROCESSES)

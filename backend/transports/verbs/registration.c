@@ -1,0 +1,381 @@
+/* One array of entries for all that is kept, and beside it the addresses alone, which are looked through: a few hundred
+   are looked through in less time than the device needs to begin. The lock is that of mappings.h, so that what is
+   watched and what is kept agree; under it nothing is allocated, and the library is not called, which allocates. */
+#include "backend/transports/verbs/registration.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/memory/arena.h"
+#include "backend/transports/verbs/mappings.h"
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { ENTRIES = 1024, HINTS = 64, DROPS = 16 };
+enum { ONCE = -1 };                                     /* in the place of an entry: known to its user only */
+static const size_t ALL = SIZE_MAX; /* whatever is not in use makes room */
+enum { TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
+enum state { FREE, PENDING, READY, GONE };              /* being registered; found; only its users know it */
+struct entry {
+    struct ibv_mr *region;
+    uintptr_t begin, end;
+    uint64_t block, used;                               /* of the arena, or 0; when it was last taken */
+    int users;
+    enum state state;
+    bool writable, for_good;
+};
+struct span { uintptr_t begin, end; };
+struct registration {
+    struct mapping_listener listener;
+    struct ibv_pd *domain;
+    pid_t process;
+    bool watches;
+    struct registration_limits limits;
+    struct registration_counts counts;                  /* its entries and bytes: what can be evicted */
+    uint64_t clock;
+    int top;                                            /* entries from here on have never been used */
+    struct span spans[ENTRIES];                         /* of those that are READY and no block's */
+    struct entry entries[ENTRIES];
+    int hints[HINTS];
+};
+static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
+
+/* ---- finding; with the lock held ---- */
+static int *hint_of(struct registration *r, uint64_t key) { return &r->hints[(key * 0x9e3779b97f4a7c15u) >> 58]; }
+static bool serves(const struct registration *r, int i, uintptr_t begin, uintptr_t end, bool writes)
+{
+    return r->spans[i].begin <= begin && end <= r->spans[i].end && (!writes || r->entries[i].writable);
+}
+static int find(struct registration *r, uintptr_t begin, uintptr_t end, bool writes)
+{
+    int *hint = hint_of(r, begin / page_bytes());
+    if (serves(r, *hint, begin, end, writes)) return *hint;
+    for (int i = 0; i < r->top; i++)
+        if (serves(r, i, begin, end, writes)) return *hint = i;
+    return ONCE;
+}
+static bool is_block(const struct registration *r, int i, uint64_t block)
+{
+    return r->entries[i].state == READY && r->entries[i].block == block;
+}
+static int find_block(struct registration *r, uint64_t block)
+{
+    int *hint = hint_of(r, block);
+    if (is_block(r, *hint, block)) return *hint;
+    for (int i = 0; i < r->top; i++)
+        if (is_block(r, i, block)) return *hint = i;
+    return ONCE;
+}
+static bool use(struct registration *r, int i, struct registered *out)
+{
+    if (i < 0) return false;
+    r->entries[i].users++;
+    r->entries[i].used = ++r->clock;
+    r->counts.hits++;
+    *out = (struct registered){ r->entries[i].region, i, false };
+    return true;
+}
+
+/* ---- entries come and go; with the lock held ---- */
+static bool can_be_evicted(const struct entry *e) { return !e->block && !e->for_good; }
+static void account(struct registration *r, const struct entry *e, bool comes)
+{
+    if (!can_be_evicted(e)) return;
+    r->counts.entries += comes ? 1 : -1;
+    r->counts.bytes += comes ? e->end - e->begin : -(e->end - e->begin);
+}
+static void hide(struct registration *r, int i)         /* nobody finds it any more */
+{
+    struct entry *e = &r->entries[i];
+    account(r, e, false);
+    e->state = GONE;
+    r->spans[i] = (struct span){ 0, 0 };
+}
+static void gone(struct mapping_listener *listener, uintptr_t begin, uintptr_t end)
+{
+    struct registration *r = (struct registration *)(void *)listener;
+    for (int i = 0; i < r->top; i++) {
+        const struct entry *e = &r->entries[i];
+        bool lives = e->state == READY || e->state == PENDING;
+        if (!lives || !can_be_evicted(e) || e->end <= begin || end <= e->begin) continue;
+        hide(r, i);
+        r->counts.gone++;
+    }
+}
+static int claim(struct registration *r, const struct entry *e)
+{
+    int i = 0;
+    while (i < r->top && r->entries[i].state != FREE) i++;
+    if (i == ENTRIES) return ONCE;
+    if (i == r->top) r->top++;
+    r->entries[i] = *e;
+    account(r, e, true);
+    return i;
+}
+static struct ibv_mr *release(struct registration *r, int i)
+{
+    struct ibv_mr *region = r->entries[i].region;
+    r->entries[i] = (struct entry){ .state = FREE };
+    return region;
+}
+static bool is_retired(uint64_t block) { return block && !arena_at((struct location){ block, 0 }, 1); }
+static bool is_done_with(const struct entry *e, bool all)
+{
+    if (e->users || e->state == FREE) return false;
+    return e->state == GONE || is_retired(e->block) || (all && !e->for_good);
+}
+static int longest_unused(const struct registration *r)
+{
+    int found = ONCE;
+    for (int i = 0; i < r->top; i++) {
+        const struct entry *e = &r->entries[i];
+        if (e->state != READY || e->users || !can_be_evicted(e)) continue;
+        if (found < 0 || e->used < r->entries[found].used) found = i;
+    }
+    return found;
+}
+static bool is_full(const struct registration *r, size_t more)
+{
+    bool fits = more <= r->limits.bytes && r->counts.bytes <= r->limits.bytes - more;
+    return r->counts.entries >= r->limits.entries || !fits;
+}
+/* What is gone, and what must go for `more` bytes more. */
+static int collect(struct registration *r, size_t more, struct ibv_mr *out[DROPS])
+{
+    int count = 0, i;
+    for (i = 0; i < r->top && count < DROPS; i++) {
+        if (!is_done_with(&r->entries[i], more == ALL)) continue;
+        if (r->entries[i].state == READY) hide(r, i);
+        out[count++] = release(r, i);
+    }
+    while (more && count < DROPS && is_full(r, more) && (i = longest_unused(r)) >= 0) {
+        hide(r, i);
+        r->counts.evicted++;
+        out[count++] = release(r, i);
+    }
+    return count;
+}
+
+/* ---- the library; without the lock ---- */
+static int make_room(struct registration *r, size_t more)
+{
+    struct ibv_mr *dropped[DROPS];
+    int count, all = 0;
+    do {
+        mappings_lock();
+        count = collect(r, more, dropped);
+        mappings_unlock();
+        for (int i = 0; i < count; i++) verbs.ibv_dereg_mr(dropped[i]);
+        all += count;
+    } while (count == DROPS);
+    return all;
+}
+static struct ibv_mr *ask(struct registration *r, uintptr_t begin, uintptr_t end, int access)
+{
+    struct ibv_mr *region;
+    do {
+        errno = 0;
+        region = verbs.ibv_reg_mr(r->domain, (void *)begin, end - begin, access);
+    } while (!region && errno == ENOMEM && make_room(r, ALL) > 0);
+    return region;
+}
+static struct ibv_mr *ask_for_tensor(struct registration *r, uintptr_t begin, uintptr_t end, bool writes,
+    bool *writable)
+{
+    struct ibv_mr *region = ask(r, begin, end, TENSOR_ACCESS);
+    *writable = region != NULL;
+    if (region || writes || (errno != EFAULT && errno != EACCES && errno != EPERM)) return region;
+    return ask(r, begin, end, IBV_ACCESS_REMOTE_READ);  /* this process may not write it either */
+}
+static tutti_status refuse_limit(const char *device, size_t bytes)
+{
+    struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (limit.rlim_cur == RLIM_INFINITY)
+        return status_fail(TUTTI_NO_MEMORY, "%zu bytes cannot be registered with the RDMA device %s: no memory", bytes,
+            device);
+    return status_fail(TUTTI_NO_MEMORY,
+        "%zu bytes cannot be registered with the RDMA device %s: this process may lock %llu KiB of memory. In the "
+        "shell that starts it: ulimit -l unlimited. For all users: the lines \"* soft memlock unlimited\" and "
+        "\"* hard memlock unlimited\" in /etc/security/limits.conf. In a systemd unit: LimitMEMLOCK=infinity. "
+        "In a container: docker run --ulimit memlock=-1",
+        bytes, device, (unsigned long long)limit.rlim_cur / 1024);
+}
+static tutti_status refuse(const struct registration *r, const void *at, size_t bytes)
+{
+    int error = errno;
+    const char *device = verbs.ibv_get_device_name(r->domain->context->device);
+    if (error == ENOMEM) return refuse_limit(device, bytes);
+    if (error == EFAULT)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "%zu bytes at %p cannot be registered with the RDMA device %s: not "
+            "all of them are memory of this process that it may use so",
+            bytes, at, device);
+    return status_fail(TUTTI_SYSTEM, "%zu bytes at %p cannot be registered with the RDMA device %s: %s", bytes, at,
+        device, strerror(error));
+}
+
+/* ---- taking ---- */
+/* Watched before it is registered: what changes meanwhile makes it GONE, and its one user will give it back. */
+static int begin_entry(struct registration *r, uintptr_t begin, uintptr_t end, uint64_t block)
+{
+    struct entry e = { .begin = begin, .end = end, .block = block, .users = 1, .state = PENDING };
+    mappings_lock();
+    r->counts.misses++;
+    bool fits = block || (!is_full(r, end - begin) && r->watches && mappings_watch(begin, end));
+    int i = fits ? claim(r, &e) : ONCE;
+    r->counts.once += i == ONCE;
+    mappings_unlock();
+    return i;
+}
+static struct registered end_entry(struct registration *r, int i, struct ibv_mr *region, bool writable)
+{
+    if (i == ONCE) return (struct registered){ region, ONCE, false };
+    mappings_lock();
+    struct entry *e = &r->entries[i];
+    e->region = region;
+    e->writable = writable;
+    e->used = ++r->clock;
+    if (!region) {
+        if (e->state == PENDING) hide(r, i);
+        release(r, i);
+    } else if (e->state == PENDING) {
+        e->state = READY;
+        if (!e->block) r->spans[i] = (struct span){ e->begin, e->end };
+    }
+    mappings_unlock();
+    return (struct registered){ region, i, false };
+}
+static struct registered take_anew(struct registration *r, uintptr_t begin, uintptr_t end, bool writes, uint64_t block)
+{
+    bool writable;
+    bool kept = !block && r->watches && end - begin <= r->limits.bytes;
+    make_room(r, kept ? end - begin : 0);
+    int i = begin_entry(r, begin, end, block);
+    struct ibv_mr *region = ask_for_tensor(r, begin, end, writes, &writable);
+    return end_entry(r, i, region, writable);
+}
+static bool take_of_arena(struct registration *r, uint64_t number, struct registered *out)
+{
+    mappings_lock();
+    bool found = use(r, find_block(r, number), out);
+    mappings_unlock();
+    if (found) return true;
+    struct arena_block whole = arena_block(number);
+    uintptr_t begin = (uintptr_t)whole.base;
+    if (!begin) return false;
+    *out = take_anew(r, begin, begin + whole.bytes, true, number);
+    return out->region != NULL;
+}
+tutti_status registration_take(struct registration *r, const void *at, size_t bytes, bool writes,
+    struct registered *out)
+{
+    uintptr_t begin = (uintptr_t)at, end = begin + bytes, page = page_bytes();
+    struct registered taken;
+    struct location location;
+    assert(bytes && end > begin);
+    if (!arena_find(at, bytes, &location) || !take_of_arena(r, location.block, &taken)) {
+        mappings_settle();
+        bool found = use(r, find(r, begin, end, writes), &taken);
+        mappings_unlock();
+        if (!found) taken = take_anew(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
+    }
+    if (!taken.region) return refuse(r, at, bytes);
+    *out = taken;
+    return TUTTI_OK;
+}
+tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
+{
+    uintptr_t begin = (uintptr_t)at;
+    struct ibv_mr *region = ask(r, begin, begin + bytes, access);
+    if (!region) return refuse(r, at, bytes);
+    bool for_all = (access & TENSOR_ACCESS) == TENSOR_ACCESS;
+    struct entry e = { .region = region,
+        .begin = begin,
+        .end = begin + bytes,
+        .users = 1,
+        .state = READY,
+        .writable = true,
+        .for_good = true };
+    mappings_lock();
+    int i = claim(r, &e);
+    if (i >= 0 && for_all) r->spans[i] = (struct span){ e.begin, e.end };
+    mappings_unlock();
+    *out = (struct registered){ region, i, true };
+    return TUTTI_OK;
+}
+tutti_status registration_of_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
+    uint64_t iova, struct registered *out)
+{
+    const char *device = verbs.ibv_get_device_name(r->domain->context->device);
+    if (!verbs.ibv_reg_dmabuf_mr)
+        return status_fail(TUTTI_UNSUPPORTED,
+            "libibverbs is too old to register memory of another device (dmabuf): rdma-core 34 can");
+    errno = 0;
+    struct ibv_mr *region = verbs.ibv_reg_dmabuf_mr(r->domain, offset, bytes, iova, descriptor, TENSOR_ACCESS);
+    if (!region)
+        return status_fail(errno == ENOMEM ? TUTTI_NO_MEMORY : TUTTI_UNSUPPORTED,
+            "%zu bytes of another device cannot be registered with the RDMA device %s (dmabuf): %s", bytes, device,
+            strerror(errno));
+    *out = (struct registered){ region, ONCE, false };
+    return TUTTI_OK;
+}
+void registration_give(struct registration *r, const struct registered *registered)
+{
+    int i = registered->entry;
+    struct ibv_mr *dropped = NULL;
+    if (i == ONCE) dropped = registered->region;
+    else {
+        mappings_lock();
+        struct entry *e = &r->entries[i];
+        e->users--;
+        if (registered->for_good) hide(r, i);
+        if (e->state == GONE && !e->users) dropped = release(r, i);
+        mappings_unlock();
+    }
+    if (dropped) verbs.ibv_dereg_mr(dropped);
+}
+void registration_sweep(struct registration *r) { make_room(r, 0); }
+bool registration_keeps(const struct registration *r) { return r->watches; }
+struct registration_counts registration_count(struct registration *r)
+{
+    mappings_lock();
+    struct registration_counts counts = r->counts;
+    mappings_unlock();
+    return counts;
+}
+
+/* ---- from the beginning to the end ---- */
+static struct registration_limits bounded(struct registration_limits limits)
+{
+    enum { DEFAULT_ENTRIES = ENTRIES / 2 };             /* the rest is for blocks, and for what is kept for good */
+    uint64_t quarter = (uint64_t)sysconf(_SC_PHYS_PAGES) * page_bytes() / 4;
+    if (!limits.bytes) limits.bytes = (size_t)quarter;
+    if (limits.entries <= 0 || limits.entries > DEFAULT_ENTRIES) limits.entries = DEFAULT_ENTRIES;
+    return limits;
+}
+tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
+{
+    struct registration *r = memory_zeroed(1, sizeof *r);
+    if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of what is registered");
+    r->listener.gone = gone;
+    r->domain = domain;
+    r->process = getpid();
+    r->limits = bounded(limits);
+    r->watches = mappings_join(&r->listener) == TUTTI_OK;
+    if (!r->watches) LOG(INFO, "tensors that are not shared are registered for each message: %s", status_detail());
+    *out = r;
+    return TUTTI_OK;
+}
+void registration_destroy(struct registration *r)
+{
+    if (!r) return;
+    if (r->process == getpid()) {                       /* a child has no part in its parent's */
+        mappings_leave(&r->listener);
+        for (int i = 0; i < r->top; i++)
+            if (r->entries[i].region) verbs.ibv_dereg_mr(r->entries[i].region);
+    }
+    free(r);
+}
