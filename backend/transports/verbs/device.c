@@ -15,6 +15,7 @@ struct search {
     const char *sysfs, *named;                          /* named: what TUTTI_VERBS_DEVICE says, empty if nothing */
     struct devices *devices;
     char notes[NOTES_BYTES], names[NOTES_BYTES];        /* what became of each port; all ports there are */
+    struct gid_interface interface;                     /* its name is NULL: any */
     int refused;                                        /* of those that are wanted */
     bool elsewhere;                                     /* one is active, but not on the interface */
 };
@@ -111,7 +112,7 @@ static bool take_gid(struct search *s, struct device_port *p, const struct gid_t
     const struct gid *found = NULL;
     if (index >= 0) found = gid_at(table, (int)index);
     else if (!p->ethernet) found = gid_at(table, 0);
-    else found = gid_choose(table, s->ground->interface, s->ground->family);
+    else found = gid_choose(table, s->interface.name ? &s->interface : NULL, s->ground->family);
     if (!found && index < 0 && p->ethernet && !interface) found = gid_choose(table, NULL, s->ground->family);
     if (found) {
         p->gid = *found;
@@ -233,6 +234,7 @@ static tutti_status create(const struct device_ground *ground, struct devices **
     struct devices *devices = memory_zeroed(1, sizeof *devices);
     if (!devices) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of RDMA devices");
     struct search search = search_of(ground, devices);
+    if (ground->interface) search.interface = gid_interface_of(ground->interface);
     tutti_status status = examine_all(&search);
     if (status == TUTTI_OK) status = judge(&search);
     if (notes) memcpy(notes, search.notes, NOTES_BYTES);

@@ -12,7 +12,7 @@ struct device_port {
     bool ethernet; /* RoCE: every packet carries the GID; else InfiniBand, by the LID */
     uint16_t lid;
     enum ibv_mtu mtu;
-    uint32_t message_bytes; /* the most that a work request may carry */
+    uint32_t message_bytes; /* the most that a work request may move */
     struct gid gid;
 };
 struct devices {

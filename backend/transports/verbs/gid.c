@@ -4,6 +4,7 @@
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/sysfs.h"
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,14 +81,53 @@ static bool is_of_link(const struct gid *g)
     if (family_of(g) == AF_INET) return raw[12] == 169 && raw[13] == 254;
     return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
 }
-static int distaste(const struct gid *g, int family) { return 2 * is_of_link(g) + (family && family_of(g) != family); }
-const struct gid *gid_choose(const struct gid_table *table, const char *interface, int family)
+static void add_address(struct gid_interface *out, const struct sockaddr *address)
+{
+    static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+    const struct sockaddr_in *four = (const void *)address;
+    const struct sockaddr_in6 *six = (const void *)address;
+    union ibv_gid *g = &out->address[out->count];
+    if (!address || out->count == GID_ADDRESSES) return;
+    if (address->sa_family == AF_INET) {
+        memcpy(g->raw, mapped, sizeof mapped);
+        memcpy(g->raw + 12, &four->sin_addr, 4);
+        out->count++;
+    } else if (address->sa_family == AF_INET6) memcpy(out->address[out->count++].raw, &six->sin6_addr, 16);
+}
+struct gid_interface gid_interface_of(const char *name)
+{
+    struct gid_interface out = { .name = name };
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) != 0) return out;
+    for (const struct ifaddrs *a = all; a; a = a->ifa_next)
+        if (strcmp(a->ifa_name, name) == 0) add_address(&out, a->ifa_addr);
+    freeifaddrs(all);
+    return out;
+}
+static bool has_address(const struct gid_interface *interface, const struct gid *g)
+{
+    for (int i = 0; i < interface->count; i++)
+        if (memcmp(interface->address[i].raw, g->raw.raw, sizeof g->raw.raw) == 0) return true;
+    return false;
+}
+enum { NEVER = 8 };
+static int distaste(const struct gid *g, const struct gid_interface *interface, int family)
+{
+    bool addressed = !interface || has_address(interface, g);
+    if (g->kind != IBV_GID_TYPE_ROCE_V2) return NEVER;
+    if (!addressed && strcmp(g->interface, interface->name) != 0) return NEVER;
+    return 4 * !addressed + 2 * is_of_link(g) + (family && family_of(g) != family);
+}
+const struct gid *gid_choose(const struct gid_table *table, const struct gid_interface *interface, int family)
 {
     const struct gid *best = NULL;
+    int least = NEVER;
     for (int i = 0; i < table->count; i++) {
-        const struct gid *g = &table->rows[i];
-        if (g->kind != IBV_GID_TYPE_ROCE_V2 || (interface && strcmp(g->interface, interface) != 0)) continue;
-        if (!best || distaste(g, family) < distaste(best, family)) best = g;
+        int mine = distaste(&table->rows[i], interface, family);
+        if (mine < least) {
+            least = mine;
+            best = &table->rows[i];
+        }
     }
     return best;
 }

@@ -18,9 +18,14 @@ struct gid_table { int count; struct gid *rows; };
 tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out);
 void gid_table_finish(struct gid_table *table);
-/* Of RoCE version 2 and of that network interface, or of any if that is NULL: addresses of the family wanted (AF_INET,
-   AF_INET6, 0: no matter) before others, those of a link alone last, then the lowest index. NULL: there is none. */
-const struct gid *gid_choose(const struct gid_table *table, const char *interface, int family);
+/* A network interface and its addresses, as GIDs. */
+enum { GID_ADDRESSES = 16 };
+struct gid_interface { const char *name; int count; union ibv_gid address[GID_ADDRESSES]; };
+struct gid_interface gid_interface_of(const char *name);       /* no address, if there is no such interface */
+/* Of RoCE version 2, with an address of that interface, or at least of it as the device tells (which in a container may
+   know other names); of any if that is NULL. Addresses of the family wanted (AF_INET, AF_INET6, 0: no matter) come
+   before others, those of a link alone last, then the lowest index. NULL: there is none. */
+const struct gid *gid_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
 const struct gid *gid_at(const struct gid_table *table, int index); /* NULL: that entry is not set */
 const char *gid_print(const struct gid *gid, char out[GID_TEXT_BYTES]); /* "10.0.0.2 on eth0" */
 /* "1 RoCE v2 10.0.0.2 on eth0, …", as much as there is room for */

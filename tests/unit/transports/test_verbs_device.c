@@ -72,6 +72,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct _compat_
     *about = (struct ibv_port_attr){ .state = p->state,
         .active_mtu = p->mtu,
         .max_mtu = IBV_MTU_4096,
+        .max_msg_sz = 8 << 20,
         .lid = p->lid,
         .link_layer = p->layer,
         .gid_tbl_len = GIDS };
@@ -201,6 +202,7 @@ static void test_all_active_ports_serve(void **state)
     assert_int_equal(d->count, 2);
     assert_string_equal(d->ports[0].name, "rdma0:1");
     assert_true(d->ports[0].ethernet && d->ports[0].gid.index == 3 && d->ports[0].mtu == IBV_MTU_1024);
+    assert_int_equal(d->ports[0].message_bytes, 8 << 20);
     assert_string_equal(d->ports[1].name, "rdma1:1");
     assert_true(!d->ports[1].ethernet && d->ports[1].lid == 17 && d->ports[1].gid.index == 0);
     assert_int_equal(d->opened_count, 2);
@@ -337,13 +339,30 @@ static void test_family_and_interface_choose_the_address(void **state)
         { raw_of("fe80::2"), 5, IBV_GID_TYPE_ROCE_V2, "eth1" },
     };
     const struct gid_table table = { sizeof rows / sizeof *rows, rows };
-    assert_int_equal(gid_choose(&table, "eth0", AF_INET)->index, 2);
-    assert_int_equal(gid_choose(&table, "eth0", AF_INET6)->index, 3);
-    assert_int_equal(gid_choose(&table, "eth0", 0)->index, 2);
-    assert_int_equal(gid_choose(&table, "eth0.7", AF_INET6)->index, 4);       /* the family is a preference */
-    assert_int_equal(gid_choose(&table, "eth1", AF_INET)->index, 5);          /* of a link, where there is no other */
+    const struct gid_interface first = { .name = "eth0" }, lane = { .name = "eth0.7" }, second = { .name = "eth1" };
+    const struct gid_interface none = { .name = "eth2" };
+    assert_int_equal(gid_choose(&table, &first, AF_INET)->index, 2);
+    assert_int_equal(gid_choose(&table, &first, AF_INET6)->index, 3);
+    assert_int_equal(gid_choose(&table, &first, 0)->index, 2);
+    assert_int_equal(gid_choose(&table, &lane, AF_INET6)->index, 4); /* the family is a preference */
+    assert_int_equal(gid_choose(&table, &second, AF_INET)->index, 5); /* of a link, where there is no other */
     assert_int_equal(gid_choose(&table, NULL, AF_INET6)->index, 3);
-    assert_null(gid_choose(&table, "eth2", AF_INET));
+    assert_null(gid_choose(&table, &none, AF_INET));
+}
+/* As in a container, where the interface has another name, or none, for the device. */
+static void test_an_address_of_the_interface_is_enough(void **state)
+{
+    (void)state;
+    struct gid rows[] = {
+        { raw_of("10.9.0.1"), 0, IBV_GID_TYPE_ROCE_V2, "lo" },
+        { raw_of("127.0.0.1"), 1, IBV_GID_TYPE_ROCE_V1, "" },
+        { raw_of("127.0.0.1"), 2, IBV_GID_TYPE_ROCE_V2, "" },
+    };
+    const struct gid_table table = { sizeof rows / sizeof *rows, rows };
+    const struct gid_interface loopback = gid_interface_of("lo"), nothing = gid_interface_of("nothing");
+    assert_true(loopback.count > 0 && nothing.count == 0);
+    assert_int_equal(gid_choose(&table, &loopback, AF_INET)->index, 2);
+    assert_null(gid_choose(&table, &nothing, AF_INET));
 }
 static void test_an_older_library_needs_the_kernels_files(void **state)
 {
@@ -451,6 +470,7 @@ int main(void)
         TEST(test_a_device_that_may_not_be_opened_is_named),
         TEST(test_a_device_without_datagrams_does_not_serve),
         TEST(test_family_and_interface_choose_the_address),
+        TEST(test_an_address_of_the_interface_is_enough),
         TEST(test_an_older_library_needs_the_kernels_files),
         TEST(test_settings_choose_gid_and_mtu),
         TEST(test_near_devices_come_first),
