@@ -202,8 +202,10 @@ static void stop(void)
     mappings_unlock();
     ssize_t ignored = write(mappings.waker, &one, sizeof one);
     (void)ignored;
+    /* Whoever waits for an event to be read goes on. Before the thread is joined: its stack then goes to those that are
+       kept for others, which may unmap an older one that is watched, and nobody would be left to read of it. */
+    close_if_open(descriptor);
     if (mappings.runs) pthread_join(mappings.thread, NULL);
-    close_if_open(descriptor);                          /* whoever waits for an event to be read goes on */
     close_if_open(mappings.waker);
     mappings.waker = -1;
     mappings.runs = false;

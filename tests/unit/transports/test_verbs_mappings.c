@@ -349,6 +349,31 @@ static void churns(void)
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
 }
 IN_A_PROCESS(test_the_allocator_and_fork_do_not_wait_for_ever, churns)
+/* The C library keeps stacks of threads that have ended, up to 40 MiB, and unmaps the oldest when there are more: so
+   when the thread that reads events is joined one that is watched may go, with nobody left to read of it. */
+enum { STACKS = 4, STACK_BYTES = 13 << 20 };
+static void *watch_my_stack(void *meet)
+{
+    unsigned char mine[3 << 16];
+    memset(mine, 1, sizeof mine);
+    watch(mine, sizeof mine);
+    pthread_barrier_wait(meet);
+    return NULL;
+}
+static void stacks_that_are_kept(void)
+{
+    pthread_t threads[STACKS];
+    pthread_attr_t how;
+    pthread_barrier_t meet;
+    pthread_attr_init(&how);
+    pthread_attr_setstacksize(&how, STACK_BYTES);
+    pthread_barrier_init(&meet, NULL, STACKS);
+    for (int i = 0; i < STACKS; i++)
+        need(pthread_create(&threads[i], &how, watch_my_stack, &meet) == 0, "a thread is started");
+    for (int i = 0; i < STACKS; i++) pthread_join(threads[i], NULL);
+    need(ear.told > 0, "a stack was given back");
+}
+IN_A_PROCESS(test_stacks_of_threads_that_have_ended, stacks_that_are_kept)
 int main(void)
 {
     page = (size_t)sysconf(_SC_PAGESIZE);
@@ -374,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_the_last_leaves_nothing),
         cmocka_unit_test(test_a_lost_descriptor_is_noticed),
         cmocka_unit_test(test_the_allocator_and_fork_do_not_wait_for_ever),
+        cmocka_unit_test(test_stacks_of_threads_that_have_ended),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
