@@ -4,6 +4,7 @@
 #include "backend/base/settings.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
+#include "backend/transports/fabrics.h"
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,18 +14,20 @@ enum { SLICE_MS = 1000 };
 /* ---- the transport ---- */
 static const char *next_transport(void *context, int index)
 {
-    static const char *const names[] = { "ucx", NULL };
     (void)context;
-    return names[index];
+    return fabric_name(index);
 }
-bool transport_is_ucx(void) { return strcmp(settings_get()->transport, "ucx") == 0; }
+bool transport_is_given(void) { return *settings_get()->transport; }
 tutti_status transport_check(void)
 {
     const char *name = settings_get()->transport;
-    if (!*name || transport_is_ucx()) return TUTTI_OK;
+    char names[64] = "";
+    if (fabric_number(name) != FABRIC_UNKNOWN) return TUTTI_OK;
+    for (int i = 0; fabric_name(i); i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
     const char *nearest = settings_nearest(name, next_transport, NULL);
-    return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_TRANSPORT=%.100s: there is no such transport%s%s%s; there is ucx",
-        name, nearest ? ", did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+    return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_TRANSPORT=%.100s: there is no such transport%s%s%s; there are %s",
+        name, nearest ? ", did you mean " : "", nearest ? nearest : "", nearest ? "?" : "", names);
 }
 
 /* ---- offering ---- */

@@ -2,7 +2,7 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-bool transport_is_ucx(void);                            /* TUTTI_TRANSPORT asks for it */
+bool transport_is_given(void);                          /* TUTTI_TRANSPORT names one */
 tutti_status transport_check(void);                     /* INVALID_ARGUMENT: the setting names none, with the nearest */
 /* For `mine`, which says already what it pretends; see join_offer. */
 tutti_status contact_offer(const char *store_host, struct member *mine);

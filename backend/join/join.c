@@ -14,6 +14,7 @@
 #include "backend/join/mapping.h"
 #include "backend/join/meeting.h"
 #include "backend/join/verdict.h"
+#include "backend/transports/fabrics.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,13 +87,14 @@ tutti_status join_pretend(int rank, int size, struct member *out)
     tutti_status status = hosts_parse(text, size, hosts);
     out->host = hosts[rank];
     out->pretends = hosts_number(text, size) & ~PRETENDS_LINKS;
-    if (*text && transport_is_ucx()) out->pretends |= PRETENDS_LINKS;
+    if (*text && transport_is_given()) out->pretends |= PRETENDS_LINKS;
     free(hosts);
     return status;
 }
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
+    out->fabric = (uint64_t)fabric_number(settings_get()->transport);
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
     if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;

@@ -3,13 +3,15 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/transports/fabrics.h"
 #include <assert.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { MOST_NAMED = 16 };
 static const char magic[8] = "tutti-v";
-static_assert(sizeof(struct member) == 176 && sizeof(struct verdict) == 528, "no padding");
+static_assert(sizeof(struct member) == 184 && sizeof(struct verdict) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }
@@ -17,6 +19,11 @@ void member_seat(struct member *out, const struct member *member)
 {
     *out = *member;
     out->group[sizeof out->group - 1] = out->identity.host[sizeof out->identity.host - 1] = 0;
+}
+static const char *fabric_text(const struct member *m)
+{
+    const char *name = m->fabric < INT_MAX ? fabric_name((int)m->fabric) : NULL;
+    return name ? name : "what is unknown here";
 }
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
@@ -39,6 +46,11 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
             "must be the same on all ranks, or unset on all",
             rank, mine->group);
+    if (theirs->fabric != mine->fabric)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: TUTTI_TRANSPORT must be the "
+            "same on all ranks",
+            rank, fabric_text(theirs), mine->group, fabric_text(mine));
     if (!theirs->contact.family != !mine->contact.family)
         return status_fail(TUTTI_MISMATCH,
             "rank %d of %s %s for ranks of other hosts, and rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and "

@@ -70,11 +70,11 @@ static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx 
     if (bytes) memcpy(f->room, data, bytes);
     if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
     bool sent = !f->why;
-    if (sent) endpoint_said(fabric, f);
+    if (sent) ucx_said(fabric, f);
     flight_free(fabric, f);
     return sent;
 }
-void endpoint_said(struct fabric *fabric, const struct flight *f)
+void ucx_said(struct fabric *fabric, const struct flight *f)
 {
     (void)fabric;
     if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
@@ -129,7 +129,7 @@ static void hear_opened(struct fabric *fabric, const struct header *h)
     struct endpoint *e = endpoint_find(fabric, (const unsigned char *)&h->name);
     if (e && mine(e)->theirs == h->id) e->open = true;
 }
-void endpoints_greet(struct fabric *fabric)
+void ucx_greet(struct fabric *fabric)
 {
     fabric->restless = false;
     for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note)) {
@@ -158,7 +158,7 @@ static void hear_answer(struct fabric *fabric, const struct header *header)
     mine(e)->heard = true;
     worker.byes_open--;
 }
-void endpoints_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
+void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
     struct note *note;
     switch ((enum kind_of_ucx)header->kind) {
@@ -194,7 +194,7 @@ void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
 static void progress_or_pause(struct fabric *fabric)
 {
     if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause(fabric);
-    if (fabric->restless) endpoints_greet(fabric);
+    if (fabric->restless) ucx_greet(fabric);
 }
 /* What has begun to open is opened first: the messages of UCX's own that are on their way are not to wait, either. */
 static void end_greetings(struct fabric *fabric, int64_t until_ms)
@@ -208,7 +208,7 @@ static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
         if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(fabric, mine(e), BYE, NULL, 0, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
 }
-void endpoints_part(struct fabric *fabric)
+void ucx_part(struct fabric *fabric)
 {
     int64_t until_ms = clock_ms() + BYE_MS;
     end_greetings(fabric, until_ms);

@@ -6,7 +6,7 @@ static void land(void *request, struct flight *f, ucs_status_t status)
 {
     ucx.ucp_request_free(request);
     f->why = status == UCS_OK ? NULL : ucx_status_text(status);
-    if (!f->owner && f->endpoint) endpoint_said(&ucx_fabric, f);
+    if (!f->owner && f->endpoint) ucx_said(&ucx_fabric, f);
     flight_land(&ucx_fabric, f, f->why);
 }
 static void on_sent(void *request, ucs_status_t status, void *flight) { land(request, flight, status); }
@@ -65,6 +65,6 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
     memcpy(&header, said, sizeof header);
     if (header.kind < KIND_OF_FABRIC)
         return fabric_hear(&ucx_fabric, &header, data, bytes, announced) ? UCS_INPROGRESS : UCS_OK;
-    endpoints_hear(&ucx_fabric, &header, data, announced ? 0 : bytes);
+    ucx_hear(&ucx_fabric, &header, data, announced ? 0 : bytes);
     return UCS_OK;
 }

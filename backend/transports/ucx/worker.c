@@ -9,7 +9,7 @@ struct worker worker;
 static void part(struct fabric *fabric)
 {
     if (!worker.ucp) return;
-    endpoints_part(fabric);
+    ucx_part(fabric);
     ucx.ucp_worker_progress(worker.ucp);
 }
 static void finish(struct fabric *fabric)
@@ -86,13 +86,13 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 static bool progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;
-    if (fabric->restless) endpoints_greet(fabric);
+    if (fabric->restless) ucx_greet(fabric);
     return moved;
 }
 static bool arm(struct fabric *fabric)
 {
     while (ucx.ucp_worker_progress(worker.ucp)) {}
-    if (fabric->restless) endpoints_greet(fabric);
+    if (fabric->restless) ucx_greet(fabric);
     return ucx.ucp_worker_arm(worker.ucp) != UCS_ERR_BUSY;
 }
 static const struct fabric_operations operations = { .name = "ucx",

@@ -3,8 +3,9 @@
 #include "backend/transports/verbs/verbs.h"
 #include <stdio.h>
 
-static const char how[] = "this tutti was built without libibverbs, which the transport verbs needs: install its headers "
-                          "(apt-get install libibverbs-dev) and build tutti again";
+static const char how[] =
+    "this tutti was built without libibverbs, which the transport verbs needs: install its headers "
+    "(apt-get install libibverbs-dev) and build tutti again";
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
     (void)fabric, (void)place;

@@ -175,7 +175,7 @@ static void test_a_transport_that_there_is_not_is_refused(void **state)
     settings_reload();
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(),
-        "TUTTI_TRANSPORT=ucz: there is no such transport, did you mean ucx?"));
+        "TUTTI_TRANSPORT=ucz: there is no such transport, did you mean ucx?; there are ucx, verbs"));
     setenv("TUTTI_TRANSPORT", "ucx", 1);
     settings_reload();
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);

@@ -1,0 +1,124 @@
+/* Messages in boxes: put together here, written into the other's, and heard.
+ *
+ * A message does not go around the end of the box: what is left there is skipped, and counts as written. Positions are
+ * counted from the beginning of the connection; each message says where it ends, so the other knows what was skipped.
+ * Room is what the other has heard and what is known to have left. Some is reserved for messages that make room, so two
+ * that are full of each other's messages still tell. */
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include <endian.h>
+#include <string.h>
+
+static size_t bytes_of(const struct errand *errand)
+{
+    switch (errand->what) {
+    case EAGER: return sizeof(struct header) + errand->flight->bytes;
+    case OFFER: return sizeof(struct header) + sizeof(struct offer);
+    case DONE: return sizeof(uint64_t);
+    default: return 0;
+    }
+}
+static void fill(unsigned char *at, const struct errand *errand)
+{
+    switch (errand->what) {
+    case EAGER:
+        memcpy(at, &errand->flight->header, sizeof(struct header));
+        memcpy(at + sizeof(struct header), errand->data, errand->flight->bytes);
+        return;
+    case OFFER:
+        memcpy(at, &errand->flight->header, sizeof(struct header));
+        memcpy(at + sizeof(struct header), &errand->offer, sizeof errand->offer);
+        return;
+    case DONE: memcpy(at, &errand->offer.id, sizeof errand->offer.id); return;
+    default: return;
+    }
+}
+static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand, bool signalled)
+{
+    struct box *box = &e->box;
+    size_t bytes = sizeof(struct prefix) + bytes_of(errand), taken = size_round_up(bytes, BOX_GRAIN);
+    uint64_t begin = box->written, offset = begin % BOX_BYTES;
+    uint64_t reserve = errand->what == HEARD || errand->what == GOODBYE ? 0 : BOX_RESERVE;
+    if (offset + taken > BOX_BYTES) begin += BOX_BYTES - offset;
+    uint64_t oldest = box->left < box->sent ? box->left : box->sent, end = begin + taken;
+    if (end + reserve - oldest > BOX_BYTES || !pair_has_room(nic_of(fabric), e)) return false;
+    const struct prefix prefix = {
+        .position = end, .heard = box->heard, .what = errand->what, .bytes = (uint32_t)(bytes - sizeof prefix)
+    };
+    unsigned char *at = box->out + begin % BOX_BYTES;
+    memcpy(at, &prefix, sizeof prefix);
+    fill(at + sizeof prefix, errand);
+    box->written = end;
+    box->told = box->heard;
+    int error = pair_write(nic_of(fabric), e, begin, bytes, signalled);
+    if (error) endpoint_fail(fabric, e, strerror(error));
+    return true;
+}
+bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand)
+{
+    return write_message(fabric, e, errand, false);
+}
+bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled)
+{
+    return write_message(fabric, e, &(struct errand){ .what = what }, signalled);
+}
+bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
+
+/* ---- heard ---- */
+static void hear_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
+    const unsigned char *at)
+{
+    struct descriptor *d = descriptor_new(e, at);
+    if (d && fabric_hear(fabric, header, d, (size_t)d->offer.bytes, true)) return;
+    if (d) verbs_release(fabric, d);
+    else endpoint_fail(fabric, e, "no memory for a message that comes");
+}
+static void hear_with_header(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
+    unsigned char *at)
+{
+    struct header header;
+    size_t bytes = prefix->bytes - sizeof header;
+    memcpy(&header, at, sizeof header);
+    at += sizeof header;
+    if (prefix->what == EAGER) fabric_hear(fabric, &header, at, bytes, false);
+    else if (bytes == sizeof(struct offer)) hear_offer(fabric, e, &header, at);
+    else endpoint_fail(fabric, e, "a message of an unknown kind");
+}
+static void hear_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
+{
+    uint64_t id;
+    memcpy(&id, at, sizeof id);
+    endpoint_offer_done(fabric, e, id);
+}
+static bool is_sane(const struct box *box, const struct prefix *prefix, uint64_t offset, size_t bytes)
+{
+    uint64_t taken = size_round_up(bytes, BOX_GRAIN);
+    bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= BOX_BYTES;
+    bool follows = prefix->position - box->heard <= BOX_BYTES && (prefix->position - taken) % BOX_BYTES == offset;
+    bool whole = prefix->what > OFFER || prefix->bytes >= sizeof(struct header);
+    return fits && follows && whole && prefix->heard <= box->written && prefix->heard >= box->left;
+}
+void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
+{
+    struct box *box = &e->box;
+    struct prefix prefix;
+    uint64_t offset = (uint64_t)be32toh(wc->imm_data) * BOX_GRAIN;
+    size_t bytes = wc->byte_len;
+    if (offset + sizeof prefix > BOX_BYTES || bytes < sizeof prefix) bytes = 0;
+    else memcpy(&prefix, box->in + offset, sizeof prefix);
+    if (!bytes || !is_sane(box, &prefix, offset, bytes)) {
+        endpoint_fail(fabric, e, "a message that cannot be");
+        return;
+    }
+    unsigned char *at = box->in + offset + sizeof prefix;
+    box->left = prefix.heard;
+    switch ((enum what)prefix.what) {
+    case EAGER:
+    case OFFER: hear_with_header(fabric, e, &prefix, at); break;
+    case DONE: hear_done(fabric, e, at); break;
+    case GOODBYE: e->base.left = true; break;
+    case HEARD: break;
+    }
+    box->heard = prefix.position;
+    nic_of(fabric)->stalled |= box_owes(box) || e->waiting;
+}

@@ -1,0 +1,100 @@
+/* An endpoint for each process that this one speaks to: made, failed, ended. One that has failed stays, without its
+ * queues, until the fabric ends: what came by it may still be parked. */
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { GOODBYE_MS = 300 };
+
+static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
+{
+    pair_destroy(nic, e);
+    if (e->address) verbs.ibv_destroy_ah(e->address);
+    if (e->box.in_region) verbs.ibv_dereg_mr(e->box.in_region);
+    if (e->box.out_region) verbs.ibv_dereg_mr(e->box.out_region);
+    free(e->box.in);
+    free(e->box.out);
+    free(e);
+}
+tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
+    struct verbs_endpoint **out)
+{
+    struct nic *nic = nic_of(fabric);
+    struct verbs_endpoint *e = memory_zeroed(1, sizeof *e);
+    if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    memcpy(e->base.process, process, sizeof e->base.process);
+    e->card = *card;
+    e->number = ++nic->ids & UINT32_MAX;
+    tutti_status status = pair_create(nic, e);
+    if (status == TUTTI_OK) status = pair_address(nic, e);
+    if (status != TUTTI_OK) {
+        endpoint_destroy(nic, e);
+        return status;
+    }
+    e->base.next = fabric->endpoints;
+    fabric->endpoints = &e->base;
+    fabric->restless = true;
+    *out = e;
+    return TUTTI_OK;
+}
+tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out)
+{
+    struct verbs_endpoint *e = NULL;
+    struct card theirs;
+    if (bytes != sizeof theirs)
+        return status_fail(TUTTI_SYSTEM,
+            "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "
+            "say verbs on all hosts)");
+    memcpy(&theirs, card, sizeof theirs);
+    if (theirs.ethernet != nic_of(fabric)->port->ethernet)
+        return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
+            nic_of(fabric)->port->name);
+    TRY(endpoint_create(fabric, process, &theirs, &e));
+    *out = &e->base;
+    return TUTTI_OK;
+}
+
+/* ---- the end ---- */
+/* When its queues are no more the device does not touch memory for it, in either direction. */
+void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
+{
+    endpoint_note_broken(fabric, &e->base, why);
+    pair_destroy(nic_of(fabric), e);
+    endpoint_land_all(fabric, e, why);
+}
+void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
+{
+    endpoint_fail(fabric, verbs_of(endpoint), "it was given up");
+}
+/* What was sent last has arrived when the goodbye after it is known to have. */
+static bool has_parted(const struct verbs_endpoint *e)
+{
+    return endpoint_is_broken(&e->base) || !e->base.open || (!e->waiting && e->box.sent == e->box.written);
+}
+static void part_all(struct fabric *fabric, int64_t until_ms)
+{
+    bool said = false, parted = false;
+    while (!parted && clock_ms() < until_ms) {
+        parted = true;
+        for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+            struct verbs_endpoint *e = verbs_of(b);
+            if (!said && b->open && !endpoint_is_broken(b)) box_tell(fabric, e, GOODBYE, true);
+            parted &= has_parted(e);
+        }
+        said = true;
+        if (!parted && !verbs_progress(fabric)) fabric_pause(fabric);
+    }
+}
+void verbs_part(struct fabric *fabric)
+{
+    part_all(fabric, clock_ms() + GOODBYE_MS);
+    for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {
+        endpoint_fail(fabric, verbs_of(e), "this process ends");
+        fabric->endpoints = e->next;
+        endpoint_destroy(nic_of(fabric), verbs_of(e));
+    }
+}

@@ -1,0 +1,174 @@
+/* How two processes find each other's queues. Both say HELLO by datagram, each with its pair of queues and its box, and
+ * say it again until they have heard that the other has heard. Datagrams get lost, come late or twice: each endpoint
+ * has a number, and a HELLO names those of both ends as far as they are known, so one of an endpoint that was broken
+ * since is told from the one that counts. A HELLO for another process than this one, by its nonce, is a stranger's. */
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROUTE_BYTES = 40, KEY = 0x74757474, AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
+static const char magic[8] = "tutti 1";
+struct hello {
+    char magic[8];
+    unsigned char from[16], to[16];
+    struct card card;
+    uint64_t number, theirs; /* of the endpoints here, and there as far as it is known */
+    uint64_t box;
+    uint32_t box_key, pair, psn;
+    uint32_t open; /* it has heard all it must: this needs no answer */
+};
+enum { SLOT_BYTES = 256 };
+_Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
+
+/* ---- datagrams: the first half of the slots is for what comes, the other for what leaves ---- */
+static unsigned char *slot_at(const struct greeter *g, unsigned slot) { return g->memory + (size_t)slot * SLOT_BYTES; }
+static bool listen_at(const struct greeter *g, unsigned slot)
+{
+    struct ibv_sge into = { (uintptr_t)slot_at(g, slot), SLOT_BYTES, g->region->lkey };
+    struct ibv_recv_wr *bad, request = { .wr_id = slot, .sg_list = &into, .num_sge = 1 };
+    errno = ibv_post_recv(g->pair, &request, &bad);
+    return errno == 0;
+}
+static tutti_status make_ready(struct nic *nic)
+{
+    struct ibv_qp *pair = nic->greeter.pair;
+    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT, .port_num = nic->port->number, .qkey = KEY };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    if (errno) return nic_refused(nic, "pair of queues for datagrams");
+    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
+    if (errno) return nic_refused(nic, "pair of queues for datagrams that hears");
+    how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
+    errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    return errno ? nic_refused(nic, "pair of queues for datagrams that speaks") : TUTTI_OK;
+}
+tutti_status greeter_init(struct nic *nic)
+{
+    struct greeter *g = &nic->greeter;
+    size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
+    struct ibv_qp_init_attr how = { .send_cq = nic->completions,
+        .recv_cq = nic->completions,
+        .qp_type = IBV_QPT_UD,
+        .sq_sig_all = 1,
+        .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
+    g->memory = memory_aligned(bytes);
+    if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
+    g->region = verbs.ibv_reg_mr(nic->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+    if (!g->region) return nic_refused(nic, "memory for datagrams");
+    g->pair = verbs.ibv_create_qp(nic->domain, &how);
+    if (!g->pair) return nic_refused(nic, "pair of queues for datagrams");
+    TRY(make_ready(nic));
+    for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
+        if (!listen_at(g, slot)) return nic_refused(nic, "receive of datagrams");
+        g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
+    }
+    return TUTTI_OK;
+}
+void greeter_finish(struct nic *nic)
+{
+    struct greeter *g = &nic->greeter;
+    if (g->pair) verbs.ibv_destroy_qp(g->pair);
+    if (g->region) verbs.ibv_dereg_mr(g->region);
+    free(g->memory);
+    *g = (struct greeter){ NULL };
+}
+
+/* ---- said ---- */
+static void say_hello(struct fabric *fabric, struct verbs_endpoint *e)
+{
+    struct nic *nic = nic_of(fabric);
+    struct greeter *g = &nic->greeter;
+    if (!g->free_count) return; /* it is asked again */
+    unsigned slot = g->free_slots[--g->free_count];
+    struct hello hello = { .number = e->number,
+        .theirs = e->theirs,
+        .box = (uintptr_t)e->box.in,
+        .box_key = e->box.in_region->rkey,
+        .pair = e->pair->qp_num,
+        .psn = nic->psn & 0xffffff,
+        .open = e->base.open };
+    memcpy(hello.magic, magic, sizeof magic);
+    memcpy(hello.from, fabric->process, sizeof hello.from);
+    memcpy(hello.to, e->base.process, sizeof hello.to);
+    nic_card(nic, &hello.card);
+    memcpy(slot_at(g, slot), &hello, sizeof hello);
+    struct ibv_sge from = { (uintptr_t)slot_at(g, slot), sizeof hello, g->region->lkey };
+    struct ibv_send_wr *bad,
+        request = { .wr_id = slot,
+            .sg_list = &from,
+            .num_sge = 1,
+            .opcode = IBV_WR_SEND,
+            .send_flags = IBV_SEND_SIGNALED,
+            .wr.ud = { .ah = e->address, .remote_qpn = e->card.pair, .remote_qkey = KEY } };
+    if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
+}
+static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
+{
+    if (!e->owes_answer && now_ms - e->said_ms < e->patience_ms) return;
+    if (!e->owes_answer)
+        e->patience_ms = e->patience_ms < AGAIN_MOST_MS / 2 ? 2 * e->patience_ms + AGAIN_MS : AGAIN_MOST_MS;
+    e->owes_answer = false;
+    e->said_ms = now_ms;
+    say_hello(fabric, e);
+}
+void verbs_greet(struct fabric *fabric)
+{
+    int64_t now_ms = clock_ms();
+    fabric->restless = false;
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+        if (endpoint_is_broken(b)) continue;
+        if (!b->open || verbs_of(b)->owes_answer) greet(fabric, verbs_of(b), now_ms);
+        fabric->restless |= !b->open;
+    }
+}
+
+/* ---- heard ---- */
+static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct hello *h)
+{
+    struct endpoint *found = endpoint_find(fabric, h->from);
+    struct verbs_endpoint *e = found ? verbs_of(found) : NULL;
+    if (h->theirs && (!e || h->theirs != e->number)) return NULL; /* it answers one that is broken */
+    if (e && !h->theirs && e->theirs && e->theirs != h->number) { /* the one that we knew is no more */
+        endpoint_fail(fabric, e, "the other process has begun anew");
+        e = NULL;
+    }
+    if (!e && endpoint_create(fabric, h->from, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
+    return e;
+}
+static void hear(struct fabric *fabric, const struct hello *h)
+{
+    if (memcmp(h->magic, magic, sizeof magic) != 0 || memcmp(h->to, fabric->process, sizeof h->to) != 0) return;
+    struct verbs_endpoint *e = endpoint_of(fabric, h);
+    if (!e) return;
+    if (!e->ready) {
+        e->theirs = h->number;
+        e->box.there = h->box;
+        e->box.there_key = h->box_key;
+        if (pair_connect(nic_of(fabric), e, h->pair, h->psn) != TUTTI_OK) {
+            LOG(ERROR, "%s", status_detail());
+            endpoint_fail(fabric, e, "the device does not connect");
+            return;
+        }
+    }
+    e->base.open |= h->theirs == e->number; /* so the other hears, too */
+    e->owes_answer |= !h->open;
+    fabric->restless |= e->owes_answer;
+}
+void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
+{
+    struct greeter *g = &nic_of(fabric)->greeter;
+    unsigned slot = (unsigned)wc->wr_id;
+    struct hello hello;
+    if (slot >= GREETING_SLOTS) {
+        g->free_slots[g->free_count++] = slot;
+        return;
+    }
+    bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + sizeof hello;
+    if (whole) memcpy(&hello, slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
+    if (wc->status == IBV_WC_SUCCESS && !listen_at(g, slot)) LOG(ERROR, "no datagram can be received any more");
+    if (whole) hear(fabric, &hello);
+}

@@ -1,0 +1,173 @@
+/* This process's end of the network: one port of a device, with all that is made on it. Touched with the lock of its
+ * fabric held.
+ *
+ * With each process that it speaks to it has a pair of queues (RC), and on each side of it a *box*: memory into which
+ * the other writes its messages one after the other, with an immediate that says where. How much of its box a process
+ * has heard it says with whatever it sends; so the other knows how much room there is. What a process writes it first
+ * puts together in memory of its own, laid out like the other's box.
+ * Greetings go by datagrams (UD), which need no pair and may get lost. */
+#pragma once
+#include "backend/transports/fabric/fabric.h"
+#include "backend/transports/verbs/device.h"
+#include "backend/transports/verbs/registration.h"
+
+enum {
+    BOX_BYTES = 1 << 18,     /* of each pair of processes and direction */
+    BOX_RESERVE = 4096,      /* of it: for what makes room again */
+    BOX_GRAIN = 128,         /* messages begin at multiples */
+    SENDS = 256,             /* work requests that a pair may have open */
+    SEND_SIGNALS = 32,       /* at least one in so many is signalled */
+    RECEIVES = 4096,         /* of all pairs together */
+    RECEIVES_AT_ONCE = 64,   /* posted anew */
+    SIGNALS = 4096,          /* of all pairs together, open at a time */
+    READS_AT_ONCE = 32,
+    READ_BYTES = 1 << 20,    /* of each */
+    INLINE_BYTES = 128,      /* a message of so many bytes leaves with its work request, if the device can */
+    PAIR_BUCKETS = 1024,
+    GREETING_SLOTS = 64
+};
+struct card { /* how others reach a process */
+    uint8_t gid[16];
+    uint32_t pair; /* of its datagrams */
+    uint16_t lid;
+    uint8_t ethernet, mtu;
+};
+/* What a message in a box is. */
+enum what { EAGER, OFFER, DONE, HEARD, GOODBYE };
+struct prefix { /* before each */
+    uint64_t position; /* where it ends, counted from the first */
+    uint64_t heard;    /* of the other's messages, likewise */
+    uint32_t what, bytes;
+};
+/* EAGER: header, data. OFFER: header, this. DONE: the id of an offer that nobody needs any more. */
+struct offer {
+    uint64_t at, bytes, id;
+    uint32_t key, unused;
+};
+struct descriptor { /* of an offer that has come */
+    struct verbs_endpoint *from;
+    struct offer offer;
+};
+/* What a flight is at here. In one list of its endpoint: waiting for room, offered, or fetching. */
+struct errand {
+    struct errand *next, **at;
+    struct flight *flight; /* NULL: of nobody (DONE) */
+    enum what what;
+    const void *data;    /* of a message, until it is put together */
+    struct offer offer;  /* mine; or the other's, of what is fetched */
+    unsigned char *into; /* where it is fetched to */
+    size_t asked;        /* bytes of it that reads are posted for */
+    bool pinned; /* its memory is registered */
+    struct registered memory;
+};
+struct posted { /* a work request that is open */
+    struct errand *fetch; /* the last read of it; else NULL */
+    uint64_t position;    /* of what is put together so far */
+    bool signalled;
+};
+struct box { /* both of a pair: `in` is written by the other; `out` is laid out like the other's */
+    unsigned char *in, *out;
+    struct ibv_mr *in_region, *out_region;
+    uint64_t there; /* the other's */
+    uint32_t there_key;
+    uint64_t written, sent, left; /* mine: put together; known to have been sent; that the other has heard */
+    uint64_t signalled;           /* the last position that a completion will tell of */
+    uint64_t heard, told;         /* the other's: heard here, and of that it knows */
+};
+struct verbs_endpoint {
+    struct endpoint base;
+    struct verbs_endpoint *next_of_bucket;
+    struct card card;
+    struct ibv_ah *address;
+    uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
+    bool ready, owes_answer; /* ready: its queues are */
+    int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
+    struct ibv_qp *pair;
+    uint32_t inline_bytes;
+    struct box box;
+    struct posted posted[SENDS];
+    unsigned begun, ended, last_signalled; /* work requests */
+    struct errand *waiting, *reading, *offered, *fetching; /* waiting, reading: for room, the oldest first */
+};
+struct greeter {
+    struct ibv_qp *pair;
+    struct ibv_mr *region;
+    unsigned char *memory;
+    unsigned free_slots[GREETING_SLOTS];
+    int free_count;
+};
+struct nic {
+    struct devices *devices;
+    const struct device_port *port;
+    struct ibv_device_attr about;
+    struct ibv_pd *domain;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *completions;
+    struct ibv_srq *receives;
+    int used_receives;
+    int signals; /* open */
+    struct greeter greeter;
+    struct registration *memory;
+    struct verbs_endpoint *bucket[PAIR_BUCKETS]; /* by the number of their pair */
+    bool stalled;  /* some endpoint has errands that wait, or has heard much that it has not told */
+    uint32_t psn;
+    uint64_t ids;
+};
+static inline struct nic *nic_of(const struct fabric *fabric) { return fabric->own; }
+static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
+
+/* ---- nic.c: made, destroyed, found ---- */
+tutti_status nic_create(const struct fabric_place *place, struct nic **out);
+void nic_destroy(struct nic *nic); /* NULL, and half built, too */
+void nic_card(const struct nic *nic, struct card *out);
+tutti_status nic_refused(const struct nic *nic, const char *what); /* of a call that has just failed, by errno */
+struct verbs_endpoint *nic_find(const struct nic *nic, uint32_t pair);
+bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */
+
+/* ---- pair.c: an endpoint's queues and boxes ---- */
+tutti_status pair_create(struct nic *nic, struct verbs_endpoint *e);
+tutti_status pair_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams */
+tutti_status pair_connect(struct nic *nic, struct verbs_endpoint *e, uint32_t pair, uint32_t psn);
+void pair_destroy(struct nic *nic, struct verbs_endpoint *e);
+bool pair_has_room(const struct nic *nic, const struct verbs_endpoint *e);
+/* What was put together from `begin` on. 0, or why the device refuses it. */
+int pair_write(struct nic *nic, struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
+/* Of a fetch as much as there is room for, in one doorbell. */
+int pair_read(struct nic *nic, struct verbs_endpoint *e, struct errand *fetch);
+/* A signalled work request is over: the fetch whose last it was, or NULL. */
+struct errand *pair_end(struct nic *nic, struct verbs_endpoint *e, unsigned request);
+
+/* ---- greeting.c ---- */
+tutti_status greeter_init(struct nic *nic);
+void greeter_finish(struct nic *nic);
+void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
+void verbs_greet(struct fabric *fabric);
+
+/* ---- messages.c ---- */
+bool verbs_send(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
+bool verbs_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+void verbs_release(struct fabric *fabric, void *descriptor);
+/* With what waits, and with what it owes the other. */
+void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e);
+struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer); /* NULL: out of memory */
+void endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
+void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct errand *fetch);
+/* All that is under way over it lands so. */
+void endpoint_land_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+/* ---- box.c ---- */
+/* Puts a message together where the other's box has room for it, and sends it. false: there is none now. */
+bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand);
+bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled);
+bool box_owes(const struct box *box); /* much was heard that the other does not know of */
+void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
+/* ---- endpoints.c ---- */
+/* By the card and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
+tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
+    struct verbs_endpoint **out);
+tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out);
+void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);
+void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void verbs_part(struct fabric *fabric);
+/* ---- verbs.c ---- */
+bool verbs_progress(struct fabric *fabric);

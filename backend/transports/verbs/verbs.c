@@ -1,0 +1,132 @@
+/* The table of a fabric: how it starts and ends, and what is done when something comes. */
+#include "backend/transports/verbs/verbs.h"
+#include "backend/base/log.h"
+#include "backend/transports/verbs/nic.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum { COMPLETIONS_AT_ONCE = 32 };
+
+/* ---- what the device says ---- */
+static void hear_completion(struct fabric *fabric, const struct ibv_wc *wc)
+{
+    struct nic *nic = nic_of(fabric);
+    if (wc->qp_num == nic->greeter.pair->qp_num) {
+        greeter_hear(fabric, wc);
+        return;
+    }
+    struct verbs_endpoint *e = nic_find(nic, wc->qp_num);
+    bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
+    if (receive) nic->used_receives++;
+    if (!e || (!receive && wc->wr_id >> 32 != e->number)) return; /* of a pair that is no more */
+    if (wc->status != IBV_WC_SUCCESS) {
+        endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
+        return;
+    }
+    if (receive) {
+        box_hear(fabric, e, wc);
+        return;
+    }
+    struct errand *fetch = pair_end(nic, e, (unsigned)wc->wr_id);
+    if (fetch) endpoint_fetched(fabric, e, fetch);
+    nic->stalled |= e->waiting || e->reading;
+}
+static bool hear_all(struct fabric *fabric)
+{
+    struct nic *nic = nic_of(fabric);
+    struct ibv_wc found[COMPLETIONS_AT_ONCE];
+    int count = ibv_poll_cq(nic->completions, COMPLETIONS_AT_ONCE, found);
+    for (int i = 0; i < count; i++) hear_completion(fabric, &found[i]);
+    if (nic->used_receives >= RECEIVES_AT_ONCE && !nic_post_receives(nic))
+        LOG(ERROR, "%s takes no receives any more: %s", nic->port->name, strerror(errno));
+    return count > 0;
+}
+static void hear_events(struct fabric *fabric)
+{
+    struct nic *nic = nic_of(fabric);
+    struct ibv_async_event event;
+    while (verbs.ibv_get_async_event(nic->port->context, &event) == 0) {
+        enum ibv_event_type kind = event.event_type;
+        verbs.ibv_ack_async_event(&event);
+        if (kind == IBV_EVENT_PORT_ERR) LOG(WARN, "the port %s is down", nic->port->name);
+        else if (kind == IBV_EVENT_PORT_ACTIVE) LOG(WARN, "the port %s is up again", nic->port->name);
+        else LOG(INFO, "event %d of the device of %s", (int)kind, nic->port->name);
+        if (kind != IBV_EVENT_DEVICE_FATAL && kind != IBV_EVENT_CQ_ERR) continue;
+        for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+            endpoint_fail(fabric, verbs_of(e), "its device has failed");
+    }
+}
+bool verbs_progress(struct fabric *fabric)
+{
+    struct nic *nic = nic_of(fabric);
+    bool moved = hear_all(fabric);
+    if (fabric->restless) verbs_greet(fabric);
+    if (!nic->stalled) return moved;
+    nic->stalled = false;
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+        if (e->open && !endpoint_is_broken(e)) endpoint_go_on(fabric, verbs_of(e));
+    return moved;
+}
+static bool arm(struct fabric *fabric)
+{
+    struct nic *nic = nic_of(fabric);
+    struct ibv_cq *queue;
+    void *cookie;
+    while (verbs.ibv_get_cq_event(nic->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
+    hear_events(fabric);
+    registration_sweep(nic->memory);
+    errno = ibv_req_notify_cq(nic->completions, 0);
+    if (errno) LOG(ERROR, "%s does not say when something comes: %s", nic->port->name, strerror(errno));
+    return !verbs_progress(fabric);
+}
+
+/* ---- the beginning and the end ---- */
+static tutti_status watch(struct fabric *fabric, int descriptor)
+{
+    struct epoll_event what = { .events = EPOLLIN };
+    if (epoll_ctl(fabric->event, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
+    return status_fail(TUTTI_SYSTEM, "no descriptor to wait for a device by: %s", strerror(errno));
+}
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+{
+    struct nic *nic;
+    struct card card;
+    fabric->event = -1;
+    fabric->own = NULL;
+    tutti_status status = nic_create(place, &nic);
+    fabric->own = nic;
+    if (status != TUTTI_OK) return status;
+    fabric->event = epoll_create1(EPOLL_CLOEXEC);
+    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor for a device: %s", strerror(errno));
+    TRY(watch(fabric, nic->channel->fd));
+    TRY(watch(fabric, nic->port->context->async_fd));
+    nic_card(nic, &card);
+    memcpy(fabric->card, &card, sizeof card);
+    fabric->card_bytes = sizeof card;
+    return TUTTI_OK;
+}
+static void part(struct fabric *fabric)
+{
+    if (fabric->own) verbs_part(fabric);
+}
+static void finish(struct fabric *fabric)
+{
+    nic_destroy(nic_of(fabric));
+    fabric->own = NULL;
+    if (fabric->event >= 0) close(fabric->event);
+    fabric->event = -1;
+}
+const struct fabric_operations verbs_operations = { .name = "verbs",
+    .start = start,
+    .part = part,
+    .finish = finish,
+    .connect = verbs_connect,
+    .send = verbs_send,
+    .fetch = verbs_fetch,
+    .release = verbs_release,
+    .progress = verbs_progress,
+    .arm = arm,
+    .disconnect = verbs_disconnect };
+struct fabric verbs_fabric = FABRIC(&verbs_operations);
