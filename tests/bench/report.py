@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
          "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
-         "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json"}
+         "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json", "hosts_peers": "hosts_peers.json"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
@@ -177,22 +177,26 @@ def places(rows):
                    if unlike else ".")
 
 
-def peers(results):
-    rows = results["peers"]["rows"]
+def peers_tables(rows):
+    """How many times longer the others take, a table for each kind of our tensors."""
     libraries = [name for name in rows[0]["times"] if not name.startswith("tutti")]
     if not libraries:
-        return "Neither Open MPI nor MPICH was installed."
+        yield "Neither Open MPI nor MPICH was installed."
+        return
     sizes = sorted({row["bytes"] for row in rows})
-    found = [places(rows)]
+    if any(row["flag_ns"] != 0 for row in rows):        # all 0: more ranks than cores
+        yield places(rows)
     for ours in (name for name in rows[0]["times"] if name.startswith("tutti")):
         lines = [[collective, *(" / ".join(
             ratio(row["times"][name] / row["times"][ours]) for name in libraries) + "*" * (row["flag_ns"] is None)
             for count in sizes for row in rows if (row["collective"], row["bytes"]) == (collective, count))]
             for collective in dict.fromkeys(row["collective"] for row in rows)]
         kind = "shared" if "shared" in ours else "private"
-        found.append(f"{' and '.join(libraries)} ÷ tutti, {kind} tensors:\n\n"
-                     + table(["bytes", *map(size, sizes)], lines))
-    return "\n\n".join(found)
+        yield (f"{' and '.join(libraries)} ÷ tutti, {kind} tensors:\n\n" + table(["bytes", *map(size, sizes)], lines))
+
+
+def peers(results):
+    return "\n\n".join(peers_tables(results["peers"]["rows"]))
 
 
 def torch_rows(results, *names):
@@ -336,19 +340,28 @@ def plans(growth):
                  rows)
 
 
-def growth(results):
+def taken():
     load = os.environ.get("BENCH_LOAD", "unknown")
-    taken = f"Taken on {datetime.date.today()} on {os.cpu_count()} cores, load {load}."
-    return "\n\n".join((taken, joins(results["growth"]), plans(results["growth"])))
+    return f"Taken on {datetime.date.today()} on {os.cpu_count()} cores, load {load}."
+
+
+def growth(results):
+    return "\n\n".join((taken(), joins(results["growth"]), plans(results["growth"])))
 
 
 # ---- between hosts ----
 def hosts(results):
     sys.path.insert(0, str(ROOT / "tests/bench/hosts"))
     from compare_hosts import table as between_hosts
-    load = os.environ.get("BENCH_LOAD", "unknown")
-    taken = f"Taken on {datetime.date.today()} on {os.cpu_count()} cores, load {load}."
-    return "\n".join((taken, "", *between_hosts(results["hosts"]["figures"])))
+    return "\n".join((taken(), "", *between_hosts(results["hosts"]["figures"])))
+
+
+def hosts_peers(results):
+    found = [taken()]
+    for per_host, rows in results["hosts_peers"]["rows"].items():
+        first, *others = peers_tables(rows)
+        found += [f"2 hosts x {per_host}. {first}", *others]
+    return "\n\n".join(found)
 
 
 # ---- what prints tables of its own ----
@@ -360,7 +373,7 @@ def as_printed(part):
 BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
           "machine": (machine, ("core",)), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
-          "call": (call, ("call",)), "hosts": (hosts, ("hosts",))}
+          "call": (call, ("call",)), "hosts": (hosts, ("hosts",)), "hosts_peers": (hosts_peers, ("hosts_peers",))}
 
 
 def put(page, name, text):

@@ -23,31 +23,43 @@ BUILD = ROOT / "build/peers"
 LIBRARY = ROOT / "shim/torch_tutti"
 FLAGS = ["-O3", "-march=native", "-D_GNU_SOURCE", "-std=c11", f"-I{ROOT}", str(ROOT / "tests/bench/peers/peers.c")]
 SIZES = "8,512,4096,65536,262144,1048576,4194304,16777216,67108864"
+PACKAGES = {"cc": "gcc", "mpicc.openmpi": "libopenmpi-dev", "mpirun.openmpi": "openmpi-bin",
+            "mpicc.mpich": "libmpich-dev", "mpirun.mpich": "mpich"}
 COLLECTIVES = ("allreduce", "allreduce, out of place", "reduce_scatter", "allgather", "broadcast", "reduce",
                "all_to_all", "gather", "scatter", "send and back")
 OURS = ("tutti", "tutti, shared")
 ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
 
 
-def compiled(name, compiler, *more):
-    """The program for one library, or None where its compiler is not installed."""
-    if not shutil.which(compiler):
-        print(f"{name}: SKIPPED, there is no {compiler}; Debian has it in lib{name}-dev", file=sys.stderr)
-        return None
+def compiled(name, compiler, *more, starter=None):
+    """The program for one library, or None where its compiler, or what starts it, is not installed."""
+    for tool in filter(None, (compiler, starter)):
+        if not shutil.which(tool):
+            print(f"{name}: SKIPPED, there is no {tool}; Debian has it in {PACKAGES[tool]}", file=sys.stderr)
+            return None
     BUILD.mkdir(parents=True, exist_ok=True)
     subprocess.run([compiler, *FLAGS, *more, "-o", BUILD / name], check=True)
     return str(BUILD / name)
 
 
+def programs(wanted=None):
+    """{library: its program}, of those that are installed; wanted: these at most."""
+    ways = {"tutti": lambda: compiled("tutti", "cc", "-DTUTTI", f"-L{LIBRARY}", f"-Wl,-rpath,{LIBRARY}", "-ltutti"),
+            "Open MPI": lambda: compiled("openmpi", "mpicc.openmpi", starter="mpirun.openmpi"),
+            "MPICH": lambda: compiled("mpich", "mpicc.mpich", starter="mpirun.mpich")}
+    found = {library: way() for library, way in ways.items() if wanted is None or library in wanted}
+    return {library: program for library, program in found.items() if program}
+
+
 def commands(ranks):
     """How each library's program is started, without its sizes."""
-    found = {}
-    if program := compiled("tutti", "cc", "-DTUTTI", f"-L{LIBRARY}", f"-Wl,-rpath,{LIBRARY}", "-ltutti"):
+    found, built = {}, programs()
+    if program := built.get("tutti"):
         found["tutti"], found["tutti, shared"] = [program, str(ranks)], [program, str(ranks), "shared"]
-    if program := compiled("openmpi", "mpicc.openmpi"):
+    if program := built.get("Open MPI"):
         found["Open MPI"] = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                              "-np", str(ranks), program, str(ranks)]
-    if program := compiled("mpich", "mpicc.mpich"):
+    if program := built.get("MPICH"):
         found["MPICH"] = ["mpirun.mpich", "-np", str(ranks), program, str(ranks)]
     return found
 
@@ -97,14 +109,14 @@ def row(wanted, samples):
             "times": {library: statistics.median(found) for library, found in medians.items()}}
 
 
-def measure(started, wanted, rounds, more):
+def measure(started, wanted, rounds, more, run=None):
     """Rows of all that is wanted: after the rounds, those whose libraries have not stood alike are measured again, up
-    to so many times more."""
+    to so many times more. run: instead of `measured`."""
     samples = {key: {library: [] for library in started} for key in wanted}
     for turn in range(rounds + more):
         missing = wanted if turn < rounds else [key for key in wanted if best_place(samples[key]) is None]
         for library, command in started.items() if missing else ():
-            for key, found in measured(library, command, missing).items():
+            for key, found in (run or measured)(library, command, missing).items():
                 samples[key][library].append(found)
     return [row(key, samples[key]) for key in wanted]
 

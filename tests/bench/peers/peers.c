@@ -4,8 +4,14 @@
  * pinned to a core, and writes all of its buffer before each call, as a program does. compare.py builds and runs it for
  * each library in turn.
  *
- * peers RANKS [shared] COLLECTIVE=BYTES[,BYTES…]…   (the ranks of tutti are forked here; mpirun starts those of MPI)
- * shared: buffers of tutti_mem_alloc */
+ * peers RANKS [--hosts COUNT --store DIRECTORY [--rank RANK]] [shared] COLLECTIVE=BYTES[,BYTES…]…
+ *
+ * Ranks of tutti on one host are forked here; mpirun starts those of MPI. shared: buffers of tutti_mem_alloc. --hosts:
+ * the ranks are in equal blocks on hosts h0, h1, … that are namespaces of one machine (tests/support/hosts.py) and see
+ * the same, new directory. Where there are more ranks than cores, all of a host share one; results are checked; and
+ * there are fewer samples, because what takes 0.3 µs on one host takes 10 there. A rank of tutti is then a process that
+ * is told its number. */
+#include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,32 +19,75 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { MOST_RANKS = 64 };
 static struct flag { _Alignas(128) _Atomic uint64_t word; } *flags;     /* [ranks], shared by all */
 static int rank, ranks;
+static int hosts = 1;
+static const char *store;                               /* with several hosts: the directory */
 static void fail(const char *what)
 {
     fprintf(stderr, "rank %d: %s\n", rank, what);
     _exit(1);
 }
 
+static int host(void) { return rank / (ranks / hosts); }
 static void pin(void)
 {
     cpu_set_t set;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     CPU_ZERO(&set);
-    CPU_SET((size_t)(rank % cores), &set);
+    CPU_SET((size_t)((hosts > 1 && ranks > cores ? host() : rank) % cores), &set);
     sched_setaffinity(0, sizeof set, &set);
 }
+
+/* ---- several hosts ---- */
+/* Takes the options out of the words. */
+static void options_take(int *argc, char **argv)
+{
+    int taken = 0;
+    for (; 2 + taken + 1 < *argc && !strncmp(argv[2 + taken], "--", 2); taken += 2) {
+        const char *name = argv[2 + taken], *value = argv[3 + taken];
+        if (!strcmp(name, "--hosts")) hosts = atoi(value);
+        else if (!strcmp(name, "--store")) store = value;
+        else if (!strcmp(name, "--rank")) rank = atoi(value);
+        else fail("the options are --hosts, --store and --rank");
+    }
+    if (hosts < 1 || (hosts > 1 && !store)) fail("--hosts needs a number and --store");
+    for (int i = 2; i + taken <= *argc; i++) argv[i] = argv[i + taken];
+    *argc -= taken;
+}
+/* Where this rank runs is where its number says; else what is measured is something else. */
+static void host_check(void)
+{
+    char name[64] = "", expected[64];
+    if (ranks % hosts) fail("the ranks are not as many on each host");
+    gethostname(name, sizeof name - 1);
+    snprintf(expected, sizeof expected, "h%d", host());
+    if (strcmp(name, expected)) fail("this is not the host of this rank");
+}
+/* Flags of ranks on several hosts lie in a file, which is possible as these hosts are one machine. */
+static void flags_map(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/flags", store);
+    int file = open(path, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, MOST_RANKS * sizeof *flags)) fail("no file for the flags");
+    flags = mmap(NULL, MOST_RANKS * sizeof *flags, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (flags == MAP_FAILED) fail("no memory for the flags");
+    close(file);
+}
+
+/* Whom rank 0 sends to: the first rank of another host, if there is one. */
+static int partner(void) { return hosts > 1 ? ranks / hosts : 1; }
 
 /* ---- the library ---- */
 #if defined(TUTTI)
 #include "c_api/tutti.h"
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 static tutti_comm *comm;
 static void must(tutti_status status)
@@ -59,6 +108,51 @@ static void await_ranks(pid_t *process)
     }
     exit(failed ? 1 : 0);
 }
+/* Where ranks of several hosts leave word for each other: a file for each key, which is there whole or not at all. */
+static void store_path(const char *key, char *out, size_t room)
+{
+    int before = snprintf(out, room, "%s/key.", store);
+    snprintf(out + before, room - (size_t)before, "%s", key);
+    for (char *c = out + before; *c; c++)
+        if (*c == '/') *c = '.';
+}
+static tutti_status store_put(void *context, const char *key, const void *value, size_t bytes)
+{
+    char path[4096], made[4096];
+    (void)context;
+    store_path(key, path, sizeof path);
+    snprintf(made, sizeof made, "%s/made.%d", store, rank);
+    FILE *file = fopen(made, "wb");
+    if (!file || fwrite(value, 1, bytes, file) != bytes || fclose(file) || rename(made, path)) return TUTTI_SYSTEM;
+    return TUTTI_OK;
+}
+static tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
+{
+    char path[4096];
+    struct timespec pause = { 0, 1000000 };
+    FILE *file;
+    (void)context;
+    store_path(key, path, sizeof path);
+    while (!(file = fopen(path, "rb")) && timeout_ms-- > 0) nanosleep(&pause, NULL);
+    if (!file) return TUTTI_TIMEOUT;
+    *bytes = fread(value, 1, capacity, file);
+    bool more = fgetc(file) != EOF;
+    fclose(file);
+    return more ? TUTTI_NO_MEMORY : TUTTI_OK;
+}
+static void hosts_join(void)
+{
+    tutti_config config = TUTTI_CONFIG_INIT;
+    config.rank = rank;
+    config.size = ranks;
+    config.store = (tutti_store){ NULL, store_put, store_get };
+    config.store_host = "10.77.0.1";
+    host_check();
+    pin();
+    must(tutti_comm_init(&comm, &config));
+    flags_map();
+}
 static void library_start(int *argc, char ***argv)
 {
     static pid_t process[MOST_RANKS];
@@ -66,6 +160,7 @@ static void library_start(int *argc, char ***argv)
     if (*argc < 2) fail("how many ranks?");
     ranks = atoi((*argv)[1]);
     if (ranks < 1 || ranks > MOST_RANKS) fail("that many ranks cannot be measured here");
+    if (hosts > 1) return hosts_join();
     must(tutti_get_unique_id(&id));
     flags = mmap(NULL, MOST_RANKS * sizeof *flags, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (flags == MAP_FAILED) fail("no memory for the flags");
@@ -124,10 +219,11 @@ static void scatter(float *in, float *out, size_t n)
 }
 static void pingpong(float *in, float *out, size_t n)
 {
-    if (rank == 0) must(tutti_send(in, n, TUTTI_FLOAT32, 1, 0, comm, NULL));
-    if (rank == 1) must(tutti_recv(out, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
-    if (rank == 1) must(tutti_send(in, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
-    if (rank == 0) must(tutti_recv(out, n, TUTTI_FLOAT32, 1, 0, comm, NULL));
+    int other = partner();
+    if (rank == 0) must(tutti_send(in, n, TUTTI_FLOAT32, other, 0, comm, NULL));
+    if (rank == other) must(tutti_recv(out, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
+    if (rank == other) must(tutti_send(in, n, TUTTI_FLOAT32, 0, 0, comm, NULL));
+    if (rank == 0) must(tutti_recv(out, n, TUTTI_FLOAT32, other, 0, comm, NULL));
 }
 #else
 #include <mpi.h>
@@ -136,6 +232,12 @@ static void library_start(int *argc, char ***argv)
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (hosts > 1) {
+        host_check();
+        pin();
+        flags_map();
+        return;
+    }
     MPI_Win window;                                                     /* lives as long as the process */
     MPI_Aint bytes = rank ? 0 : MOST_RANKS * (MPI_Aint)sizeof *flags;
     int unit;
@@ -189,10 +291,11 @@ static void scatter(float *in, float *out, size_t n)
 }
 static void pingpong(float *in, float *out, size_t n)
 {
-    if (rank == 0) MPI_Send(in, (int)n, MPI_FLOAT, 1, 0, MPI_COMM_WORLD);
-    if (rank == 1) MPI_Recv(out, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    if (rank == 1) MPI_Send(in, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD);
-    if (rank == 0) MPI_Recv(out, (int)n, MPI_FLOAT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    int other = partner();
+    if (rank == 0) MPI_Send(in, (int)n, MPI_FLOAT, other, 0, MPI_COMM_WORLD);
+    if (rank == other) MPI_Recv(out, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (rank == other) MPI_Send(in, (int)n, MPI_FLOAT, 0, 0, MPI_COMM_WORLD);
+    if (rank == 0) MPI_Recv(out, (int)n, MPI_FLOAT, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 #endif
 static void allreduce_in_place(float *in, float *out, size_t n)
@@ -202,20 +305,28 @@ static void allreduce_in_place(float *in, float *out, size_t n)
 }
 
 /* ---- measuring ---- */
-struct collective { const char *name; void (*call)(float *in, float *out, size_t n); };
-static const struct collective collectives[] = {
-    { "allreduce", allreduce_in_place },
-    { "allreduce, out of place", allreduce },
-    { "reduce_scatter", reduce_scatter },
-    { "allgather", allgather },
-    { "broadcast", broadcast },
-    { "reduce", reduce },
-    { "all_to_all", alltoall },
-    { "gather", gather },
-    { "scatter", scatter },
-    { "send and back", pingpong },
+/* What is where afterwards, so that results can be checked. */
+enum result { ALL_SUMMED, PART_SUMMED, PARTS, FIRST, FIRST_SUMMED, PARTS_FOR_ME, FIRST_PARTS, PART_OF_FIRST, BACK };
+struct collective {
+    const char *name;
+    void (*call)(float *in, float *out, size_t n);
+    enum result result;
+    bool in_place;
 };
-enum { MOST = 1000, BATCH = 50, FLAG_BATCHES = 9, FLAG_BATCH = 100 };
+static const struct collective collectives[] = {
+    { "allreduce", allreduce_in_place, ALL_SUMMED, true },
+    { "allreduce, out of place", allreduce, ALL_SUMMED, false },
+    { "reduce_scatter", reduce_scatter, PART_SUMMED, false },
+    { "allgather", allgather, PARTS, false },
+    { "broadcast", broadcast, FIRST, true },
+    { "reduce", reduce, FIRST_SUMMED, false },
+    { "all_to_all", alltoall, PARTS_FOR_ME, false },
+    { "gather", gather, FIRST_PARTS, false },
+    { "scatter", scatter, PART_OF_FIRST, false },
+    { "send and back", pingpong, BACK, false },
+};
+enum { MOST = 1000, LEAST = 5, BATCH = 50, FLAG_BATCHES = 9, FLAG_BATCH = 100 };
+static const double BUDGET_NS = 2e8;                    /* of a row, between hosts */
 
 static double now_ns(void)
 {
@@ -252,6 +363,53 @@ static void dirty(float *at, size_t n, int seed)
 {
     for (size_t i = 0; i < n; i++) at[i] = (float)((int)(i & 7) + seed);
 }
+/* How many elements this rank has as a result of n. */
+static size_t result_count(enum result result, size_t n)
+{
+    switch (result) {
+    case PART_SUMMED:
+    case PART_OF_FIRST: return n / (size_t)ranks;
+    case FIRST_SUMMED: return rank ? 0 : n;
+    case PARTS:
+    case PARTS_FOR_ME: return n / (size_t)ranks * (size_t)ranks;
+    case FIRST_PARTS: return rank ? 0 : n / (size_t)ranks * (size_t)ranks;
+    case BACK: return rank == 0 || rank == partner() ? n : 0;
+    case ALL_SUMMED:
+    case FIRST:
+    default: return n;
+    }
+}
+/* Element i of it, when every rank q has filled its input with dirty(…, q). */
+static float result_element(enum result result, size_t n, size_t i)
+{
+    size_t part = n / (size_t)ranks, mine = (size_t)rank * part;
+    int sum = ranks * (ranks - 1) / 2, from = part ? (int)(i / part) : 0;
+    switch (result) {
+    case ALL_SUMMED:
+    case FIRST_SUMMED: return (float)(ranks * (int)(i & 7) + sum);
+    case PART_SUMMED: return (float)(ranks * (int)((mine + i) & 7) + sum);
+    case PARTS:
+    case FIRST_PARTS: return (float)((int)(i % part & 7) + from);
+    case PARTS_FOR_ME: return (float)((int)((mine + i % part) & 7) + from);
+    case PART_OF_FIRST: return (float)((mine + i) & 7);
+    case BACK: return (float)((int)(i & 7) + (rank ? 0 : partner()));
+    case FIRST:
+    default: return (float)(i & 7);
+    }
+}
+static void check(const struct collective *c, float *in, float *out, size_t n)
+{
+    const float *found = c->in_place ? in : out;
+    dirty(in, n, rank);
+    if (!c->in_place) dirty(out, n, -100);
+    c->call(in, out, n);
+    for (size_t i = 0; i < result_count(c->result, n); i++)
+        if (found[i] != result_element(c->result, n, i)) {
+            fprintf(stderr, "rank %d: %s of %zu: element %zu is %g instead of %g\n", rank, c->name, n, i,
+                (double)found[i], (double)result_element(c->result, n, i));
+            _exit(1);
+        }
+}
 /* Small messages are timed in batches, because a clock costs as much as they do. */
 static double sample(const struct collective *c, float *in, float *out, size_t n, int seed)
 {
@@ -265,12 +423,23 @@ static double sample(const struct collective *c, float *in, float *out, size_t n
     }
     return (now_ns() - begin) / batch;
 }
+/* Checks a result, and says how many samples take about as long as a row may; all ranks say the same. */
+static int samples_between_hosts(const struct collective *c, float *in, float *out, size_t n)
+{
+    check(c, in, out, n);
+    double begin = now_ns();
+    sample(c, in, out, n, rank);
+    double took = now_ns() - begin;
+    slowest(&took, 1);
+    double most = BUDGET_NS / took;
+    return most > MOST ? MOST : most < LEAST ? LEAST : (int)most;
+}
 static void measure(const struct collective *c, float *in, float *out, size_t n)
 {
     static double times[MOST];
     double before = flag_ns();
     double most = 1.5e8 / ((double)n * 2 + 1.5e5);                      /* about a tenth of a second */
-    int samples = most > MOST ? MOST : most < 9 ? 9 : (int)most;
+    int samples = hosts > 1 ? samples_between_hosts(c, in, out, n) : most > MOST ? MOST : most < 9 ? 9 : (int)most;
     for (int s = -2; s < samples; s++) {                                /* two to warm up */
         double took = sample(c, in, out, n, rank + s);
         if (s >= 0) times[s] = took;
@@ -316,10 +485,12 @@ static size_t largest(char **words, int count)
 }
 int main(int argc, char **argv)
 {
+    if (argc > 1) options_take(&argc, argv);
     library_start(&argc, &argv);
     bool shared = argc > 2 && !strcmp(argv[2], "shared");
     int first = 2 + shared;
-    if (argc <= first || ranks > MOST_RANKS) fail("usage: peers RANKS [shared] COLLECTIVE=BYTES[,BYTES...]...");
+    if (argc <= first || ranks > MOST_RANKS)
+        fail("usage: peers RANKS [--hosts COUNT --store DIRECTORY [--rank RANK]] [shared] COLLECTIVE=BYTES[,BYTES]...");
     size_t room = largest(argv + first, argc - first) / 4096 * 4096 + 8192;
     float *in = shared ? shared_memory(room) : aligned_alloc(4096, room);
     float *out = shared ? shared_memory(room) : aligned_alloc(4096, room);

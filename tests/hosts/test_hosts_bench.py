@@ -1,0 +1,76 @@
+"""What compares tutti with Open MPI and MPICH between hosts (tests/bench/hosts/compare_peers.py): it runs, and refuses
+figures of something else than the network."""
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests/bench/hosts/compare_peers.py"
+
+
+@pytest.fixture(scope="module")
+def compare_peers():
+    spec = importlib.util.spec_from_file_location("compare_peers", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Wire:
+    """Hosts that are never there: each call sends so many bytes from each."""
+
+    def __init__(self, sent):
+        self.total, self.sent = 1000, sent
+
+    def sent_bytes(self, host):
+        return self.total
+
+    def measured(self, *_):
+        self.total += self.sent
+        return {}
+
+
+def measured(folder, *words):
+    if not (ROOT / "shim/torch_tutti/libtutti.so").exists() or not shutil.which("cc"):
+        pytest.skip("libtutti is not built, or there is no compiler")
+    command = [sys.executable, PROGRAM, "--rounds", "1", "--more", "0", *words, "--json", folder / "found.json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return json.loads((folder / "found.json").read_text())["rows"]
+
+
+def test_ranks_of_two_hosts_are_measured_and_checked(namespaces_work, tmp_path):
+    found = measured(tmp_path, "--alone", "--sizes", "8,65536")
+    assert [(row["collective"], row["bytes"]) for row in found["2"]][:3] == [
+        ("allreduce", 16), ("allreduce", 65536), ("allreduce, out of place", 16)]
+    assert len(found["1"]) == 20 and all(row["times"]["tutti"] > 1 for rows in found.values() for row in rows)
+
+
+@pytest.mark.parametrize("library, starter", [("Open MPI", "mpirun.openmpi"), ("MPICH", "mpirun.mpich")])
+def test_mpi_runs_on_the_same_hosts(namespaces_work, tmp_path, library, starter):
+    if not shutil.which(starter) or not shutil.which(starter.replace("run", "cc")):
+        pytest.skip(f"{library} is not installed")
+    found = measured(tmp_path, "--per-host", "1", "--only", "allreduce", "--sizes", "65536")
+    assert found["1"][0]["times"][library] > 1
+
+
+def test_ranks_with_less_than_an_element_each_are_given_more(compare_peers):
+    assert compare_peers.rows_of(2, ["gather"], [8, 16, 4096]) == [("gather", 16), ("gather", 4096)]
+
+
+@pytest.mark.parametrize("sent, fits", [(9 * 4096, True), (9 * 4096 - 1, False)])
+def test_what_was_not_sent_over_the_network_is_refused(compare_peers, monkeypatch, sent, fits):
+    """An all-reduce of two hosts brings the bytes of each to the other."""
+    wire = Wire(sent)
+    monkeypatch.setattr(compare_peers.compare, "measured", wire.measured)
+    run = compare_peers.watched(wire, 1)
+    if fits:
+        assert run("MPICH", [], [("allreduce", 4096)]) == {}
+    else:
+        with pytest.raises(SystemExit, match="MPICH has sent 73726 bytes between hosts, and needs 73728 at least"):
+            run("MPICH", [], [("allreduce", 4096)])
