@@ -35,28 +35,17 @@ class Wire:
         return {}
 
 
-def measured(folder, *words):
+def test_results_of_all_collectives_are_checked_on_two_hosts(namespaces_work, tmp_path):
+    """Two ranks on each: where cores are few, nobody then waits for flags, which takes long on a busy machine."""
     if not (ROOT / "shim/torch_tutti/libtutti.so").exists() or not shutil.which("cc"):
         pytest.skip("libtutti is not built, or there is no compiler")
-    command = [sys.executable, PROGRAM, "--rounds", "1", "--more", "0", *words, "--json", folder / "found.json"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    words = ["--alone", "--rounds", "1", "--more", "0", "--per-host", "2", "--sizes", "262144"]
+    run = subprocess.run([sys.executable, PROGRAM, *words, "--json", tmp_path / "found.json"], capture_output=True,
+                         text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    return json.loads((folder / "found.json").read_text())["rows"]
-
-
-def test_ranks_of_two_hosts_are_measured_and_checked(namespaces_work, tmp_path):
-    found = measured(tmp_path, "--alone", "--sizes", "8,65536")
-    assert [(row["collective"], row["bytes"]) for row in found["2"]][:3] == [
-        ("allreduce", 16), ("allreduce", 65536), ("allreduce, out of place", 16)]
-    assert len(found["1"]) == 20 and all(row["times"]["tutti"] > 1 for rows in found.values() for row in rows)
-
-
-@pytest.mark.parametrize("library, starter", [("Open MPI", "mpirun.openmpi"), ("MPICH", "mpirun.mpich")])
-def test_mpi_runs_on_the_same_hosts(namespaces_work, tmp_path, library, starter):
-    if not shutil.which(starter) or not shutil.which(starter.replace("run", "cc")):
-        pytest.skip(f"{library} is not installed")
-    found = measured(tmp_path, "--per-host", "1", "--only", "allreduce", "--sizes", "65536")
-    assert found["1"][0]["times"][library] > 1
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]["2"]
+    assert [row["collective"] for row in rows][:3] == ["allreduce", "allreduce, out of place", "reduce_scatter"]
+    assert len(rows) == 10 and all(row["times"]["tutti"] > 1 for row in rows)
 
 
 def test_ranks_with_less_than_an_element_each_are_given_more(compare_peers):
