@@ -37,6 +37,10 @@ if [ "$1" != switch ]; then
     mount -t sysfs sysfs /sys
     mount -t tmpfs -o mode=1777 tmpfs /dev/shm
     mount --bind "$2" /etc/hosts
+    if [ -d /run/infiniband ]; then                     # a guest of script/test-verbs: each host has one RDMA device
+        mkdir -p "/run/infiniband/$1"
+        mount --bind "/run/infiniband/$1" /dev/infiniband
+    fi
     for what in accept_dad dad_transmits; do
         for where in default all; do echo 0 >/proc/sys/net/ipv6/conf/$where/$what || true; done
     done 2>/dev/null
