@@ -4,7 +4,7 @@
 mine=rxe$NODE_RANK
 seen=$(ibv_devices | grep -o 'rxe[0-9]*')
 [ "$seen" = "$mine" ] || { echo "there should be $mine only, and is: $seen"; exit 1; }
-[ "$NODE_RANK" -ne 0 ] || exec ibv_rc_pingpong -d "$mine" -g 1 -n 100 -c
+[ "$NODE_RANK" -ne 0 ] || exec timeout 100 ibv_rc_pingpong -d "$mine" -g 1 -n 100 -c
 while true; do
     ibv_rc_pingpong -d "$mine" -g 1 -n 100 -c "$MASTER_ADDR" >/run/"$mine" 2>&1
     status=$?
