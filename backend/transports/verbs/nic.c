@@ -1,5 +1,5 @@
 /* What a port of a device is given: a protection domain, one queue of completions for all, one queue of receives for
-   all pairs. A receive has no buffer: messages are written into the box of their pair, and an immediate only says so. */
+   all pairs. A receive has no buffer: messages are written into the box of their pair, and an immediate says so. */
 #include "backend/transports/verbs/nic.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
