@@ -122,7 +122,8 @@ static void put_transports(struct text *t)
     put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
     put_pair(t, "ucx", ucx, ", ");
-    put_pair(t, "verbs", verbs, "}, ");
+    put_pair(t, "verbs", verbs, ", ");
+    put_pair(t, "tcp", "yes: sockets of the system", "}, ");
 }
 static void put_settings(struct text *t)
 {

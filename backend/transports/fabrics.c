@@ -1,10 +1,11 @@
 /* A new fabric is a row here. */
 #include "backend/transports/fabrics.h"
+#include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"
 #include <string.h>
 
-static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric };
+static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
 enum { COUNT = sizeof all / sizeof *all };
 
 struct fabric *fabric_at(int number) { return number >= 0 && number < COUNT ? all[number] : NULL; }

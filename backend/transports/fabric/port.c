@@ -83,7 +83,7 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
 /* What notes and callbacks have left to be done. */
 static bool settle(struct port *p)
 {
-    bool moved = p->matched || p->landed;
+    bool moved = p->matched || p->landed || p->waiting; /* for an endpoint that somebody else may have opened */
     if (p->matched) port_begin_matched(p);
     if (p->landed) port_end_landed(p);
     if (p->waiting) port_send_waiting(p);

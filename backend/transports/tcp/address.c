@@ -1,0 +1,122 @@
+/* Where this process listens, and how its sockets are opened: on the network interface that leads to the other hosts,
+ * by IPv4 if it has an address of it; between hosts that are pretended, on loopback. */
+#include "backend/base/descriptor.h"
+#include "backend/transports/tcp/sockets.h"
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BACKLOG = 4096 };
+union name {
+    struct sockaddr any;
+    struct sockaddr_in four;
+    struct sockaddr_in6 six;
+};
+static socklen_t bytes_of(const union name *name)
+{
+    return name->any.sa_family == AF_INET ? sizeof name->four : sizeof name->six;
+}
+/* 0: it does not serve. */
+static int worth_of(const struct ifaddrs *at, const char *device)
+{
+    union name name;
+    if (!at->ifa_addr || strcmp(at->ifa_name, device) != 0 || !(at->ifa_flags & IFF_UP)) return 0;
+    if (at->ifa_addr->sa_family == AF_INET) return 3;
+    if (at->ifa_addr->sa_family != AF_INET6) return 0;
+    memcpy(&name.six, at->ifa_addr, sizeof name.six);
+    return IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr) ? 1 : 2;
+}
+static tutti_status find_address(const char *device, union name *out)
+{
+    struct ifaddrs *all;
+    int best = 0;
+    if (getifaddrs(&all) != 0)
+        return status_fail(TUTTI_SYSTEM, "the network interfaces cannot be listed: %s", strerror(errno));
+    for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
+        int worth = worth_of(at, device);
+        if (worth <= best) continue;
+        best = worth;
+        memcpy(out, at->ifa_addr, at->ifa_addr->sa_family == AF_INET ? sizeof out->four : sizeof out->six);
+    }
+    freeifaddrs(all);
+    if (best) return TUTTI_OK;
+    return status_fail(TUTTI_UNSUPPORTED,
+        "the network interface %s is down or has no address (TUTTI_SOCKET_IFNAME chooses another)", device);
+}
+static int open_socket(int family)
+{
+    int descriptor = descriptor_raised(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    return descriptor < 0 ? -errno : descriptor;
+}
+static void set(int descriptor, int level, int option, int value)
+{
+    setsockopt(descriptor, level, option, &value, sizeof value);
+}
+static void keep_address(struct sockets *s, const union name *name)
+{
+    s->card.family = name->any.sa_family;
+    if (s->card.family == AF_INET) {
+        s->card.port = ntohs(name->four.sin_port);
+        memcpy(s->card.address, &name->four.sin_addr, sizeof name->four.sin_addr);
+        return;
+    }
+    s->card.port = ntohs(name->six.sin6_port);
+    memcpy(s->card.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
+    s->scope = name->six.sin6_scope_id;
+}
+tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
+{
+    union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
+    const char *device = place->pretended ? NULL : place->device;
+    if (device) TRY(find_address(device, &name));
+    socklen_t bytes = bytes_of(&name);
+    int descriptor = s->listener.descriptor = open_socket(name.any.sa_family);
+    if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "no socket for TCP can be had: %s", strerror(-descriptor));
+    if (name.any.sa_family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, BACKLOG) != 0
+        || getsockname(descriptor, &name.any, &bytes) != 0)
+        return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
+    keep_address(s, &name);
+    return TUTTI_OK;
+}
+int address_call(const struct sockets *s, const struct card *card)
+{
+    union name name;
+    memset(&name, 0, sizeof name);
+    name.any.sa_family = card->family;
+    if (card->family == AF_INET) {
+        name.four.sin_port = htons(card->port);
+        memcpy(&name.four.sin_addr, card->address, sizeof name.four.sin_addr);
+    } else {
+        name.six.sin6_port = htons(card->port);
+        memcpy(&name.six.sin6_addr, card->address, sizeof name.six.sin6_addr);
+        if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope; /* each host's own number */
+    }
+    int descriptor = open_socket(card->family);
+    if (descriptor < 0) return descriptor;
+    set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (connect(descriptor, &name.any, bytes_of(&name)) == 0 || errno == EINPROGRESS) return descriptor;
+    int error = errno;
+    close(descriptor);
+    return -error;
+}
+int address_accept(int listener)
+{
+    int descriptor;
+    do descriptor = descriptor_raised(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
+    if (descriptor < 0) return -errno;
+    set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    return descriptor;
+}
+int address_error(int descriptor)
+{
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    return getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 ? errno : error;
+}

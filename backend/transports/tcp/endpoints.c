@@ -1,0 +1,151 @@
+/* An endpoint for each process that this one speaks to: made, opened, failed, ended. One that has failed stays, without
+ * its socket, until the fabric ends: what came by it may still be parked. */
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/transports/tcp/sockets.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { PART_MS = 300 };
+
+/* ---- what the kernel tells of ---- */
+tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events)
+{
+    struct epoll_event what = { .events = events, .data.ptr = handle };
+    int how = !handle->events ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+    if (events == handle->events) return TUTTI_OK;
+    if (epoll_ctl(fabric->event, how, handle->descriptor, &what) != 0)
+        return status_fail(TUTTI_SYSTEM, "a socket cannot be watched: %s", strerror(errno));
+    handle->events = events;
+    return TUTTI_OK;
+}
+/* A child of fork may have the connection, too: so it is ended, and epoll told, before it is closed here. */
+void handle_close(const struct fabric *fabric, struct handle *handle)
+{
+    if (handle->descriptor < 0) return;
+    handle_watch(fabric, handle, 0);
+    shutdown(handle->descriptor, SHUT_RDWR);
+    close(handle->descriptor);
+    handle->descriptor = -1;
+}
+
+/* ---- made ---- */
+struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16])
+{
+    struct tcp_endpoint *e = memory_zeroed(1, sizeof *e);
+    if (!e) return NULL;
+    memcpy(e->base.process, process, sizeof e->base.process);
+    e->handle = (struct handle){ ENDPOINT, -1, 0 };
+    e->spare = -1;
+    e->base.next = fabric->endpoints;
+    fabric->endpoints = &e->base;
+    return e;
+}
+static void count_open(struct fabric *fabric)
+{
+    struct sockets *s = sockets_of(fabric);
+    s->open = 0;
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+        if (!is_connected(tcp_of(b))) continue;
+        if (s->open < FEW) s->few[s->open] = tcp_of(b);
+        s->open++;
+    }
+}
+void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor)
+{
+    e->handle.descriptor = descriptor;
+    e->base.open = true;
+    if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) endpoint_end(fabric, e, "it cannot be watched");
+    count_open(fabric);
+}
+/* What comes at the other end comes from this process, but nobody is to send by that one. */
+tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    int both[2];
+    struct tcp_endpoint *twin = endpoint_new(fabric, e->base.process);
+    if (!twin) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    twin->base.left = true;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
+        return status_fail(TUTTI_SYSTEM, "no pair of sockets can be had: %s", strerror(errno));
+    e->twin = twin;
+    twin->twin = e;
+    endpoint_open(fabric, e, both[0]);
+    endpoint_open(fabric, twin, both[1]);
+    return TUTTI_OK;
+}
+
+/* ---- the end ---- */
+static void end_call(struct tcp_endpoint *e)
+{
+    if (e->spare >= 0) close(e->spare);
+    e->spare = -1;
+}
+static void end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+{
+    struct sockets *s = sockets_of(fabric);
+    bool open = is_connected(e);
+    endpoint_note_broken(fabric, &e->base, why);
+    s->blocked -= (e->handle.events & EPOLLOUT) != 0 && open;
+    handle_close(fabric, &e->handle);
+    end_call(e);
+    e->current = NULL;
+    incoming_forget(fabric, &e->in);
+    errands_land(fabric, e, why);
+    if (open) count_open(fabric);
+}
+void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+{
+    struct tcp_endpoint *twin = e->twin;
+    end_alone(fabric, e, why);
+    if (!twin) return;
+    e->twin = twin->twin = NULL;
+    end_alone(fabric, twin, why);
+}
+void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
+{
+    endpoint_end(fabric, tcp_of(endpoint), "it was given up");
+}
+/* The other side hears the goodbye, closes, and that comes back: then nothing is lost on the way, as it could be if this
+   side closed what it has not read to its end. */
+static bool has_parted(struct tcp_endpoint *e)
+{
+    if (!is_connected(e)) return true;
+    if (!e->current && !e->waiting.first && !e->pulled.first && !e->parted) {
+        shutdown(e->handle.descriptor, SHUT_WR);
+        e->parted = true;
+    }
+    return false;
+}
+static void say_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    e->goodbye = (struct errand){ .endpoint = e, .frame.what = GOODBYE };
+    errand_write(fabric, e, &e->goodbye);
+}
+void tcp_part(struct fabric *fabric)
+{
+    bool parted = false;
+    handle_close(fabric, &sockets_of(fabric)->listener);
+    guests_drop(fabric);
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+        if (is_connected(tcp_of(b))) say_goodbye(fabric, tcp_of(b));
+        else if (!endpoint_is_broken(b)) endpoint_end(fabric, tcp_of(b), "this process ends");
+    }
+    for (int64_t until_ms = clock_ms() + PART_MS; !parted && clock_ms() < until_ms;) {
+        bool moved = tcp_progress(fabric);
+        parted = true;
+        for (struct endpoint *b = fabric->endpoints; b; b = b->next) parted &= has_parted(tcp_of(b));
+        if (!parted && !moved) fabric_pause(fabric);
+    }
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next)
+        if (!endpoint_is_broken(b)) endpoint_end(fabric, tcp_of(b), "this process ends");
+}
+void endpoints_free(struct fabric *fabric)
+{
+    for (struct endpoint *b; (b = fabric->endpoints) != NULL; free(b)) {
+        endpoint_end(fabric, tcp_of(b), "this process ends");
+        fabric->endpoints = b->next;
+    }
+}

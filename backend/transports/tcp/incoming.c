@@ -1,0 +1,188 @@
+/* What is read: many small frames by one read into a buffer that all connections share, and the bytes of a frame that
+ * has begun straight to their place. What the other side says is checked before it is used; what cannot be breaks the
+ * connection. */
+#include "backend/base/memory.h"
+#include "backend/transports/tcp/sockets.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+static const char cannot_be[] = "a message that cannot be";
+static const char no_memory[] = "no memory for a message that comes";
+
+void incoming_forget(struct fabric *fabric, struct incoming *in)
+{
+    if (in->room) flight_free(fabric, in->room);
+    *in = (struct incoming){ .head_bytes = 0 };
+}
+
+/* ---- frames ---- */
+static struct header header_of(const struct incoming *in)
+{
+    struct header header;
+    memcpy(&header, in->head + sizeof(struct frame), sizeof header);
+    return header;
+}
+static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
+{
+    struct header header = header_of(&e->in);
+    struct errand *errand = frame->extent ? errand_new(fabric, e) : NULL;
+    if (!errand) return frame->extent ? no_memory : cannot_be;
+    errand->frame.id = frame->id;
+    errand->bytes = (size_t)frame->extent;
+    if (!fabric_hear(fabric, &header, errand, errand->bytes, true)) tcp_release(fabric, errand);
+    return NULL;
+}
+static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
+{
+    struct errand *errand = errands_find(&e->offered, frame->id);
+    if (!errand) return cannot_be;
+    errands_remove(&e->offered, errand);
+    if (frame->what == RELEASE) {
+        errand_land(fabric, errand, NULL);
+        return NULL;
+    }
+    errand_begin_part(errand);
+    errands_push(&e->pulled, errand);
+    if (!(e->handle.events & EPOLLOUT)) endpoint_make_busy(fabric, e);
+    return NULL;
+}
+static const char *hear_data(struct tcp_endpoint *e, const struct frame *frame)
+{
+    struct errand *errand = errands_find(&e->fetching, frame->id);
+    if (!errand || !frame->bytes || frame->extent != errand->moved || frame->bytes > errand->bytes - errand->moved)
+        return cannot_be;
+    e->in.fetch = errand;
+    e->in.into = errand->into + errand->moved;
+    e->in.left = (size_t)frame->bytes;
+    return NULL;
+}
+static const char *expect_eager(struct fabric *fabric, struct incoming *in, const struct frame *frame)
+{
+    in->room = flight_new(fabric, (size_t)frame->bytes);
+    if (!in->room) return no_memory;
+    in->into = in->room->room;
+    in->left = in->room->bytes = (size_t)frame->bytes;
+    return NULL;
+}
+static void data_is_whole(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+{
+    e->in.fetch = NULL;
+    errand->moved = (size_t)(e->in.into - errand->into);
+    if (errand->moved < errand->bytes) return;
+    errands_remove(&e->fetching, errand);
+    errand_land(fabric, errand, NULL);
+}
+/* The bytes of the frame have come to their place. */
+static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    struct flight *room = e->in.room;
+    if (e->in.fetch) data_is_whole(fabric, e, e->in.fetch);
+    if (!room) return;
+    struct header header = header_of(&e->in);
+    e->in.room = NULL;
+    fabric_hear(fabric, &header, room->room, room->bytes, false);
+    flight_free(fabric, room);
+}
+/* The head has come, and `bytes` behind it are at `at`: how many of them it takes. */
+static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
+{
+    struct frame frame;
+    const char *wrong = NULL;
+    memcpy(&frame, e->in.head, sizeof frame);
+    e->in.head_bytes = 0;
+    if (frame.what != EAGER && frame.what != DATA && frame.bytes) frame.what = UINT64_MAX;
+    switch (frame.what) {
+    case EAGER:
+        if (frame.bytes > EAGER_BYTES) wrong = cannot_be;
+        else if (frame.bytes > bytes) wrong = expect_eager(fabric, &e->in, &frame);
+        else {
+            struct header header = header_of(&e->in);
+            fabric_hear(fabric, &header, at, (size_t)frame.bytes, false);
+            return (size_t)frame.bytes;
+        }
+        break;
+    case OFFER: wrong = hear_offer(fabric, e, &frame); break;
+    case PULL:
+    case RELEASE: wrong = hear_wish(fabric, e, &frame); break;
+    case DATA: wrong = hear_data(e, &frame); break;
+    case GOODBYE: e->base.left = true; break;
+    default: wrong = cannot_be; break;
+    }
+    if (wrong) endpoint_end(fabric, e, wrong);
+    return 0;
+}
+
+/* ---- bytes ---- */
+static size_t head_needs(const struct incoming *in)
+{
+    struct frame frame;
+    if (in->head_bytes < sizeof frame) return sizeof frame - in->head_bytes;
+    memcpy(&frame, in->head, sizeof frame);
+    return frame.what <= OFFER ? MOST_HEAD - in->head_bytes : 0;
+}
+static void hear(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)
+{
+    struct incoming *in = &e->in;
+    while (bytes && e->handle.descriptor >= 0) {
+        size_t needed = in->left ? in->left : head_needs(in), n = size_smaller(needed, bytes);
+        memcpy(in->left ? in->into : in->head + in->head_bytes, at, n);
+        at += n;
+        bytes -= n;
+        if (in->left) {
+            in->into += n;
+            in->left -= n;
+            if (!in->left) is_whole(fabric, e);
+            continue;
+        }
+        in->head_bytes += n;
+        if (head_needs(in)) continue;
+        n = begin_frame(fabric, e, at, bytes);
+        at += n;
+        bytes -= n;
+    }
+}
+/* Where much is to come to its place, only a little is read beyond. */
+static ssize_t read_some(struct fabric *fabric, struct tcp_endpoint *e, size_t *asked)
+{
+    struct incoming *in = &e->in;
+    unsigned char *buffer = sockets_of(fabric)->buffer;
+    bool bulk = e->fetching.first;
+    size_t direct = size_smaller(in->left, READ_BYTES),
+           beyond = direct < in->left ? 0
+        : bulk                        ? AHEAD_BYTES
+                                      : BUFFER_BYTES;
+    struct iovec list[2] = { { in->into, direct }, { buffer, beyond } };
+    *asked = direct + beyond;
+    if (!direct) return recv(e->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
+    return readv(e->handle.descriptor, list, 2);
+}
+static void hear_all(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes)
+{
+    struct incoming *in = &e->in;
+    size_t direct = size_smaller(in->left, bytes);
+    if (direct) {
+        in->into += direct;
+        in->left -= direct;
+        if (!in->left) is_whole(fabric, e);
+    }
+    hear(fabric, e, sockets_of(fabric)->buffer, bytes - direct);
+}
+bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    size_t all = 0, asked = 0;
+    while (all < READ_BYTES && is_connected(e)) {
+        ssize_t n = read_some(fabric, e, &asked);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n <= 0) {
+            endpoint_end(fabric, e, n < 0 ? strerror(errno) : "its process has closed the connection");
+            return true;
+        }
+        hear_all(fabric, e, (size_t)n);
+        all += (size_t)n;
+        if ((size_t)n < asked) break; /* there is no more */
+    }
+    return all > 0;
+}

@@ -1,0 +1,121 @@
+/* What is written: frames straight from where their bytes lie, one after the other. What the socket does not take waits
+ * for its turn; when the socket takes something again epoll tells. */
+#include "backend/base/memory.h"
+#include "backend/transports/tcp/sockets.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+static size_t bytes_of_header(const struct frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
+static size_t bytes_of(const struct frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
+/* More of its frame. The bytes that were written, or -1 and errno. */
+static ssize_t write_some(int descriptor, struct errand *errand)
+{
+    struct frame *frame = &errand->frame;
+    unsigned char *from = (unsigned char *)(uintptr_t)errand->from;
+    struct iovec list[3], *at = list;
+    size_t skip = errand->written;
+    int count = 0;
+    list[count++] = (struct iovec){ frame, sizeof *frame };
+    if (bytes_of_header(frame)) list[count++] = (struct iovec){ &errand->flight->header, sizeof(struct header) };
+    if (frame->bytes) list[count++] = (struct iovec){ from + errand->moved, (size_t)frame->bytes };
+    for (; skip >= at->iov_len; at++, count--) skip -= at->iov_len;
+    at->iov_base = (unsigned char *)at->iov_base + skip;
+    at->iov_len -= skip;
+    const struct msghdr message = { .msg_iov = at, .msg_iovlen = (size_t)count };
+    ssize_t n = sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) errand->written += (size_t)n;
+    return n;
+}
+/* The next part of what the other side has asked for. */
+void errand_begin_part(struct errand *errand)
+{
+    errand->frame = (struct frame){ .what = DATA,
+        .bytes = size_smaller(PART_BYTES, errand->bytes - errand->moved),
+        .id = errand->frame.id,
+        .extent = errand->moved };
+    errand->written = 0;
+}
+static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool blocked)
+{
+    uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    if (e->handle.events == events) return;
+    if (handle_watch(fabric, &e->handle, events) != TUTTI_OK) {
+        endpoint_end(fabric, e, "it cannot be watched");
+        return;
+    }
+    sockets_of(fabric)->blocked += blocked ? 1 : -1;
+}
+/* true: its frame has left. false: the socket takes no more now, or has failed. */
+static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+{
+    size_t bytes = bytes_of(&errand->frame);
+    while (errand->written < bytes) {
+        ssize_t n = write_some(e->handle.descriptor, errand);
+        if (n >= 0) continue;
+        int error = errno;
+        if (error == EINTR) continue;
+        e->current = errand->written ? errand : NULL;
+        if (error == EAGAIN || error == ENOBUFS) set_blocked(fabric, e, true);
+        else endpoint_end(fabric, e, strerror(error));
+        return false;
+    }
+    e->current = NULL;
+    return true;
+}
+void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    struct sockets *s = sockets_of(fabric);
+    if (e->busy) return;
+    e->busy = true;
+    e->next_busy = s->busy;
+    s->busy = e;
+}
+enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+{
+    bool now = !e->current && !e->waiting.first && !(e->handle.events & EPOLLOUT);
+    if (now && write_whole(fabric, e, errand)) return LEFT;
+    if (e->handle.descriptor < 0) return FAILED;
+    errands_push(&e->waiting, errand);
+    return WAITS;
+}
+
+/* ---- what waited ---- */
+static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+{
+    if (errand->frame.what == DATA) {
+        errand->moved += (size_t)errand->frame.bytes;
+        if (errand->moved < errand->bytes) {
+            errand_begin_part(errand);
+            return;
+        }
+        errands_remove(&e->pulled, errand);
+        errand_land(fabric, errand, NULL);
+        return;
+    }
+    errands_remove(&e->waiting, errand);
+    if (errand->frame.what == OFFER) errands_push(&e->offered, errand);
+    else if (errand->frame.what == PULL) errands_push(&e->fetching, errand);
+    else errand_land(fabric, errand, NULL);
+}
+static struct errand *next_of(const struct tcp_endpoint *e)
+{
+    if (e->current) return e->current;
+    return e->waiting.first ? e->waiting.first : e->pulled.first;
+}
+bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    size_t written = 0;
+    for (struct errand *errand; written < WRITE_BYTES && e->handle.descriptor >= 0 && (errand = next_of(e)) != NULL;) {
+        size_t before = errand->written;
+        bool whole = write_whole(fabric, e, errand);
+        if (!whole) return written > 0 || e->handle.descriptor < 0;
+        written += errand->written - before;
+        has_left(fabric, e, errand);
+    }
+    if (e->handle.descriptor < 0) return true;
+    if (next_of(e)) endpoint_make_busy(fabric, e);
+    else set_blocked(fabric, e, false);
+    return written > 0;
+}

@@ -1,0 +1,159 @@
+/* This process's sockets: one that listens, one for each process that it speaks to, and those of callers that have not
+ * shown yet who they are. Touched with the lock of their fabric held.
+ *
+ * What goes over a connection, after the greetings, are frames: a message with its bytes (EAGER), or announced (OFFER);
+ * that the other's receive is there (PULL), and then its bytes in parts (DATA), each from the one tensor and into the
+ * other; or that nobody will receive it (RELEASE). A frame that is begun is finished before another, and small ones go
+ * before the next part. */
+#pragma once
+#include "backend/transports/fabric/port.h"
+#include <sys/epoll.h>
+
+enum {
+    GUESTS = 128,             /* callers that have not shown who they are: the oldest makes room for the next */
+    GUEST_MS = 5000,          /* and have so long to do it */
+    CALL_MS = 30000,          /* until a call that nobody answers has failed */
+    BUFFER_BYTES = 128 << 10, /* one read takes so much of small frames */
+    AHEAD_BYTES = 4 << 10,    /* and so much behind bytes that are read to their place */
+    PART_BYTES = 256 << 10,   /* of DATA */
+    READ_BYTES = 512 << 10,   /* of one connection, before it is another's turn */
+    WRITE_BYTES = 512 << 10,  /* likewise */
+    FEW = 2,                  /* so many connections are read without asking which of them has something */
+    ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
+};
+struct card { /* how others reach a process, and what they must know of it */
+    uint16_t family, port;
+    uint8_t address[16];
+    uint8_t ask[16], answer[16]; /* what a caller shows, and is shown */
+};
+struct greeting { /* the first that is said in each direction of a connection */
+    char magic[8];
+    uint8_t key[16], from[16], to[16];
+    uint64_t number; /* of the calls of the one who says it, so far */
+};
+enum what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
+struct frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
+    uint64_t what, bytes;
+    uint64_t id;     /* of an announced message, by its sender */
+    uint64_t extent; /* OFFER: its bytes; DATA: how many come before these */
+};
+enum { MOST_HEAD = sizeof(struct frame) + sizeof(struct header) };
+struct tcp_endpoint;
+/* A message at one of its ends, from beginning to end: in one list of its endpoint, or parked. */
+struct errand {
+    struct errand *next;
+    struct tcp_endpoint *endpoint;
+    struct flight *flight; /* NULL: none, or not yet */
+    struct frame frame;
+    const unsigned char *from;
+    unsigned char *into;
+    size_t bytes, moved; /* of an announced message: all, and those that have been */
+    size_t written;      /* of the frame */
+};
+struct errands { struct errand *first, *last; };
+enum purpose { LISTENER, GUEST, ENDPOINT };
+struct handle { /* what the kernel tells of */
+    enum purpose purpose;
+    int descriptor; /* -1: none */
+    uint32_t events;
+};
+struct guest {
+    struct handle handle;
+    int64_t since_ms;
+    size_t bytes; /* of what it says */
+    struct greeting said;
+};
+struct incoming { /* the frame that is being received */
+    unsigned char head[MOST_HEAD];
+    size_t head_bytes;
+    unsigned char *into; /* its bytes */
+    size_t left;
+    struct flight *room;  /* of EAGER */
+    struct errand *fetch; /* of DATA */
+};
+struct tcp_endpoint {
+    struct endpoint base;
+    struct handle handle;
+    struct card card;
+    bool greeted;     /* it was called, and our greeting has left */
+    bool parted;      /* nothing is sent any more */
+    int64_t since_ms; /* when it was called */
+    uint64_t theirs;  /* the number of its last call that is known */
+    int spare;        /* its call, while ours is not decided; -1: none */
+    struct greeting answer;
+    size_t answered; /* bytes of it */
+    struct incoming in;
+    struct errand *current;                            /* partly written */
+    struct errands waiting, pulled, offered, fetching; /* the first two are to be written */
+    struct errand goodbye;
+    struct tcp_endpoint *twin; /* the other end, of a connection with oneself */
+    bool busy;                 /* in sockets->busy */
+    struct tcp_endpoint *next_busy;
+};
+struct sockets {
+    struct handle listener;
+    uint32_t scope; /* of addresses that need one */
+    struct card card;
+    struct guest guests[GUESTS];
+    int guest_count;
+    int64_t deaf_ms; /* since when no more callers can be heard for want of descriptors; 0: they can */
+    uint64_t calls, ids;
+    struct tcp_endpoint *busy; /* have something to write, and the socket takes it */
+    int open, blocked;         /* endpoints; blocked: whose sockets do not */
+    struct tcp_endpoint *few[FEW];
+    unsigned looks;
+    struct errand *spare;
+    unsigned char buffer[BUFFER_BYTES];
+};
+static inline struct sockets *sockets_of(const struct fabric *fabric) { return fabric->own; }
+static inline struct tcp_endpoint *tcp_of(struct endpoint *e) { return (struct tcp_endpoint *)e; }
+static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.open && e->handle.descriptor >= 0; }
+
+/* ---- address.c: descriptors; or the negative of why there is none ---- */
+tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
+int address_call(const struct sockets *sockets, const struct card *card);
+int address_accept(int listener);
+int address_error(int descriptor); /* of a call: 0, or why it failed */
+/* ---- greeting.c ---- */
+tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out);
+void guests_accept(struct fabric *fabric);
+void guest_hear(struct fabric *fabric, struct guest *guest);
+void guests_drop(struct fabric *fabric);
+void call_go_on(struct fabric *fabric, struct tcp_endpoint *e); /* of one that is not open */
+void greetings_expire(struct fabric *fabric);                   /* those that have taken too long */
+/* ---- endpoints.c ---- */
+/* By events of epoll; a handle of a descriptor that was not watched is added. 0: not any more. */
+tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events);
+void handle_close(const struct fabric *fabric, struct handle *handle);
+struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16]); /* NULL: no memory */
+void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor);
+tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e); /* with oneself */
+void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
+void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
+void tcp_part(struct fabric *fabric);
+void endpoints_free(struct fabric *fabric);
+/* ---- messages.c ---- */
+struct errand *errand_new(struct fabric *fabric, struct tcp_endpoint *e); /* NULL: no memory */
+void errand_free(struct fabric *fabric, struct errand *errand);
+void errands_push(struct errands *list, struct errand *errand);
+void errands_remove(struct errands *list, const struct errand *errand);
+struct errand *errands_find(const struct errands *list, uint64_t id); /* NULL: it has none of it */
+void errand_land(struct fabric *fabric, struct errand *errand, const char *why);
+void errands_land(struct fabric *fabric, struct tcp_endpoint *e, const char *why); /* all */
+bool tcp_send(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
+bool tcp_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+void tcp_release(struct fabric *fabric, void *descriptor);
+/* ---- outgoing.c ---- */
+/* Its frame, now or when it is its turn. Of what waits it is told when it has left; what has failed is the caller's, and
+   so is the endpoint's reason. */
+enum fate { LEFT, WAITS, FAILED };
+enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand);
+void errand_begin_part(struct errand *errand); /* of what the other side has asked for: the next */
+void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
+bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e); /* what waits; true: something has left */
+/* ---- incoming.c ---- */
+bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e); /* true: something has come */
+void incoming_forget(struct fabric *fabric, struct incoming *in);
+/* ---- tcp.c ---- */
+bool tcp_progress(struct fabric *fabric);

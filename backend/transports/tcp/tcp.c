@@ -1,0 +1,124 @@
+/* The table of a fabric: how it starts and ends, and who is looked after next. */
+#include "backend/transports/tcp/tcp.h"
+#include "backend/base/memory.h"
+#include "backend/base/random.h"
+#include "backend/transports/tcp/sockets.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EVENTS_AT_ONCE = 16 };
+
+/* ---- at work ---- */
+static bool endpoint_go_on(struct fabric *fabric, struct tcp_endpoint *e, uint32_t events)
+{
+    if (e->handle.descriptor < 0) return false; /* by what came before */
+    if (!e->base.open) {
+        call_go_on(fabric, e);
+        return true;
+    }
+    bool moved = (events & ~(uint32_t)EPOLLOUT) && endpoint_read(fabric, e);
+    if ((events & EPOLLOUT) && is_connected(e)) moved |= endpoint_write(fabric, e);
+    return moved;
+}
+static struct tcp_endpoint *endpoint_of(struct handle *handle)
+{
+    return (struct tcp_endpoint *)(void *)((char *)handle - offsetof(struct tcp_endpoint, handle));
+}
+static bool ask_all(struct fabric *fabric)
+{
+    struct epoll_event found[EVENTS_AT_ONCE];
+    bool moved = false;
+    int count = epoll_wait(fabric->event, found, EVENTS_AT_ONCE, 0);
+    for (int i = 0; i < count; i++) {
+        struct handle *handle = found[i].data.ptr;
+        if (handle->purpose == ENDPOINT) moved |= endpoint_go_on(fabric, endpoint_of(handle), found[i].events);
+        else if (handle->purpose == GUEST) guest_hear(fabric, (struct guest *)(void *)handle);
+        else guests_accept(fabric);
+        moved |= handle->purpose != ENDPOINT;
+    }
+    return moved;
+}
+static bool read_few(struct fabric *fabric)
+{
+    struct sockets *s = sockets_of(fabric);
+    struct tcp_endpoint *few[FEW];
+    bool moved = false;
+    int count = s->open;
+    memcpy(few, s->few, sizeof few);
+    for (int i = 0; i < count; i++) moved |= endpoint_read(fabric, few[i]);
+    return moved;
+}
+static bool write_busy(struct fabric *fabric)
+{
+    struct sockets *s = sockets_of(fabric);
+    struct tcp_endpoint *e = s->busy, *next;
+    bool moved = false;
+    for (s->busy = NULL; e; e = next) {
+        next = e->next_busy;
+        e->busy = false;
+        if (is_connected(e)) moved |= endpoint_write(fabric, e);
+    }
+    return moved;
+}
+static bool go_on(struct fabric *fabric, bool all)
+{
+    struct sockets *s = sockets_of(fabric);
+    all |= s->open > FEW || s->blocked || fabric->restless || ++s->looks % ASK_EVERY == 0;
+    bool moved = all ? ask_all(fabric) : read_few(fabric);
+    if (s->busy) moved |= write_busy(fabric);
+    if (fabric->restless) greetings_expire(fabric);
+    return moved;
+}
+bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
+static bool arm(struct fabric *fabric) { return !go_on(fabric, true) && !sockets_of(fabric)->busy; }
+
+/* ---- the beginning and the end ---- */
+static void part(struct fabric *fabric)
+{
+    if (fabric->own) tcp_part(fabric);
+}
+static void finish(struct fabric *fabric)
+{
+    struct sockets *s = sockets_of(fabric);
+    if (!s) return;
+    endpoints_free(fabric);
+    guests_drop(fabric);
+    handle_close(fabric, &s->listener);
+    for (struct errand *errand; (errand = s->spare) != NULL; free(errand)) s->spare = errand->next;
+    if (fabric->event >= 0) close(fabric->event);
+    fabric->event = -1;
+    fabric->own = NULL;
+    free(s);
+}
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+{
+    struct sockets *s = memory_zeroed(1, sizeof *s);
+    fabric->own = s;
+    fabric->event = -1;
+    if (!s) return status_fail(TUTTI_NO_MEMORY, "no memory for connections");
+    s->listener = (struct handle){ LISTENER, -1, 0 };
+    for (int i = 0; i < GUESTS; i++) s->guests[i].handle = (struct handle){ GUEST, -1, 0 };
+    fabric->event = epoll_create1(EPOLL_CLOEXEC);
+    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor to wait by: %s", strerror(errno));
+    TRY(random_fill(s->card.ask, sizeof s->card.ask));
+    TRY(random_fill(s->card.answer, sizeof s->card.answer));
+    TRY(address_listen(s, place));
+    TRY(handle_watch(fabric, &s->listener, EPOLLIN));
+    memcpy(fabric->card, &s->card, sizeof s->card);
+    fabric->card_bytes = sizeof s->card;
+    return TUTTI_OK;
+}
+const struct fabric_operations tcp_operations = { .name = "tcp",
+    .start = start,
+    .part = part,
+    .finish = finish,
+    .connect = tcp_connect,
+    .send = tcp_send,
+    .fetch = tcp_fetch,
+    .release = tcp_release,
+    .progress = tcp_progress,
+    .arm = arm,
+    .disconnect = tcp_disconnect };
+struct fabric tcp_fabric = FABRIC(&tcp_operations);

@@ -1,0 +1,398 @@
+/* What others may say to the sockets of a process: strangers are not answered and cost nothing, and who has shown that
+   it knows the card, but then says what cannot be, loses its connection and nothing else. The callers are sockets that
+   this test writes to by hand; the fabric's own thread listens to them. */
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/tcp/sockets.h"
+#include "backend/transports/tcp/tcp.h"
+#include "tests/unit/transports/ranks.h"
+#include <errno.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { BYTES = 100000 };
+static struct fabric ours = FABRIC(&tcp_operations), other = FABRIC(&tcp_operations);
+static struct card card, card_of_other;
+
+static void start(struct fabric *fabric, unsigned char nonce, struct card *out)
+{
+    const struct fabric_place place = { .pretended = true };
+    unsigned char process[16] = { nonce }, bytes[FABRIC_CARD_BYTES];
+    size_t count;
+    assert_int_equal(fabric_open(fabric, process, &place, bytes, &count), TUTTI_OK);
+    assert_int_equal(count, sizeof *out);
+    memcpy(out, bytes, sizeof *out);
+}
+static int set_up(void **state)
+{
+    (void)state;
+    start(&ours, 1, &card);
+    start(&other, 2, &card_of_other);
+    return 0;
+}
+static int tear_down(void **state)
+{
+    (void)state;
+    fabric_close(&ours);
+    fabric_close(&other);
+    return 0;
+}
+
+/* ---- callers by hand ---- */
+static int call(void)
+{
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(card.port) };
+    const struct timeval patience = { .tv_sec = RANKS_SECONDS };
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    memcpy(&name.sin_addr, card.address, 4);
+    assert_int_equal(connect(s, (struct sockaddr *)&name, sizeof name), 0);
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    return s;
+}
+static void say(int s, const void *data, size_t bytes) { assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes); }
+static struct greeting greeting_of(unsigned char nonce)
+{
+    struct greeting g = { .magic = "tutti t", .from = { nonce, 7 }, .to = { 1 }, .number = 1 };
+    memcpy(g.key, card.ask, sizeof g.key);
+    return g;
+}
+static void assert_closed(int s) /* without a word */
+{
+    char byte;
+    ssize_t n = recv(s, &byte, 1, 0);
+    assert_true(n == 0 || (n < 0 && errno == ECONNRESET));
+    close(s);
+}
+static void hear(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
+static int call_well(unsigned char nonce)
+{
+    struct greeting said = greeting_of(nonce), answer;
+    int s = call();
+    say(s, &said, sizeof said);
+    hear(s, &answer, sizeof answer);
+    assert_memory_equal(answer.key, card.answer, sizeof answer.key);
+    assert_memory_equal(answer.from, said.to, 16);
+    assert_memory_equal(answer.to, said.from, 16);
+    return s;
+}
+/* The latest of that process, whatever became of it. */
+static struct endpoint seen(struct fabric *fabric, const unsigned char process[16])
+{
+    pthread_mutex_lock(&fabric->lock);
+    const struct endpoint *e = fabric->endpoints;
+    while (e && memcmp(e->process, process, 16) != 0) e = e->next;
+    struct endpoint found = e ? *e : (struct endpoint){ .open = false };
+    pthread_mutex_unlock(&fabric->lock);
+    return found;
+}
+
+/* ---- strangers ---- */
+static void test_strangers_are_not_answered(void **state)
+{
+    struct greeting wrong[5];
+    (void)state;
+    for (int i = 0; i < 5; i++) wrong[i] = greeting_of(10);
+    memset(&wrong[0], 0xff, sizeof wrong[0]);
+    wrong[1].key[15] ^= 1;
+    wrong[2].to[0] = 2;
+    memcpy(wrong[3].from, wrong[3].to, 16);
+    wrong[4].magic[6] = 'u';
+    for (int i = 0; i < 5; i++) {
+        int s = call();
+        say(s, &wrong[i], sizeof wrong[i]);
+        assert_closed(s);
+    }
+    assert_false(seen(&ours, wrong[1].from).open);
+    close(call_well(10));
+}
+/* Who says nothing keeps a seat until others come; who has gone leaves it. */
+static void test_who_says_nothing_makes_room(void **state)
+{
+    int silent[GUESTS + 20];
+    struct greeting said = greeting_of(11);
+    (void)state;
+    for (int i = 0; i < GUESTS + 20; i++) {
+        silent[i] = call();
+        say(silent[i], &said, 5);
+    }
+    close(call_well(11));
+    for (int i = 0; i < 20; i++) assert_closed(silent[i]);
+    for (int i = 20; i < GUESTS + 20; i++) close(silent[i]);
+    close(call_well(12));
+}
+static void test_a_greeting_may_come_in_pieces(void **state)
+{
+    struct greeting said = greeting_of(13), answer;
+    int s = call();
+    (void)state;
+    for (size_t i = 0; i < sizeof said; i++) say(s, (unsigned char *)&said + i, 1);
+    hear(s, &answer, sizeof answer);
+    assert_true(seen(&ours, said.from).open);
+    close(s);
+}
+/* One who does not know what only the card says has taken the port of a process that is gone. */
+static void test_another_that_answers_is_not_believed(void **state)
+{
+    struct card theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+    const unsigned char process[16] = { 14 };
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof name;
+    struct greeting said, answer = { .magic = "tutti t", .from = { 14 }, .to = { 1 }, .number = 1 };
+    struct endpoint *e;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    (void)state;
+    assert_int_equal(bind(listener, (struct sockaddr *)&name, bytes), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&name, &bytes), 0);
+    theirs.port = ntohs(name.sin_port);
+    theirs.answer[3] = 9;
+    pthread_mutex_lock(&ours.lock);
+    assert_int_equal(tcp_operations.connect(&ours, process, (unsigned char *)&theirs, sizeof theirs, &e), TUTTI_OK);
+    pthread_mutex_unlock(&ours.lock);
+    int s = accept(listener, NULL, NULL);
+    hear(s, &said, sizeof said);
+    say(s, &answer, sizeof answer);
+    assert_closed(s);
+    assert_string_equal(seen(&ours, process).why, "another process answers");
+    close(listener);
+}
+
+/* ---- who is known ---- */
+static void test_what_cannot_be_breaks_the_connection(void **state)
+{
+    static const struct frame wrong[] = {
+        { .what = GOODBYE + 1 },
+        { .what = UINT64_MAX, .bytes = UINT64_MAX, .id = UINT64_MAX, .extent = UINT64_MAX },
+        { .what = EAGER, .bytes = EAGER_BYTES + 1 },
+        { .what = EAGER, .bytes = UINT64_MAX },
+        { .what = OFFER, .id = 1 },
+        { .what = OFFER, .id = 1, .extent = 5, .bytes = 5 },
+        { .what = PULL, .id = 77 },
+        { .what = RELEASE, .id = 77 },
+        { .what = DATA, .id = 77, .bytes = 8 },
+        { .what = DATA, .id = 77, .bytes = UINT64_MAX, .extent = UINT64_MAX },
+        { .what = GOODBYE, .bytes = 1 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        unsigned char frame[MOST_HEAD] = { 0 }, nonce = (unsigned char)(20 + i);
+        int s = call_well(nonce);
+        memcpy(frame, &wrong[i], sizeof wrong[i]);
+        say(s, frame, sizeof frame);
+        assert_closed(s);
+        assert_string_equal(seen(&ours, (unsigned char[16]){ nonce, 7 }).why, "a message that cannot be");
+    }
+}
+/* A group of two, whose other rank is a socket of this test. */
+static unsigned char partner[16];
+static const unsigned char *process_of(void *context, int rank)
+{
+    (void)context;
+    return rank ? partner : ours.process;
+}
+static tutti_status card_of(void *context, int rank, void *out, size_t *bytes)
+{
+    (void)context, (void)rank, (void)out, (void)bytes;
+    return TUTTI_IN_PROGRESS;
+}
+static void name_of_partner(void *context, int rank, char *out, size_t bytes)
+{
+    (void)context, (void)rank;
+    snprintf(out, bytes, "a host");
+}
+struct pair {
+    struct alarm_bell bell;
+    struct rank me;
+    struct transfer x;
+    struct piece piece;
+    struct header header;
+    int partner;
+};
+/* It is to receive `bytes`. */
+static void pair_open(struct pair *p, unsigned char nonce, unsigned char *at, size_t bytes)
+{
+    static uint64_t comms = 100;
+    memset(partner, 0, sizeof partner);
+    partner[0] = nonce;
+    partner[1] = 7;
+    *p = (struct pair){ .me = { .rank = 0, .size = 2, .router = new_router(0, 2, &p->bell) } };
+    p->me.router->comm = ++comms;
+    const struct fabric_ground ground = { NULL, process_of, card_of, name_of_partner };
+    assert_int_equal(fabric_connect(&ours, p->me.router, &ground), TUTTI_OK);
+    p->header = (struct header){
+        .comm = comms, .name = name_of(3), .bytes = bytes, .id = 1, .from = 1, .to = 0, .kind = MESSAGE
+    };
+    p->partner = call_well(nonce);
+    rank_recv(&p->me, &p->x, 1, 3, &p->piece, at, bytes);
+}
+static void pair_end(struct pair *p)
+{
+    rank_await(&p->me, &p->x, 1);
+    router_destroy(p->me.router);
+}
+static void announce(struct pair *p, size_t bytes)
+{
+    const struct frame offer = { .what = OFFER, .id = 5, .extent = bytes };
+    struct frame asked;
+    say(p->partner, &offer, sizeof offer);
+    say(p->partner, &p->header, sizeof p->header);
+    do router_poll(p->me.router);
+    while (recv(p->partner, &asked, sizeof asked, MSG_DONTWAIT) != (ssize_t)sizeof asked);
+    assert_int_equal(asked.what, PULL);
+    assert_int_equal(asked.id, 5);
+}
+static void test_data_that_cannot_be_touches_nothing(void **state)
+{
+    static const struct frame wrong[] = {
+        { .what = DATA, .id = 5, .bytes = BYTES + 1 },
+        { .what = DATA, .id = 5, .bytes = 8, .extent = BYTES },
+        { .what = DATA, .id = 5, .bytes = 8, .extent = 1 },
+        { .what = DATA, .id = 5, .bytes = 0 },
+        { .what = DATA, .id = 5, .bytes = UINT64_MAX, .extent = 0 },
+        { .what = DATA, .id = 6, .bytes = BYTES },
+    };
+    static unsigned char into[3 * BYTES], expected[3 * BYTES], noise[2 * BYTES];
+    (void)state;
+    memset(noise, 0x55, sizeof noise);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct pair p;
+        memset(into, 0xee, sizeof into);
+        memcpy(expected, into, sizeof into);
+        pair_open(&p, (unsigned char)(40 + i), into + BYTES, BYTES);
+        announce(&p, BYTES);
+        say(p.partner, &wrong[i], sizeof wrong[i]);
+        send(p.partner, noise, sizeof noise, MSG_NOSIGNAL | MSG_DONTWAIT);
+        pair_end(&p);
+        assert_int_equal(p.x.state, TRANSFER_FAILED);
+        assert_int_equal(p.x.status, TUTTI_PEER_LOST);
+        assert_non_null(strstr(status_detail(), "a message that cannot be"));
+        assert_memory_equal(into, expected, sizeof into);
+        close(p.partner);
+    }
+}
+/* However it is cut on its way. */
+static void dribble(struct pair *p, const void *data, size_t bytes)
+{
+    for (size_t i = 0, n = 1; i < bytes; i += n, n = n % 7 + 1) {
+        n = size_smaller(n, bytes - i);
+        say(p->partner, (const unsigned char *)data + i, n);
+        router_poll(p->me.router);
+    }
+}
+static void test_frames_may_be_cut_anywhere(void **state)
+{
+    static unsigned char sent[BYTES], into[BYTES];
+    struct pair p;
+    (void)state;
+    bytes_fill(sent, BYTES, 4);
+    for (int announced = 0; announced < 2; announced++) {
+        size_t bytes = announced ? BYTES : 5000, first = announced ? 700 : bytes;
+        memset(into, 0, sizeof into);
+        pair_open(&p, (unsigned char)(60 + announced), into, bytes);
+        if (announced) announce(&p, bytes);
+        for (size_t at = 0; at < bytes; at += first, first = bytes - at) {
+            const struct frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
+            dribble(&p, &frame, sizeof frame);
+            if (!announced) dribble(&p, &p.header, sizeof p.header);
+            dribble(&p, sent + at, first);
+        }
+        pair_end(&p);
+        assert_int_equal(p.x.state, TRANSFER_DONE);
+        assert_true(bytes_are(into, bytes, 4));
+        close(p.partner);
+    }
+}
+
+/* ---- both at once ---- */
+static struct endpoint *connect_to(struct fabric *from, const struct fabric *to, const struct card *at)
+{
+    struct endpoint *e;
+    assert_int_equal(from->operations->connect(from, to->process, (const unsigned char *)at, sizeof *at, &e), TUTTI_OK);
+    return e;
+}
+static void await_open(struct fabric *fabric, const struct fabric *to)
+{
+    while (!seen(fabric, to->process).open) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+}
+static void give_up(struct fabric *fabric, const struct fabric *to)
+{
+    pthread_mutex_lock(&fabric->lock);
+    struct endpoint *e = endpoint_find(fabric, to->process);
+    if (e) fabric->operations->disconnect(fabric, e);
+    pthread_mutex_unlock(&fabric->lock);
+}
+static int count_whole(struct fabric *fabric, const struct fabric *to)
+{
+    int count = 0;
+    pthread_mutex_lock(&fabric->lock);
+    for (const struct endpoint *e = fabric->endpoints; e; e = e->next)
+        count += memcmp(e->process, to->process, 16) == 0 && !endpoint_is_broken(e);
+    pthread_mutex_unlock(&fabric->lock);
+    return count;
+}
+/* Of the two connections one stays, whoever gets through first; and who has lost it calls anew. */
+static void test_both_call_at_once(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 60; turn++) {
+        pthread_mutex_lock(&ours.lock);
+        pthread_mutex_lock(&other.lock);
+        connect_to(&ours, &other, &card_of_other);
+        connect_to(&other, &ours, &card);
+        pthread_mutex_unlock(turn % 2 ? &other.lock : &ours.lock);
+        if (turn % 3) nanosleep(&(struct timespec){ 0, 200000 * (turn % 3) }, NULL);
+        pthread_mutex_unlock(turn % 2 ? &ours.lock : &other.lock);
+        await_open(&ours, &other);
+        await_open(&other, &ours);
+        nanosleep(&(struct timespec){ 0, 2000000 }, NULL); /* what is late must not harm it */
+        assert_int_equal(count_whole(&ours, &other), 1);
+        assert_int_equal(count_whole(&other, &ours), 1);
+        give_up(turn % 2 ? &ours : &other, turn % 2 ? &other : &ours);
+        while (count_whole(&ours, &other) || count_whole(&other, &ours))
+            nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+    }
+}
+static void test_who_calls_anew_is_believed(void **state)
+{
+    (void)state;
+    pthread_mutex_lock(&ours.lock);
+    connect_to(&ours, &other, &card_of_other);
+    pthread_mutex_unlock(&ours.lock);
+    await_open(&other, &ours);
+    for (int turn = 0; turn < 20; turn++) {
+        await_open(&ours, &other);
+        pthread_mutex_lock(&ours.lock);
+        ours.operations->disconnect(&ours, endpoint_find(&ours, other.process));
+        struct endpoint *e = connect_to(&ours, &other, &card_of_other);
+        pthread_mutex_unlock(&ours.lock);
+        for (bool open = false; !open;) {
+            pthread_mutex_lock(&ours.lock);
+            assert_false(endpoint_is_broken(e));
+            open = e->open;
+            pthread_mutex_unlock(&ours.lock);
+        }
+        assert_int_equal(count_whole(&other, &ours), 1);
+    }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_strangers_are_not_answered),
+        cmocka_unit_test(test_who_says_nothing_makes_room),
+        cmocka_unit_test(test_a_greeting_may_come_in_pieces),
+        cmocka_unit_test(test_another_that_answers_is_not_believed),
+        cmocka_unit_test(test_what_cannot_be_breaks_the_connection),
+        cmocka_unit_test(test_data_that_cannot_be_touches_nothing),
+        cmocka_unit_test(test_frames_may_be_cut_anywhere),
+        cmocka_unit_test(test_both_call_at_once),
+        cmocka_unit_test(test_who_calls_anew_is_believed),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
