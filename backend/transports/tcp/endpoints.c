@@ -50,7 +50,7 @@ static void count_open(struct fabric *fabric)
     s->open = 0;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (!is_connected(tcp_of(b))) continue;
-        if (s->open < FEW) s->few[s->open] = tcp_of(b);
+        if (s->open < UNASKED) s->few[s->open] = tcp_of(b);
         s->open++;
     }
 }
@@ -108,8 +108,8 @@ void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     endpoint_end(fabric, tcp_of(endpoint), "it was given up");
 }
-/* The other side hears the goodbye, closes, and that comes back: then nothing is lost on the way, as it could be if this
-   side closed what it has not read to its end. */
+/* The other side hears the goodbye, closes, and that comes back: then nothing is lost on the way, as it could be if
+   this side closed what it has not read to its end. */
 static bool has_parted(struct tcp_endpoint *e)
 {
     if (!is_connected(e)) return true;

@@ -1,6 +1,6 @@
-/* What flights are at over an endpoint. A message with its bytes is over when the kernel has taken them. An announced one
- * is offered; when the other side's receive has asked for it, its bytes leave in parts, and it is over when the kernel
- * has the last of them here, and when they have come there. */
+/* What flights are at over an endpoint. A message with its bytes is over when the kernel has taken them. An announced
+ * one is offered; when the other side's receive has asked for it, its bytes leave in parts, and it is over when the
+ * kernel has the last of them here, and when they have come there. */
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <stdlib.h>

@@ -18,7 +18,7 @@ enum {
     PART_BYTES = 256 << 10,   /* of DATA */
     READ_BYTES = 512 << 10,   /* of one connection, before it is another's turn */
     WRITE_BYTES = 512 << 10,  /* likewise */
-    FEW = 2,                  /* so many connections are read without asking which of them has something */
+    UNASKED = 2,                  /* so many connections are read without asking which of them has something */
     ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
 };
 struct card { /* how others reach a process, and what they must know of it */
@@ -100,7 +100,7 @@ struct sockets {
     uint64_t calls, ids;
     struct tcp_endpoint *busy; /* have something to write, and the socket takes it */
     int open, blocked;         /* endpoints; blocked: whose sockets do not */
-    struct tcp_endpoint *few[FEW];
+    struct tcp_endpoint *few[UNASKED];
     unsigned looks;
     struct errand *spare;
     unsigned char buffer[BUFFER_BYTES];
@@ -145,8 +145,8 @@ bool tcp_send(struct fabric *fabric, struct flight *flight, const void *data, bo
 bool tcp_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
 void tcp_release(struct fabric *fabric, void *descriptor);
 /* ---- outgoing.c ---- */
-/* Its frame, now or when it is its turn. Of what waits it is told when it has left; what has failed is the caller's, and
-   so is the endpoint's reason. */
+/* Its frame, now or when it is its turn. Of what waits it is told when it has left; what has failed is the caller's,
+   and so is the endpoint's reason. */
 enum fate { LEFT, WAITS, FAILED };
 enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand);
 void errand_begin_part(struct errand *errand); /* of what the other side has asked for: the next */

@@ -43,7 +43,7 @@ static bool ask_all(struct fabric *fabric)
 static bool read_few(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
-    struct tcp_endpoint *few[FEW];
+    struct tcp_endpoint *few[UNASKED];
     bool moved = false;
     int count = s->open;
     memcpy(few, s->few, sizeof few);
@@ -65,7 +65,7 @@ static bool write_busy(struct fabric *fabric)
 static bool go_on(struct fabric *fabric, bool all)
 {
     struct sockets *s = sockets_of(fabric);
-    all |= s->open > FEW || s->blocked || fabric->restless || ++s->looks % ASK_EVERY == 0;
+    all |= s->open > UNASKED || s->blocked || fabric->restless || ++s->looks % ASK_EVERY == 0;
     bool moved = all ? ask_all(fabric) : read_few(fabric);
     if (s->busy) moved |= write_busy(fabric);
     if (fabric->restless) greetings_expire(fabric);

@@ -71,10 +71,11 @@ static void assert_closed(int s) /* without a word */
     close(s);
 }
 static void hear(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
-static int call_well(unsigned char nonce)
+static int call_numbered(unsigned char nonce, uint64_t number)
 {
     struct greeting said = greeting_of(nonce), answer;
     int s = call();
+    said.number = number;
     say(s, &said, sizeof said);
     hear(s, &answer, sizeof answer);
     assert_memory_equal(answer.key, card.answer, sizeof answer.key);
@@ -82,6 +83,7 @@ static int call_well(unsigned char nonce)
     assert_memory_equal(answer.to, said.from, 16);
     return s;
 }
+static int call_well(unsigned char nonce) { return call_numbered(nonce, 1); }
 /* The latest of that process, whatever became of it. */
 static struct endpoint seen(struct fabric *fabric, const unsigned char process[16])
 {
@@ -136,6 +138,20 @@ static void test_a_greeting_may_come_in_pieces(void **state)
     hear(s, &answer, sizeof answer);
     assert_true(seen(&ours, said.from).open);
     close(s);
+}
+/* It has begun another since: that one counts. What it began before and comes late does not. */
+static void test_the_latest_call_of_a_process_counts(void **state)
+{
+    struct greeting late = greeting_of(15);
+    int first = call_numbered(15, 3), second = call_numbered(15, 4), third = call();
+    (void)state;
+    assert_closed(first);
+    late.number = 4;
+    say(third, &late, sizeof late);
+    assert_closed(third);
+    struct endpoint latest = seen(&ours, late.from);
+    assert_true(latest.open && !endpoint_is_broken(&latest));
+    close(second);
 }
 /* One who does not know what only the card says has taken the port of a process that is gone. */
 static void test_another_that_answers_is_not_believed(void **state)
@@ -387,6 +403,7 @@ int main(void)
         cmocka_unit_test(test_strangers_are_not_answered),
         cmocka_unit_test(test_who_says_nothing_makes_room),
         cmocka_unit_test(test_a_greeting_may_come_in_pieces),
+        cmocka_unit_test(test_the_latest_call_of_a_process_counts),
         cmocka_unit_test(test_another_that_answers_is_not_believed),
         cmocka_unit_test(test_what_cannot_be_breaks_the_connection),
         cmocka_unit_test(test_data_that_cannot_be_touches_nothing),
