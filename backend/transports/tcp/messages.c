@@ -110,5 +110,6 @@ void tcp_release(struct fabric *fabric, void *descriptor)
     struct errand *errand = descriptor;
     struct tcp_endpoint *e = errand->endpoint;
     errand->frame.what = RELEASE;
-    if (endpoint_is_broken(&e->base) || errand_write(fabric, e, errand) != WAITS) errand_free(fabric, errand);
+    if (endpoint_is_broken(&e->base) || e->parted || errand_write(fabric, e, errand) != WAITS)
+        errand_free(fabric, errand);
 }
