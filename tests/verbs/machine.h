@@ -91,7 +91,7 @@ struct queue {
     atomic_ullong posted, reclaimed;                    /* the program's */
     uint64_t taken;                                     /* the wire's: works that are over */
     struct completion *staged;                          /* completions on their way, in order */
-    uint64_t staged_in, staged_out, latest;             /* latest: none may be due before */
+    uint64_t staged_in, staged_out;
 };
 
 struct pair {

@@ -36,7 +36,7 @@ static void queue_clear(struct queue *q)
     pthread_mutex_lock(&q->lock);
     atomic_store(&q->posted, 0);
     atomic_store(&q->reclaimed, 0);
-    q->taken = q->staged_in = q->staged_out = q->latest = 0;
+    q->taken = q->staged_in = q->staged_out = 0;
     pthread_mutex_unlock(&q->lock);
 }
 static struct completion_queue *queue_of(struct ibv_cq *cq) { return (struct completion_queue *)cq; }

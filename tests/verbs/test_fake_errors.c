@@ -198,22 +198,26 @@ static void test_a_receive_that_cannot_take_it(void **state)
         ends_finish(e);
     }
 }
-static void test_a_pair_without_permission(void **state)
+static void test_a_read_that_is_not_permitted(void **state)
 {
     (void)state;
-    struct end e[2];
-    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
-    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
-    for (int i = 0; i < 2; i++) {
-        pair_init(e[i].qp, IBV_ACCESS_REMOTE_WRITE);
-        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
-        assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+    for (int fault = 0; fault < 3; fault++) {
+        struct end e[2];
+        for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
+        struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
+        if (fault == 1) to[1].max_dest_rd_atomic = 0;
+        if (fault == 2) to[0].max_rd_atomic = 0;
+        for (int i = 0; i < 2; i++) {
+            pair_init(e[i].qp, fault ? END_ACCESS : IBV_ACCESS_REMOTE_WRITE);
+            assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
+            assert_int_equal(pair_send(e[i].qp, to[i]), 0);
+        }
+        struct ibv_sge sge = sge_of(&e[0], 0, 8);
+        struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
+        fails(e, &wr, fault == 2 ? IBV_WC_LOC_QP_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+        if (fault < 2) assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_REQ_ERR);
+        ends_finish(e);
     }
-    struct ibv_sge sge = sge_of(&e[0], 0, 8);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
-    fails(e, &wr, IBV_WC_REM_INV_REQ_ERR);
-    assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_REQ_ERR);
-    ends_finish(e);
 }
 static void test_a_message_that_is_too_long(void **state)
 {
@@ -359,6 +363,9 @@ static void test_every_status_can_be_ordered(void **state)
         fake_fail_request(1, (enum ibv_wc_status)status, executed);
         fails(e, &wr, (enum ibv_wc_status)status);
         assert_int_equal(e[1].memory[0], executed);
+        bool by_peer = status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR
+            || status == IBV_WC_REM_OP_ERR || status == IBV_WC_REM_ABORT_ERR;          /* then its end has failed */
+        assert_int_equal(fake_pair_state(e[1].qp->qp_num), by_peer && !executed ? IBV_QPS_ERR : IBV_QPS_RTS);
         ends_finish(e);
         assert_string_not_equal(ibv_wc_status_str((enum ibv_wc_status)status), "unknown");
     }
@@ -389,6 +396,7 @@ static void test_memory_that_goes_while_it_is_read(void **state)
     ends_init(e, IBV_QPT_RC);
     struct ibv_sge sge = sge_of(&e[0], 0, END_BYTES);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
+    fake_set_faults(&(struct fake_faults){ .seed = 4, .delay = 1000000, .delay_most_us = 200000 });
     for (int i = 0; i < END_WORKS; i++) assert_int_equal(post(e[0].qp, &wr), 0);
     assert_int_equal(ibv_dereg_mr(e[1].mr), 0);
     e[1].mr = NULL;
@@ -542,7 +550,7 @@ int main(void)
         cmocka_unit_test_setup(test_remote_access, reset),
         cmocka_unit_test_setup(test_local_protection, reset),
         cmocka_unit_test_setup(test_a_receive_that_cannot_take_it, reset),
-        cmocka_unit_test_setup(test_a_pair_without_permission, reset),
+        cmocka_unit_test_setup(test_a_read_that_is_not_permitted, reset),
         cmocka_unit_test_setup(test_a_message_that_is_too_long, reset),
         cmocka_unit_test_setup(test_a_receiver_that_never_is_ready, reset),
         cmocka_unit_test_setup(test_a_receiver_that_is_ready_later, reset),

@@ -94,8 +94,6 @@ void work_complete(struct pair *p, struct queue *q, const struct ibv_wc *wc, boo
     if (wc->status == IBV_WC_WR_FLUSH_ERR) machine_count(FAKE_FLUSHED, 1);
     const struct fake_faults *f = &machine.faults;
     if (machine_chance(f->late)) c.due = now + 1000 * machine_random(f->late_most_us + 1);
-    if (c.due < q->latest) c.due = q->latest;
-    q->latest = c.due;
     if (q->staged_in == q->staged_out && c.due <= now) completion_deliver(p, &c);
     else q->staged[q->staged_in++ % q->capacity] = c;
 }
