@@ -92,8 +92,13 @@ static void part_all(struct fabric *fabric, int64_t until_ms)
 void verbs_part(struct fabric *fabric)
 {
     part_all(fabric, clock_ms() + GOODBYE_MS);
-    for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
         endpoint_fail(fabric, verbs_of(e), "this process ends");
+}
+/* After what came by them has been let go of. */
+void endpoints_destroy(struct fabric *fabric)
+{
+    for (struct endpoint *e; (e = fabric->endpoints) != NULL;) {
         fabric->endpoints = e->next;
         endpoint_destroy(nic_of(fabric), verbs_of(e));
     }

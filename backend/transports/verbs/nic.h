@@ -169,5 +169,6 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 void verbs_part(struct fabric *fabric);
+void endpoints_destroy(struct fabric *fabric);
 /* ---- verbs.c ---- */
 bool verbs_progress(struct fabric *fabric);

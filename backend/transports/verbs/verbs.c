@@ -113,6 +113,7 @@ static void part(struct fabric *fabric)
 }
 static void finish(struct fabric *fabric)
 {
+    if (fabric->own) endpoints_destroy(fabric);
     nic_destroy(nic_of(fabric));
     fabric->own = NULL;
     if (fabric->event >= 0) close(fabric->event);

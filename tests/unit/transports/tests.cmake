@@ -38,4 +38,9 @@ if(HAVE_VERBS)
   target_sources(test_verbs PRIVATE unit/transports/ranks.c unit/transports/contract.c unit/transports/ranks_fabric.c)
   target_compile_definitions(test_verbs PRIVATE FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
   add_dependencies(test_verbs fake_verbs)
+  if(NOT TUTTI_SANITIZE)                                               # runs in a guest
+    tutti_unit(transports/test_verbs_soft transports)
+    target_sources(test_verbs_soft PRIVATE unit/transports/ranks.c unit/transports/contract.c
+      unit/transports/ranks_fabric.c)
+  endif()
 endif()
