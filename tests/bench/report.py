@@ -308,6 +308,41 @@ def pictures(results, folder):
     figure.savefig(folder / "collectives.png", dpi=110)
 
 
+HOSTS_DRAWN = ("allreduce", "allgather", "broadcast", "all_to_all")
+
+
+def hosts_curves(results, per_host, collective):
+    """(label, style, {bytes: µs}) between two hosts."""
+    rows = [row for row in results["hosts_peers"]["rows"][per_host] if row["collective"] == collective]
+    for library, style in (("tutti", "C0.-"), ("Open MPI", "C1.-"), ("MPICH", "C3.-")):
+        yield library, style, {row["bytes"]: row["times"][library] for row in rows if library in row["times"]}
+    if collective == "allreduce" and "hosts" in results:
+        figures = results["hosts"]["figures"]
+        for way, style in (("tutti", "C0--"), ("gloo", "C4--")):
+            line = figures.get(f"{way} 2 x {per_host}", {})
+            yield f"{way} through torch" + " and UCX" * (way == "tutti"), style, {
+                int(count): seconds * 1e6 for count, seconds in line.items()}
+
+
+def hosts_picture(results, folder):
+    from matplotlib.figure import Figure
+    folder.mkdir(parents=True, exist_ok=True)
+    placements = list(results["hosts_peers"]["rows"])
+    figure = Figure(figsize=(14, 3.6 * len(placements)), layout="constrained")
+    grid = figure.subplots(len(placements), len(HOSTS_DRAWN), squeeze=False)
+    for line, per_host in zip(grid, placements):
+        for axes, collective in zip(line, HOSTS_DRAWN):
+            for label, style, points in hosts_curves(results, per_host, collective):
+                if points:
+                    axes.plot(list(points), list(points.values()), style, label=label)
+            axes.set(xscale="log", yscale="log", xlabel="bytes", title=f"{collective}, 2 hosts x {per_host}")
+            axes.set_xscale("log", base=2)
+            axes.grid(True, which="major", linewidth=0.4)
+        line[0].set_ylabel("median time, µs")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    figure.savefig(folder / "hosts.png", dpi=100)
+
+
 # ---- joining and plans ----
 def kib(count):
     return f"{count / KI:,.0f} KiB" if count < 10 * MI else f"{count / MI:,.0f} MiB"
@@ -410,7 +445,9 @@ def main():
     if "core" in results:
         pictures(results, arguments.images)
     else:
-        print("the pictures stay as they are: there is no core.json", file=sys.stderr)
+        print("pictures of one host stay as they are: there is no core.json", file=sys.stderr)
+    if "hosts_peers" in results:
+        hosts_picture(results, arguments.images)
     arguments.page.write_text(page, encoding="utf-8")
 
 

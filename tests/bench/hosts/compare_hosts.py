@@ -1,6 +1,6 @@
 """Between two hosts that are namespaces of this machine, in turns: a plain socket (sockets.c), UCX alone (ucx_perftest,
-Debian's ucx-utils, where it is installed), and all-reduce on gloo and on tutti through torch. A figure is the median of
-the rounds; ratios are of one run.
+Debian's ucx-utils, where it is installed), and all-reduce through torch on gloo and on tutti, by UCX and by sockets of
+its own. A figure is the median of the rounds; ratios are of one run.
 
     python tests/bench/hosts/compare_hosts.py [--rounds 3] [--json FILE]
 
@@ -23,7 +23,7 @@ from hosts import CannotPretend, Hosts, address_of  # noqa: E402
 BUILD = ROOT / "build/bench_hosts"
 HERE = Path(__file__).resolve().parent
 SIZES = "8,65536,16777216,67108864"
-BACKENDS = ("tutti", "gloo")
+WAYS = ("tutti", "tutti by tcp", "gloo")               # the first by UCX, the second by sockets of its own
 LIMIT_S = 300
 
 
@@ -67,17 +67,20 @@ def ucx(hosts):
             "one_way": perftest(hosts, "ucp_am_bw", 64 << 20, 20)[4] * (1 << 20)}
 
 
-def allreduce(hosts, backend, ranks):
+def allreduce(hosts, way, ranks):
     """{bytes: seconds}"""
+    backend, _, transport = way.partition(" by ")
+
     def command(host):
         return [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(host),
                 "--master-addr", address_of(0), "--master-port", "29500", "--nproc-per-node", str(ranks),
                 HERE / "allreduce.py", "--backend", backend, "--sizes", SIZES]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TUTTI_HOSTS": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TUTTI_HOSTS": "",
+                   "TUTTI_TRANSPORT": transport}
     text = both(hosts, command(1), command(0), environment=environment)
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if not lines:
-        print(f"all-reduce on {backend}, 2 hosts x {ranks}: did not end well", file=sys.stderr)
+        print(f"all-reduce on {way}, 2 hosts x {ranks}: did not end well", file=sys.stderr)
         return {}
     return {int(size): seconds for size, seconds in json.loads(lines[0]).items()}
 
@@ -86,8 +89,8 @@ def cases(with_ucx):
     """{name: function of the hosts}, in the order in which they take turns."""
     found = {"socket": sockets, **({"ucx": ucx} if with_ucx else {})}
     for ranks in (1, 2):
-        for backend in BACKENDS:
-            found[f"{backend} 2 x {ranks}"] = lambda hosts, b=backend, r=ranks: allreduce(hosts, b, r)
+        for way in WAYS:
+            found[f"{way} 2 x {ranks}"] = lambda hosts, w=way, r=ranks: allreduce(hosts, w, r)
     return found
 
 
@@ -117,15 +120,17 @@ def table(found):
                             ("64 MiB both ways, each", "both_ways", lambda value: f"{value / 1e9:.2f} GB/s")):
         plain, other = found["socket"][key], found.get("ucx", {}).get(key)
         yield f"| {name} | {show(plain)} | " + (f"{show(other)} | {other / plain:.2f} |" if other else " | |")
-    yield "\n| all-reduce | bytes | tutti | gloo | gloo ÷ tutti | tutti ÷ least of sockets |\n|---|---|---|---|---|---|"
+    yield "\n| all-reduce | bytes | by UCX | by sockets | gloo | gloo ÷ UCX | gloo ÷ sockets | UCX, sockets ÷ least |"
+    yield "|---" * 8 + "|"
     for ranks in (1, 2):
-        ours, theirs = (found.get(f"{backend} 2 x {ranks}", {}) for backend in BACKENDS)
+        figures = [found.get(f"{way} 2 x {ranks}", {}) for way in WAYS]
         for size in SIZES.split(","):
-            if size in ours or size in theirs:
-                mine, other = ours.get(size), theirs.get(size)
-                cells = [f"{1e6 * value:,.0f} µs" if value else "" for value in (mine, other)]
-                cells += [f"{other / mine:.2f}" if mine and other else "", f"{mine / least(found, int(size)):.2f}"
-                          if mine else ""]
+            times = [figure.get(size) for figure in figures]
+            if all(times):
+                ucx_s, tcp_s, gloo_s = times
+                cells = [f"{1e6 * value:,.0f} µs" for value in times]
+                cells += [f"{gloo_s / ucx_s:.2f}", f"{gloo_s / tcp_s:.2f}"]
+                cells.append(f"{ucx_s / least(found, int(size)):.2f}, {tcp_s / least(found, int(size)):.2f}")
                 yield f"| 2 hosts x {ranks} | {size} | " + " | ".join(cells) + " |"
 
 
