@@ -85,14 +85,14 @@ void link_note_broken(struct port *p, struct link *link, const char *why)
 }
 /* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
    only if nothing comes the transfer fails for this. */
-static void hold(struct port *p, struct link *link, struct transfer *x)
+static void hold(struct port *p, struct link *link, struct transfer *x, const char *why)
 {
     queue_push(&link->held, x);
-    link_note_broken(p, link, link->endpoint ? link->endpoint->why : reset);
+    link_note_broken(p, link, why);
 }
 static void take_off(struct port *p, struct link *link, struct transfer *x)
 {
-    if (endpoint_is_broken(link->endpoint)) hold(p, link, x);
+    if (endpoint_is_broken(link->endpoint)) hold(p, link, x, link->endpoint->why);
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
     else announce(p, link, x);
 }
@@ -181,13 +181,13 @@ static void end_send(struct port *p, struct flight *f)
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
     else if (!f->why) transfer_done(x);
-    else hold(p, f->link, x);
+    else hold(p, f->link, x, f->why);
 }
 static void end_receive(struct port *p, struct flight *f)
 {
     struct transfer *x = f->transfer;
     if (f->why) {
-        hold(p, f->link, x);
+        hold(p, f->link, x, f->why);
         return;
     }
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));

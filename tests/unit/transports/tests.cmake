@@ -34,10 +34,13 @@ if(HAVE_VERBS)
       target_compile_definitions(test_verbs_${name} PRIVATE NO_PROCESSES)
     endif()
   endforeach()
-  tutti_unit(transports/test_verbs transports)
-  target_sources(test_verbs PRIVATE unit/transports/ranks.c unit/transports/contract.c unit/transports/ranks_fabric.c)
-  target_compile_definitions(test_verbs PRIVATE FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
-  add_dependencies(test_verbs fake_verbs)
+  foreach(name verbs verbs_faults)                                     # on a device that is none
+    tutti_unit(transports/test_${name} transports)
+    target_sources(test_${name} PRIVATE unit/transports/ranks.c unit/transports/contract.c
+      unit/transports/ranks_fabric.c unit/transports/ranks_verbs.c)
+    target_compile_definitions(test_${name} PRIVATE FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
+    add_dependencies(test_${name} fake_verbs)
+  endforeach()
   if(NOT TUTTI_SANITIZE)                                               # runs in a guest
     tutti_unit(transports/test_verbs_soft transports)
     target_sources(test_verbs_soft PRIVATE unit/transports/ranks.c unit/transports/contract.c

@@ -1,0 +1,216 @@
+/* Verbs, when the device that is none does what devices do at their worst. Each test begins with one that is well, and
+   ends with nothing left of it. */
+#include "tests/unit/transports/contract.h"
+#include "tests/unit/transports/ranks_verbs.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { LARGE = 300000 };
+static enum ibv_wc_status status;
+static bool of_read; /* the request that fails is the receiver's read, else the sender's write */
+
+static int prepare(void **state)
+{
+    (void)state;
+    fake.fake_reset();
+    return 0;
+}
+static int leave(void **state)
+{
+    (void)state;
+    return fake.fake_left() ? -1 : 0;
+}
+
+/* What is on its way, late greetings included, has come: a failure that is ordered then meets what is posted next. */
+static void await_quiet(struct rank *me)
+{
+    for (int turn = 0; turn < 3; turn++) {
+        rank_settle(me);
+        usleep(5000);
+    }
+    rank_meet(me);
+}
+
+/* ---- a work request fails ---- */
+/* Rank 0 sends to rank 1 what is announced. Whose request it was finds the connection broken by itself; the other is
+   told by the link between the processes, which here is this body. */
+static void one_request_fails(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char *data = buffer(LARGE);
+    int mine = of_read ? 1 : 0;
+    rank_swap(me, 0);
+    await_quiet(me);
+    rank_meet(me);
+    if (me->rank == mine) fake.fake_fail_request(of_read ? 1 : 0, status, false); /* the offer comes before the read */
+    rank_meet(me);
+    if (me->rank == 0) rank_send(me, &x, 1, 9, &piece, data, LARGE);
+    else rank_recv(me, &x, 0, 9, &piece, data, LARGE);
+    if (me->rank == mine) rank_await(me, &x, 1);
+    rank_meet(me);
+    if (me->rank != mine && x.state == TRANSFER_POSTED)
+        router_lose(me->router, mine, status_fail(TUTTI_PEER_LOST, "the link says so"));
+    REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_PEER_LOST);
+    if (me->rank == mine) REQUIRE(strstr(me->router->reason, "the connection of rank"));
+    if (me->rank == 1)
+        for (size_t i = 0; i < LARGE; i++) REQUIRE(data[i] == 0xee);
+    rank_meet(me);
+    free(data);
+}
+static const enum ibv_wc_status errors[] = { IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR,
+    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR, IBV_WC_FATAL_ERR, IBV_WC_RESP_TIMEOUT_ERR,
+    IBV_WC_GENERAL_ERR };
+static void each_error(bool read)
+{
+    of_read = read;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        status = errors[i];
+        ranks_verbs_apart(2, POLLS, one_request_fails);
+    }
+}
+static void test_a_write_that_fails(void **state)
+{
+    (void)state;
+    each_error(false);
+}
+static void test_a_read_that_fails(void **state)
+{
+    (void)state;
+    each_error(true);
+}
+
+/* ---- the device takes its time, and loses what it may lose ---- */
+static void test_late_completions_and_lost_greetings(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        const struct fake_faults faults = { .seed = seed,
+            .delay = 50000,
+            .delay_most_us = 200,
+            .late = 50000,
+            .late_most_us = 200,
+            .drop = 300000,
+            .duplicate = 300000 };
+        fake.fake_set_faults(&faults);
+        ranks_verbs_apart(2, seed % 2 ? POLLS : SLEEPS, the_contract);
+    }
+}
+/* A device with little of everything: messages wait for room, reads for their turn. */
+static void test_a_small_device(void **state)
+{
+    struct fake_limits limits = fake.fake_limits();
+    (void)state;
+    limits.max_inline = 0;
+    limits.max_message = 1 << 17; /* a box takes one of 64 KiB whole */
+    limits.max_cqe = 8500; /* what is asked for: one less would be refused */
+    limits.max_rd_atomic = 1;
+    fake.fake_set_limits(&limits);
+    ranks_verbs_apart(2, POLLS, the_contract);
+}
+
+/* ---- what it refuses ---- */
+static void a_message_goes(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char *data = buffer(LARGE);
+    if (me->rank == 0) rank_send(me, &x, 1, 1, &piece, data, LARGE);
+    else rank_recv(me, &x, 0, 1, &piece, data, LARGE);
+    rank_await(me, &x, 1);
+    REQUIRE(x.state == TRANSFER_DONE);
+    rank_meet(me);
+    free(data);
+}
+static void no_memory_for_it(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char *data = buffer(LARGE);
+    rank_swap(me, 0);
+    rank_settle(me);
+    rank_meet(me);
+    if (me->rank == 0) {
+        struct fake_limits limits = fake.fake_limits();
+        limits.pinned_most = 1;
+        fake.fake_set_limits(&limits);
+        rank_send(me, &x, 1, 1, &piece, data, LARGE);
+        rank_await(me, &x, 1);
+        REQUIRE(x.state == TRANSFER_FAILED && strstr(me->router->reason, "ulimit -l"));
+    }
+    rank_meet(me);
+    free(data);
+}
+static void test_memory_that_cannot_be_registered(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, no_memory_for_it);
+}
+static void test_a_call_that_fails_while_it_starts(void **state)
+{
+    static const enum fake_call calls[] = { FAKE_OPEN_DEVICE, FAKE_ALLOC_PD, FAKE_CREATE_CHANNEL, FAKE_CREATE_CQ,
+        FAKE_CREATE_SRQ, FAKE_CREATE_QP, FAKE_MODIFY_QP, FAKE_POST_RECV };
+    const struct fabric_place place = { .device = "lo", .pretended = true };
+    const unsigned char process[16] = { 1 };
+    unsigned char card[FABRIC_CARD_BYTES];
+    size_t bytes;
+    (void)state;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        struct fake_limits one = fake.fake_limits();
+        one.devices = 1;
+        fake.fake_set_limits(&one);
+        fake.fake_fail_call(calls[i], 0, ENOMEM);
+        tutti_status told = fabric_open(&verbs_fabrics[0], process, &place, card, &bytes);
+        assert_true(told == TUTTI_SYSTEM || told == TUTTI_UNSUPPORTED);
+        assert_non_null(strstr(status_detail(), "fake_0"));
+        assert_int_equal(fake.fake_left(), 0);
+    }
+    ranks_verbs_apart(2, POLLS, a_message_goes); /* and when all is well again */
+}
+
+/* ---- a cable ---- */
+static void a_pulled_cable(struct rank *me)
+{
+    rank_swap(me, 0);
+    rank_settle(me);
+    rank_meet(me);
+    if (me->rank == 0) fake.fake_set_port(0, false);
+    rank_meet(me);
+    struct transfer x[2];
+    struct piece pieces[2];
+    unsigned char out[8] = { 1 }, in[8] = { 0 };
+    rank_send(me, &x[0], 1 - me->rank, 1, &pieces[0], out, sizeof out);
+    rank_recv(me, &x[1], 1 - me->rank, 1, &pieces[1], in, sizeof in);
+    for (int n = 0; n < 200; n++) rank_poll(me);
+    REQUIRE(x[1].state == TRANSFER_POSTED);
+    rank_meet(me);
+    if (me->rank == 0) fake.fake_set_port(0, true);
+    rank_await(me, x, 2);
+    REQUIRE(x[1].state == TRANSFER_DONE && in[0] == 1);
+    rank_meet(me);
+}
+static void test_a_cable_that_is_out_for_a_moment(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, a_pulled_cable);
+}
+int main(void)
+{
+    if (!ranks_verbs_open()) return SKIPPED;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_write_that_fails, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_read_that_fails, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_late_completions_and_lost_greetings, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_small_device, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, prepare, leave),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
