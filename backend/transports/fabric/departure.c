@@ -143,15 +143,19 @@ void port_send(struct port *p, struct link *link, struct transfer *x)
     p->waiting += !waits;
     if (!waits) port_send_waiting(p);
 }
-void port_send_waiting(struct port *p)
+bool port_send_waiting(struct port *p)
 {
+    bool moved = false;
     p->waiting = 0;
     for (int r = 0; r < p->size; r++) {
         struct link *link = &p->links[r];
-        if (link->waiting.first && link_connect(p, link))
+        if (!link->waiting.first) continue;
+        if (link_connect(p, link))
             while (link->waiting.first) take_off(p, link, queue_take(&link->waiting, NULL));
+        moved |= !link->waiting.first;
         p->waiting += link->waiting.first != NULL;
     }
+    return moved;
 }
 bool port_tell(struct port *p, struct link *link, const struct header *said)
 {

@@ -83,10 +83,10 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
 /* What notes and callbacks have left to be done. */
 static bool settle(struct port *p)
 {
-    bool moved = p->matched || p->landed || p->waiting; /* for an endpoint that somebody else may have opened */
+    bool moved = p->matched || p->landed;
     if (p->matched) port_begin_matched(p);
     if (p->landed) port_end_landed(p);
-    if (p->waiting) port_send_waiting(p);
+    if (p->waiting) moved |= port_send_waiting(p);
     if (p->owes) port_return_credit(p);
     if (p->refuses) port_refuse(p);
     return moved;

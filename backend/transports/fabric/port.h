@@ -61,7 +61,7 @@ static inline void link_owe(struct port *p, struct link *link, uint64_t bytes)
 
 /* ---- departure.c ---- */
 void port_send(struct port *p, struct link *link, struct transfer *x);
-void port_send_waiting(struct port *p);             /* those that now have an endpoint */
+bool port_send_waiting(struct port *p);             /* those whose link now has an endpoint; false: none has */
 /* Kind, name, id and bytes of `said`. false: it cannot be told. */
 bool port_tell(struct port *p, struct link *link, const struct header *said);
 void port_return_credit(struct port *p);
