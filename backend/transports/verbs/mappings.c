@@ -3,6 +3,7 @@
    and finds neither a counted change nor an event knows of all that is over; that it counts in time is tried out when
    the first listener joins. A thread of its own reads, as others may wait for the allocator. */
 #include "backend/transports/verbs/mappings.h"
+#include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,7 @@
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
-enum { EVENTS_AT_ONCE = 16, PROOF_MS = 2000 };
+enum { EVENTS_AT_ONCE = 16, PROOF_MS = 2000, SETTLE_NS = 1000000 };
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lifetime = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -80,15 +81,17 @@ static bool is_changing(void)
 }
 void mappings_lock(void) { pthread_mutex_lock(&lock); }
 void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
-void mappings_settle(void)
+bool mappings_settle(void)
 {
     mappings_lock();
-    while (is_changing()) {
+    for (int64_t until_ns = clock_ns() + SETTLE_NS; is_changing();) {
         take_events();
+        if (clock_ns() > until_ns) return false;
         mappings_unlock();
         sched_yield();
         mappings_lock();
     }
+    return true;
 }
 
 /* ---- watching ---- */

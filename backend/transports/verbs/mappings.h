@@ -20,8 +20,9 @@ struct mapping_listener {
    the same. */
 tutti_status mappings_join(struct mapping_listener *listener);
 void mappings_leave(struct mapping_listener *listener);
-/* Takes the lock, and when it returns every change of watched memory that was over before has been told. */
-void mappings_settle(void);
+/* Takes the lock. true: every change of watched memory that was over before has been told. false: other threads change
+   their memory without a pause, and for a millisecond no moment was found at which that was certain. */
+bool mappings_settle(void);
 void mappings_lock(void);                               /* the lock alone */
 void mappings_unlock(void);
 /* With the lock held: changes of these pages are told from now on. false: they cannot be watched (a file of a

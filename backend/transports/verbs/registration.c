@@ -277,8 +277,7 @@ tutti_status registration_take(struct registration *r, const void *at, size_t by
     struct location location;
     assert(bytes && end > begin);
     if (!arena_find(at, bytes, &location) || !take_of_arena(r, location.block, &taken)) {
-        mappings_settle();
-        bool found = use(r, find(r, begin, end, writes), &taken);
+        bool found = mappings_settle() && use(r, find(r, begin, end, writes), &taken);
         mappings_unlock();
         if (!found) taken = take_anew(r, begin & ~(page - 1), (end + page - 1) & ~(page - 1), writes, 0);
     }

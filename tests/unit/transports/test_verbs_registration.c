@@ -4,6 +4,7 @@
 #include "backend/memory/arena.h"
 #include "backend/transports/verbs/mappings.h"
 #include "backend/transports/verbs/registration.h"
+#include "tests/unit/transports/aside.h"
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -123,6 +124,7 @@ static void in_a_process(void (*each)(void))
 static unsigned char *pages_at(void *at, size_t count, uint64_t word)  /* mapped, with that word in each */
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
+    if (!at) at = aside(count * page);
     unsigned char *mapped = mmap(at, count * page, PROT_READ | PROT_WRITE, flags, -1, 0);
     need(mapped != MAP_FAILED, "there is memory");
     for (size_t i = 0; i < count; i++) memcpy(mapped + i * page, &word, sizeof word);
