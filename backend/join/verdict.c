@@ -48,8 +48,8 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             rank, mine->group);
     if (theirs->fabric != mine->fabric)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: TUTTI_TRANSPORT must be the "
-            "same on all ranks",
+            "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
+            "same on all ranks (where it is not set, it is ucx on hosts with an active RDMA port, and tcp on others)",
             rank, fabric_text(theirs), mine->group, fabric_text(mine));
     if (!theirs->contact.family != !mine->contact.family)
         return status_fail(TUTTI_MISMATCH,

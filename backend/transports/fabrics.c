@@ -3,6 +3,9 @@
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"
+#include <glob.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
@@ -14,9 +17,37 @@ const char *fabric_name(int number)
     const struct fabric *fabric = fabric_at(number);
     return fabric ? fabric->operations->name : NULL;
 }
+
+/* ---- the default ---- */
+static bool is_active(const char *path)                 /* "4: ACTIVE", as the kernel writes it */
+{
+    int state = 0;
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    bool said = fscanf(file, "%d", &state) == 1;
+    fclose(file);
+    return said && state == 4;
+}
+int fabric_default(const char *devices)
+{
+    char pattern[512];
+    glob_t ports;
+    bool active = false;
+    snprintf(pattern, sizeof pattern, "%s/*/ports/*/state", devices);
+    if (glob(pattern, 0, NULL, &ports) == 0) {
+        for (size_t i = 0; i < ports.gl_pathc && !active; i++) active = is_active(ports.gl_pathv[i]);
+        globfree(&ports);
+    }
+    return fabric_number(active ? "ucx" : "tcp");
+}
+static int chosen;
+static void choose(void) { chosen = fabric_default("/sys/class/infiniband"); }
 int fabric_number(const char *name)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     for (int i = 0; i < COUNT; i++)
-        if (!*name || strcmp(fabric_name(i), name) == 0) return i;
-    return FABRIC_UNKNOWN;
+        if (strcmp(fabric_name(i), name) == 0) return i;
+    if (*name) return FABRIC_UNKNOWN;
+    pthread_once(&once, choose);
+    return chosen;
 }

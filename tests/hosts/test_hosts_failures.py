@@ -55,9 +55,10 @@ def running(some, what="all_reduce", seconds=0.5):
 # ---- processes ----
 @pytest.mark.parametrize("what", ["all_reduce", "large"])
 @pytest.mark.parametrize("victim", [3, 1, 0])
-def test_killed_rank_is_named_on_every_host(fresh, victim, what):
+@pytest.mark.parametrize("transport", ["tcp", "ucx"])
+def test_killed_rank_is_named_on_every_host(fresh, transport, victim, what):
     """Rank 0 has the store: nobody needs it after joining."""
-    some = fresh(*BLOCKS)
+    some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport})
     begin = running(some, what)
     some.signal(victim, signal.SIGKILL)
     survivors = [rank for rank in range(4) if rank != victim]
@@ -121,11 +122,13 @@ def test_a_host_that_falls_silent_is_lost(fresh, lab, what):
             some.signal(rank, signal.SIGKILL)
 
 
-def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab):
-    """The links stand, and what UCX would connect is lost without a word, as when a cable is pulled just then. A
-    kernel goes on for two minutes, and nobody may wait for it: here the group has a timeout of its own."""
-    some = fresh(*BLOCKS, timeout_s=5, environment={"UCX_TCP_PORT_RANGE": "17000-17099"})
-    lab.hosts.close_ports(1, 17000, 17099)
+@pytest.mark.parametrize("transport, ports", [("ucx", (17000, 17099)), ("tcp", (1024, 65535))])
+def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab, transport, ports):
+    """The links stand, and what the transport would connect is lost without a word, as when a cable is pulled just
+    then. A kernel goes on for two minutes, and nobody may wait for it: here the group has a timeout of its own."""
+    some = fresh(*BLOCKS, timeout_s=5,
+                 environment={"TUTTI_TRANSPORT": transport, "UCX_TCP_PORT_RANGE": "17000-17099"})
+    lab.hosts.close_ports(1, *ports)
     try:
         begin = running(some)
         for rank, outcome in enumerate(some.collect(SOON_S + 20)):
@@ -199,9 +202,16 @@ def test_pretending_hosts_over_hosts_is_refused(fresh):
     failures(outcomes, "ValueError", "TUTTI_HOSTS", "h0", "h1", "unset")
 
 
+def test_transports_that_differ(fresh):
+    """As where one host has RDMA and another has none."""
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_TRANSPORT": "ucx"}}).joined
+    failures(outcomes, "MismatchError", "rank 1", "by ucx", "by tcp", "set TUTTI_TRANSPORT", "RDMA")
+
+
 def test_no_ucx_on_one_host(fresh):
     """Every rank hears it, and what to install."""
-    outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_UCX": "/nowhere/libucp.so.0"}}).joined
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "ucx"},
+                     on_host={1: {"TUTTI_UCX": "/nowhere/libucp.so.0"}}).joined
     assert all(outcome.failed for outcome in outcomes), outcomes
     assert outcomes[1].error == "NotImplementedError" and "/nowhere/libucp.so.0" in outcomes[1].text, outcomes[1].text
     assert "rank 1" in outcomes[0].text, outcomes[0].text

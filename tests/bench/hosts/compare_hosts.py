@@ -23,7 +23,7 @@ from hosts import CannotPretend, Hosts, address_of  # noqa: E402
 BUILD = ROOT / "build/bench_hosts"
 HERE = Path(__file__).resolve().parent
 SIZES = "8,65536,16777216,67108864"
-WAYS = ("tutti", "tutti by tcp", "gloo")               # the first by UCX, the second by sockets of its own
+WAYS = ("tutti by ucx", "tutti by tcp", "gloo")
 LIMIT_S = 300
 
 

@@ -1,4 +1,5 @@
 tutti_unit(transports/test_matching transports)
+tutti_unit(transports/test_fabrics transports)
 set(worlds shm router share transports ucx tcp tcp_strangers)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)

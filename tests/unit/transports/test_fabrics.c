@@ -1,0 +1,67 @@
+/* Which fabric is the default: it depends on what Linux shows of RDMA devices. */
+#include "backend/transports/fabrics.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { ROOM = 256 };
+static void remove_all(const char *folder)
+{
+    char command[ROOM];
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    assert_int_equal(system(command), 0);
+}
+static void add_port(const char *folder, const char *device, int port, const char *state)
+{
+    char path[ROOM];
+    snprintf(path, sizeof path, "mkdir -p '%s/%s/ports/%d'", folder, device, port);
+    assert_int_equal(system(path), 0);
+    snprintf(path, sizeof path, "%s/%s/ports/%d/state", folder, device, port);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(state, file);
+    fclose(file);
+}
+static const char *default_in(const char *folder) { return fabric_name(fabric_default(folder)); }
+static void test_default(void **state)
+{
+    (void)state;
+    char folder[] = P_tmpdir "/devices-XXXXXX";
+    assert_string_equal(default_in("/nowhere"), "tcp");
+    assert_non_null(mkdtemp(folder));
+    assert_string_equal(default_in(folder), "tcp");
+    add_port(folder, "mlx5_0", 1, "1: DOWN\n");
+    add_port(folder, "mlx5_1", 1, "2: INIT\n");
+    assert_string_equal(default_in(folder), "tcp");
+    add_port(folder, "mlx5_1", 2, "4: ACTIVE\n");
+    assert_string_equal(default_in(folder), "ucx");
+    remove_all(folder);
+}
+static void test_numbers(void **state)
+{
+    (void)state;
+    int count = 0;
+    for (; fabric_name(count); count++) {
+        assert_int_equal(fabric_number(fabric_name(count)), count);
+        assert_string_equal(fabric_at(count)->operations->name, fabric_name(count));
+    }
+    assert_int_equal(count, 3);
+    assert_null(fabric_at(count));
+    assert_null(fabric_at(-1));
+    assert_int_equal(fabric_number("carrier pigeon"), FABRIC_UNKNOWN);
+    assert_int_equal(fabric_number(""), fabric_default("/sys/class/infiniband"));
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_default),
+        cmocka_unit_test(test_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
