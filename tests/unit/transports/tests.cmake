@@ -1,6 +1,6 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
-set(worlds shm router share transports ucx tcp tcp_strangers)
+set(worlds shm router share transports ucx tcp tcp_strangers storm)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)
 endif()
@@ -11,7 +11,7 @@ endforeach()
 foreach(name transports ucx tcp)
   target_sources(test_${name} PRIVATE unit/transports/contract.c)
 endforeach()
-foreach(name ucx tcp)
+foreach(name ucx tcp storm)
   target_sources(test_${name} PRIVATE unit/transports/ranks_fabric.c)
 endforeach()
 # The thread sanitizer sees one process only, and would need minutes for 4 GiB.
@@ -38,7 +38,10 @@ if(HAVE_VERBS)
   foreach(name verbs verbs_faults)                                     # on a device that is none
     tutti_unit(transports/test_${name} transports)
     target_sources(test_${name} PRIVATE unit/transports/ranks.c unit/transports/contract.c
-      unit/transports/ranks_fabric.c unit/transports/ranks_verbs.c)
+      unit/transports/ranks_fabric.c)
+  endforeach()
+  foreach(name verbs verbs_faults storm)
+    target_sources(test_${name} PRIVATE unit/transports/ranks_verbs.c)
     target_compile_definitions(test_${name} PRIVATE FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
     add_dependencies(test_${name} fake_verbs)
   endforeach()
