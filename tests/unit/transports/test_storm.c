@@ -79,7 +79,7 @@ static int post_round(struct rank *me, struct part *p, struct dice *mine)
         int *next = sends ? &send : &receive;
         post(me, p, *next, &posted);
         *next = next_one(p, me->rank, sends, *next + 1);
-        if (roll(mine, 4) == 0) rank_poll(me);
+        if (roll(mine, 4) == 0) router_poll(me->router);
     }
     return posted;
 }
@@ -88,8 +88,7 @@ static void require_round(struct rank *me, const struct part *p, int posted)
     for (int i = 0; i < posted; i++) REQUIRE(p->transfers[i].state == TRANSFER_DONE);
     for (int i = 0; i < ROUND; i++) {
         const struct message *m = &p->all[i];
-        if (m->to == me->rank)
-            REQUIRE(bytes_are(p->room[i], m->bytes, m->id) && p->room[i][m->bytes] == 0xee);
+        if (m->to == me->rank) REQUIRE(bytes_are(p->room[i], m->bytes, m->id) && p->room[i][m->bytes] == 0xee);
     }
 }
 static void storm(struct rank *me)
@@ -116,7 +115,10 @@ static void storms(void (*over)(enum waiting))
         over(i % 2 ? SLEEPS : POLLS);
     }
 }
-static void over_inproc(enum waiting waiting) { ranks_inproc(RANKS, (unsigned)seed, waiting, storm); }
+static void over_inproc(enum waiting waiting)
+{
+    ranks_inproc(RANKS, (unsigned)seed, waiting == SLEEPS ? SLEEPS_IN_TIME : POLLS, storm);
+}
 static void test_inproc(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* Verbs, when the device that is none does what devices do at their worst. Each test begins with one that is well, and
    ends with nothing left of it. */
+#include "backend/transports/verbs/nic.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #include <errno.h>
@@ -200,6 +201,54 @@ static void test_a_cable_that_is_out_for_a_moment(void **state)
     (void)state;
     ranks_verbs_apart(2, POLLS, a_pulled_cable);
 }
+
+/* ---- a device, a pair ---- */
+static void both_hear_of_a_break(struct rank *me, struct transfer *x, const char *why)
+{
+    rank_await(me, x, 1);
+    REQUIRE(x->state == TRANSFER_FAILED && x->status == TUTTI_PEER_LOST);
+    REQUIRE(strstr(me->router->reason, "the connection of rank") && strstr(me->router->reason, why));
+    rank_meet(me);
+}
+static void a_broken_device(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char in[8];
+    rank_swap(me, 0);
+    await_quiet(me);
+    rank_recv(me, &x, 1 - me->rank, 1, &piece, in, sizeof in);
+    rank_meet(me);
+    for (int device = 0; me->rank == 0 && device < FAKE_DEVICES; device++) fake.fake_break_device(device);
+    both_hear_of_a_break(me, &x, "its device has failed");
+}
+static void test_a_device_that_breaks(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, SLEEPS, a_broken_device);      /* its event is heard by who waits for events */
+}
+static void an_unplugged_pair(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char *data = buffer(LARGE);
+    rank_swap(me, 0);
+    await_quiet(me);
+    const struct endpoint *e = verbs_fabrics[me->rank].endpoints;
+    if (me->rank == 0) fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->pair->qp_num, true);
+    rank_meet(me);
+    rank_send(me, &x, 1 - me->rank, 1, &piece, data, LARGE);
+    both_hear_of_a_break(me, &x, "retr");
+    free(data);
+}
+static void test_a_pair_that_nothing_reaches(void **state)
+{
+    struct fake_limits limits = fake.fake_limits();
+    (void)state;
+    limits.retry_us = 1000;
+    fake.fake_set_limits(&limits);
+    ranks_verbs_apart(2, POLLS, an_unplugged_pair);
+}
 int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
@@ -211,6 +260,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, prepare, leave),
         cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, prepare, leave),
         cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_device_that_breaks, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_pair_that_nothing_reaches, prepare, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
