@@ -6,6 +6,7 @@
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/price.h"
+#include "backend/transports/fabrics.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"
 #include "kernels/reduce.h"
@@ -114,16 +115,25 @@ static void put_machine(struct text *t)
     put(t, "\"largest tile (bytes)\": %zu, \"such tiles in flight\": %d, ", tile, price_slots(&machine, tile, false));
     put(t, "\"pauses before a yield\": %d, \"yields before a sleep\": %d}, ", patience.pauses, patience.yields);
 }
+static void describe_choice(char *out, size_t bytes)
+{
+    const char *given = settings_get()->transport, *name = fabric_name(fabric_number(given));
+    bool sockets = name && strcmp(name, "tcp") == 0;
+    if (*given) snprintf(out, bytes, "%s", name ? name : "no transport has the name that TUTTI_TRANSPORT says");
+    else snprintf(out, bytes, "%s, as %s RDMA port of this host is active", name, sockets ? "no" : "an");
+}
 static void put_transports(struct text *t)
 {
-    char ucx[1024], verbs[1024];
+    char ucx[1024], verbs[1024], choice[128];
+    describe_choice(choice, sizeof choice);
     ucx_describe(ucx, sizeof ucx);
     verbs_describe(verbs, sizeof verbs);
     put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
     put_pair(t, "ucx", ucx, ", ");
     put_pair(t, "verbs", verbs, ", ");
-    put_pair(t, "tcp", "yes: sockets of the system", "}, ");
+    put_pair(t, "tcp", "yes: sockets of the system", ", ");
+    put_pair(t, "between hosts", choice, "}, ");
 }
 static void put_settings(struct text *t)
 {

@@ -201,6 +201,14 @@ def test_info_tells_of_ucx():
     assert none["ucx"].startswith("no: ") and "/nowhere/libucp.so.0" in none["ucx"], none
 
 
+def test_info_tells_of_the_choice_between_hosts():
+    def choice(name):
+        return json.loads(tutti("info", "--json", environment={"TUTTI_TRANSPORT": name}).stdout)["transports"]
+    assert re.match("tcp, as no RDMA port|ucx, as an RDMA port", choice("")["between hosts"])
+    assert choice("verbs")["between hosts"] == "verbs"
+    assert "TUTTI_TRANSPORT" in choice("pigeon")["between hosts"]
+
+
 def test_info_tells_of_verbs():
     """Which ports serve, or why there is none."""
     found = json.loads(tutti("info", "--json").stdout)["transports"]["verbs"]
