@@ -5,6 +5,7 @@
 #include "backend/transports/fabric/port.h"
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,6 +43,12 @@ static void wait_for_event(struct fabric *fabric, bool listens)
     pthread_mutex_lock(&fabric->lock);
     if (both[0].revents) drain_waker(fabric);
 }
+static void let_ranks_poll(struct fabric *fabric)
+{
+    pthread_mutex_unlock(&fabric->lock);
+    sched_yield();
+    pthread_mutex_lock(&fabric->lock);
+}
 static void *thread_main(void *of)
 {
     struct fabric *fabric = of;
@@ -51,6 +58,7 @@ static void *thread_main(void *of)
         bool idle = touched == fabric->touched, listens = fabric->armed || idle;
         touched = fabric->touched;
         if (!listens || arm(fabric)) wait_for_event(fabric, listens);
+        else let_ranks_poll(fabric);                    /* something has come, and more may */
     }
     pthread_mutex_unlock(&fabric->lock);
     return NULL;
