@@ -1,5 +1,6 @@
-"""What compares tutti with Open MPI and MPICH between hosts (tests/bench/hosts/compare_peers.py): it runs, and refuses
-figures of something else than the network."""
+"""What compares tutti between hosts with Open MPI and MPICH (tests/bench/hosts/compare_peers.py): it runs, and refuses
+figures of something else than the network. What compares it with perftest (beside_perftest.py) runs in a guest only:
+here its table."""
 import importlib.util
 import json
 import shutil
@@ -13,12 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/bench/hosts/compare_peers.py"
 
 
-@pytest.fixture(scope="module")
-def compare_peers():
-    spec = importlib.util.spec_from_file_location("compare_peers", PROGRAM)
+def loaded(program):
+    spec = importlib.util.spec_from_file_location(program.stem, program)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def compare_peers():
+    return loaded(PROGRAM)
 
 
 class Wire:
@@ -63,3 +68,15 @@ def test_what_was_not_sent_over_the_network_is_refused(compare_peers, monkeypatc
     else:
         with pytest.raises(SystemExit, match="MPICH has sent 73726 bytes between hosts, and needs 73728 at least"):
             run("MPICH", [], [("allreduce", 4096)])
+
+
+def test_a_ratio_to_perftest_is_of_one_turn():
+    """As the machine is faster in one turn than in another, the ratio of the medians would be something else."""
+    beside = loaded(PROGRAM.with_name("beside_perftest.py"))
+    least = {other: 1e-6 for _, other in beside.ROWS.values()}
+    found = [{"perftest": {name: slower * value for name, value in {**least, "ib_send_lat": 2e-6}.items()},
+              "core": dict.fromkeys(beside.ROWS, core), "torch": dict.fromkeys(beside.ROWS, 4e-6 * slower)}
+             for slower, core in ((1, 3e-6), (10, 9e-6), (2, 8e-6))]
+    lines = list(beside.table(found))
+    assert lines[1] == "| 8 bytes one way | ib_write_lat | 2 | 8 | 3.00 | 8 | 4.00 |"
+    assert lines[-1] == "beside: ib_send_lat 4 µs"

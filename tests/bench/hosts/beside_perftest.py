@@ -1,0 +1,157 @@
+"""tutti by verbs beside perftest, which is little more than the work requests alone, on two hosts that are namespaces
+of a machine with an RDMA device for each: a guest of script/test-verbs. In turns: perftest, the core alone (peers.c,
+shared memory), and messages and all-reduces through torch (messages.py, shared tensors). Each host has a core of its
+own, if there are two. A figure is the median of the turns, and so is a ratio; ratios are of one turn.
+
+    script/test-verbs --seconds 500 -- python tests/bench/hosts/beside_perftest.py [--rounds 3] [--json FILE]
+
+Needs libtutti (script/setup), a compiler, and Debian's perftest.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support"), str(HERE.parent / "peers")]
+import compare  # noqa: E402
+import compare_hosts  # noqa: E402
+from hosts import CannotPretend, Hosts, address_of  # noqa: E402
+
+SMALL, LARGE, READ = 8, 64 << 20, 1 << 20               # READ: of tutti's RDMA reads
+MIB = 1 << 20
+# a figure, what it is compared with, and what is shown beside: perftest's programs
+ROWS = {f"message {SMALL}": ("8 bytes one way", "ib_write_lat"),
+        f"allreduce {SMALL}": ("all-reduce of 8 bytes", "ib_write_lat"),
+        f"message {LARGE}": ("64 MiB one way", "ib_read_bw"),
+        f"allreduce {LARGE}": ("all-reduce of 64 MiB", "ib_read_bw -b")}
+LIMIT_S = 300
+
+
+def on_core(host, command):
+    return ["taskset", "-c", str(host % os.cpu_count()), *map(str, command)]
+
+
+def perftest(hosts, program, *words):
+    """The last line that begins with a number."""
+    def command(host):
+        name, *more = program.split()
+        return on_core(host, ["stdbuf", "-oL", name, *more, "-d", f"rxe{host}", "-x", "1", "-F", *words])
+    text = compare_hosts.both(hosts, command(1), [*command(0), address_of(1)], "Waiting")
+    numbers = [line.split() for line in text.splitlines() if line.split() and line.split()[0].isdigit()]
+    if not numbers:
+        raise SystemExit(f"{program} did not end well:\n{text}")
+    return [float(word) for word in numbers[-1]]
+
+
+def latency(hosts, program):
+    """Seconds one way: the typical one."""
+    return perftest(hosts, program, "-s", str(SMALL), "-n", "1000")[4] / 1e6
+
+
+def bandwidth(hosts, program):
+    """Seconds for 64 MiB, each way if it is both ways: perftest adds them."""
+    per_second = perftest(hosts, program, "-s", str(READ), "-n", str(2 * LARGE // READ))[3] * MIB
+    return LARGE * (2 if "-b" in program else 1) / per_second
+
+
+def alone(hosts):
+    found = {name: latency(hosts, name) for name in ("ib_write_lat", "ib_send_lat", "ib_send_lat -e")}
+    return found | {name: bandwidth(hosts, name) for name in ("ib_read_bw", "ib_read_bw -b", "ib_write_bw")}
+
+
+def core(hosts, program):
+    """Seconds by name, of the core without torch."""
+    with tempfile.TemporaryDirectory() as store:
+        def command(host):
+            words = [program, 2, "--hosts", 2, "--rank", host, "--store", store, "shared"]
+            return on_core(host, [*words, f"send and back={SMALL},{LARGE}", f"allreduce={SMALL},{LARGE}"])
+        text = compare_hosts.both(hosts, command(1), command(0), environment=environment())
+    lines = [line.split("\t") for line in text.splitlines()]
+    if len(lines) != len(ROWS):
+        raise SystemExit(f"the core did not end well:\n{text}")
+    return {("message" if "back" in name else name) + f" {size}": float(ns) / 1e9 / (2 if "back" in name else 1)
+            for name, size, ns, *_ in lines}
+
+
+def environment(host=0):
+    return {**os.environ, "TUTTI_TRANSPORT": "verbs", "TUTTI_HOSTS": "", "OMP_NUM_THREADS": "1", "RANK": str(host),
+            "WORLD_SIZE": "2", "MASTER_ADDR": address_of(0), "MASTER_PORT": "29500"}
+
+
+class Torch:
+    """Its two ranks, which wait while others are measured."""
+
+    def __init__(self, hosts):
+        self.ranks = [hosts.start(host, on_core(host, [sys.executable, HERE / "messages.py"]), text=True, bufsize=1,
+                                  env=environment(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                      for host in range(2)]
+
+    def measured(self):
+        for rank in self.ranks:
+            rank.stdin.write("again\n")
+        line = self.ranks[0].stdout.readline()
+        if not line:
+            raise SystemExit("a rank of torch has ended")
+        return json.loads(line)
+
+    def close(self):
+        for rank in self.ranks:
+            rank.stdin.close()
+        for rank in self.ranks:
+            rank.wait(60)
+
+
+def turns(rounds, program):
+    with Hosts(2) as hosts:
+        begin, torch, found = time.monotonic(), Torch(hosts), []
+        torch.measured()                                # when torch is imported nothing else is to run
+        for turn in range(rounds):
+            found.append({"perftest": alone(hosts), "core": core(hosts, program), "torch": torch.measured()})
+            print(f"round {turn + 1} of {rounds}: {time.monotonic() - begin:.0f} s", json.dumps(found[-1]),
+                  file=sys.stderr, flush=True)
+        torch.close()
+    return found
+
+
+def table(found):
+    def median(who, name):
+        return statistics.median(turn[who][name] for turn in found)
+
+    def ratio(who, name, other):
+        return statistics.median(turn[who][name] / turn["perftest"][other] for turn in found)
+    yield "| | perftest | µs | the core | ÷ | through torch | ÷ |\n|---|---|---|---|---|---|---|"
+    for name, (said, other) in ROWS.items():
+        cells = [f"{1e6 * median(who, name):,.0f} | {ratio(who, name, other):.2f}" for who in ("core", "torch")]
+        yield f"| {said} | {other} | {1e6 * median('perftest', other):,.0f} | " + " | ".join(cells) + " |"
+    rest = set(found[0]["perftest"]) - {other for _, other in ROWS.values()}
+    yield "beside: " + ", ".join(f"{name} {1e6 * median('perftest', name):,.0f} µs" for name in sorted(rest))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--json", type=Path, help="also write what was measured into this file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        compare.BUILD = Path(folder)                    # a guest's files are read-only
+        program = compare.programs(["tutti"]).get("tutti")
+        if not program:
+            return 1
+        try:
+            found = turns(options.rounds, program)
+        except CannotPretend as reason:
+            raise SystemExit(f"there can be no hosts here: {reason}") from None
+    print("\n".join(table(found)))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
