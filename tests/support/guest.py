@@ -172,15 +172,17 @@ class Guest:
         (self.folder / "initial.cpio").write_bytes(MODULES.read_bytes() + mine)
 
     def line(self, processors: int, memory_mib: int) -> list[str]:
-        """no_timer_check: on a busy machine an emulated timer comes late, and the kernel gives it up."""
+        """no_timer_check: on a busy machine an emulated timer comes late, and the kernel gives it up. tsc: it does not
+        trust the processor's counter here, and every look at another clock is a system call to an emulated device."""
         accelerated = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,la57=off"]
         files = "local,path=/,mount_tag=machine,security_model=none,readonly=on,multidevs=remap"
+        options = ("console=ttyS0 quiet no_timer_check tsc=reliable clocksource=tsc oops=panic panic=-1 "
+                   "mitigations=off")
         return ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", *(accelerated if has_kvm() else emulated),
                 "-smp", str(processors), "-m", str(memory_mib), "-nic", "none", "-display", "none", "-monitor", "none",
                 "-no-reboot", "-kernel", str(KERNEL), "-initrd", str(self.folder / "initial.cpio"),
-                "-append", "console=ttyS0 quiet no_timer_check oops=panic panic=-1 mitigations=off", "-virtfs", files,
-                "-serial", f"file:{self.console}", "-serial", "stdio"]
+                "-append", options, "-virtfs", files, "-serial", f"file:{self.console}", "-serial", "stdio"]
 
     def told(self, what: str) -> list[str]:
         """What comes behind this word in the lines that the guest's first process wrote to the console."""
