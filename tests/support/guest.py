@@ -173,12 +173,12 @@ class Guest:
 
     def line(self, processors: int, memory_mib: int) -> list[str]:
         """no_timer_check: on a busy machine an emulated timer comes late, and the kernel gives it up. tsc: it does not
-        trust the processor's counter here, and every look at another clock is a system call to an emulated device."""
+        trust an emulated processor's counter, and each look at another clock is a system call to an emulated device."""
         accelerated = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,la57=off"]
         files = "local,path=/,mount_tag=machine,security_model=none,readonly=on,multidevs=remap"
-        options = ("console=ttyS0 quiet no_timer_check tsc=reliable clocksource=tsc oops=panic panic=-1 "
-                   "mitigations=off")
+        clock = "" if has_kvm() else "tsc=reliable clocksource=tsc "
+        options = f"console=ttyS0 quiet no_timer_check {clock}oops=panic panic=-1 mitigations=off"
         return ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", *(accelerated if has_kvm() else emulated),
                 "-smp", str(processors), "-m", str(memory_mib), "-nic", "none", "-display", "none", "-monitor", "none",
                 "-no-reboot", "-kernel", str(KERNEL), "-initrd", str(self.folder / "initial.cpio"),
