@@ -84,9 +84,10 @@ void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
 bool mappings_settle(void)
 {
     mappings_lock();
-    for (int64_t until_ns = clock_ns() + SETTLE_NS; is_changing();) {
+    for (int64_t until_ns = 0; is_changing();) {
         take_events();
-        if (clock_ns() > until_ns) return false;
+        if (!until_ns) until_ns = clock_ns() + SETTLE_NS; /* not before, as mostly nothing changes */
+        else if (clock_ns() > until_ns) return false;
         mappings_unlock();
         sched_yield();
         mappings_lock();
