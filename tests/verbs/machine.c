@@ -1,5 +1,6 @@
 /* The fake as a whole: its lock, its chances, its counters, and what tests order of it. */
 #include "tests/verbs/machine.h"
+#include "tests/support/random.h"
 #include <sched.h>
 #include <stdio.h>
 
@@ -30,14 +31,10 @@ uint64_t fake_count(enum fake_counter counter)
     return atomic_load_explicit(&counters[counter], memory_order_relaxed);
 }
 
-/* splitmix64 (Steele, Lea and Flood, 2014). */
 uint64_t machine_random(uint64_t below)
 {
-    uint64_t z = machine.random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return below ? z % below : 0;
+    uint64_t drawn = random_next(&machine.random);
+    return below ? drawn % below : 0;
 }
 bool machine_chance(uint32_t millionths) { return millionths && machine_random(1000000) < millionths; }
 

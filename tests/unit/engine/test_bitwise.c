@@ -6,6 +6,7 @@
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/machine.h"
+#include "tests/support/random.h"
 #include "tests/support/world.h"
 #include "tests/unit/kernels/reference.h"
 #include <setjmp.h>
@@ -29,13 +30,7 @@ static const tutti_dtype types[] = { TUTTI_FLOAT32, TUTTI_FLOAT64, TUTTI_FLOAT16
 static const enum family families[] = { ALLREDUCE, REDUCE, REDUCE_SCATTER };
 enum { SIZES = sizeof sizes / sizeof *sizes, TYPES = sizeof types / sizeof *types };
 
-static uint64_t mixed(uint64_t z)                       /* the output function of splitmix64 */
-{
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-static uint64_t drawn(uint64_t a, uint64_t b) { return mixed(mixed(a * 0x9e3779b97f4a7c15u + 1) + b); }
+static uint64_t drawn(uint64_t a, uint64_t b) { return random_mixed(random_mixed(a * 0x9e3779b97f4a7c15u + 1) + b); }
 
 /* ---- what goes in, and what must come out ---- */
 struct numbers { unsigned char *input[MOST], *sum[MOST + 1]; } numbers[TYPES];    /* sum[p]: of ranks 0 … p - 1 */

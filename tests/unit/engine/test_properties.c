@@ -7,6 +7,7 @@
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "kernels/reduce.h"
+#include "tests/support/random.h"
 #include "tests/support/world.h"
 #include "tests/unit/kernels/reference.h"
 #include <stdio.h>
@@ -28,13 +29,7 @@ static const struct placement_of {
 enum { PLACEMENTS = sizeof placements / sizeof *placements, OF_TWO_HOSTS = 8 };
 
 /* ---- what is drawn ---- */
-static uint64_t mix(uint64_t z)                         /* splitmix64 */
-{
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
+static uint64_t mix(uint64_t z) { return random_next(&z); }
 static uint64_t draw(uint64_t *state, uint64_t below)
 {
     *state = mix(*state);

@@ -4,6 +4,7 @@
  * used again and again. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "tests/support/random.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,13 +41,6 @@ static bool has_input(const struct test *t, int rank)
 static bool has_output(const struct test *t, int rank)
 {
     return rank == t->root || !(is(t, "reduce") || is(t, "gather"));
-}
-static uint64_t random_next(uint64_t *state)            /* splitmix64 */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
 }
 /* What a tensor begins with. Sums of these are rounded. Filled and compared in one go: under the sanitizer of threads
    each look at a single element costs more than the collectives. */

@@ -1,15 +1,10 @@
 /* Arrays of elements for the tests of the kernels: random numbers, and the values at which arithmetic goes wrong. */
 #pragma once
+#include "tests/support/random.h"
 #include "tests/unit/kernels/reference.h"
 
 static uint64_t random_state = 1;
-static inline uint64_t random_bits(void) /* splitmix64 (Steele, Lea, Flood 2014) */
-{
-    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
+static inline uint64_t random_bits(void) { return random_next(&random_state); }
 
 static inline uint64_t read_code(const void *array, size_t i, tutti_dtype dtype)
 {

@@ -62,26 +62,26 @@ bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes)
     }
     return waitpid(child, &how, 0) == child && how == 0;
 }
-static void run(struct fabric *const *fabrics, bool apart, int size, enum waiting waiting, body *each)
+static void run(struct fabric *fabrics, bool apart, int size, enum waiting waiting, body *each)
 {
     static struct table_of_cards table;
     struct router *routers[MOST_RANKS];
     memset(&table, 0, sizeof table);
     for (int r = 0; r < size; r++) {
-        struct fabric *fabric = fabrics[apart ? r : 0];
+        struct fabric *fabric = &fabrics[apart ? r : 0];
         open_rank(fabric, &table, r, apart ? r : 0);
         routers[r] = new_router(r, size, &table.bells[r]);
         connect_rank(fabric, &table, routers[r]);
     }
     run_threads(size, routers, waiting, table.bells, each);
     for (int r = 0; r < size; r++) router_destroy(routers[r]);
-    for (int r = 0; r < size; r++) fabric_close(fabrics[apart ? r : 0]);
+    for (int r = 0; r < size; r++) fabric_close(&fabrics[apart ? r : 0]);
 }
 void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting, body *each)
 {
-    run(&fabric, false, size, waiting, each);
+    run(fabric, false, size, waiting, each);
 }
-void ranks_fabric_apart(struct fabric *const *fabrics, int size, enum waiting waiting, body *each)
+void ranks_fabric_apart(struct fabric *fabrics, int size, enum waiting waiting, body *each)
 {
     run(fabrics, true, size, waiting, each);
 }

@@ -9,5 +9,5 @@ bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes)
 /* threads of one process, which share the fabric */
 void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting, body *each);
 /* threads, each as if it were a process of its own: fabrics[size] */
-void ranks_fabric_apart(struct fabric *const *fabrics, int size, enum waiting waiting, body *each);
+void ranks_fabric_apart(struct fabric *fabrics, int size, enum waiting waiting, body *each);
 void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each);

@@ -22,9 +22,7 @@ bool ranks_verbs_open(void)
 }
 void ranks_verbs_apart(int size, enum waiting waiting, body *each)
 {
-    struct fabric *list[VERBS_MOST];
-    for (int r = 0; r < size; r++) list[r] = &verbs_fabrics[r];
-    ranks_fabric_apart(list, size, waiting, each);
+    ranks_fabric_apart(verbs_fabrics, size, waiting, each);
 }
 void rank_swap(struct rank *me, uint64_t name)
 {

@@ -5,6 +5,7 @@
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
+#include "tests/support/random.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #endif
 #include <setjmp.h>
@@ -17,16 +18,9 @@ static int blocks = 2;
 static uint64_t first_seed = 1, seed;
 
 struct message { int from, to; uint64_t name, id; size_t bytes; };
-struct dice { uint64_t state; };
-static uint64_t roll(struct dice *dice, uint64_t below)                /* splitmix64 */
-{
-    uint64_t z = dice->state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (z ^ (z >> 31)) % below;
-}
+static uint64_t roll(uint64_t *dice, uint64_t below) { return random_next(dice) % below; }
 /* Most are small; some lie about where a message is announced instead of sent, a few are large. */
-static size_t roll_bytes(struct dice *dice)
+static size_t roll_bytes(uint64_t *dice)
 {
     uint64_t kind = roll(dice, 1000);
     if (kind < 400) return roll(dice, 9);
@@ -35,7 +29,7 @@ static size_t roll_bytes(struct dice *dice)
     if (kind < 995) return 65536 - 70 + roll(dice, 140);
     return roll(dice, MOST_BYTES + 1);
 }
-static void roll_round(struct dice *dice, uint64_t first, struct message *out)
+static void roll_round(uint64_t *dice, uint64_t first, struct message *out)
 {
     for (int i = 0; i < ROUND; i++) {
         int from = (int)roll(dice, RANKS), to = (from + 1 + (int)roll(dice, RANKS - 1)) % RANKS;
@@ -70,7 +64,7 @@ static int next_one(const struct part *p, int rank, bool sends, int i)
 }
 /* Sends, and receives, in the order of the round, which is that of each name; but the ones among the others as it
    happens. */
-static int post_round(struct rank *me, struct part *p, struct dice *mine)
+static int post_round(struct rank *me, struct part *p, uint64_t *mine)
 {
     int posted = 0, send = next_one(p, me->rank, true, 0), receive = next_one(p, me->rank, false, 0);
     uint64_t leaning = roll(mine, 11);
@@ -93,7 +87,7 @@ static void require_round(struct rank *me, const struct part *p, int posted)
 }
 static void storm(struct rank *me)
 {
-    struct dice all = { seed }, mine = { seed * 31 + (uint64_t)me->rank };
+    uint64_t all = seed, mine = seed * 31 + (uint64_t)me->rank;
     struct part *p = calloc(1, sizeof *p);
     for (int i = 0; i < ROUND; i++) p->room[i] = malloc(MOST_BYTES + 1);
     for (uint64_t first = 0; first < MESSAGES; first += ROUND) {
@@ -137,12 +131,8 @@ static void test_shm(void **state)
 static void over_tcp(enum waiting waiting)
 {
     static struct fabric fabrics[RANKS];
-    struct fabric *list[RANKS];
-    for (int r = 0; r < RANKS; r++) {
-        fabrics[r] = (struct fabric)FABRIC(&tcp_operations);
-        list[r] = &fabrics[r];
-    }
-    ranks_fabric_apart(list, RANKS, waiting, storm);
+    for (int r = 0; r < RANKS; r++) fabrics[r] = (struct fabric)FABRIC(&tcp_operations);
+    ranks_fabric_apart(fabrics, RANKS, waiting, storm);
 }
 static void test_tcp(void **state)
 {

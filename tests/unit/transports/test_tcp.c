@@ -33,21 +33,16 @@ static void test_between_threads(void **state)
         ranks_fabric_threads(&tcp_fabric, size, size % 2 ? POLLS : SLEEPS, the_contract);
 }
 static struct fabric fabrics[MOST];
-static void apart(int size, enum waiting waiting, body *each)
-{
-    struct fabric *list[MOST];
-    for (int r = 0; r < size; r++) list[r] = &fabrics[r];
-    ranks_fabric_apart(list, size, waiting, each);
-}
 static void test_between_threads_apart(void **state)
 {
     (void)state;
-    for (int size = LEAST; size <= MOST; size++) apart(size, size % 2 ? POLLS : SLEEPS, the_contract);
+    for (int size = LEAST; size <= MOST; size++)
+        ranks_fabric_apart(fabrics, size, size % 2 ? POLLS : SLEEPS, the_contract);
 }
 static void test_a_thread_that_is_gone(void **state)
 {
     (void)state;
-    apart(3, SLEEPS, the_last_rank_goes);
+    ranks_fabric_apart(fabrics, 3, SLEEPS, the_last_rank_goes);
 }
 int main(void)
 {
