@@ -113,11 +113,11 @@ static tutti_status fail(tutti_comm *comm, const struct about *about, tutti_stat
     va_list arguments)
 {
     char detail[AGREE_DETAIL_BYTES];
-    if (comm_has_failed(comm)) return comm->outcome.status;
+    if (comm_has_failed(comm)) return comm_failure(comm);
     if (comm->accord) {
-        if (accord_is_failing(comm->accord)) return status;
         vsnprintf(detail, sizeof detail, format, arguments);
-        return propose(comm, about, status, detail);
+        bool known = accord_is_failing(comm->accord);
+        return known ? status_repeat(status, detail) : propose(comm, about, status, detail);
     }
     keep_outcome(&comm->outcome, status, format, arguments);
     status_fail(status, "%s", comm->outcome.detail);

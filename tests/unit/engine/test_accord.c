@@ -127,6 +127,8 @@ static void fails_before_the_verdict(struct rank *me)
     strcpy(cause.detail, "what the test says");
     accord_fail(me->comm->accord, &cause);
     REQUIRE(accord_is_failing(me->comm->accord));
+    REQUIRE(comm_fail(me->comm, TUTTI_TIMEOUT, "what comes %s", "second") == TUTTI_TIMEOUT);
+    SAYS("what comes second");                          /* what returns an error tells it */
     /* it has all it needs */
     REQUIRE(tutti_broadcast(one, one, 8, TUTTI_FLOAT32, 0, me->comm, NULL) == TUTTI_SYSTEM);
     SAYS("what the test says");
