@@ -180,8 +180,11 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
                                                            be on several hosts, and meet on the network interface that
                                                            leads there, unless TUTTI_SOCKET_IFNAME says another. NULL:
                                                            all ranks are on one host, unless that is set */
+    /* takes a key out of the store, whose context it gets, so that a group whose ranks have all joined leaves nothing
+       there; NULL, or where it fails: keys stay, and do no harm */
+    tutti_status (*store_remove)(void *context, const char *key);
 } tutti_config;
-#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL }
+#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL }
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);

@@ -51,6 +51,12 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
         return TUTTI_OK;
     });
 }
+static tutti_status store_remove(void *context, const char *key)
+{
+    auto *bridge = static_cast<StoreBridge *>(context);
+    StoreBridge apart{ bridge->store, "" }; /* some stores cannot, which is no problem to report */
+    return with_store(&apart, [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
+}
 /* torchrun says how many ranks it has started on this host, and how many there are. */
 static bool all_are_here()
 {
@@ -75,6 +81,7 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     config.rank = rank;
     config.size = size;
     config.store = { &bridge, store_put, store_get };
+    config.store_remove = store_remove;
     std::string name = "group " + group;
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();

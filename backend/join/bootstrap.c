@@ -9,7 +9,9 @@
  * that they have waited. In the word of an attempt there is also the name by which those of one host find each other
  * (claims.h): each rank claims it before it answers, and lets go when the verdict has come, so when all have claimed.
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
- * it began itself, so ranks of one attempt may have different counts. */
+ * it began itself, so ranks of one attempt may have different counts.
+ * A group that has formed leaves nothing: each of the others takes its record away when it has the verdict, and rank 0
+ * the rest when all have joined. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -71,6 +73,10 @@ static tutti_status record_get(const tutti_store *store, const char *key, int ra
     if (status != TUTTI_OK) return status;
     member_seat(out, &found);
     return TUTTI_OK;
+}
+static void store_remove(const tutti_config *config, const char *key)  /* what cannot be removed stays */
+{
+    if (config->store_remove) config->store_remove(config->store.context, key);
 }
 static bool is_same_attempt(const struct member *a, const struct member *b)
 {
@@ -182,12 +188,20 @@ static tutti_status store_lead(const tutti_store *store, struct member *mine, in
     leave_host(mine, mine);
     return status;
 }
+void bootstrap_forget(const tutti_config *config, const struct member *mine)
+{
+    char key[KEY_BYTES];
+    struct member first;
+    tutti_status status = record_get(&config->store, first_key, 0, NOW, &first);
+    if (status == TUTTI_OK && is_same_attempt(&first, mine)) store_remove(config, first_key);
+    name_key(mine, "table", key);
+    store_remove(config, key);
+}
 
 /* ---- the others ---- */
 struct follower {
-    const tutti_store *store;
+    const tutti_config *config;
     struct member *mine;
-    int rank;
     int64_t deadline_ms;
     struct announcement *found;
     struct member first;                               /* rank 0, as last seen; zeroed: not yet */
@@ -199,7 +213,7 @@ static tutti_status get_verdict(const struct follower *f, size_t *out)
 {
     char key[KEY_BYTES];
     name_key(&f->first, "table", key);
-    return store_get(f->store, key, NOW, table_bytes(f), f->found, out);
+    return store_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
 }
 static tutti_status read_verdict(const struct follower *f)
 {
@@ -216,11 +230,18 @@ static void leave_attempt(struct follower *f)
     if (f->placed) leave_host(&f->first, f->mine);
     f->placed = false;
 }
+static void take_back_answer(const struct follower *f) /* nobody reads it any more */
+{
+    char key[KEY_BYTES];
+    name_record(&f->first, f->config->rank, key);
+    if (f->answered) store_remove(f->config, key);
+}
 static tutti_status answer(struct follower *f, const struct member *first)
 {
     char key[KEY_BYTES];
     size_t ignored;
     leave_attempt(f);
+    take_back_answer(f);
     f->first = *first;
     tutti_status status = get_verdict(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
@@ -228,13 +249,13 @@ static tutti_status answer(struct follower *f, const struct member *first)
     if (!f->answered) return f->over ? TUTTI_OK : status;
     TRY(take_host(first, f->deadline_ms, f->mine));
     f->placed = true;
-    name_record(first, f->rank, key);
-    return store_put(f->store, key, f->mine, sizeof *f->mine);
+    name_record(first, f->config->rank, key);
+    return store_put(&f->config->store, key, f->mine, sizeof *f->mine);
 }
 static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
 {
     struct member first;
-    tutti_status status = record_get(f->store, first_key, 0, timeout_ms, &first);
+    tutti_status status = record_get(&f->config->store, first_key, 0, timeout_ms, &first);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
     return is_same_attempt(&first, &f->first) ? TUTTI_OK : answer(f, &first);
@@ -261,7 +282,7 @@ static void tell_what_for(const struct follower *f)
     LOG(WARN,
         "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
         "process %llu on %.39s), which ended without this process",
-        f->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
+        f->config->rank, f->mine->size, f->mine->group, f->first.size, (unsigned long long)f->first.identity.pid,
         f->first.identity.host);
 }
 static tutti_status await_verdict(struct follower *f)
@@ -285,20 +306,20 @@ static tutti_status store_follow(struct follower *f)
 {
     tutti_status status = await_verdict(f);
     leave_attempt(f);
+    if (status == TUTTI_OK) take_back_answer(f);
     return status;
 }
 
-tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
+tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
     struct member *table)
 {
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
     struct member placed = *mine;
-    struct follower other = {
-        .store = store, .mine = &placed, .rank = rank, .deadline_ms = deadline_ms, .found = announcement
-    };
-    tutti_status status = rank == 0 ? store_lead(store, &placed, deadline_ms, announcement) : store_follow(&other);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, &placed, table);
+    struct follower other = { .config = config, .mine = &placed, .deadline_ms = deadline_ms, .found = announcement };
+    bool leads = config->rank == 0;
+    tutti_status status = leads ? store_lead(&config->store, &placed, deadline_ms, announcement) : store_follow(&other);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &placed, table);
     free(announcement);
     return status;
 }

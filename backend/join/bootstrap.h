@@ -1,7 +1,7 @@
 /* How the ranks of a new group learn of each other: every rank brings one member record, every rank gets the table
- * of all. Three ways: a key-value store (one key written per rank, three read; rank 0 collects and publishes the
- * table, so the store sees O(p) requests; what earlier groups left there is not believed), a unique id (rank 0 listens
- * on a socket named by it), or an existing communicator (backend/comm/comm.c). */
+ * of all. Three ways: a key-value store (one key written per rank, three read, one removed; rank 0 collects and
+ * publishes the table, so the store sees O(p) requests; what earlier groups left there is not believed), a unique id
+ * (rank 0 listens on a socket named by it), or an existing communicator (backend/comm/split.c). */
 #pragma once
 #include "backend/processes/member.h"
 
@@ -10,7 +10,9 @@
    verdict goes to all. Through a store the ranks are put on hosts (host_token): by claims if they offer contacts,
    else all on one; by a unique id they are on one, and the caller has said so. `table` has room for mine->size
    records, and holds something only when all is well. */
-tutti_status bootstrap_store(const tutti_store *store, int rank, const struct member *mine, int64_t deadline_ms,
+tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
     struct member *table);
+/* By rank 0 when all have joined, which they do with the table in hand: what the group has left in the store goes. */
+void bootstrap_forget(const tutti_config *config, const struct member *mine);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table);

@@ -108,11 +108,21 @@ def test_meshes_and_splitting(fresh):
 
 # ---- stores ----
 def over_tcp(world, port):
+    import torch_tutti
     store = dist.TCPStore("127.0.0.1", port, world.size, world.rank == 0)
     dist.init_process_group("tutti", store=store, rank=world.rank, world_size=world.size)
     x = torch.ones(10)
     dist.all_reduce(x)
     assert x[0] == world.size
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    groups = [torch_tutti.ProcessGroupTutti(dist.PrefixStore(str(i), store), world.rank, world.size,
+                                            datetime.timedelta(seconds=30)) for i in range(5)]
+    dist.barrier()
+    assert store.num_keys() == before                     # who has met leaves nothing there
+    for group in groups:
+        group.shutdown()
 
 
 def test_tcp_store(fresh):

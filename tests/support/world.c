@@ -67,6 +67,20 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
     pthread_mutex_unlock(&s->lock);
     return !e ? TUTTI_TIMEOUT : e->bytes <= capacity ? TUTTI_OK : TUTTI_NO_MEMORY;
 }
+tutti_status world_store_remove(void *context, const char *key)
+{
+    struct memory_store *s = context;
+    pthread_mutex_lock(&s->lock);
+    struct entry **at = &s->first;
+    while (*at && strcmp((*at)->key, key) != 0) at = &(*at)->next;
+    struct entry *found = *at;
+    if (found) *at = found->next;
+    pthread_mutex_unlock(&s->lock);
+    if (!found) return TUTTI_SYSTEM;
+    free(found->value);
+    free(found);
+    return TUTTI_OK;
+}
 tutti_store world_store_create(void)
 {
     struct memory_store *s = calloc(1, sizeof *s);
@@ -137,9 +151,12 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
         threads[r].config.rank = r;
         threads[r].config.size = size;
         threads[r].config.store = store;
+        threads[r].config.store_remove = world_store_remove;
         pthread_create(&threads[r].thread, NULL, thread_main, &threads[r]);
     }
     for (int r = 0; r < size; r++) pthread_join(threads[r].thread, NULL);
+    struct memory_store *left = store.context;
+    REQUIRE(!left->first);                              /* whoever has joined has left nothing there */
     pthread_barrier_destroy(&meeting);
     free(threads);
     world_store_destroy(store);

@@ -33,3 +33,4 @@ struct aborter { tutti_comm *comm; int after_us; };
 void *abort_main(void *aborter);
 tutti_store world_store_create(void);                                  /* in memory, for threads of this process */
 void world_store_destroy(tutti_store store);
+tutti_status world_store_remove(void *context, const char *key);       /* tutti_config.store_remove */

@@ -72,6 +72,18 @@ tutti_status store_get(void *context, const char *key, void *value, size_t capac
     return status;
 }
 
+tutti_status store_remove(void *context, const char *key)
+{
+    struct store *s = context;
+    pthread_mutex_lock(&s->lock);
+    int i = 0;
+    while (i < s->count && strcmp(s->entries[i].key, key) != 0) i++;
+    bool found = i < s->count;
+    if (found) s->entries[i] = s->entries[--s->count];
+    pthread_mutex_unlock(&s->lock);
+    return found ? TUTTI_OK : TUTTI_SYSTEM;
+}
+
 /* ---- ranks ---- */
 
 struct member member_of(const struct way *way, int rank)
@@ -91,8 +103,12 @@ void bring(struct rank *r, bool by_id)
 {
     struct member mine = member_of(r->way, r->rank);
     int64_t deadline_ms = clock_deadline(r->way->timeout_ms);
+    tutti_config config = TUTTI_CONFIG_INIT;
+    config.rank = r->rank;
+    config.store = r->store;
+    config.store_remove = store_remove;
     r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table)
-                               : bootstrap_store(&r->store, r->rank, &mine, deadline_ms, r->outcome->table);
+                               : bootstrap_store(&config, &mine, deadline_ms, r->outcome->table);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());
 }
 static void *bring_through_store(void *context)

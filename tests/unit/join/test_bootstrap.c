@@ -85,10 +85,10 @@ static void test_no_memory_is_an_error(void **state)
     struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct member mine = member_of(&way, 0), table[1];
     struct store *s = store_create();
-    tutti_store store = { s, store_put, store_get };
+    tutti_config config = { .store = { s, store_put, store_get } };
     tutti_unique_id id = { { 1 } };
     memory_fail_after(1);
-    assert_int_equal(bootstrap_store(&store, 0, &mine, clock_deadline(JOIN_MS), table), TUTTI_NO_MEMORY);
+    assert_int_equal(bootstrap_store(&config, &mine, clock_deadline(JOIN_MS), table), TUTTI_NO_MEMORY);
     for (int n = 1; n <= 3; n++) {
         memory_fail_after(n);
         assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table) != TUTTI_OK);

@@ -20,7 +20,30 @@ static void test_store_sees_few_requests(void **state)
     struct store *s = store_create();
     run_store(&way, s, outcomes);
     assert_int_equal(s->puts, MOST + 1);
+    assert_int_equal(s->count, 2);                      /* the others have taken theirs away; these rank 0 takes */
     assert_in_range(s->gets, 4 * (MOST - 1), 40 * (MOST - 1));         /* looks again, if somebody comes late */
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_only_rank_0_of_the_attempt_forgets_it(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS }, later = way;
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    tutti_config config = { .store = { s, store_put, store_get } };
+    run_store(&way, s, outcomes);
+    bootstrap_forget(&config, &outcomes[0].table[0]);
+    assert_int_equal(s->count, 2);                      /* a program without store_remove */
+    config.store_remove = store_remove;
+    later.attempt = 1;
+    struct member next = member_of(&later, 0);
+    store_put(s, "r0", &next, sizeof next);
+    bootstrap_forget(&config, &outcomes[0].table[0]);
+    assert_int_equal(s->count, 1);
+    assert_string_equal(s->entries[0].key, "r0");
+    bootstrap_forget(&config, &next);
+    assert_int_equal(s->count, 0);
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -121,6 +144,7 @@ static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
     put_record(s, &dead, &dead, 1);
     bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
+    assert_int_equal(s->count, 2);                      /* nor are answers to the dead one left */
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -287,6 +311,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_sees_few_requests),
+        cmocka_unit_test(test_only_rank_0_of_the_attempt_forgets_it),
         cmocka_unit_test(test_store_that_fails_is_blamed),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
         cmocka_unit_test(test_earlier_groups_are_not_believed),
