@@ -238,9 +238,9 @@ static void one_is_missing(struct rank *me)
     if (me->rank == 1) {
         while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
     }
-    tutti_request r = { .struct_size = sizeof r, .timeout_ms = 100, .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .timeout_ms = 500, .blocking = true };
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_TIMEOUT);
-    SAYS("reached the timeout of 100 ms");
+    SAYS("reached the timeout of 500 ms");
     SAYS("this call has not been made by rank 1");
 }
 static void test_a_timeout_names_who_is_missing_on_every_rank(void **state)
@@ -258,7 +258,7 @@ static void comes_late(struct rank *me)
         tutti_comm *comm;
         float *mine = data[me->rank];
         size_t count = round % 2 ? 2 : COUNT;
-        tutti_request r = { .struct_size = sizeof r, .timeout_ms = 50, .blocking = round <= 2 };
+        tutti_request r = { .struct_size = sizeof r, .timeout_ms = 300, .blocking = round <= 2 };
         REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
         REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
         mine[0] = 1;
