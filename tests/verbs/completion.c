@@ -61,6 +61,7 @@ int completion_queue_poll(struct ibv_cq *cq, int most, struct ibv_wc *out)
     for (; found < most && polled < pushed; found++, polled++) {
         const struct completion *c = &q->slots[polled % q->capacity];
         out[found] = c->wc;
+        trace_completion(c);
         struct queue *works = !c->pair ? NULL : c->of_send ? &c->pair->send : &c->pair->receive;
         if (works) atomic_store_explicit(&works->reclaimed, c->reclaims, memory_order_release);
     }

@@ -110,6 +110,21 @@ void fake_break_pair(uint32_t qp_num);                  /* QP_FATAL */
 void fake_unplug_pair(uint32_t qp_num, bool unplugged); /* nothing reaches it, and nothing of its reaches anybody */
 enum ibv_qp_state fake_pair_state(uint32_t qp_num);     /* what the device thinks; IBV_QPS_UNKNOWN: there is none */
 
+/* What happens to the requests of reliable connections from now on, in order, into room[most]; NULL: no longer. A
+   request is POSTED, perhaps several by one call, which `rings`; the wire has CARRIED it out; its completion is POLLED.
+   HEARD: that of a receive, which another's message has used. fake_traced: how many there were. */
+enum fake_moment { FAKE_POSTED, FAKE_CARRIED, FAKE_POLLED, FAKE_HEARD };
+struct fake_event {
+    enum fake_moment moment;
+    uint32_t qp_num;                                    /* where: of whose queue pair */
+    /* of a request that is posted or carried out */
+    enum ibv_wr_opcode opcode;
+    uint64_t bytes;
+    bool rings, inlined, signaled;
+};
+void fake_trace(struct fake_event *room, size_t most);
+size_t fake_traced(void);
+
 uint64_t fake_count(enum fake_counter counter);
 uint64_t fake_alive(enum fake_kind kind);
 uint64_t fake_pinned_bytes(void);

@@ -150,6 +150,10 @@ bool machine_chance(uint32_t millionths);
 uint64_t machine_random(uint64_t below);
 int call_fails(enum fake_call call);                    /* 0, or the errno that a test has ordered */
 
+/* trace.c: costs a look while nothing is traced */
+void trace_request(enum fake_moment moment, const struct pair *p, const struct work *w, bool rings);
+void trace_completion(const struct completion *c);
+
 /* events.c */
 int events_init(struct events *e);
 void events_finish(struct events *e);

@@ -77,7 +77,7 @@ static void send_count(const struct work *w)
     if (w->inlined) machine_count(FAKE_INLINED, 1);
     if (w->flags & IBV_SEND_SIGNALED) machine_count(FAKE_SIGNALED, 1);
 }
-static int send_post(struct pair *p, const struct ibv_send_wr *wr)
+static int send_post(struct pair *p, const struct ibv_send_wr *wr, bool rings)
 {
     int error = call_fails(FAKE_POST_SEND), state = atomic_load_explicit(&p->state, memory_order_relaxed);
     if (error) return error;
@@ -87,6 +87,7 @@ static int send_post(struct pair *p, const struct ibv_send_wr *wr)
     if (!w) return ENOMEM;
     send_take(p, w, wr);
     send_count(w);
+    trace_request(FAKE_POSTED, p, w, rings);
     queue_publish(&p->send);
     return 0;
 }
@@ -97,7 +98,7 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
     struct ibv_send_wr *first = wr;
     int error = 0;
     pthread_mutex_lock(&p->send.lock);
-    while (wr && !(error = send_post(p, wr))) wr = wr->next;
+    while (wr && !(error = send_post(p, wr, wr == first))) wr = wr->next;
     pthread_mutex_unlock(&p->send.lock);
     if (error) *bad = wr;
     if (wr == first) return error;

@@ -113,6 +113,7 @@ void send_complete(struct pair *p, enum ibv_wc_status status)
     if (status == IBV_WC_SUCCESS) status = p->forced;
     struct ibv_wc wc = { .status = status, .opcode = opcodes[w->opcode], .byte_len = (uint32_t)w->length };
     p->begun = false;
+    if (status == IBV_WC_SUCCESS) trace_request(FAKE_CARRIED, p, w, false);
     work_complete(p, &p->send, &wc, status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED), false);
     if (status == IBV_WC_SUCCESS) return;
     if (p->ibv.qp_type == IBV_QPT_RC) pair_fail(p);

@@ -1,0 +1,44 @@
+/* What a test has asked to be written down: the program's threads and the wire write it as it happens. */
+#include "tests/verbs/machine.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool tracing;
+static struct fake_event *events;
+static size_t capacity, count;
+
+void fake_trace(struct fake_event *room, size_t most)
+{
+    pthread_mutex_lock(&lock);
+    events = room;
+    capacity = room ? most : 0;
+    if (room) count = 0;
+    pthread_mutex_unlock(&lock);
+    atomic_store(&tracing, room != NULL);
+}
+size_t fake_traced(void)
+{
+    pthread_mutex_lock(&lock);
+    size_t traced = count;
+    pthread_mutex_unlock(&lock);
+    return traced;
+}
+static void keep(const struct pair *p, struct fake_event event)
+{
+    if (p->ibv.qp_type != IBV_QPT_RC) return;
+    event.qp_num = p->ibv.qp_num;
+    pthread_mutex_lock(&lock);
+    if (count < capacity) events[count++] = event;
+    pthread_mutex_unlock(&lock);
+}
+void trace_request(enum fake_moment moment, const struct pair *p, const struct work *w, bool rings)
+{
+    if (!atomic_load_explicit(&tracing, memory_order_relaxed)) return;
+    keep(p,
+        (struct fake_event){ moment, .opcode = w->opcode, .bytes = w->length, .rings = rings, .inlined = w->inlined,
+            .signaled = w->flags & IBV_SEND_SIGNALED });
+}
+void trace_completion(const struct completion *c)
+{
+    if (!c->pair || !atomic_load_explicit(&tracing, memory_order_relaxed)) return;
+    keep(c->pair, (struct fake_event){ .moment = c->of_send ? FAKE_POLLED : FAKE_HEARD });
+}
