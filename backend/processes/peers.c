@@ -266,7 +266,7 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
         has_come = registry_take_kept(token, &descriptor);
     }
     pthread_mutex_unlock(&registry.lock);
-    if (!has_come) return status_fail(TUTTI_TIMEOUT, "shared memory that was promised has not been sent in time");
+    if (!has_come) return TUTTI_TIMEOUT;
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
             "shared memory came without its file descriptor: too many open files? see ulimit -n");

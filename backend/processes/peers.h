@@ -31,8 +31,8 @@ void peer_release(struct peer *peer);
 bool peer_is_gone(const struct peer *peer);
 /* Hands a descriptor to that process; it finds it under `token`. PEER_LOST; TIMEOUT when it does not read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
-/* Waits for the descriptor sent under `token` by anyone; TIMEOUT; SYSTEM when it was sent and this process has no room
-   for it. The caller closes it. */
+/* Waits for the descriptor sent under `token` by anyone; TIMEOUT, of which nothing is said: the caller may wait on;
+   SYSTEM when it was sent and this process has no room for it. The caller closes it. */
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
 
 /* Tells all processes that are connected, and those that come later, that a rank of this one could not join the group
