@@ -102,6 +102,15 @@ def judge_one(plan, rank, outcome, begin):
     return f"rank {rank} took {at - begin:.1f} s" if at - begin > LIMIT_S else ""
 
 
+def described(process):
+    """Its name and state, and where in the kernel it waits."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        return f"{words[0]}, {words[1].split()[0]}, {Path(f'/proc/{process}/wchan').read_text()}"
+    except OSError:
+        return "gone since"
+
+
 class Storm:
     def __init__(self, lab):
         self.lab, self.times = lab, []
@@ -111,7 +120,7 @@ class Storm:
         found = []
         for host, agent in self.lab.agents.items():
             others = set(self.lab.hosts.processes(host)) - {agent.process.inside()}
-            found += [f"a process on h{host}"] * len(others)
+            found += [f"process {number} ({described(number)}) on h{host}" for number in others]
             found += [f"/dev/shm/{name} on h{host}" for name in self.lab.hosts.on_host(host, "ls /dev/shm").split()]
             held = self.lab.hosts.on_host(host, "cat /proc/net/unix")
             found += [f"a socket on h{host}"] * held.count("@tutti")
