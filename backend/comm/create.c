@@ -36,6 +36,13 @@ static tutti_status check_job(const tutti_config *config)
         "less than the size, or both 0",
         config->job_rank, config->job_size);
 }
+/* On which host it is, and how others reach it. */
+static tutti_status introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
+{
+    bool part = config->job_size > 0;
+    TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
+    return join_offer(id ? NULL : config->store_host, id != NULL, mine);
+}
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     TRY(check_job(config));
@@ -46,9 +53,8 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     struct member mine;
     TRY(join_introduce(comm, &mine));
-    bool part = config->job_size > 0;
-    TRY(join_pretend(part ? config->job_rank : g->rank, part ? config->job_size : g->size, &mine));
-    TRY(join_offer(id ? NULL : config->store_host, id != NULL, &mine));
+    mine.status = introduce_host(config, id, &mine);
+    if (id || g->size == 1) TRY(mine.status);
     if (id) memcpy(mine.host_token, id->bytes, sizeof mine.host_token);        /* its socket is on one host */
     if (g->size == 1) g->members[0] = mine;
     else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));

@@ -10,8 +10,9 @@
  * (claims.h): each rank claims it before it answers, and lets go when the verdict has come, so when all have claimed.
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts.
- * A group that has formed leaves nothing: each of the others takes its record away when it has the verdict, and rank 0
- * the rest when all have joined. */
+ * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
+ * hear of it. A group that has formed leaves nothing: each of the others takes its record away when it has the
+ * verdict, and rank 0 the rest when all have joined. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -42,11 +43,15 @@ static void name_key(const struct member *first, const char *what, char out[KEY_
     for (size_t i = 0; i < sizeof first->token; i++) snprintf(&token[2 * i], 3, "%02x", first->token[i]);
     snprintf(out, KEY_BYTES, "%s/%s", token, what);
 }
+static void name_of_rank(const struct member *first, const char *what, int rank, char out[KEY_BYTES])
+{
+    char numbered[16];
+    snprintf(numbered, sizeof numbered, "%s%d", what, rank);
+    name_key(first, numbered, out);
+}
 static void name_record(const struct member *first, int rank, char out[KEY_BYTES])
 {
-    char what[16];
-    snprintf(what, sizeof what, "r%d", rank);
-    name_key(first, what, out);
+    name_of_rank(first, "r", rank, out);
 }
 static tutti_status store_put(const tutti_store *store, const char *key, const void *value, size_t bytes)
 {
@@ -133,6 +138,17 @@ static tutti_status await_record(const tutti_store *store, const struct member *
         back_off(began_ns, deadline_ms);
     }
 }
+/* Whether a rank that has come can join, and agrees. Of another build only that is known. */
+static tutti_status check_seat(const tutti_store *store, const struct member *mine, int rank, const struct member *seat)
+{
+    char key[KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
+    size_t bytes = 0;
+    if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check(mine, rank, seat);
+    name_of_rank(mine, "why", rank, key);
+    tutti_status status = store_get(store, key, NOW, sizeof why - 1, why, &bytes);
+    if (status == TUTTI_OK) why[bytes] = 0;
+    return member_fail_unable(seat, rank, why);
+}
 /* A rank may have died after it had answered, and have been started again. */
 static tutti_status read_again(const tutti_store *store, const struct member *mine, struct member *table)
 {
@@ -141,50 +157,56 @@ static tutti_status read_again(const tutti_store *store, const struct member *mi
         name_record(mine, r, key);
         tutti_status status = record_get(store, key, r, NOW, &table[r]);
         if (status != TUTTI_TIMEOUT) TRY(status);
-        TRY(member_check(mine, r, &table[r]));
+        TRY(check_seat(store, mine, r, &table[r]));
     }
     return TUTTI_OK;
 }
-/* When one does not agree, the others, and those that only it knows of, are given a moment to come and hear of it. */
-static tutti_status store_collect(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
-    struct member *table)
+/* The first thing that is wrong, and until when those who have not come yet may come and hear of it. */
+struct finding { tutti_status status; char detail[STATUS_DETAIL_BYTES]; int64_t deadline_ms; };
+static void find(struct finding *f, tutti_status status)               /* said in this thread's last error */
 {
-    char detail[STATUS_DETAIL_BYTES] = "";
+    if (status == TUTTI_OK) return;
+    f->status = status;
+    snprintf(f->detail, sizeof f->detail, "%s", status_detail());
+    if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
+}
+static tutti_status store_collect(const tutti_store *store, const struct member *mine, const char *why,
+    int64_t deadline_ms, struct member *table)
+{
+    struct finding wrong = { TUTTI_OK, "", deadline_ms };
     bool late = false;
     int64_t began_ms = clock_ms();
+    if (mine->status != TUTTI_OK) find(&wrong, member_fail_unable(mine, 0, why));
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
-        tutti_status status = await_record(store, mine, (int)r, deadline_ms, seat);
+        tutti_status status = await_record(store, mine, (int)r, wrong.deadline_ms, seat);
         if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
-        if (status == TUTTI_OK && !detail[0]) status = member_check(mine, (int)r, seat);
-        if (status == TUTTI_MISMATCH && !detail[0]) {
-            snprintf(detail, sizeof detail, "%s", status_detail());
-            if (clock_ms() + GRACE_MS < deadline_ms) deadline_ms = clock_ms() + GRACE_MS;
-        } else if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
+        if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
+        if (wrong.status == TUTTI_OK) find(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
         if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
     }
-    if (detail[0]) return status_repeat(TUTTI_MISMATCH, detail);
+    if (wrong.status != TUTTI_OK) return status_repeat(wrong.status, wrong.detail);
     if (late) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
 }
-static tutti_status store_announce(const tutti_store *store, const struct member *mine, int64_t deadline_ms,
-    struct announcement *announcement)
+static tutti_status store_announce(const tutti_store *store, const struct member *mine, const char *why,
+    int64_t deadline_ms, struct announcement *announcement)
 {
     char key[KEY_BYTES];
     name_key(mine, "table", key);
     announcement->table[0] = *mine;
     TRY(store_put(store, first_key, mine, sizeof *mine));
-    tutti_status status = store_collect(store, mine, deadline_ms, announcement->table);
+    tutti_status status = store_collect(store, mine, why, deadline_ms, announcement->table);
     announcement_decide(announcement, status, mine->size);
     size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
     tutti_status told = store_put(store, key, announcement, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
-static tutti_status store_lead(const tutti_store *store, struct member *mine, int64_t deadline_ms,
+static tutti_status store_lead(const tutti_store *store, struct member *mine, const char *why, int64_t deadline_ms,
     struct announcement *announcement)
 {
     TRY(take_host(mine, deadline_ms, mine));
-    tutti_status status = store_announce(store, mine, deadline_ms, announcement);
+    tutti_status status = store_announce(store, mine, why, deadline_ms, announcement);
     leave_host(mine, mine);
     return status;
 }
@@ -302,6 +324,24 @@ static tutti_status await_verdict(struct follower *f)
         tell_what_for(f);
     }
 }
+/* Of a rank that cannot join: it waits for no verdict, and not long for an attempt. */
+static void store_decline(struct follower *f, const char *why)
+{
+    char key[KEY_BYTES];
+    struct member first;
+    const tutti_store *store = &f->config->store;
+    int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
+    if (until_ms > f->deadline_ms) until_ms = f->deadline_ms;
+    for (tutti_status status = TUTTI_TIMEOUT; clock_ms() < until_ms && !f->answered; back_off(began_ns, until_ms)) {
+        status = record_get(store, first_key, 0, NOW, &first);
+        if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, &f->first))) continue;
+        name_of_rank(&first, "why", f->config->rank, key);
+        if (status == TUTTI_OK) status = store_put(store, key, why, strlen(why));
+        if (status == TUTTI_OK) status = answer(f, &first);
+        if (status != TUTTI_OK) break;
+    }
+    leave_attempt(f);
+}
 static tutti_status store_follow(struct follower *f)
 {
     tutti_status status = await_verdict(f);
@@ -313,12 +353,17 @@ static tutti_status store_follow(struct follower *f)
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
     struct member *table)
 {
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
     struct member placed = *mine;
     struct follower other = { .config = config, .mine = &placed, .deadline_ms = deadline_ms, .found = announcement };
-    bool leads = config->rank == 0;
-    tutti_status status = leads ? store_lead(&config->store, &placed, deadline_ms, announcement) : store_follow(&other);
+    tutti_status status = TUTTI_OK;
+    if (config->rank == 0) status = store_lead(&config->store, &placed, why, deadline_ms, announcement);
+    else if (mine->status == TUTTI_OK) status = store_follow(&other);
+    else store_decline(&other, why);
+    if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
     if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &placed, table);
     free(announcement);
     return status;

@@ -94,7 +94,7 @@ tutti_status join_pretend(int rank, int size, struct member *out)
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
-    out->fabric = (uint64_t)fabric_number(settings_get()->transport);
+    out->fabric = (uint32_t)fabric_number(settings_get()->transport);
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
     if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;

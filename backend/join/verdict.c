@@ -59,6 +59,13 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             mine->contact.family ? "has one" : "has none");
     return TUTTI_OK;
 }
+tutti_status member_fail_unable(const struct member *member, int rank, const char *why)
+{
+    bool known = member->status < 0 && member->status >= TUTTI_INTERNAL;
+    return status_fail(known ? (tutti_status)member->status : TUTTI_INTERNAL,
+        "rank %d (process %llu on %.40s) cannot join %s: %.350s", rank, (unsigned long long)member->identity.pid,
+        member->identity.host, member->group, why);
+}
 static uint32_t count_absent(const struct member *table, uint32_t size)
 {
     uint32_t absent = 0;

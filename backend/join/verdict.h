@@ -16,6 +16,8 @@ bool member_has_come(const struct member *member);
 void member_seat(struct member *out, const struct member *member);
 /* Whether rank 0, who is `mine`, and another agree on size and build: MISMATCH. */
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs);
+/* What is told of a rank that cannot join, in its own words: the status that it has. */
+tutti_status member_fail_unable(const struct member *member, int rank, const char *why);
 /* "rank 3", "ranks 3, 5": those who are not in the table. */
 void members_list_absent(const struct member *table, uint32_t size, char *out, size_t bytes);
 tutti_status members_fail_absent(const struct member *mine, const struct member *table);

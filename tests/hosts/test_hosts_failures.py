@@ -180,10 +180,11 @@ def test_an_interface_that_nobody_has(fresh):
 
 
 def test_an_interface_that_one_host_has_not(fresh):
-    """All hear of it."""
-    outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_SOCKET_IFNAME": "nothing0"}}).joined
-    assert all(outcome.failed for outcome in outcomes), outcomes
-    assert "TUTTI_SOCKET_IFNAME=nothing0" in outcomes[1].text, outcomes[1].text
+    """All hear of it, and none waits for it."""
+    for odd in (1, 0):
+        outcomes = fresh(0, 1, joined=False, timeout_s=60, on_host={odd: {"TUTTI_SOCKET_IFNAME": "nothing0"}}).joined
+        failures(outcomes, "ValueError", "TUTTI_SOCKET_IFNAME=nothing0", "eth0 (10.77.0.")
+        assert f"rank {odd} (process " in outcomes[1 - odd].text and f"on h{odd}" in outcomes[1 - odd].text, outcomes
 
 
 def test_the_interface_may_be_said(fresh):

@@ -92,6 +92,7 @@ struct member member_of(const struct way *way, int rank)
     struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .build = 1 };
     mine.size = (uint32_t)(odd && way->odd_size ? way->odd_size : way->size);
     if (odd && way->odd_build) mine.build = (uint32_t)way->odd_build;
+    if (odd) mine.status = way->odd_status;
     memset(mine.identity.nonce, rank + 1 + 10 * way->attempt, sizeof mine.identity.nonce);
     memset(mine.token, rank + 101 + 10 * way->attempt, sizeof mine.token);
     mine.identity.pid = (uint64_t)getpid();
@@ -107,6 +108,7 @@ void bring(struct rank *r, bool by_id)
     config.rank = r->rank;
     config.store = r->store;
     config.store_remove = store_remove;
+    if (mine.status != TUTTI_OK) status_fail((tutti_status)mine.status, "there is no eth9 on the host of %d", r->rank);
     r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table)
                                : bootstrap_store(&config, &mine, deadline_ms, r->outcome->table);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());

@@ -19,6 +19,7 @@ struct way {                                                           /* what a
     int absent;                                                        /* bits: ranks that do not come */
     int64_t timeout_ms;
     int attempt;                                                       /* each of other processes, with other tokens */
+    tutti_status odd_status;                                           /* not OK: why the odd rank cannot join */
     bool has_contacts, odd_contact;                                    /* all offer one; the odd rank does otherwise */
 };
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };

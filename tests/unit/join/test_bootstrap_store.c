@@ -48,6 +48,40 @@ static void test_only_rank_0_of_the_attempt_forgets_it(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
+static void test_one_that_cannot_join_tells_all_why(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    for (int odd = 0; odd < 3; odd++) {
+        struct way way = { .size = 3, .odd_rank = odd, .odd_status = TUTTI_INVALID_ARGUMENT, .timeout_ms = JOIN_MS };
+        char own[64], told[64];
+        struct store *s = store_create();
+        snprintf(own, sizeof own, "there is no eth9 on the host of %d", odd);
+        snprintf(told, sizeof told, "on host of %d) cannot join test group: there is", odd);
+        run_store(&way, s, outcomes);
+        for (int r = 0; r < way.size; r++) {
+            assert_int_equal(outcomes[r].status, TUTTI_INVALID_ARGUMENT);
+            assert_non_null(strstr(outcomes[r].detail, r == odd ? own : told));
+        }
+        assert_string_equal(outcomes[odd].detail, own);
+        free(s);
+    }
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_one_that_cannot_join_does_not_wait_for_rank_0(void **state)
+{
+    struct way way = {
+        .size = 2, .odd_rank = 1, .odd_status = TUTTI_UNSUPPORTED, .absent = 1 << 0, .timeout_ms = JOIN_MS
+    };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    run_store(&way, s, outcomes);
+    assert_int_equal(outcomes[1].status, TUTTI_UNSUPPORTED);
+    assert_int_equal(s->puts, 0);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
 static void test_store_that_fails_is_blamed(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
@@ -312,6 +346,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_sees_few_requests),
         cmocka_unit_test(test_only_rank_0_of_the_attempt_forgets_it),
+        cmocka_unit_test(test_one_that_cannot_join_tells_all_why),
+        cmocka_unit_test(test_one_that_cannot_join_does_not_wait_for_rank_0),
         cmocka_unit_test(test_store_that_fails_is_blamed),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
         cmocka_unit_test(test_earlier_groups_are_not_believed),
