@@ -180,7 +180,7 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
                                                            be on several hosts, and meet on the network interface that
                                                            leads there, unless TUTTI_SOCKET_IFNAME says another. NULL:
                                                            all ranks are on one host, unless that is set */
-    /* takes a key out of the store, whose context it gets, so that a group whose ranks have all joined leaves nothing
+    /* takes a key out of the store, whose context it gets, so that a group whose ranks have all joined leaves little
        there; NULL, or where it fails: keys stay, and do no harm */
     tutti_status (*store_remove)(void *context, const char *key);
 } tutti_config;

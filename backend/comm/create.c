@@ -60,7 +60,7 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));
     else TRY(bootstrap_store(config, &mine, deadline_ms, g->members));
     TRY(join_members(comm, deadline_ms));
-    if (!id && g->size > 1 && g->rank == 0) bootstrap_forget(config, &g->members[0]);
+    if (!id && g->size > 1 && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
     for (int f = 0; f < FAMILY_COUNT; f++) TRY(comm_allows(comm, comm->chosen[f]));
     return TUTTI_OK;
 }

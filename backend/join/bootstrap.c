@@ -11,8 +11,9 @@
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts.
  * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
- * hear of it. A group that has formed leaves nothing: each of the others takes its record away when it has the
- * verdict, and rank 0 the rest when all have joined. */
+ * hear of it who come within 2 s. A group that has formed leaves two short keys: each of the others takes its record
+ * away when it has the verdict, and rank 0 cuts the verdict short when all have joined. "r0" is never touched again: it
+ * may be of the next attempt by then. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -210,20 +211,20 @@ static tutti_status store_lead(const tutti_store *store, struct member *mine, co
     leave_host(mine, mine);
     return status;
 }
-void bootstrap_forget(const tutti_config *config, const struct member *mine)
+void bootstrap_shorten(const tutti_config *config, const struct member *mine)
 {
     char key[KEY_BYTES];
-    struct member first;
-    tutti_status status = record_get(&config->store, first_key, 0, NOW, &first);
-    if (status == TUTTI_OK && is_same_attempt(&first, mine)) store_remove(config, first_key);
+    struct verdict formed;
+    verdict_of_formed(&formed, mine->size);
     name_key(mine, "table", key);
-    store_remove(config, key);
+    config->store.put(config->store.context, key, &formed, FORMED_BYTES);      /* refused: it stays whole */
 }
 
 /* ---- the others ---- */
 struct follower {
     const tutti_config *config;
     struct member *mine;
+    const char *why;                                   /* it cannot join, if it cannot */
     int64_t deadline_ms;
     struct announcement *found;
     struct member first;                               /* rank 0, as last seen; zeroed: not yet */
@@ -242,6 +243,10 @@ static tutti_status read_verdict(const struct follower *f)
     size_t bytes = 0;
     tutti_status status = get_verdict(f, &bytes);
     size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
+    if (status == TUTTI_OK && verdict_is_of_formed(&f->found->verdict, bytes))
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "two processes have joined %s as rank %d: this one, %llu, and another, with which it has formed",
+            f->mine->group, f->config->rank, (unsigned long long)f->mine->identity.pid);
     if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
     return status_fail(TUTTI_MISMATCH,
         "rank 0 of %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
@@ -255,8 +260,19 @@ static void leave_attempt(struct follower *f)
 static void take_back_answer(const struct follower *f) /* nobody reads it any more */
 {
     char key[KEY_BYTES];
+    if (!f->answered) return;
     name_record(&f->first, f->config->rank, key);
-    if (f->answered) store_remove(f->config, key);
+    store_remove(f->config, key);
+    if (f->mine->status == TUTTI_OK) return;
+    name_of_rank(&f->first, "why", f->config->rank, key);
+    store_remove(f->config, key);
+}
+static tutti_status tell_why(const struct follower *f)
+{
+    char key[KEY_BYTES];
+    if (f->mine->status == TUTTI_OK) return TUTTI_OK;
+    name_of_rank(&f->first, "why", f->config->rank, key);
+    return store_put(&f->config->store, key, f->why, strlen(f->why));
 }
 static tutti_status answer(struct follower *f, const struct member *first)
 {
@@ -271,6 +287,7 @@ static tutti_status answer(struct follower *f, const struct member *first)
     if (!f->answered) return f->over ? TUTTI_OK : status;
     TRY(take_host(first, f->deadline_ms, f->mine));
     f->placed = true;
+    TRY(tell_why(f));
     name_record(first, f->config->rank, key);
     return store_put(&f->config->store, key, f->mine, sizeof *f->mine);
 }
@@ -324,21 +341,15 @@ static tutti_status await_verdict(struct follower *f)
         tell_what_for(f);
     }
 }
-/* Of a rank that cannot join: it waits for no verdict, and not long for an attempt. */
-static void store_decline(struct follower *f, const char *why)
+/* Of a rank that cannot join: those hear of it who join soon. */
+static void store_decline(struct follower *f)
 {
-    char key[KEY_BYTES];
-    struct member first;
-    const tutti_store *store = &f->config->store;
+    size_t ignored;
     int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
     if (until_ms > f->deadline_ms) until_ms = f->deadline_ms;
-    for (tutti_status status = TUTTI_TIMEOUT; clock_ms() < until_ms && !f->answered; back_off(began_ns, until_ms)) {
-        status = record_get(store, first_key, 0, NOW, &first);
-        if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, &f->first))) continue;
-        name_of_rank(&first, "why", f->config->rank, key);
-        if (status == TUTTI_OK) status = store_put(store, key, why, strlen(why));
-        if (status == TUTTI_OK) status = answer(f, &first);
-        if (status != TUTTI_OK) break;
+    while (look_at_first(f, NOW) == TUTTI_OK && clock_ms() < until_ms) {
+        if (f->answered && get_verdict(f, &ignored) != TUTTI_TIMEOUT) break;
+        back_off(began_ns, until_ms);
     }
     leave_attempt(f);
 }
@@ -346,7 +357,7 @@ static tutti_status store_follow(struct follower *f)
 {
     tutti_status status = await_verdict(f);
     leave_attempt(f);
-    if (status == TUTTI_OK) take_back_answer(f);
+    if (status != TUTTI_TIMEOUT) take_back_answer(f);
     return status;
 }
 
@@ -358,11 +369,14 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
     struct member placed = *mine;
-    struct follower other = { .config = config, .mine = &placed, .deadline_ms = deadline_ms, .found = announcement };
+    if (mine->status != TUTTI_OK) placed.contact = (struct contact){ 0 };      /* it takes no place on a host */
+    struct follower other = {
+        .config = config, .mine = &placed, .why = why, .deadline_ms = deadline_ms, .found = announcement
+    };
     tutti_status status = TUTTI_OK;
     if (config->rank == 0) status = store_lead(&config->store, &placed, why, deadline_ms, announcement);
     else if (mine->status == TUTTI_OK) status = store_follow(&other);
-    else store_decline(&other, why);
+    else store_decline(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
     if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &placed, table);
     free(announcement);

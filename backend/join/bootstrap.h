@@ -13,7 +13,7 @@
    `table` has room for mine->size records, and holds something only when all is well. */
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
     struct member *table);
-/* By rank 0 when all have joined, which they do with the table in hand: what the group has left in the store goes. */
-void bootstrap_forget(const tutti_config *config, const struct member *mine);
+/* By rank 0 when all have joined, which they do with the table in hand: the store keeps its first bytes only. */
+void bootstrap_shorten(const tutti_config *config, const struct member *mine);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table);

@@ -63,7 +63,7 @@ tutti_status member_fail_unable(const struct member *member, int rank, const cha
 {
     bool known = member->status < 0 && member->status >= TUTTI_INTERNAL;
     return status_fail(known ? (tutti_status)member->status : TUTTI_INTERNAL,
-        "rank %d (process %llu on %.40s) cannot join %s: %.350s", rank, (unsigned long long)member->identity.pid,
+        "rank %d (process %llu on %.40s) cannot join %s: %.400s", rank, (unsigned long long)member->identity.pid,
         member->identity.host, member->group, why);
 }
 static uint32_t count_absent(const struct member *table, uint32_t size)
@@ -99,12 +99,20 @@ struct announcement *announcement_create(const struct member *mine)
     if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
     return made;
 }
+void verdict_of_formed(struct verdict *out, uint32_t size)
+{
+    *out = (struct verdict){ .status = TUTTI_OK, .size = size };
+    memcpy(out->magic, magic, sizeof magic);
+}
+bool verdict_is_of_formed(const struct verdict *verdict, size_t bytes)
+{
+    return bytes == FORMED_BYTES && memcmp(verdict->magic, magic, sizeof magic) == 0 && verdict->status == TUTTI_OK;
+}
 void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size)
 {
     struct verdict *verdict = &announcement->verdict;
-    memcpy(verdict->magic, magic, sizeof magic);
+    verdict_of_formed(verdict, size);
     verdict->status = status;
-    verdict->size = size;
     if (status != TUTTI_OK) snprintf(verdict->detail, sizeof verdict->detail, "%.511s", status_detail());
 }
 

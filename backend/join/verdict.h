@@ -2,6 +2,7 @@
  * who is missing or what does not agree. Used by the ways of bootstrap.h only. */
 #pragma once
 #include "backend/join/bootstrap.h"
+#include <stddef.h>
 
 struct verdict {
     char magic[8];
@@ -9,6 +10,7 @@ struct verdict {
     uint32_t size;
     char detail[512];
 };
+enum { FORMED_BYTES = offsetof(struct verdict, detail) };              /* of one that all have obeyed */
 struct announcement { struct verdict verdict; struct member table[]; };
 
 /* ---- rank 0 collects: a table begins zeroed ---- */
@@ -25,6 +27,8 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 /* ---- and decides ---- */
 struct announcement *announcement_create(const struct member *mine);   /* freed with free; NULL: NO_MEMORY, said */
 void announcement_decide(struct announcement *announcement, tutti_status status, uint32_t size);
+void verdict_of_formed(struct verdict *out, uint32_t size);            /* FORMED_BYTES of it */
+bool verdict_is_of_formed(const struct verdict *verdict, size_t bytes);
 
 /* ---- the others obey ---- */
 /* OK; or the error that rank 0 decided, said again; or MISMATCH when its verdict makes no sense. */

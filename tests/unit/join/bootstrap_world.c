@@ -83,6 +83,13 @@ tutti_status store_remove(void *context, const char *key)
     pthread_mutex_unlock(&s->lock);
     return found ? TUTTI_OK : TUTTI_SYSTEM;
 }
+int store_keys(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int keys = s->count;
+    pthread_mutex_unlock(&s->lock);
+    return keys;
+}
 
 /* ---- ranks ---- */
 

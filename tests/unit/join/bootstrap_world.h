@@ -29,6 +29,7 @@ void sleep_ms(int ms);
 tutti_status store_put(void *context, const char *key, const void *value, size_t bytes);
 tutti_status store_get(void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms);
 tutti_status store_remove(void *context, const char *key);
+int store_keys(struct store *s);
 struct member member_of(const struct way *way, int rank);
 void bring(struct rank *r, bool by_id);
 void run_store(const struct way *way, struct store *s, struct outcome outcomes[MOST]);
