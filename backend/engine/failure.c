@@ -104,7 +104,7 @@ static enum agree_kind kind_of(tutti_status status)
 static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_status status, const char *detail)
 {
     struct agree_cause cause = { .kind = (int32_t)about->kind, .status = status, .other = about->other };
-    snprintf(cause.detail, sizeof cause.detail, "%s", detail);
+    snprintf(cause.detail, sizeof cause.detail, "%.*s", (int)sizeof cause.detail - 1, detail);
     status_fail(status, "%s", detail);
     accord_fail(comm->accord, &cause);
     return status;
@@ -112,7 +112,7 @@ static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_s
 static tutti_status fail(tutti_comm *comm, const struct about *about, tutti_status status, const char *format,
     va_list arguments)
 {
-    char detail[AGREE_DETAIL_BYTES];
+    char detail[STATUS_DETAIL_BYTES];
     if (comm_has_failed(comm)) return comm_failure(comm);
     if (comm->accord) {
         vsnprintf(detail, sizeof detail, format, arguments);

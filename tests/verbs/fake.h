@@ -112,7 +112,7 @@ enum ibv_qp_state fake_pair_state(uint32_t qp_num);     /* what the device think
 
 /* What happens to the requests of reliable connections from now on, in order, into room[most]; NULL: no longer. A
    request is POSTED, perhaps several by one call, which `rings`; the wire has CARRIED it out; its completion is POLLED.
-   HEARD: that of a receive, which another's message has used. fake_traced: how many there were. */
+   HEARD: that of a receive, which another's message has used. fake_traced: how many there were, also beyond `most`. */
 enum fake_moment { FAKE_POSTED, FAKE_CARRIED, FAKE_POLLED, FAKE_HEARD };
 struct fake_event {
     enum fake_moment moment;

@@ -12,8 +12,8 @@ void fake_trace(struct fake_event *room, size_t most)
     events = room;
     capacity = room ? most : 0;
     if (room) count = 0;
-    pthread_mutex_unlock(&lock);
     atomic_store(&tracing, room != NULL);
+    pthread_mutex_unlock(&lock);
 }
 size_t fake_traced(void)
 {
@@ -27,7 +27,7 @@ static void keep(const struct pair *p, struct fake_event event)
     if (p->ibv.qp_type != IBV_QPT_RC) return;
     event.qp_num = p->ibv.qp_num;
     pthread_mutex_lock(&lock);
-    if (count < capacity) events[count++] = event;
+    if (events && count++ < capacity) events[count - 1] = event;
     pthread_mutex_unlock(&lock);
 }
 void trace_request(enum fake_moment moment, const struct pair *p, const struct work *w, bool rings)
