@@ -15,7 +15,7 @@ enum {
     CALL_MS = 30000,          /* until a call that nobody answers has failed */
     BUFFER_BYTES = 128 << 10, /* one read takes so much of small frames */
     AHEAD_BYTES = 4 << 10,    /* and so much behind bytes that are read to their place */
-    PART_BYTES = 256 << 10,   /* of DATA */
+    PART_BYTES = 2 << 20,     /* of DATA */
     READ_BYTES = 512 << 10,   /* of one connection, before it is another's turn */
     WRITE_BYTES = 512 << 10,  /* likewise */
     UNASKED = 2,                  /* so many connections are read without asking which of them has something */
