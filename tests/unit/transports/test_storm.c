@@ -2,10 +2,10 @@
    posted come from a seed, which all ranks know, so each knows what must come. test_storm [BLOCKS [SEED]]: of 10,000
    messages each, every one with connections and a seed of its own. */
 #include "backend/transports/tcp/tcp.h"
+#include "tests/support/random.h"
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
-#include "tests/support/random.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #endif
 #include <setjmp.h>
