@@ -54,6 +54,14 @@ class CannotPretend(Exception):
     """This machine, or this user, cannot have namespaces; the text says why and what to do."""
 
 
+def measured_or_exit(measure, *arguments):
+    """What `measure` returns; the program ends with the reason where there can be no hosts."""
+    try:
+        return measure(*arguments)
+    except CannotPretend as reason:
+        raise SystemExit(f"there can be no hosts here: {reason}") from None
+
+
 def name_of(host: int) -> str:
     return f"h{host}"
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support"), str(HERE.parent / "peers")]
 import compare  # noqa: E402
 import compare_hosts  # noqa: E402
-from hosts import CannotPretend, Hosts, address_of  # noqa: E402
+from hosts import Hosts, address_of, measured_or_exit  # noqa: E402
 
 SMALL, LARGE, READ = 8, 64 << 20, 1 << 20               # READ: of tutti's RDMA reads
 MIB = 1 << 20
@@ -143,10 +143,7 @@ def main():
         program = compare.programs(["tutti"]).get("tutti")
         if not program:
             return 1
-        try:
-            found = turns(options.rounds, program)
-        except CannotPretend as reason:
-            raise SystemExit(f"there can be no hosts here: {reason}") from None
+        found = measured_or_exit(turns, options.rounds, program)
     print("\n".join(table(found)))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/support"))
-from hosts import CannotPretend, Hosts, address_of  # noqa: E402
+from hosts import Hosts, address_of, measured_or_exit  # noqa: E402
 
 BUILD = ROOT / "build/bench_hosts"
 HERE = Path(__file__).resolve().parent
@@ -144,10 +144,7 @@ def main():
     with_ucx = shutil.which("ucx_perftest") is not None
     if not with_ucx:
         print("UCX alone: SKIPPED, there is no ucx_perftest; Debian has it in ucx-utils", file=sys.stderr)
-    try:
-        found = measured(options.rounds, with_ucx)
-    except CannotPretend as reason:
-        raise SystemExit(f"there can be no hosts here: {reason}") from None
+    found = measured_or_exit(measured, options.rounds, with_ucx)
     print("\n".join(table(found)))
     if options.json:
         options.json.write_text(json.dumps({"rounds": options.rounds, "figures": found}, indent=1) + "\n")

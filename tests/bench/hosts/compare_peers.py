@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "support"), str(HERE.parent / "peers")]
 import compare  # noqa: E402
-from hosts import NETWORK, CannotPretend, Hosts, address_of  # noqa: E402
+from hosts import NETWORK, Hosts, address_of, measured_or_exit  # noqa: E402
 
 HOSTS = 2
 SIZES = "8,4096,65536,1048576,16777216,67108864"
@@ -152,10 +152,7 @@ def parse():
 
 def main():
     options = parse()
-    try:
-        found = measured(options)
-    except CannotPretend as reason:
-        raise SystemExit(f"there can be no hosts here: {reason}") from None
+    found = measured_or_exit(measured, options)
     for per_host, rows in found.items():
         print(f"\n{HOSTS} hosts x {per_host}\n\n" + "\n".join(compare.table(rows)))
     if options.json:
