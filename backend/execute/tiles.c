@@ -7,6 +7,7 @@
 #include "backend/execute/roll_call.h"
 
 /* ---- one step ---- */
+static bool is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 static struct transfer *transfer_at(const struct executor *x, int tile, int step)
 {
     return &x->launch.program->transfers[slot_of(x, tile) * x->launch.program->schedule->step_count + step];
@@ -70,7 +71,7 @@ static void perform(struct executor *x, int step, int tile)
     const struct step *t = &x->launch.program->schedule->steps[step];
     x->moves++;
     if (t->kind == WORK) bind_compute(x, t, tile);
-    else if (t->kind == SEND || t->kind == RECV) post(x, step, tile);
+    else if (is_posted(t)) post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
         publish(x, counter_index(x, tile), position(x, tile, step));
 }
@@ -87,7 +88,7 @@ static int program_end(const struct schedule *s)        /* LEAVE belongs to the 
     return s->step_count && s->steps[s->step_count - 1].kind == LEAVE ? s->step_count - 1 : s->step_count;
 }
 /* Runs the most urgent step that can run; among equals the oldest tile's. */
-static bool advance(struct executor *x, tutti_status *status)
+static const struct step *advance(struct executor *x, tutti_status *status)            /* NULL: none could */
 {
     const struct schedule *s = x->launch.program->schedule;
     int end = program_end(s), window = x->run.low + x->launch.program->plan->slots;
@@ -96,28 +97,27 @@ static bool advance(struct executor *x, tutti_status *status)
             int *pc = &x->run.pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
             perform(x, *pc, tile);
-            ++*pc;
-            return true;
+            return &s->steps[(*pc)++];
         }
-    return false;
+    return NULL;
 }
 static bool is_over(struct executor *x, int tile)
 {
     const struct schedule *s = x->launch.program->schedule;
     if (x->run.pc[slot_of(x, tile)] < program_end(s)) return false;
-    for (int step = s->first_message; step >= 0 && step <= s->last_message; step++) {
-        bool message = s->steps[step].kind == SEND || s->steps[step].kind == RECV;
-        if (message && !is_done(x, transfer_at(x, tile, step))) return false;
-    }
+    for (int step = s->first_message; step >= 0 && step <= s->last_message; step++)
+        if (is_posted(&s->steps[step]) && !is_done(x, transfer_at(x, tile, step))) return false;
     return true;
 }
-/* Not inlined: between the steps of one tile it would only be in the way. */
+/* What can be posted is, before the network is looked at, so that the other end hears of it while bytes come. Not
+   inlined: between the steps of one tile it would only be in the way. */
 __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
-        bool moved = advance(x, &status), polls = !moved || x->run.cut->tiles > 1;
+        const struct step *done = advance(x, &status);
+        bool moved = done, polls = !done || (!is_posted(done) && x->run.cut->tiles > 1);
         if (polls && s->first_message >= 0) moved |= router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;

@@ -169,6 +169,11 @@ static void hear_all(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes
     }
     hear(fabric, e, sockets_of(fabric)->buffer, bytes - direct);
 }
+/* Something is to be said first: the other side wants bytes, or a receive has met what was announced. */
+static bool is_asked(const struct fabric *fabric)
+{
+    return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->matched);
+}
 bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
 {
     size_t all = 0, asked = 0;
@@ -183,6 +188,7 @@ bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
         hear_all(fabric, e, (size_t)n);
         all += (size_t)n;
         if ((size_t)n < asked) break; /* there is no more */
+        if (is_asked(fabric)) break;
     }
     return all > 0;
 }
