@@ -10,7 +10,6 @@
 /* What was asked before, and what was chosen then. */
 struct answer { struct question question; struct choice choice; };
 enum {
-    SLOTS_WITH_MESSAGES = 4,
     SLOTS_TO_PRICE = 3,
     UNKNOWN_BYTES = 1 << 20,
     RANKS_TO_PRICE = 32,
@@ -100,7 +99,8 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
     if (a->host_memory) return (struct choice){ a, largest, slots, 0 };
-    return (struct choice){ a, largest / SLOTS_WITH_MESSAGES, SLOTS_WITH_MESSAGES, 0 };   /* half the cache in flight */
+    size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
+    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0 };
 }
 
 /* ---- asking ---- */

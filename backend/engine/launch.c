@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_TILE_BYTES = 4096, MOST_TILE_BYTES = 512 << 10 };          /* the most: between hosts */
+enum { LEAST_TILE_BYTES = 4096 };
 
 static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
 
@@ -39,8 +39,9 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
     if (!group_is_spread(&comm->group)) return;
     /* All hosts must cut alike: where no rank knows the longest block of all, nothing is cut; else a tile's scratch
        must fit into the slots of every host. */
+    size_t most = BYTES_WITH_MESSAGES / (size_t)c->slots;
     if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
-    else if (c->tile_bytes > MOST_TILE_BYTES) c->tile_bytes = MOST_TILE_BYTES;
+    else if (c->tile_bytes > most) c->tile_bytes = most;
 }
 /* The algorithm, unless it was asked for, and how the message is cut. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,

@@ -1,7 +1,8 @@
 /* Both hosts of a pair send and receive at the same time, as the rounds of collectives do. A small exchange at its best
-   is what a message takes; large ones tell what a byte takes when both directions are full. Where the first large ones
-   are slow there are no larger ones, so that it all takes 50 ms at most on any link that is worth the name. Every
-   decision is made by what both have said. */
+   is what a message takes. Large ones of two lengths tell what a byte takes when both directions are full, and what a
+   message takes beside its bytes when it is announced before they are sent. Where the first large ones are slow there
+   are no larger ones, so that it all takes 50 ms at most on any link that is worth the name; what is announced is then
+   taken for three messages. Every decision is made by what both have said. */
 #include "backend/join/crossing.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 
 enum { WARM = 4, PINGS = 24, MEDIUM = 8, LARGE = 16, SETTLED = 6 };   /* exchanges, and how many do not count */
-enum { MEDIUM_BYTES = 64 << 10, LARGE_BYTES = 256 << 10, SLOW_NS = 1000000 };
+enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3 };
 enum { KNOWN = 64 };
 static struct { /* of this process with others, the latest */
     pthread_mutex_t lock;
@@ -76,18 +77,21 @@ static tutti_status best_of(struct measuring *m, int count, int warm, size_t byt
     }
     return say(m, out);
 }
+static double least(double a, double b) { return a < b ? a : b; }
 static tutti_status measure(struct measuring *m, struct crossing *out)
 {
-    double large;
+    double medium, large;
     TRY(best_of(m, PINGS, WARM, sizeof(double), &out->message_ns));
-    TRY(best_of(m, MEDIUM, WARM, MEDIUM_BYTES, &large));
-    size_t bytes = MEDIUM_BYTES;
-    if (large < SLOW_NS) {
-        bytes = LARGE_BYTES;
-        TRY(best_of(m, LARGE, SETTLED, bytes, &large));
+    TRY(best_of(m, MEDIUM, WARM, MEDIUM_BYTES, &medium));
+    if (medium < SLOW_NS) {
+        TRY(best_of(m, LARGE, SETTLED, LARGE_BYTES, &large));
+        out->byte_ns = large > medium ? (large - medium) / (LARGE_BYTES - MEDIUM_BYTES) : large / LARGE_BYTES;
+        out->announced_ns = medium - out->byte_ns * MEDIUM_BYTES;
+    } else {
+        out->announced_ns = least(ANNOUNCED * out->message_ns, medium / 2);
+        out->byte_ns = (medium - out->announced_ns) / MEDIUM_BYTES;
     }
-    double rest = large > out->message_ns ? large - out->message_ns : large;
-    out->byte_ns = rest / (double)bytes;
+    if (out->announced_ns < out->message_ns) out->announced_ns = out->message_ns;
     return TUTTI_OK;
 }
 static tutti_status with_peer(struct measuring *m, struct crossing *out)
@@ -97,11 +101,12 @@ static tutti_status with_peer(struct measuring *m, struct crossing *out)
     TRY(say(m, &unknown));
     if (unknown <= 0) {
         TRY(say(m, &out->message_ns));
+        TRY(say(m, &out->announced_ns));
         return say(m, &out->byte_ns);
     }
     TRY(measure(m, out));
-    LOG(DEBUG, "%s: a message to rank %d takes %.0f ns, and a byte %.3f ns", m->comm->group.name, m->peer,
-        out->message_ns, out->byte_ns);
+    LOG(DEBUG, "%s: a message to rank %d takes %.0f ns, one that is announced %.0f ns, and a byte %.3f ns",
+        m->comm->group.name, m->peer, out->message_ns, out->announced_ns, out->byte_ns);
     remember(process, out);
     return TUTTI_OK;
 }
@@ -111,7 +116,7 @@ tutti_status crossing_measure(tutti_comm *comm, int64_t deadline_ms, struct cros
     int other = g->host ^ 1;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, prepare);
-    *out = (struct crossing){ 0, 0 };
+    *out = (struct crossing){ 0, 0, 0 };
     if (other >= g->layout->hosts) return TUTTI_OK;
     struct measuring m = { .comm = comm, .peer = rank_at(g->layout, other, 0), .deadline_ms = deadline_ms };
     m.sent = memory_zeroed(2, LARGE_BYTES);
@@ -120,4 +125,10 @@ tutti_status crossing_measure(tutti_comm *comm, int64_t deadline_ms, struct cros
     tutti_status status = with_peer(&m, out);
     free(m.sent);
     return status;
+}
+void crossing_tell(const struct crossing *crossing, struct machine *figures)
+{
+    if (crossing->message_ns > 0) figures->message = crossing->message_ns;
+    if (crossing->announced_ns > 0) figures->announced = crossing->announced_ns;
+    if (crossing->byte_ns > 0) figures->wire = crossing->byte_ns;
 }

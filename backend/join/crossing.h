@@ -2,7 +2,8 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-struct crossing { double message_ns, byte_ns; };
+struct crossing { double message_ns, announced_ns, byte_ns; };         /* 0: not known */
+void crossing_tell(const struct crossing *crossing, struct machine *figures);     /* what is known of it */
 /* By the first rank of each host of a linked group, when all have joined: those of two neighbouring hosts measure
    together, a few milliseconds, unless their processes have done it before. Zero where there is nobody to measure
    with. Fails the group as hosts_meet does. */

@@ -115,11 +115,6 @@ static struct machine measure_figures(const tutti_comm *comm, const struct farth
         *keep ? "" : "; later jobs measure again");
     return figures;
 }
-static void add_crossing(struct machine *figures, const struct crossing *crossing)
-{
-    if (crossing->message_ns > 0) figures->message = crossing->message_ns;
-    if (crossing->byte_ns > 0) figures->wire = crossing->byte_ns;
-}
 static void tell(const tutti_comm *comm, const struct crossing *crossing)
 {
     struct told *told = comm->group.segment->told;
@@ -130,7 +125,7 @@ static void tell(const tutti_comm *comm, const struct crossing *crossing)
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
     struct machine all = figures;
-    add_crossing(&all, crossing);
+    crossing_tell(crossing, &all);
     told->distance = distance;
     memcpy(told->figures, &all, sizeof all);
     atomic_store(&told->ready, 1);
@@ -179,6 +174,7 @@ static struct machine told_figures(const tutti_comm *comm)
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
     struct machine own = figures, typical = machine_typical();
     own.message = typical.message;                      /* those of the network belong to a group */
+    own.announced = typical.announced;
     own.wire = typical.wire;
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
     return figures;
@@ -186,7 +182,7 @@ static struct machine told_figures(const tutti_comm *comm)
 tutti_status figures_agree(tutti_comm *comm, const struct crossing *crossing, int64_t deadline_ms)
 {
     struct machine figures = machine_typical();         /* one rank alone has nothing to choose */
-    add_crossing(&figures, crossing);
+    crossing_tell(crossing, &figures);
     if (comm->executor.site.ranks > 1) {
         if (is_first(comm)) tell(comm, crossing);
         else TRY(await_word(comm, deadline_ms));

@@ -14,14 +14,15 @@
 #include "backend/join/mapping.h"
 #include "backend/join/meeting.h"
 #include "backend/join/verdict.h"
+#include "backend/model/price.h"
 #include "backend/transports/fabrics.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { CHECK_EVERY = 64, NETWORK = -1 };                /* a number that no host has */
-/* of one rank; only what is used becomes memory */
-enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 64 << 20 };
+/* of one rank; only what is used becomes memory. Between hosts for two operations (slots.c). */
+enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 2 * STAGED_AT_MOST * BYTES_WITH_MESSAGES };
 
 struct member_watch { struct peer_watch watch; tutti_comm *comm; int rank; };
 struct membership {
@@ -196,7 +197,7 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     figures_introduce(comm);
     TRY(messages_connect(comm));
     TRY(await_joined(comm, deadline_ms));
-    struct crossing crossing = { 0, 0 };
+    struct crossing crossing = { 0, 0, 0 };
     if (!group_is_linked(&comm->group)) return figures_agree(comm, &crossing, deadline_ms);
     if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &crossing));
     return figures_agree(comm, &crossing, deadline_later(deadline_ms, GRACE_MS));

@@ -88,6 +88,7 @@ tutti_status meeting_swap(tutti_comm *comm, uint64_t number, int peer, void *say
 static void keep_larger(struct crossing *mine, const struct crossing *theirs)
 {
     if (theirs->message_ns > mine->message_ns) mine->message_ns = theirs->message_ns;
+    if (theirs->announced_ns > mine->announced_ns) mine->announced_ns = theirs->announced_ns;
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
 /* Afterwards all have the largest of what any had. */
@@ -106,14 +107,13 @@ static tutti_status disseminate(tutti_comm *comm, uint64_t number, struct crossi
 }
 tutti_status hosts_meet(tutti_comm *comm, int64_t deadline_ms, struct crossing *out)
 {
-    struct crossing none = { 0, 0 };
+    struct crossing none = { 0, 0, 0 };
     TRY(disseminate(comm, MEETING_JOINED, &none, deadline_ms));
     TRY(crossing_measure(comm, deadline_ms, out));
     TRY(disseminate(comm, MEETING_FIGURES, out, deadline_ms));
     struct machine all = machine_typical();             /* alike on all hosts, whatever they are like */
-    if (out->message_ns > 0) all.message = out->message_ns;
-    if (out->byte_ns > 0) all.wire = out->byte_ns;
+    crossing_tell(out, &all);
     if (!machine_is_sane(&all)) all = machine_typical();
-    *out = (struct crossing){ all.message, all.wire };
+    *out = (struct crossing){ all.message, all.announced, all.wire };
     return TUTTI_OK;
 }

@@ -12,12 +12,15 @@
    - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
-   - A message: a third of what it takes is its sender's work and a third its receiver's, which are busy for as long
-     (what the kernel does for a socket it does on their cores); then, when both ends have been posted, the rest, and
-     its bytes at the rate of the host's link, of which it has the part that it makes up of all that the host sends. In
-     a plan of one host the other end is taken to be posted when this one is: right where all hosts do the same, too
-     little where they form a tree. Of further tiles those bytes are work of the rank, too: sockets are copied by cores,
-     so there is little to overlap (256 KiB in one tile of 256 KiB took 89 us, in eight 237).
+   - A message: two thirds of what it takes is its sender's work, the rest its receiver's, for the kernel carries what a
+     socket sends on the core that sends. Up to 64 KiB it goes through memory of both ends; a longer one is announced
+     first. When both ends have been posted come the receiver's part and its bytes at the rate of the host's link, of
+     which it has the part that it makes up of all that the host sends. In a plan of one host the other end is taken to
+     be posted when this one is: right where all hosts do the same, too little where they form a tree. Of further tiles
+     those bytes are work of the rank, too: sockets are copied by cores, so there is little to overlap.
+   - So nothing is cut into tiles whose messages are short: the bytes of the longest take four times as long as it takes
+     beside them (between two hosts of two ranks 1 MiB took 476 to 709 us in the tiles of least price, of
+     128 and 256 KiB, and 237 to 367 in one).
 
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
@@ -30,8 +33,8 @@
 /* With its other tensor beside it, and what its owner does between calls. Out of place, ranks that did more in each
    other's tensors to be equally busy were slower from 256 KiB to 1 MiB on. */
 enum { HELD_OF_L2 = 8 };
-enum { THIRDS = 3 };                                     /* of a message: sender, way, receiver */
-enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, TILES_WITH_MESSAGES = 4 };
+enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };          /* of a message */
+enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, MOST_AT_ONCE = 64 << 10 };
 struct pricing {
     const struct plan *plan;
     const struct machine *machine;
@@ -108,19 +111,25 @@ static double lines_cost(const struct pricing *x, const struct schedule *s, cons
     return lines * x->machine->line * x->load;
 }
 static bool step_is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
-static double part_of_message(const struct pricing *x) { return x->machine->message / THIRDS * x->load; }
-static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
-{
-    return bytes_cost(x, s, t) + lines_cost(x, s, t) + (t->kind == SEND ? part_of_message(x) : 0);
-}
-
-/* ---- messages ---- */
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
     int chunks = 0;
     for (int i = 0; i < t->from_count + t->to_count; i++) chunks += s->spans[t->span + i].count;
     return chunks;
 }
+/* A short message goes through memory of both ends; a long one is announced, and then goes from tensor to tensor. */
+static double message_cost(const struct pricing *x, const struct schedule *s, const struct step *t, int thirds)
+{
+    double bytes = chunks_of(s, t) * x->chunk_bytes, whole = x->machine->announced, copy = 0;
+    if (bytes <= MOST_AT_ONCE) whole = x->machine->message, copy = bytes * x->machine->far;
+    return (whole * thirds / THIRDS + copy) * x->load;
+}
+static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
+{
+    return bytes_cost(x, s, t) + lines_cost(x, s, t) + (t->kind == SEND ? message_cost(x, s, t, OF_SENDER) : 0);
+}
+
+/* ---- messages ---- */
 static double chunks_posted(const struct schedule *s, enum step_kind kind)
 {
     double chunks = 0;
@@ -155,6 +164,10 @@ static bool find_messages(struct pricing *x)
     }
     return true;
 }
+static double way(const struct pricing *x, const struct schedule *s, const struct step *t)        /* its bytes' */
+{
+    return x->machine->wire * chunks_of(s, t) * x->chunk_bytes * x->share[plan_index(x->plan, s->rank)];
+}
 /* Links carry as much each way. */
 static double busiest_link(const struct pricing *x)
 {
@@ -162,6 +175,19 @@ static double busiest_link(const struct pricing *x)
     for (int h = 0; x->crosses && h < x->plan->layout->hosts; h++)
         chunks = most(chunks, most(x->crosses[h][0], x->crosses[h][1]));
     return chunks * x->chunk_bytes * x->machine->wire;
+}
+
+/* The bytes of the tile's longest message take much longer than it takes beside them; or there are no messages. */
+static bool messages_are_filled(const struct pricing *x)
+{
+    double filled = 0;
+    for (int m = 0; x->match && m < x->plan->count; m++) {
+        const struct schedule *s = &x->plan->ranks[m];
+        for (int j = s->first_message; j >= 0 && j <= s->last_message; j++)
+            if (s->steps[j].kind == SEND)
+                filled = most(filled, way(x, s, &s->steps[j]) / message_cost(x, s, &s->steps[j], THIRDS));
+    }
+    return !x->match || filled >= FILLED;
 }
 
 /* ---- the critical path of one tile ---- */
@@ -181,9 +207,7 @@ static bool message_over(const struct pricing *x, const struct schedule *s, int 
     double posted = *ends_of_rank(x, s->rank, step), *there = NULL;
     if (other.rank >= 0 && !(there = ends_of_rank(x, other.rank, other.step))) return false;
     if (there && *there > posted) posted = *there;
-    double bytes = chunks_of(s, &s->steps[step]) * x->chunk_bytes;
-    *out =
-        posted + (THIRDS - 1) * part_of_message(x) + x->machine->wire * bytes * x->share[plan_index(x->plan, s->rank)];
+    *out = posted + message_cost(x, s, &s->steps[step], THIRDS - OF_SENDER) + way(x, s, &s->steps[step]);
     return true;
 }
 /* When the step's waits are over; false: one is for a step that has no time yet. */
@@ -240,7 +264,8 @@ static double busiest(const struct pricing *x)
         const struct schedule *s = &x->plan->ranks[m];
         double busy = 0;
         for (int j = 0; j < s->step_count; j++)
-            busy += step_cost(x, s, &s->steps[j]) + (s->steps[j].kind == RECV ? part_of_message(x) : 0);
+            busy += step_cost(x, s, &s->steps[j])
+                + (s->steps[j].kind == RECV ? message_cost(x, s, &s->steps[j], THIRDS - OF_SENDER) : 0);
         busy += most(chunks_posted(s, SEND), chunks_posted(s, RECV)) * x->chunk_bytes * x->machine->wire;
         busiest_rank = most(busiest_rank, busy);
     }
@@ -282,7 +307,8 @@ static double total(struct pricing *x, const struct cutting *c)
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);
 }
-tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *c, double *out)
+static tutti_status evaluate(const struct plan *plan, const struct machine *machine, const struct cutting *c,
+    double *out, bool *filled)
 {
     struct pricing x = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
     x.ranks = plan->one_host ? plan->count : plan->layout->largest;
@@ -294,13 +320,21 @@ tutti_status price_plan(const struct plan *plan, const struct machine *machine, 
     x.ends = memory_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *x.ends);
     x.at = memory_zeroed((size_t)plan->count, sizeof *x.at);
     bool fine = x.ends && x.at && find_messages(&x);
-    if (fine) *out = total(&x, c);
+    if (fine) {
+        *out = total(&x, c);
+        *filled = messages_are_filled(&x);
+    }
     match_destroy(x.match);
     free(x.crosses);
     free(x.share);
     free(x.ends);
     free(x.at);
     return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to price a plan of %d ranks", plan->size);
+}
+tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *c, double *out)
+{
+    bool filled;
+    return evaluate(plan, machine, c, out, &filled);
 }
 
 /* ---- tiles ---- */
@@ -324,15 +358,16 @@ size_t price_largest_tile(const struct machine *machine)
 tutti_status price_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
     struct cutting *best, double *out)
 {
-    size_t largest = price_largest_tile(machine);
     bool oversubscribed = (plan->one_host ? plan->count : plan->layout->largest) > cores;
     bool found = false, sends = has_messages(plan);
+    size_t largest = sends ? BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES : price_largest_tile(machine);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
         int slots = sends ? TILES_WITH_MESSAGES : price_slots(machine, tile, oversubscribed);
         struct cutting c = { message_bytes, tile, slots, cores };
         double price = 0;
-        TRY(price_plan(plan, machine, &c, &price));
-        if (found && price >= *out) continue;
+        bool filled, last = 2 * tile > largest || tile >= message_bytes;
+        TRY(evaluate(plan, machine, &c, &price, &filled));
+        if ((!filled && !last) || (found && price >= *out)) continue;
         *best = c;
         *out = price;
         found = true;

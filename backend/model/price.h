@@ -11,6 +11,9 @@ struct cutting {                                        /* how a message is work
     int slots;                                          /* tiles in flight */
     int cores;                                          /* that the ranks of the host share */
 };
+/* Of a plan with messages: so many tiles are in flight, and so many bytes at most. No algorithm stages more than so
+   many times as much; there is room for that in the slots of every host, for all hosts must cut alike. */
+enum { TILES_WITH_MESSAGES = 4, BYTES_WITH_MESSAGES = 8 << 20, STAGED_AT_MOST = 6 };
 /* A plan of all ranks, or of those of one host. `cores` are those of one host. NO_MEMORY, and then *out is
    untouched. */
 tutti_status price_plan(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,

@@ -111,7 +111,7 @@ def ask(world):
 def test_unknown_names_are_refused_with_the_nearest(shared):
     for texts, figures in shared(2).run(ask):
         assert 'did you mean "allreduce"' in texts[0] and 'did you mean "ring"' in texts[1]
-        assert {"message", "wire", "line"} <= set(figures["figures"]) and figures["ranks"] == 2
+        assert {"message", "announced", "wire", "line"} <= set(figures["figures"]) and figures["ranks"] == 2
 
 
 # ---- what it says ----
@@ -122,11 +122,13 @@ def test_stretches():
 
 
 @pytest.mark.parametrize("message, wire, text", [
-    (20000.0, 0.1, "20 us (α), a byte 0.1 ns (β), so 10 GB/s; measured when the group joined"),
-    (15000.0, 0.32, "15 us (α), a byte 0.32 ns (β), so 3.12 GB/s; typical figures: they were not measured")])
+    (20000.0, 0.1, "20 us (α), {}, a byte 0.1 ns (β), so 10 GB/s; measured when the group joined"),
+    (15000.0, 0.32, "15 us (α), {}, a byte 0.32 ns (β), so 3.12 GB/s; typical figures: they were not measured")])
 def test_what_is_between_hosts(message, wire, text):
-    figures = {"message": {"value": message, "typical": 15000.0}, "wire": {"value": wire, "typical": 0.32}}
-    assert report.between_hosts({"figures": figures}) == f"a message takes {text}"
+    figures = {"message": {"value": message, "typical": 15000.0},
+               "announced": {"value": 40000.0, "typical": 45000.0}, "wire": {"value": wire, "typical": 0.32}}
+    expected = "a message takes " + text.format("one of more than 64 KiB 40 us")
+    assert report.between_hosts({"figures": figures}) == expected
 
 
 def test_picture_has_both_lines_of_what_has_a_price():

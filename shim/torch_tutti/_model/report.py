@@ -11,7 +11,7 @@ from torch_tutti._bench.report import SHARED_SETTINGS, _now, machine, number, ve
 
 FORMAT = "tutti model"
 VERSION = 1
-BETWEEN_HOSTS = ("message", "wire")
+BETWEEN_HOSTS = ("message", "announced", "wire")
 Document = dict[str, Any]
 
 
@@ -77,9 +77,10 @@ def _wrapped(items: list[str], width: int = 110) -> list[str]:
 
 def between_hosts(group: dict[str, Any]) -> str:
     """What a message and its bytes cost, and whether that was measured."""
-    message, wire = (group["figures"][name] for name in BETWEEN_HOSTS)
+    message, announced, wire = (group["figures"][name] for name in BETWEEN_HOSTS)
     measured = [row["value"] != row["typical"] for row in (message, wire)]
-    return (f"a message takes {message['value'] / 1e3:.3g} us (α), a byte {wire['value']:.3g} ns (β), so "
+    return (f"a message takes {message['value'] / 1e3:.3g} us (α), one of more than 64 KiB "
+            f"{announced['value'] / 1e3:.3g} us, a byte {wire['value']:.3g} ns (β), so "
             f"{1 / wire['value']:.3g} GB/s; "
             + ("measured when the group joined" if all(measured) else "typical figures: they were not measured"))
 

@@ -12,6 +12,7 @@
  * doubling takes the fewest rounds instead, and sends the more the more hosts there are, here 2^k + e hosts with
  * 0 <= e < 2^k: 2^k k n + 2 e n in place of 2(H - 1)n, 1.00 for two and three hosts, 1.33 for four. */
 #include "backend/collectives/common.h"
+#include "backend/model/price.h"
 #include "tests/unit/check/placements.h"
 
 /* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */
@@ -85,6 +86,36 @@ static void what_crosses_is_the_least(void **state)
     visit_all(count_layout);
     print_message("%d plans of %d layouts; doubling at worst %.2f of the least\n", plans, layouts, worst_doubling);
     assert_true(plans > 0);
+}
+
+/* ---- what is staged, for which slots must have room on every host ---- */
+static double most_staged;
+static void weigh(const struct algorithm *a, const struct layout *l, bool in_place, bool stage_inputs)
+{
+    struct plan p = plan_of(a, l, l->ranks - 1);
+    p.in_place = in_place ? mask_all : NULL;
+    p.stage_inputs = stage_inputs;
+    assert_int_equal(plan_build_staging(&p), TUTTI_OK);
+    for (int r = 0; r < p.size; r++) {
+        const int *chunks = p.ranks[r].chunks;
+        double staged = (double)chunks[SCRATCH] / (chunks[INPUT] > chunks[OUTPUT] ? chunks[INPUT] : chunks[OUTPUT]);
+        if (staged > most_staged) most_staged = staged;
+        if (staged > STAGED_AT_MOST) fail_msg("%s: %.2f of a message are staged", a->name, staged);
+    }
+    plan_finish(&p);
+}
+static void weigh_layout(const struct layout *l)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        for (int way = 0; way < 4 && !a->host_memory && a->family != BARRIER; way++)
+            if (a->family != ALL_TO_ALL || !(way & 1)) weigh(a, l, way & 1, way & 2);
+}
+static void there_is_room_for_what_is_staged(void **state)
+{
+    (void)state;
+    visit_all(weigh_layout);
+    print_message("%.2f of a message are staged at most\n", most_staged);
+    assert_true(most_staged > 1);
 }
 
 /* ---- how the load of a host is shared among its ranks ---- */
@@ -162,6 +193,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_crosses_is_the_least),
+        cmocka_unit_test(there_is_room_for_what_is_staged),
         cmocka_unit_test(ranks_of_a_host_send_alike),
         cmocka_unit_test(a_rank_per_host_is_the_flat_algorithm),
         cmocka_unit_test(one_host_sends_nothing),

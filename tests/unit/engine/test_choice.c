@@ -224,6 +224,7 @@ static const struct machine believed[2] = {
         .hand_over = 10,
         .sleep = 100,
         .message = 100,
+        .announced = 300,
         .wire = 1 },
     { .l2 = 64 << 20,
         .last = 1 << 30,
@@ -241,6 +242,7 @@ static const struct machine believed[2] = {
         .hand_over = 1e6,
         .sleep = 17500,
         .message = 1e6,
+        .announced = 3e6,
         .wire = 0.01 },
 };
 static void beliefs_are_different(void **state)

@@ -20,6 +20,7 @@ static const struct machine near_cores = {
     .hand_over = 1420,
     .sleep = 17500,
     .message = 15000,
+    .announced = 45000,
     .wire = 0.32,
 };
 static const struct machine far_cores = {
@@ -39,5 +40,6 @@ static const struct machine far_cores = {
     .hand_over = 1420,
     .sleep = 17500,
     .message = 15000,
+    .announced = 45000,
     .wire = 0.32,
 };

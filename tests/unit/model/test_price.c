@@ -170,6 +170,31 @@ static void short_messages_cost_rounds(void **state)
     /* one way only */
     assert_true(price_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));
 }
+/* Announcing is dear: 1 MiB goes as a whole. Were it nothing, two phases of each host would overlap. */
+static void messages_are_long_beside_what_announces_them(void **state)
+{
+    static const double announced[] = { 45000, 1000 };
+    size_t tile[2][2];
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct plan plan = { .algorithm = collectives_find(ALLREDUCE, "hierarchy_ring"),
+            .layout = hosts_of_ranks(2, 2),
+            .slots = 4,
+            .in_place = mask_all };
+        struct machine m = near_cores;
+        struct cutting cutting;
+        double ns;
+        m.announced = announced[i % 2];
+        m.message = announced[i % 2] / 3;
+        assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
+        assert_int_equal(price_tile(&plan, &m, i < 2 ? 1 << 20 : 64 << 20, 2, &cutting, &ns), TUTTI_OK);
+        plan_finish(&plan);
+        tile[i / 2][i % 2] = cutting.tile_bytes;
+        assert_int_equal(cutting.slots, TILES_WITH_MESSAGES);
+    }
+    assert_true(tile[0][0] == 1 << 20 && tile[0][1] < 1 << 20);
+    assert_true(tile[1][0] == BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES && tile[1][1] < tile[1][0]);
+}
 
 /* ---- tiles ---- */
 static size_t tile_for(const struct machine *m, size_t bytes)
@@ -261,6 +286,7 @@ int main(void)
         cmocka_unit_test(more_bytes_between_hosts_cost_more),
         cmocka_unit_test(long_messages_cost_what_the_link_carries),
         cmocka_unit_test(short_messages_cost_rounds),
+        cmocka_unit_test(messages_are_long_beside_what_announces_them),
         cmocka_unit_test(tiles_are_what_was_measured_best),
         cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
         cmocka_unit_test(caches_of_no_size_are_survived),
