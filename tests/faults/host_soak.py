@@ -23,6 +23,7 @@ import hosts as namespaces  # noqa: E402
 from across import Across, Lab  # noqa: E402
 
 STEPS = 200             # of a round
+LARGE_EVERY = 50        # steps one is in several tiles
 FIRST_ROUNDS = 5        # in which caches fill
 GROWTH_KIB = 16 << 10
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "messages")
@@ -77,7 +78,8 @@ def work(world, seed, number):
     chance, wrong = random.Random(f"{seed}/{number}"), []
     groups = [None, dist.new_group()]
     for step in range(STEPS):
-        kind, count = chance.choice(KINDS), int(2 ** chance.uniform(0, 17))
+        exponent = chance.uniform(19, 21) if step % LARGE_EVERY == 0 else chance.uniform(0, 17)
+        kind, count = chance.choice(KINDS), int(2 ** exponent)
         group = groups[chance.random() < 0.1]
         got, expected = carry_out(kind, step + number * STEPS, count, world.rank, world.size, group)
         if not torch.equal(got, expected):

@@ -4,7 +4,8 @@ with one to three ranks each, placed in any order. What every rank has in the en
     python tests/hosts/properties.py --cases 10000                prints its seed
     python tests/hosts/properties.py --placement 0,1,1 --program "[Step('broadcast', shape=(5,)), Step('barrier')]"
 
-A case is a program of 1 to 24 operations. Programs that share a placement share its ranks. What fails is made small,
+A case is a program of 1 to 24 operations. Programs that share a placement share its ranks, and how they cut messages:
+by price, as they are so long, or into tiles of a length that is drawn. What fails is made small,
 and printed with a line that runs it again. Between more than two hosts sums are drawn that any order of adding gives.
 """
 import argparse
@@ -26,27 +27,28 @@ from model import Step  # noqa: E402
 from operations import verdict  # noqa: E402
 
 PROGRAMS = 10           # of a placement
+TILES = ("0", "0", "4096", "65536")
 
 
 def drawn_placement(seed):
-    """Of one to three ranks on each of some hosts; half of the time the ranks of a host follow each other."""
+    """One to three ranks on each of some hosts, half of the time one after the other; and the length of tiles."""
     chance = random.Random(seed)
     placement = [host for host in range(chance.randint(2, 4)) for _ in range(chance.randint(1, 3))]
     if chance.random() < 0.5:
         chance.shuffle(placement)
-    return placement
+    return placement, chance.choice(TILES)
 
 
 class Kept:
     """Ranks of one placement, started again when a program has broken them."""
 
-    def __init__(self, lab, placement):
-        self.lab, self.placement, self.ranks = lab, placement, None
+    def __init__(self, lab, placement, tile):
+        self.lab, self.placement, self.tile, self.ranks = lab, placement, tile, None
 
     def now(self):
         if not self.ranks or any(pipe.closed for pipe in self.ranks.pipes):
             self.close()
-            self.ranks = Across(self.lab, self.placement)
+            self.ranks = Across(self.lab, self.placement, environment={"TUTTI_TILE_BYTES": self.tile})
         return self.ranks
 
     def close(self):
@@ -56,10 +58,11 @@ class Kept:
 
 def on_one_placement(lab, seed, count):
     """The placement and the programs that were checked on it. AssertionError for the first that goes wrong."""
-    placement, hung = drawn_placement(seed), {}
-    again = f"python tests/hosts/properties.py --placement {','.join(map(str, placement))} --program"
+    (placement, tile), hung = drawn_placement(seed), {}
+    again = (f"TUTTI_TILE_BYTES={tile} python tests/hosts/properties.py "
+             f"--placement {','.join(map(str, placement))} --program")
     some_programs = random_programs.programs(ordered=len(set(placement)) < 3)
-    with contextlib.closing(Kept(lab, placement)) as kept:
+    with contextlib.closing(Kept(lab, placement, tile)) as kept:
         return placement, random_programs.one_round(seed, some_programs, lambda program: random_programs.check(
             kept.now, again, hung, program), count)
 

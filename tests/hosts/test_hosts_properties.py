@@ -14,7 +14,8 @@ SEED = int(os.environ.get("HOSTS_SEED", "1"))
 
 
 def test_placements_are_of_all_kinds():
-    drawn = [properties.drawn_placement(seed) for seed in range(300)]
+    drawn, tiles = zip(*(properties.drawn_placement(seed) for seed in range(300)))
+    assert set(tiles) == set(properties.TILES)
     assert {len(set(placement)) for placement in drawn} == {2, 3, 4}
     assert {placement.count(host) for placement in drawn for host in placement} == {1, 2, 3}
     assert any(placement != sorted(placement) for placement in drawn)
