@@ -26,6 +26,7 @@ STEPS = 200             # of a round
 LARGE_EVERY = 50        # steps one is in several tiles
 FIRST_ROUNDS = 5        # in which caches fill
 GROWTH_KIB = 16 << 10
+MAPPED_BYTES = 1 << 20  # the C library gives back at once what is so large, so that a tensor leaves no hole
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "messages")
 
 
@@ -127,6 +128,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(MAPPED_BYTES))
     placement = [host for host in range(options.hosts) for _ in range(options.ranks)]
     with namespaces.Hosts(options.hosts) as some, contextlib.closing(Lab(some)) as lab, \
             contextlib.closing(Across(lab, placement)) as ranks:
