@@ -15,7 +15,7 @@
       "the best instruction set the kernels may use: scalar, avx2, avx512, neon (empty: all)") \
     X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", "0 to 1073741824", \
       "bytes of a message that are worked on at a time (0: what has the least price on this machine;" \
-      " less than 4096 counts as 4096)") \
+      " less than 4096 counts as 4096; between hosts at most 8 MiB are in flight)") \
     X(slots, "TUTTI_SLOTS", NUMBER, "0", "0 to 8", \
       "tiles in flight (0: 2 or 3 on one host, as they fit in the cache; 4 with messages)") \
     X(pauses, "TUTTI_PAUSES", NUMBER, "-1", "-1 or more", \

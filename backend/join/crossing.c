@@ -1,19 +1,22 @@
-/* Both hosts of a pair send and receive at the same time, as the rounds of collectives do. A small exchange at its best
-   is what a message takes. Large ones of two lengths tell what a byte takes when both directions are full, and what a
-   message takes beside its bytes when it is announced before they are sent. Where the first large ones are slow there
-   are no larger ones, so that it all takes 50 ms at most on any link that is worth the name; what is announced is then
-   taken for three messages. Every decision is made by what both have said. */
+/* Both hosts of a pair send and receive at the same time, as the rounds of collectives do. A small exchange at its
+   best is what a message takes. Large ones of two lengths tell what a byte takes when both directions are full, and
+   what a message takes beside its bytes when it is announced before they are sent: an offer, an answer and the bytes,
+   so some three messages. Where the bytes of the first length are slow there is no second, and it is taken for three;
+   where hosts are far apart, as the kernel has seen by their link, there are few of each. So it all takes 50 ms at
+   most on any link that is worth the name. Every decision is made by what both have said. */
 #include "backend/join/crossing.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/join/meeting.h"
+#include "backend/processes/links.h"
+#include <float.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARM = 4, PINGS = 24, MEDIUM = 8, LARGE = 16, SETTLED = 6 };   /* exchanges, and how many do not count */
-enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3 };
+enum { ENOUGH = 12, FEW = 3, FAR_NS = 200000 };         /* exchanges */
+enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3, BELIEVED = 10 };
 enum { KNOWN = 64 };
 static struct { /* of this process with others, the latest */
     pthread_mutex_t lock;
@@ -67,31 +70,37 @@ static tutti_status say(struct measuring *m, double *figure) /* the larger of bo
     if (theirs > *figure) *figure = theirs;
     return TUTTI_OK;
 }
-static tutti_status best_of(struct measuring *m, int count, int warm, size_t bytes, double *out)
-{
-    *out = 0;
-    for (int i = 0; i < count; i++) {
-        double ns;
-        TRY(swap(m, bytes, &ns));
-        if (i >= warm && (*out <= 0 || ns < *out)) *out = ns;
-    }
-    return say(m, out);
-}
+static double most(double a, double b) { return a > b ? a : b; }
 static double least(double a, double b) { return a < b ? a : b; }
+/* Of who begins an exchange later the other's part is on its way already, and it begins the next one earlier. Between
+   hosts that are far apart this is much of the time, so it takes two to tell what one takes. */
+static tutti_status best_of(struct measuring *m, int count, int together, size_t bytes, double *best)
+{
+    *best = DBL_MAX;
+    for (int i = 0; i < count; i++) {
+        double sum = 0, ns;
+        for (int k = 0; k < together; k++, sum += ns) TRY(swap(m, bytes, &ns));
+        *best = least(*best, sum / together);
+    }
+    return say(m, best);
+}
+/* What is left of an exchange; at least a part of it, for what is measured is not that exact. */
+static double rest(double whole, double part) { return most(whole - part, whole / BELIEVED); }
 static tutti_status measure(struct measuring *m, struct crossing *out)
 {
-    double medium, large;
-    TRY(best_of(m, PINGS, WARM, sizeof(double), &out->message_ns));
-    TRY(best_of(m, MEDIUM, WARM, MEDIUM_BYTES, &medium));
-    if (medium < SLOW_NS) {
-        TRY(best_of(m, LARGE, SETTLED, LARGE_BYTES, &large));
-        out->byte_ns = large > medium ? (large - medium) / (LARGE_BYTES - MEDIUM_BYTES) : large / LARGE_BYTES;
-        out->announced_ns = medium - out->byte_ns * MEDIUM_BYTES;
-    } else {
-        out->announced_ns = least(ANNOUNCED * out->message_ns, medium / 2);
-        out->byte_ns = (medium - out->announced_ns) / MEDIUM_BYTES;
-    }
-    if (out->announced_ns < out->message_ns) out->announced_ns = out->message_ns;
+    double medium, large, way = link_way_ns(m->comm->group.peers[m->peer]);
+    TRY(say(m, &way));
+    bool far = way > FAR_NS;
+    int times = far ? FEW : ENOUGH, together = far ? 2 : 1;
+    TRY(best_of(m, 2 * times, 1, sizeof(double), &out->message_ns));
+    if (far) out->message_ns = most(out->message_ns, way);
+    TRY(best_of(m, times, together, MEDIUM_BYTES, &medium));
+    out->announced_ns = least(ANNOUNCED * out->message_ns, medium);
+    out->byte_ns = rest(medium, out->announced_ns) / MEDIUM_BYTES;
+    if (medium - out->announced_ns >= SLOW_NS) return TUTTI_OK;
+    TRY(best_of(m, times, together, LARGE_BYTES, &large));
+    out->byte_ns = rest(large, medium) / (LARGE_BYTES - MEDIUM_BYTES);
+    out->announced_ns = most(out->message_ns, medium - out->byte_ns * MEDIUM_BYTES);
     return TUTTI_OK;
 }
 static tutti_status with_peer(struct measuring *m, struct crossing *out)

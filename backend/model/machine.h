@@ -25,7 +25,7 @@
     X(hand_over, "ns", 1000, 10, 1e7, "a yield to another rank on the same core") \
     X(sleep, "ns", 8000, 100, 1e8, "to fall asleep and be woken by another core") \
     X(message, "ns", 15000, 100, 1e10, "a message to another host; measured when a group has several") \
-    X(announced, "ns", 45000, 100, 1e10, "a large one beside its bytes: it is announced before they are sent") \
+    X(announced, "ns", 45000, 100, 1e10, "one of more than 64 KiB beside its bytes; measured likewise") \
     X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large one, both directions busy")
 
 struct machine {

@@ -12,15 +12,16 @@
    - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
-   - A message: two thirds of what it takes is its sender's work, the rest its receiver's, for the kernel carries what a
-     socket sends on the core that sends. Up to 64 KiB it goes through memory of both ends; a longer one is announced
-     first. When both ends have been posted come the receiver's part and its bytes at the rate of the host's link, of
-     which it has the part that it makes up of all that the host sends. In a plan of one host the other end is taken to
-     be posted when this one is: right where all hosts do the same, too little where they form a tree. Of further tiles
-     those bytes are work of the rank, too: sockets are copied by cores, so there is little to overlap.
-   - So nothing is cut into tiles whose messages are short: the bytes of the longest take four times as long as it takes
-     beside them (between two hosts of two ranks 1 MiB took 476 to 709 us in the tiles of least price, of
-     128 and 256 KiB, and 237 to 367 in one).
+   - A message: two thirds of what it takes is its sender's work, the rest its receiver's, as if none of it were the
+     way: between near hosts the kernel carries what a socket sends on the core that sends. Up to 64 KiB it goes
+     through memory of both ends; a longer one is announced first. When both ends have been posted come the receiver's
+     part and its bytes at the rate of the host's link, of which it has the part that it makes up of all that the host
+     sends. In a plan of one host the other end is taken to be posted when this one is: right where all hosts do the
+     same, too little where they form a tree. Of further tiles those bytes are work of the rank, too: sockets are
+     copied by cores, so there is little to overlap.
+   - So nothing is cut into tiles whose messages are short, but for the largest tile: the bytes of the longest take
+     four times as long, on the link that all ranks of the host share, as it takes beside them (between two hosts of
+     two ranks 1 MiB took 476 to 709 us in the tiles of least price, of 128 and 256 KiB, and 237 to 367 in one).
 
    Further tiles against displaced bytes: that makes the best tile grow with the square root of the message. */
 #include "backend/model/price.h"
@@ -303,7 +304,7 @@ static double total(struct pricing *x, const struct cutting *c)
     double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
     double in_flight = least(c->slots, further + 1);
     x->chunk_bytes = tile / chunks;
-    double one = path(x), busy = most(busiest(x), busiest_link(x)), each = most(one / c->slots, busy);
+    double busy = most(busiest(x), busiest_link(x)), one = most(path(x), busy), each = most(one / c->slots, busy);
     each += x->machine->tile * x->load;
     return one + further * each + displaced_cost(x, c, (int)in_flight);
 }
@@ -372,6 +373,8 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
         *out = price;
         found = true;
     }
+    /* who asks has rounded down: what is somewhat longer is not cut either */
+    if (sends && best->tile_bytes >= message_bytes && 2 * best->tile_bytes <= largest) best->tile_bytes *= 2;
     return TUTTI_OK;
 }
 

@@ -188,3 +188,10 @@ tutti_status link_card(struct peer *peer, void *out, size_t *bytes)
             peer->identity.host);
     return card ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }
+double link_way_ns(const struct peer *peer)
+{
+    pthread_mutex_lock(&registry.lock);
+    double ns = peer && peer->link && peer->descriptor >= 0 ? tcp_way_ns(peer->descriptor) : 0;
+    pthread_mutex_unlock(&registry.lock);
+    return ns;
+}

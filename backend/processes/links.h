@@ -27,6 +27,9 @@ tutti_status link_hold(const struct identity *other, const struct contact *at, s
 /* Until its link is open, which is made if there is none. TIMEOUT, PEER_LOST, SYSTEM: the text names both addresses,
    why, and what to look at (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
+/* What a byte to that host takes at least, as the kernels have seen by the open link, whatever the processes do; 0: not
+   known. */
+double link_way_ns(const struct peer *peer);
 
 /* What transports tell others of this process, so that those can reach it (an address of theirs): the *card*. The last
    one counts. Up to CARD_BYTES. Those who have asked before it was there hear of it now. */

@@ -4,8 +4,8 @@
 #include "backend/base/descriptor.h"
 #include "backend/base/settings.h"
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -133,4 +133,11 @@ void tcp_drain(int socket)
 {
     char ignored[4096];
     for (int i = 0; i < 64 && recv(socket, ignored, sizeof ignored, MSG_DONTWAIT) > 0; i++);
+}
+double tcp_way_ns(int socket)
+{
+    struct tcp_info info = { .tcpi_min_rtt = 0 };
+    socklen_t bytes = sizeof info;
+    if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return 0;
+    return info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt * 1000.0 / 2;
 }

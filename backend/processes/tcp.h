@@ -11,4 +11,5 @@ int tcp_accept(int listener);
 int tcp_error(int socket);                              /* 0 or -errno, once */
 struct contact tcp_here(int socket);                    /* its own address */
 struct contact tcp_there(int socket);
+double tcp_way_ns(int socket);                          /* half the least round trip so far; 0: not known */
 void tcp_drain(int socket); /* what is unread when it is closed would cut off what we said */

@@ -1,6 +1,7 @@
 """What fails over several hosts, or seems to: processes, hosts, cables, firewalls, settings. Every survivor gets an
 error that names who it was, within what backend/processes/links.h promises (TUTTI_SILENCE_MS for a host that says
 nothing), and what only seems to be one goes on. The limits that are checked here are long enough for a busy machine."""
+import json
 import re
 import signal
 import time
@@ -158,6 +159,20 @@ def test_loss_and_delay_are_no_failures(fresh, lab):
         assert [outcome.value for outcome in some.collect(60)] == ["right"] * 4
     finally:
         lab.hosts.shape(1)
+
+
+def message_ns(world):
+    core = dist.group.WORLD._get_backend(torch.device("cpu"))
+    return json.loads(core._figures())["figures"]["message"]["value"]
+
+
+def test_a_far_host_is_known_as_far(fresh, lab):
+    lab.hosts.shape(1, delay="20ms")                    # there or back
+    try:
+        values = fresh(0, 1).run(message_ns)
+    finally:
+        lab.hosts.shape(1)
+    assert values[0] == values[1] >= 9e6
 
 
 # ---- joining ----

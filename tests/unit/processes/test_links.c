@@ -37,6 +37,7 @@ static void call_each_other(void)
     REQUIRE(descriptors_settle_at(before + 4 + size - 1));             /* one for each, both ways */
     REQUIRE(world_link((rank + 1) % size) == peers[(rank + 1) % size]);
     for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
+    REQUIRE(link_way_ns(peers[(rank + 1) % size]) < JOIN_MS * 1e6 && link_way_ns(NULL) == 0);
     world_barrier(size);
     peer_release(peers[(rank + 1) % size]);
     world_release_all(peers);
