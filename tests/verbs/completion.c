@@ -134,6 +134,31 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int works, void *cq_co
     machine.alive[FAKE_COMPLETION_QUEUE]++;
     return &q->ibv;
 }
+/* What it holds stays; the wire adds nothing meanwhile. */
+static int completion_queue_resize(struct completion_queue *q, int works)
+{
+    uint64_t polled = atomic_load(&q->polled), held = atomic_load(&q->pushed) - polled;
+    if (works < 1 || works > machine.limits.max_cqe || (uint64_t)works < held) return EINVAL;
+    struct completion *slots = calloc((size_t)works, sizeof *slots);
+    if (!slots) return ENOMEM;
+    for (uint64_t i = polled; i < polled + held; i++) slots[i % (uint64_t)works] = q->slots[i % q->capacity];
+    free(q->slots);
+    q->slots = slots;
+    q->capacity = (uint64_t)works;
+    q->ibv.cqe = works;
+    return 0;
+}
+int ibv_resize_cq(struct ibv_cq *cq, int works)
+{
+    struct completion_queue *q = (struct completion_queue *)cq;
+    machine_lock();
+    pthread_mutex_lock(&q->lock);
+    int error = call_fails(FAKE_RESIZE_CQ);
+    if (!error) error = completion_queue_resize(q, works);
+    pthread_mutex_unlock(&q->lock);
+    machine_unlock();
+    return error;
+}
 static void completion_queue_destroy(struct completion_queue *q)
 {
     pthread_mutex_destroy(&q->lock);

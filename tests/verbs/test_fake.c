@@ -27,8 +27,9 @@ static void test_every_symbol_has_its_version(void **state)
     static const char *const names[] = { "ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name",
         "ibv_open_device", "ibv_close_device", "ibv_query_device", "ibv_query_port", "ibv_query_gid", "ibv_alloc_pd",
         "ibv_dealloc_pd", "ibv_reg_mr", "ibv_dereg_mr", "ibv_create_srq", "ibv_destroy_srq", "ibv_create_cq",
-        "ibv_destroy_cq", "ibv_get_cq_event", "ibv_ack_cq_events", "ibv_create_qp", "ibv_modify_qp", "ibv_destroy_qp",
-        "ibv_create_ah", "ibv_destroy_ah", "ibv_get_async_event", "ibv_ack_async_event", "ibv_wc_status_str" };
+        "ibv_resize_cq", "ibv_destroy_cq", "ibv_get_cq_event", "ibv_ack_cq_events", "ibv_create_qp", "ibv_modify_qp",
+        "ibv_destroy_qp", "ibv_create_ah", "ibv_destroy_ah", "ibv_get_async_event", "ibv_ack_async_event",
+        "ibv_wc_status_str" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         assert_non_null(dlvsym(RTLD_DEFAULT, names[i], "IBVERBS_1.1"));
     assert_non_null(dlvsym(RTLD_DEFAULT, "ibv_create_comp_channel", "IBVERBS_1.0"));

@@ -523,6 +523,30 @@ static void test_a_completion_queue_runs_over(void **state)
     ibv_destroy_cq(small);
     ends_finish(e);
 }
+static void test_a_completion_queue_grows(void **state)
+{
+    (void)state;
+    struct end e[2];
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_cq *small = ibv_create_cq(e[0].context, 3, NULL, NULL, 0);
+    struct ibv_qp_init_attr a = { .send_cq = small, .recv_cq = small, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 0 } };
+    struct ibv_qp *qp[2] = { ibv_create_qp(e[0].pd, &a), end_pair(&e[1], IBV_QPT_RC, 8) };
+    pairs_connect(qp[0], 0, qp[1], 1);
+    for (uint64_t i = 1; i <= 7; i++) {
+        struct ibv_send_wr wr = request(i, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
+        assert_int_equal(post(qp[0], &wr), 0);
+        if (i == 1) assert_int_equal(completion(small).wr_id, 1); /* what it holds does not begin at its first place */
+        if (i != 3) continue;
+        usleep(20000);
+        assert_int_equal(ibv_resize_cq(small, 1), EINVAL);
+        assert_int_equal(ibv_resize_cq(small, 8), 0);
+        assert_int_equal(small->cqe, 8);
+    }
+    for (uint64_t i = 2; i <= 7; i++) assert_int_equal(completion(small).wr_id, i);
+    for (int i = 0; i < 2; i++) ibv_destroy_qp(qp[i]);
+    ibv_destroy_cq(small);
+    ends_finish(e);
+}
 static void test_the_first_message_to_a_pair_that_is_not_ready_to_send(void **state)
 {
     (void)state;
@@ -567,6 +591,7 @@ int main(void)
         cmocka_unit_test_setup(test_a_device_breaks, reset),
         cmocka_unit_test_setup(test_a_pair_breaks, reset),
         cmocka_unit_test_setup(test_a_completion_queue_runs_over, reset),
+        cmocka_unit_test_setup(test_a_completion_queue_grows, reset),
         cmocka_unit_test_setup(test_the_first_message_to_a_pair_that_is_not_ready_to_send, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,6 +26,7 @@
     X(int, ibv_destroy_comp_channel, (struct ibv_comp_channel * channel), "IBVERBS_1.0") \
     X(struct ibv_cq *, ibv_create_cq, (struct ibv_context * context, int entries, void *cookie, \
         struct ibv_comp_channel *channel, int vector), "IBVERBS_1.1") \
+    X(int, ibv_resize_cq, (struct ibv_cq * queue, int entries), "IBVERBS_1.1") \
     X(int, ibv_destroy_cq, (struct ibv_cq * queue), "IBVERBS_1.1") \
     X(int, ibv_get_cq_event, (struct ibv_comp_channel * channel, struct ibv_cq **out, void **cookie), "IBVERBS_1.1") \
     X(void, ibv_ack_cq_events, (struct ibv_cq * queue, unsigned count), "IBVERBS_1.1") \

@@ -32,6 +32,8 @@ static tutti_status choose_port(struct nic *nic, const struct fabric_place *plac
     return error ? nic_refused(nic, "description of itself") : TUTTI_OK;
 }
 static int smaller(int a, int b) { return a < b ? a : b; }
+/* Every work request may end by itself, with an error, even one that is not signalled. */
+static int entries_for(int pairs) { return RECEIVES + 4 * GREETING_SLOTS + pairs * SENDS; }
 static tutti_status make_queues(struct nic *nic)
 {
     struct ibv_context *context = nic->port->context;
@@ -43,7 +45,7 @@ static tutti_status make_queues(struct nic *nic)
     fcntl(nic->channel->fd, F_SETFL, flags | O_NONBLOCK);
     flags = fcntl(context->async_fd, F_GETFL);
     fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK);
-    int entries = smaller(RECEIVES + SIGNALS + 4 * GREETING_SLOTS, nic->about.max_cqe);
+    int entries = smaller(entries_for(PAIRS_AT_FIRST), nic->about.max_cqe);
     nic->completions = verbs.ibv_create_cq(context, entries, NULL, nic->channel, 0);
     if (!nic->completions) return nic_refused(nic, "queue of completions");
     struct ibv_srq_init_attr how = { .attr = {
@@ -87,6 +89,18 @@ void nic_card(const struct nic *nic, struct card *out)
 }
 
 /* ---- found and fed ---- */
+tutti_status nic_expect_pair(struct nic *nic)
+{
+    int needed = entries_for(nic->pairs + 1), twice = entries_for(2 * nic->pairs);
+    if (needed <= nic->completions->cqe) return TUTTI_OK;
+    if (needed > nic->about.max_cqe)
+        return status_fail(TUTTI_SYSTEM,
+            "%s has room for %d completions, and connections with %d processes need %d: TUTTI_TRANSPORT=ucx on all "
+            "hosts needs fewer",
+            nic->port->name, nic->about.max_cqe, nic->pairs + 1, needed);
+    errno = verbs.ibv_resize_cq(nic->completions, smaller(twice, nic->about.max_cqe));
+    return errno ? nic_refused(nic, "larger queue of completions") : TUTTI_OK;
+}
 struct verbs_endpoint *nic_find(const struct nic *nic, uint32_t pair)
 {
     struct verbs_endpoint *e = nic->bucket[pair % PAIR_BUCKETS];

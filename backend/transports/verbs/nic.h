@@ -19,12 +19,12 @@ enum {
     SEND_SIGNALS = 32,       /* at least one in so many is signalled */
     RECEIVES = 4096,         /* of all pairs together */
     RECEIVES_AT_ONCE = 64,   /* posted anew */
-    SIGNALS = 4096,          /* of all pairs together, open at a time */
     READS_AT_ONCE = 32,
     READ_BYTES = 1 << 20,    /* of each */
     INLINE_BYTES = 128,      /* a message of so many bytes leaves with its work request, if the device can */
     PAIR_BUCKETS = 1024,
-    GREETING_SLOTS = 64
+    GREETING_SLOTS = 64,
+    PAIRS_AT_FIRST = 16      /* whose completions there is room for */
 };
 struct card { /* how others reach a process */
     uint8_t gid[16];
@@ -63,7 +63,6 @@ struct errand {
 struct posted { /* a work request that is open */
     struct errand *fetch; /* the last read of it; else NULL */
     uint64_t position;    /* of what is put together so far */
-    bool signalled;
 };
 struct box { /* both of a pair: `in` is written by the other; `out` is laid out like the other's */
     unsigned char *in, *out;
@@ -105,7 +104,7 @@ struct nic {
     struct ibv_cq *completions;
     struct ibv_srq *receives;
     int used_receives;
-    int signals; /* open */
+    int pairs; /* there are */
     struct greeter greeter;
     struct registration *memory;
     struct verbs_endpoint *bucket[PAIR_BUCKETS]; /* by the number of their pair */
@@ -122,6 +121,8 @@ void nic_destroy(struct nic *nic); /* NULL, and half built, too */
 void nic_card(const struct nic *nic, struct card *out);
 tutti_status nic_refused(const struct nic *nic, const char *what); /* of a call that has just failed, by errno */
 struct verbs_endpoint *nic_find(const struct nic *nic, uint32_t pair);
+/* One pair more is to come: there is room for the completions of all. SYSTEM: the device has no more of it. */
+tutti_status nic_expect_pair(struct nic *nic);
 bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */
 
 /* ---- pair.c: an endpoint's queues and boxes ---- */
@@ -129,13 +130,13 @@ tutti_status pair_create(struct nic *nic, struct verbs_endpoint *e);
 tutti_status pair_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams */
 tutti_status pair_connect(struct nic *nic, struct verbs_endpoint *e, uint32_t pair, uint32_t psn);
 void pair_destroy(struct nic *nic, struct verbs_endpoint *e);
-bool pair_has_room(const struct nic *nic, const struct verbs_endpoint *e);
+bool pair_has_room(const struct verbs_endpoint *e);
 /* What was put together from `begin` on. 0, or why the device refuses it. */
-int pair_write(struct nic *nic, struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
+int pair_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
 /* Of a fetch as much as there is room for, in one doorbell. */
 int pair_read(struct nic *nic, struct verbs_endpoint *e, struct errand *fetch);
 /* A signalled work request is over: the fetch whose last it was, or NULL. */
-struct errand *pair_end(struct nic *nic, struct verbs_endpoint *e, unsigned request);
+struct errand *pair_end(struct verbs_endpoint *e, unsigned request);
 
 /* ---- greeting.c ---- */
 tutti_status greeter_init(struct nic *nic);

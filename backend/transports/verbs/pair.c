@@ -32,6 +32,7 @@ static tutti_status make_queues(struct nic *nic, struct verbs_endpoint *e)
         e->pair = verbs.ibv_create_qp(nic->domain, &how);
     }
     if (!e->pair) return nic_refused(nic, "pair of queues");
+    nic->pairs++;
     e->inline_bytes = how.cap.max_inline_data;
     struct verbs_endpoint **bucket = &nic->bucket[e->pair->qp_num % PAIR_BUCKETS];
     e->next_of_bucket = *bucket;
@@ -44,6 +45,7 @@ static tutti_status make_queues(struct nic *nic, struct verbs_endpoint *e)
 }
 tutti_status pair_create(struct nic *nic, struct verbs_endpoint *e)
 {
+    TRY(nic_expect_pair(nic));
     TRY(make_boxes(nic, &e->box));
     return make_queues(nic, e);
 }
@@ -54,7 +56,7 @@ void pair_destroy(struct nic *nic, struct verbs_endpoint *e)
     while (*at != e) at = &(*at)->next_of_bucket;
     *at = e->next_of_bucket;
     verbs.ibv_destroy_qp(e->pair); /* from here on nothing of it touches any memory */
-    for (; e->ended != e->begun; e->ended++) nic->signals -= e->posted[e->ended % SENDS].signalled;
+    nic->pairs--;
     e->pair = NULL;
 }
 
@@ -107,18 +109,14 @@ tutti_status pair_connect(struct nic *nic, struct verbs_endpoint *e, uint32_t pa
 }
 
 /* ---- work requests ---- */
-bool pair_has_room(const struct nic *nic, const struct verbs_endpoint *e)
-{
-    return e->begun - e->ended < SENDS && nic->signals < SIGNALS;
-}
-static uint64_t note(struct nic *nic, struct verbs_endpoint *e, struct posted posted)
+bool pair_has_room(const struct verbs_endpoint *e) { return e->begun - e->ended < SENDS; }
+static uint64_t note(struct verbs_endpoint *e, bool signalled, struct posted posted)
 {
     e->posted[e->begun % SENDS] = posted;
-    nic->signals += posted.signalled;
-    if (posted.signalled) e->last_signalled = e->begun;
+    if (signalled) e->last_signalled = e->begun;
     return e->number << 32 | e->begun++;
 }
-int pair_write(struct nic *nic, struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
+int pair_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
 {
     struct box *box = &e->box;
     uint64_t offset = begin % BOX_BYTES;
@@ -132,20 +130,20 @@ int pair_write(struct nic *nic, struct verbs_endpoint *e, uint64_t begin, size_t
             .send_flags = (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= e->inline_bytes ? IBV_SEND_INLINE : 0u),
             .imm_data = htobe32((uint32_t)(offset / BOX_GRAIN)),
             .wr.rdma = { .remote_addr = box->there + offset, .rkey = box->there_key } };
-    request.wr_id = note(nic, e, (struct posted){ .position = box->written, .signalled = signalled });
+    request.wr_id = note(e, signalled, (struct posted){ .position = box->written });
     return ibv_post_send(e->pair, &request, &bad);
 }
-static unsigned reads_that_fit(const struct nic *nic, const struct verbs_endpoint *e)
+static unsigned reads_that_fit(const struct verbs_endpoint *e)
 {
     unsigned open = e->begun - e->ended, room = open < SENDS / 2 ? SENDS / 2 - open : 0; /* messages go beside */
-    return nic->signals + READS_AT_ONCE < SIGNALS ? (room < READS_AT_ONCE ? room : READS_AT_ONCE) : 0;
+    return room < READS_AT_ONCE ? room : READS_AT_ONCE;
 }
 int pair_read(struct nic *nic, struct verbs_endpoint *e, struct errand *fetch)
 {
     struct ibv_send_wr list[READS_AT_ONCE], *bad;
     struct ibv_sge into[READS_AT_ONCE];
     size_t most = size_smaller(READ_BYTES, nic->port->message_bytes), bytes = (size_t)fetch->offer.bytes;
-    unsigned count = 0, fit = reads_that_fit(nic, e);
+    unsigned count = 0, fit = reads_that_fit(e);
     for (; count < fit && fetch->asked < bytes; count++) {
         size_t part = size_smaller(most, bytes - fetch->asked), at = fetch->asked;
         fetch->asked += part;
@@ -156,18 +154,17 @@ int pair_read(struct nic *nic, struct verbs_endpoint *e, struct errand *fetch)
             .opcode = IBV_WR_RDMA_READ,
             .send_flags = signalled ? IBV_SEND_SIGNALED : 0u,
             .wr.rdma = { .remote_addr = fetch->offer.at + at, .rkey = fetch->offer.key } };
-        list[count].wr_id = note(nic, e,
-            (struct posted){ .fetch = last ? fetch : NULL, .position = e->box.written, .signalled = signalled });
+        list[count].wr_id =
+            note(e, signalled, (struct posted){ .fetch = last ? fetch : NULL, .position = e->box.written });
         if (count > 0) list[count - 1].next = &list[count];
     }
     return count ? ibv_post_send(e->pair, list, &bad) : 0;
 }
-struct errand *pair_end(struct nic *nic, struct verbs_endpoint *e, unsigned request)
+struct errand *pair_end(struct verbs_endpoint *e, unsigned request)
 {
     struct errand *fetch = NULL;
     while (e->ended != request + 1) {
         const struct posted *posted = &e->posted[e->ended++ % SENDS];
-        nic->signals -= posted->signalled;
         e->box.sent = posted->position;
         fetch = posted->fetch;
     }

@@ -29,7 +29,7 @@ static void hear_completion(struct fabric *fabric, const struct ibv_wc *wc)
         box_hear(fabric, e, wc);
         return;
     }
-    struct errand *fetch = pair_end(nic, e, (unsigned)wc->wr_id);
+    struct errand *fetch = pair_end(e, (unsigned)wc->wr_id);
     if (fetch) endpoint_fetched(fabric, e, fetch);
     nic->stalled |= e->waiting || e->reading;
 }

@@ -175,6 +175,36 @@ static void test_a_call_that_fails_while_it_starts(void **state)
     ranks_verbs_apart(2, POLLS, a_message_goes); /* and when all is well again */
 }
 
+/* Every work request of every connection may end with an error: there is room for all, or no connection. */
+static void test_completions_have_room_whatever_fails(void **state)
+{
+    enum { MANY = 40 };
+    const struct fabric_place place = { .device = "lo", .pretended = true };
+    struct fabric *fabric = &verbs_fabrics[0];
+    unsigned char process[16] = { 1 }, card[FABRIC_CARD_BYTES];
+    struct endpoint *made;
+    size_t bytes;
+    (void)state;
+    for (int most = 0; most <= 1; most++) {
+        struct fake_limits limits = fake.fake_limits();
+        limits.devices = 1;
+        if (most) limits.max_cqe = 10000;
+        fake.fake_set_limits(&limits);
+        assert_int_equal(fabric_open(fabric, process, &place, card, &bytes), TUTTI_OK);
+        int pairs = 0;
+        for (; pairs < MANY; pairs++) {
+            process[1] = (unsigned char)(pairs + 1);
+            if (fabric->operations->connect(fabric, process, card, bytes, &made) != TUTTI_OK) break;
+            assert_true(nic_of(fabric)->completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
+        }
+        assert_int_equal(pairs, most ? (10000 - RECEIVES - 4 * GREETING_SLOTS) / SENDS : MANY);
+        if (most) assert_non_null(strstr(status_detail(), "room for 10000 completions"));
+        process[1] = 0;
+        fabric_close(fabric);
+        assert_int_equal(fake.fake_left(), 0);
+    }
+}
+
 /* ---- a cable ---- */
 static void a_pulled_cable(struct rank *me)
 {
@@ -257,6 +287,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_read_that_fails, prepare, leave),
         cmocka_unit_test_setup_teardown(test_late_completions_and_lost_greetings, prepare, leave),
         cmocka_unit_test_setup_teardown(test_a_small_device, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_completions_have_room_whatever_fails, prepare, leave),
         cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, prepare, leave),
         cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, prepare, leave),
         cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, prepare, leave),
