@@ -1,0 +1,51 @@
+"""tutti is built where libibverbs and UCX have no headers, its tests too: what is compiled then, compiles."""
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = ("infiniband/verbs.h", "ucp/api/ucp.h")
+NEAR_THEM = re.compile(r"verbs|ucx|fabric|transports/", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """How each file is compiled that has to do with them, by its path. Headers in their place cannot be included."""
+    if not shutil.which("cmake") or not shutil.which("ninja"):
+        pytest.skip("cmake and ninja are needed")
+    folder = tmp_path_factory.mktemp("absent")
+    for header in HEADERS:
+        (folder / header).parent.mkdir(parents=True)
+        (folder / header).write_text("#error absent\n")
+    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder / "build", "-DTUTTI_TESTS=ON", "-DTUTTI_WERROR=ON",
+                    "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_FLAGS=-I{folder}"],
+                   check=True, capture_output=True)
+    listed = json.loads((folder / "build/compile_commands.json").read_text())
+    return {entry["file"]: entry for entry in listed if NEAR_THEM.search(Path(entry["file"]).read_text())}
+
+
+def complaint(entry):
+    words = [word for word in shlex.split(entry["command"]) if word != "ccache"]
+    done = subprocess.run([*words, "-fsyntax-only"], cwd=entry["directory"], capture_output=True, text=True)
+    return done.stderr if done.returncode else ""
+
+
+def test_headers_are_absent(commands):
+    rooms = {str(Path(name).parent.relative_to(ROOT)) for name in commands}
+    names = {str(Path(name).relative_to(ROOT)) for name in commands}
+    assert {"backend/transports/fabric", "tests/unit/transports", "backend/engine"} <= rooms and len(names) > 40
+    assert {f"backend/transports/{room}/absent.c" for room in ("ucx", "verbs")} <= names
+    assert "backend/transports/verbs/nic.c" not in names and "backend/transports/ucx/worker.c" not in names
+
+
+def test_what_is_left_compiles(commands):
+    with ThreadPoolExecutor(os.cpu_count()) as some:
+        complaints = [text for text in some.map(complaint, commands.values()) if text]
+    assert not complaints, "\n".join(complaints)[:4000]
