@@ -39,9 +39,7 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
     bool alone = !group_is_spread(g);
-    typical.message = machine->message;                 /* on these all hosts have agreed */
-    typical.announced = machine->announced;
-    typical.wire = machine->wire;
+    machine_take_network(&typical, machine);            /* on which all hosts have agreed */
     launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical);
     struct patience patience = price_patience(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
     if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);

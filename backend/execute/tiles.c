@@ -7,7 +7,6 @@
 #include "backend/execute/roll_call.h"
 
 /* ---- one step ---- */
-static bool is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 static struct transfer *transfer_at(const struct executor *x, int tile, int step)
 {
     return &x->launch.program->transfers[slot_of(x, tile) * x->launch.program->schedule->step_count + step];
@@ -71,7 +70,7 @@ static void perform(struct executor *x, int step, int tile)
     const struct step *t = &x->launch.program->schedule->steps[step];
     x->moves++;
     if (t->kind == WORK) bind_compute(x, t, tile);
-    else if (is_posted(t)) post(x, step, tile);
+    else if (step_is_message(t)) post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
         publish(x, counter_index(x, tile), position(x, tile, step));
 }
@@ -106,7 +105,7 @@ static bool is_over(struct executor *x, int tile)
     const struct schedule *s = x->launch.program->schedule;
     if (x->run.pc[slot_of(x, tile)] < program_end(s)) return false;
     for (int step = s->first_message; step >= 0 && step <= s->last_message; step++)
-        if (is_posted(&s->steps[step]) && !is_done(x, transfer_at(x, tile, step))) return false;
+        if (step_is_message(&s->steps[step]) && !is_done(x, transfer_at(x, tile, step))) return false;
     return true;
 }
 /* What can be posted is, before the network is looked at, so that the other end hears of it while bytes come. Not
@@ -117,7 +116,7 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
         const struct step *done = advance(x, &status);
-        bool moved = done, polls = !done || (!is_posted(done) && x->run.cut->tiles > 1);
+        bool moved = done, polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1);
         if (polls && s->first_message >= 0) moved |= router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;

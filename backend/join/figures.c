@@ -173,9 +173,7 @@ static struct machine told_figures(const tutti_comm *comm)
     if (is_first(comm)) return figures;
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
     struct machine own = figures, typical = machine_typical();
-    own.message = typical.message;                      /* those of the network belong to a group */
-    own.announced = typical.announced;
-    own.wire = typical.wire;
+    machine_take_network(&own, &typical);
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
     return figures;
 }

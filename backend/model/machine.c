@@ -24,6 +24,12 @@ struct machine machine_typical(void)
     for (int i = 0; i < ROWS; i++) machine_set(&m, i, rows[i].typical);
     return m;
 }
+void machine_take_network(struct machine *machine, const struct machine *from)
+{
+    machine->message = from->message;
+    machine->announced = from->announced;
+    machine->wire = from->wire;
+}
 bool machine_is_sane(const struct machine *machine)
 {
     for (int i = 0; i < ROWS; i++) {

@@ -38,6 +38,8 @@ int machine_table(const struct machine_row **out);      /* in the order of struc
 double machine_figure(const struct machine *machine, int row);
 void machine_set(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
+/* What messages between hosts cost, as `from` has it: it belongs to a group, all else to a machine. */
+void machine_take_network(struct machine *machine, const struct machine *from);
 bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
 
 /* How far apart cores are: half octaves of the time that a line takes from one to the other, from 1; 0: not known. */

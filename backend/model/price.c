@@ -111,7 +111,6 @@ static double lines_cost(const struct pricing *x, const struct schedule *s, cons
     int lines = waits_on_peers(s, t) + (t->by_tile || t->by_reuse) + runs_of_peers(s, t);
     return lines * x->machine->line * x->load;
 }
-static bool step_is_posted(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 static int chunks_of(const struct schedule *s, const struct step *t)
 {
     int chunks = 0;
@@ -251,7 +250,7 @@ static double path(const struct pricing *x)
         if (s->step_count) longest = most(longest, *ends_at(x, m, s->step_count - 1));
         for (int j = s->first_message; j >= 0 && j <= s->last_message; j++) {
             double over = 0;
-            if (step_is_posted(&s->steps[j]) && message_over(x, s, j, &over)) longest = most(longest, over);
+            if (step_is_message(&s->steps[j]) && message_over(x, s, j, &over)) longest = most(longest, over);
         }
     }
     return longest;

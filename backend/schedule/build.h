@@ -32,7 +32,6 @@ void step_add_from(struct schedule *s, struct step *t, struct span a);
 void step_add_to(struct schedule *s, struct step *t, struct span a);
 void step_append(struct schedule *s, const struct schedule *old, const struct step *t);
 bool step_touches_peer(const struct schedule *s, const struct step *t);
-static inline bool step_is_message(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 /* writers.c: fills b->writers from the schedules as they are now. */
 void writers_find(struct build *b);
 struct writer *writer_of(const struct build *b, struct span a, int index);

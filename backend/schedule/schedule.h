@@ -162,6 +162,7 @@ static inline struct schedule *plan_member(const struct plan *p, int rank)      
     if (p->kept) return member == p->kept - 1 ? p->ranks : NULL;
     return member >= 0 ? &p->ranks[member] : NULL;
 }
+static inline bool step_is_message(const struct step *t) { return t->kind == SEND || t->kind == RECV; }
 static inline struct span *step_from(const struct schedule *s, const struct step *t) { return &s->spans[t->span]; }
 static inline struct span *step_to(const struct schedule *s, const struct step *t)
 {

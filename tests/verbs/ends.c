@@ -181,3 +181,19 @@ struct ibv_ah *handle_to(struct end *e, int device)
     assert_non_null(ah);
     return ah;
 }
+struct ibv_cq *small_queue_begin(struct end e[2], struct ibv_qp *qp[2], int works)
+{
+    ends_init(e, IBV_QPT_RC);
+    struct ibv_cq *small = ibv_create_cq(e[0].context, works, NULL, NULL, 0);
+    struct ibv_qp_init_attr a = { .send_cq = small, .recv_cq = small, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 0 } };
+    qp[0] = ibv_create_qp(e[0].pd, &a);
+    qp[1] = end_pair(&e[1], IBV_QPT_RC, 8);
+    pairs_connect(qp[0], 0, qp[1], 1);
+    return small;
+}
+void small_queue_finish(struct end e[2], struct ibv_qp *qp[2], struct ibv_cq *small)
+{
+    for (int i = 0; i < 2; i++) ibv_destroy_qp(qp[i]);
+    ibv_destroy_cq(small);
+    ends_finish(e);
+}

@@ -45,3 +45,6 @@ void no_completion(struct ibv_cq *cq);                  /* although the wire had
 void await_state(struct ibv_qp *qp, enum ibv_qp_state state);          /* of the device */
 enum ibv_event_type async_event(struct end *e);         /* the next one, acknowledged */
 struct ibv_ah *handle_to(struct end *e, int device);
+/* A queue of so many completions, to which the first of two more pairs reports. */
+struct ibv_cq *small_queue_begin(struct end e[2], struct ibv_qp *qp[2], int works);
+void small_queue_finish(struct end e[2], struct ibv_qp *qp[2], struct ibv_cq *small);

@@ -508,30 +508,22 @@ static void test_a_completion_queue_runs_over(void **state)
 {
     (void)state;
     struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    struct ibv_cq *small = ibv_create_cq(e[0].context, 2, NULL, NULL, 0);
-    struct ibv_qp_init_attr a = { .send_cq = small, .recv_cq = small, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 0 } };
-    struct ibv_qp *qp[2] = { ibv_create_qp(e[0].pd, &a), end_pair(&e[1], IBV_QPT_RC, 8) };
-    pairs_connect(qp[0], 0, qp[1], 1);
+    struct ibv_qp *qp[2];
+    struct ibv_cq *small = small_queue_begin(e, qp, 2);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
     for (int i = 0; i < 3; i++) assert_int_equal(post(qp[0], &wr), 0);
     assert_int_equal(async_event(&e[0]), IBV_EVENT_CQ_ERR);
     assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
     await_state(qp[0], IBV_QPS_ERR);
     assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_RTS);   /* reports elsewhere */
-    for (int i = 0; i < 2; i++) ibv_destroy_qp(qp[i]);
-    ibv_destroy_cq(small);
-    ends_finish(e);
+    small_queue_finish(e, qp, small);
 }
 static void test_a_completion_queue_grows(void **state)
 {
     (void)state;
     struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    struct ibv_cq *small = ibv_create_cq(e[0].context, 3, NULL, NULL, 0);
-    struct ibv_qp_init_attr a = { .send_cq = small, .recv_cq = small, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, 0 } };
-    struct ibv_qp *qp[2] = { ibv_create_qp(e[0].pd, &a), end_pair(&e[1], IBV_QPT_RC, 8) };
-    pairs_connect(qp[0], 0, qp[1], 1);
+    struct ibv_qp *qp[2];
+    struct ibv_cq *small = small_queue_begin(e, qp, 3);
     for (uint64_t i = 1; i <= 7; i++) {
         struct ibv_send_wr wr = request(i, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
         assert_int_equal(post(qp[0], &wr), 0);
@@ -543,9 +535,7 @@ static void test_a_completion_queue_grows(void **state)
         assert_int_equal(small->cqe, 8);
     }
     for (uint64_t i = 2; i <= 7; i++) assert_int_equal(completion(small).wr_id, i);
-    for (int i = 0; i < 2; i++) ibv_destroy_qp(qp[i]);
-    ibv_destroy_cq(small);
-    ends_finish(e);
+    small_queue_finish(e, qp, small);
 }
 static void test_the_first_message_to_a_pair_that_is_not_ready_to_send(void **state)
 {
