@@ -6,6 +6,7 @@
 #include "backend/host/socket.h"
 #include "backend/info/info.h"
 #include "backend/memory/arena.h"
+#include "backend/memory/common.h"
 #include "c_api/call.h"
 #include <string.h>
 
@@ -106,6 +107,15 @@ tutti_status tutti_comm_get_async_error(tutti_comm *comm)
 }
 int tutti_comm_count(const tutti_comm *comm) { return comm ? comm->group.size : 0; }
 int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->group.rank : -1; }
+tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index)
+{
+    TRY(call_check_comm(comm));
+    TRY(call_check_rank(comm, rank, "the place asked for:"));
+    struct place place = place_of(comm->group.layout, rank);
+    if (host) *host = place.host;
+    if (index) *index = place.index;
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
 {
     TRY(call_check_comm(comm));
@@ -151,7 +161,16 @@ tutti_status tutti_mem_alloc(void **out, size_t bytes)
     if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc needs a place for the address");
     return status_as_refusal(arena_allocate(bytes, out));
 }
-tutti_status tutti_mem_free(void *memory) { return status_as_refusal(arena_free(memory)); }
+tutti_status tutti_mem_free(void *memory)
+{
+    return common_leave_at(memory) ? TUTTI_OK : status_as_refusal(arena_free(memory));
+}
+tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
+{
+    TRY(call_check_comm(comm));
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc_common needs a place for the address");
+    return comm_allocate_common(comm, bytes, out);
+}
 
 /* ---- introspection ---- */
 const char *tutti_collective_name(int index)

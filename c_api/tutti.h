@@ -204,6 +204,9 @@ TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);  /* fails it here and
 TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);
 TUTTI_API int tutti_comm_count(const tutti_comm *comm);
 TUTTI_API int tutti_comm_user_rank(const tutti_comm *comm);
+/* Where a rank is: its host, by a number from 0, and its index among the ranks of that host, in their order. Either may
+   be NULL. */
+TUTTI_API tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index);
 /* of operations started from now on */
 TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms);
 /* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next
@@ -273,8 +276,16 @@ TUTTI_API tutti_status tutti_group_end(void);
    had. fork: a child has a private view of its parent's memory, which shows what the parent has there at the moment
    unless the child has written to it; for the child's calls it is like any other memory, and to free it does nothing. */
 TUTTI_API tutti_status tutti_mem_alloc(void **out, size_t bytes);
-/* NULL is fine. Not while an operation on it runs. INVALID_ARGUMENT: not from tutti_mem_alloc, or freed before. */
+/* NULL is fine. Not while an operation on it runs. INVALID_ARGUMENT: not from here, or freed before. */
 TUTTI_API tutti_status tutti_mem_free(void *memory);
+/* Memory that the ranks of a host have in common: the same pages for all of them, cleared. Collective over `comm`, with
+   as many bytes on all its ranks (else all get MISMATCH); ranks of other hosts have pages of their own. Of n ranks on a
+   host, the one of index i (tutti_comm_place) makes the i-th n-th real, so that it lies near it. It starts at a page,
+   lives longer than `comm` if need be, and is given back by tutti_mem_free on each rank, in any order; the pages go when
+   all have done so, or have died. A rank that could not get it says why, to itself; the others are told which it was;
+   nobody has it then, and the communicator is as it was. A child after fork does not have it. To collectives it is like
+   memory of malloc: who writes into it when is the ranks' own affair. */
+TUTTI_API tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm);
 
 /* ---- introspection ---- */
 /* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the

@@ -71,6 +71,19 @@ tutti_status comm_or_nothing(tutti_status status, tutti_comm **out)
     *out = NULL;
     return status;
 }
+tutti_status comm_gather(tutti_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    struct operation op = { .comm = comm,
+        .family = ALLGATHER,
+        .input = mine,
+        .output = all,
+        .count = bytes,
+        .part_bytes = bytes,
+        .dtype = TUTTI_UINT8,
+        .generation = process_generation(),
+        .limit.timeout_ms = comm->timeout_ms };
+    return operation_run(&op, true);
+}
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     *out = NULL;

@@ -39,19 +39,6 @@ static tutti_status split(tutti_comm *parent, const struct split *all, int rank,
     for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
     return split_join(parent, all, *out);
 }
-static tutti_status gather(tutti_comm *parent, const struct split *mine, struct split *all)
-{
-    struct operation op = { .comm = parent,
-        .family = ALLGATHER,
-        .input = mine,
-        .output = all,
-        .count = sizeof *mine,
-        .part_bytes = sizeof *mine,
-        .dtype = TUTTI_UINT8,
-        .generation = process_generation(),
-        .limit.timeout_ms = parent->timeout_ms };
-    return operation_run(&op, true);
-}
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)
 {
     *out = NULL;
@@ -61,7 +48,7 @@ tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out
     struct split mine = { .member = g->members[g->rank], .color = color, .key = key };
     /* whoever becomes rank 0 names the group */
     tutti_status status = random_fill(mine.member.token, sizeof mine.member.token);
-    if (status == TUTTI_OK) status = gather(parent, &mine, all);
+    if (status == TUTTI_OK) status = comm_gather(parent, &mine, sizeof mine, all);
     int rank = 0, size = 0;
     for (int q = 0; q < g->size; q++) {
         size += all[q].color == color;

@@ -122,7 +122,7 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
 static tutti_status allocate(int descriptor, size_t bytes, const char *what)
 {
     tutti_status status;
-    do status = memfd_allocate(descriptor, bytes, what);
+    do status = memfd_allocate(descriptor, 0, bytes, what);
     while (status == TUTTI_NO_MEMORY && arena_give_up_spare());
     return status;
 }

@@ -86,7 +86,7 @@ static tutti_status await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
         tutti_status status = link_await(peer, last ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
         if (last || status != TUTTI_TIMEOUT) return refuse(comm, rank, status);
-        TRY(mapping_check(&comm->group));
+        TRY(sharers_check(&comm->group));
         if (comm_is_alerted(comm)) TRY(comm_check(comm));
     }
 }

@@ -135,7 +135,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
         bool alerted = comm_is_alerted(comm);          /* asked first: a rank may join and abort right after */
         if (atomic_load(&group_contact(g, r)->joined)) { i++; continue; }
         if (alerted) TRY(comm_check(comm));
-        if (n % CHECK_EVERY == 0) TRY(mapping_check(g));
+        if (n % CHECK_EVERY == 0) TRY(sharers_check(g));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s was seen but has not joined in time: it is too slow, "

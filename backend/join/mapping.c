@@ -39,13 +39,6 @@ struct joining {
     const struct segment_shape *shape;
     int64_t deadline_ms;
 };
-static int maker_of(const struct joining *j) { return j->sharers->ranks[0]; }
-static bool is_first_of_process(const struct joining *j, int rank)
-{
-    const int *r = j->sharers->ranks;
-    while (*r != rank && !member_shares_process(&j->group->members[*r], &j->group->members[rank])) r++;
-    return *r == rank;
-}
 /* All segments of a group have names of their own, which begin with its token. */
 static void name_segment(const struct joining *j, unsigned char out[16])
 {
@@ -53,56 +46,19 @@ static void name_segment(const struct joining *j, unsigned char out[16])
     for (int i = 0; i < 4; i++) out[12 + i] ^= (unsigned char)((unsigned)j->sharers->number >> 8 * i);
 }
 
-/* ---- giving up ---- */
-tutti_status mapping_check(const struct group *group)
-{
-    const struct member *table = group->members;
-    struct identity by;
-    int rank = group->size, ranks = 0;
-    if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
-    for (int r = group->size - 1; r >= 0; r--)
-        if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
-    return status_fail(TUTTI_PEER_LOST,
-        "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
-        ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
-}
-
 /* ---- making it ---- */
-static tutti_status refuse(int rank, tutti_status status)
-{
-    char why[STATUS_DETAIL_BYTES / 2];
-    snprintf(why, sizeof why, "%.500s", status_detail());
-    return status_fail(status, "rank %d cannot be sent the shared memory of the group: %s", rank, why);
-}
 static tutti_status make(struct mapping *m, const struct joining *j)
 {
     int descriptor = -1;
     TRY(segment_create(&m->segment, j->shape, m->token, &descriptor));
-    tutti_status status = TUTTI_OK;
-    for (int i = 1; i < j->sharers->count && status == TUTTI_OK; i++) {
-        struct peer *peer = j->group->peers[j->sharers->ranks[i]];
-        if (peer && is_first_of_process(j, j->sharers->ranks[i]))
-            status = peer_send_descriptor(peer, m->token, descriptor);
-        if (status != TUTTI_OK) status = refuse(j->sharers->ranks[i], status);
-    }
+    tutti_status status = sharers_send(j->group, j->sharers, m->token, descriptor);
     close(descriptor);
     return status;
 }
 static tutti_status receive(struct mapping *m, const struct joining *j)
 {
-    int descriptor = -1, maker = maker_of(j);
-    tutti_status status = TUTTI_TIMEOUT;
-    while (status == TUTTI_TIMEOUT && clock_ms() < j->deadline_ms && !peer_is_gone(j->group->peers[maker])) {
-        TRY(mapping_check(j->group));
-        int64_t slice_ms = clock_ms() + SLICE_MS;
-        status = peers_await_descriptor(m->token, slice_ms < j->deadline_ms ? slice_ms : j->deadline_ms, &descriptor);
-    }
-    if (status == TUTTI_TIMEOUT && peer_is_gone(j->group->peers[maker]))
-        return status_fail(TUTTI_PEER_LOST, "rank %d died while the group was formed", maker);
-    if (status == TUTTI_TIMEOUT)
-        return status_fail(status, "rank %d has not sent the shared memory of the group: it is too slow or stopped",
-            maker);
-    TRY(status);
+    int descriptor = -1;
+    TRY(sharers_receive(j->group, j->sharers, m->token, j->deadline_ms, "the shared memory of the group", &descriptor));
     return segment_attach(&m->segment, j->shape, m->token, descriptor);
 }
 
@@ -157,7 +113,7 @@ static tutti_status await_first(struct mapping *m, const struct joining *j)
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
         if (!m->over) status = check_failures(j->group);
-        if (!m->over && status == TUTTI_OK) status = mapping_check(j->group);
+        if (!m->over && status == TUTTI_OK) status = sharers_check(j->group);
     }
     bool over = m->over;
     pthread_mutex_unlock(&lock);
@@ -187,8 +143,8 @@ tutti_status mapping_acquire(const struct group *group, const struct sharers *sh
     pthread_mutex_unlock(&lock);
     if (!m) return status_fail(TUTTI_NO_MEMORY, "no memory for a segment");
     tutti_status status;
-    if (is_first_of_process(&j, group->rank)) {
-        status = group->rank == maker_of(&j) ? make(m, &j) : receive(m, &j);
+    if (sharers_is_first_of_process(group, sharers, group->rank)) {
+        status = sharers_is_maker(sharers, group->rank) ? make(m, &j) : receive(m, &j);
         tell_process(m, status);
     } else status = await_first(m, &j);
     if (status != TUTTI_OK) { mapping_release(m); return status; }

@@ -1,7 +1,7 @@
 /* Segments as this process sees them: mapped once, shared by all its ranks. A group has one for each of its hosts and,
  * if there are several, one more for what stands for the network between pretended hosts. */
 #pragma once
-#include "backend/engine/group.h"
+#include "backend/join/sharers.h"
 
 struct mapping {
     struct segment segment;
@@ -12,14 +12,10 @@ struct mapping {
     char detail[256];
     struct mapping *next;
 };
-/* Which segment: the ranks that share it, in their order, and a number that tells it from the group's others. */
-struct sharers { const int *ranks; int count, number; };
 /* Joins it: the process of its first rank makes it and sends it to every other process among them, the first rank of
    another process receives it, the rest share. */
 tutti_status mapping_acquire(const struct group *group, const struct sharers *sharers,
     const struct segment_shape *shape, int64_t deadline_ms, struct mapping **out);
-/* PEER_LOST when a rank of the group could not join, before the segment was mapped, and has given up. */
-tutti_status mapping_check(const struct group *group);
 /* A rank of this process has failed while it joined: others of it that still wait for a segment fail alike, for whoever
    was to map it may have gone. */
 void mapping_fail(const struct group *group, tutti_status status, const char *detail);

@@ -62,7 +62,7 @@ static tutti_status await_transfer(tutti_comm *comm, const struct transfer *x, i
         if (x->state == TRANSFER_DONE) return TUTTI_OK;
         if (alerted) TRY(comm_check(comm));
         if (x->state == TRANSFER_FAILED && !comm_is_failing(comm)) return fail_message(comm, x);
-        if (n % CHECK_EVERY == 0) TRY(mapping_check(&comm->group));
+        if (n % CHECK_EVERY == 0) TRY(sharers_check(&comm->group));
         if (clock_ms() > deadline_ms) return fail_late(comm, x);
         if (moved) n = 0;
         else comm_pause(comm, n);

@@ -128,14 +128,6 @@ struct arena_extent arena_extent(void)
 static struct header *header_of(void *base) { return base; }
 static unsigned char *region_of(const struct block *b) { return b->base + page_bytes(); }
 static size_t region_bytes(const struct block *b) { return b->bytes - page_bytes(); }
-static tutti_status check_available(size_t bytes)
-{
-    uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
-    if (bytes <= available) return TUTTI_OK;
-    return status_fail(TUTTI_NO_MEMORY,
-        "no memory for shared tensors: %zu bytes are asked for, %llu are left on this machine, or to this process",
-        bytes, (unsigned long long)available);
-}
 static void block_unmake(struct block *b)              /* its memory is free at once, whoever has mapped it, too */
 {
     if (b->base) {
@@ -147,9 +139,9 @@ static void block_unmake(struct block *b)              /* its memory is free at 
 }
 static tutti_status block_fill(struct block *b)
 {
-    TRY(check_available(b->bytes));
+    TRY(memory_check(b->bytes, "shared tensors"));
     TRY(memfd_create_sealed(b->bytes, &b->descriptor));
-    TRY(memfd_allocate(b->descriptor, b->bytes, "shared tensors"));
+    TRY(memfd_allocate(b->descriptor, 0, b->bytes, "shared tensors"));
     void *base = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, b->descriptor, 0);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,

@@ -1,6 +1,7 @@
 /* Reads /proc/meminfo, and the limits of control groups of both versions. File pages count as free: the kernel drops
    them first. */
 #include "backend/memory/available.h"
+#include "backend/base/status.h"
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -82,4 +83,12 @@ uint64_t memory_available(const char *proc, const char *cgroups)
         if (here < least) least = here;
     }
     return least;
+}
+tutti_status memory_check(size_t bytes, const char *what)
+{
+    uint64_t available = memory_available("/proc", "/sys/fs/cgroup");
+    if (bytes <= available) return TUTTI_OK;
+    return status_fail(TUTTI_NO_MEMORY,
+        "no memory for %s: %zu bytes are asked for, %llu are left on this machine, or to this process", what, bytes,
+        (unsigned long long)available);
 }

@@ -52,12 +52,12 @@ static tutti_status fail_allocation(size_t bytes, const char *what)
 }
 /* Kernels before mid-2024 begin anew after each signal. So with one every few milliseconds, as a profiler sends them, a
    whole block would never be done; a slice soon is, and after a signal a smaller one is tried. */
-tutti_status memfd_allocate(int descriptor, size_t bytes, const char *what)
+tutti_status memfd_allocate(int descriptor, size_t offset, size_t bytes, const char *what)
 {
     size_t slice = SLICE_BYTES;
     for (size_t done = 0; done < bytes;) {
         size_t next = bytes - done < slice ? bytes - done : slice;
-        if (fallocate(descriptor, 0, (off_t)done, (off_t)next) == 0) {
+        if (fallocate(descriptor, 0, (off_t)(offset + done), (off_t)next) == 0) {
             done += next;
             if (slice < SLICE_BYTES) slice *= 2;
         } else if (errno != EINTR) return fail_allocation(bytes, what);

@@ -4,3 +4,4 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees
 endif()
 tutti_world(comm/test_holders)
 tutti_over_inproc(test_holders "*")
+tutti_world(comm/test_common)

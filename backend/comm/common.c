@@ -1,0 +1,127 @@
+/* Memory in common for the ranks of a host. The first of them makes a memfd and hands it to the other processes; each
+   rank makes its part of the pages real, on the node of memory that it runs on; each process maps it once. All ranks of
+   the group, of all hosts, say how they fare, twice: so all have it, or none, and the group goes on. */
+#include "backend/memory/common.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/random.h"
+#include "backend/comm/comm.h"
+#include "backend/join/sharers.h"
+#include "backend/memory/available.h"
+#include "backend/memory/memfd.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MEMORY_IN_COMMON = -2 };                         /* a number that no host has, and no segment */
+struct report {                                         /* of one rank, to all */
+    uint64_t bytes;
+    int64_t status;
+    unsigned char token[16];                            /* of a host's first rank: under which the memfd is sent */
+};
+struct sharing {
+    tutti_comm *comm;
+    struct sharers sharers;
+    size_t bytes, mapped_bytes;                         /* asked for; in whole pages */
+    int descriptor;
+    struct common *common;                              /* of this process; NULL: not yet */
+    struct report *all;                                 /* [size] */
+};
+static bool is_maker(const struct sharing *s) { return sharers_is_maker(&s->sharers, s->comm->group.rank); }
+static bool is_of_my_process(const struct sharing *s, int index)
+{
+    const struct group *g = &s->comm->group;
+    return member_shares_process(&g->members[s->sharers.ranks[index]], &g->members[g->rank]);
+}
+
+static const unsigned char *token_of(const struct sharing *s) { return s->all[s->sharers.ranks[0]].token; }
+
+/* ---- what all say ---- */
+static tutti_status check_bytes(const struct sharing *s)
+{
+    for (int r = 1; r < s->comm->group.size; r++)
+        if (s->all[r].bytes != s->all[0].bytes)
+            return status_refuse(TUTTI_MISMATCH,
+                "memory in common: rank 0 asks for %llu bytes and rank %d for %llu; all ranks must ask for as many",
+                (unsigned long long)s->all[0].bytes, r, (unsigned long long)s->all[r].bytes);
+    return TUTTI_OK;
+}
+/* A rank that fails here has its own text; the others learn who it was. */
+static tutti_status tell(struct sharing *s, struct report *mine)
+{
+    char detail[STATUS_DETAIL_BYTES] = "";
+    if (mine->status != TUTTI_OK) strcpy(detail, status_detail());
+    TRY(comm_gather(s->comm, mine, sizeof *mine, s->all));
+    if (mine->status != TUTTI_OK) return status_repeat_refusal((tutti_status)mine->status, detail);
+    for (int r = 0; r < s->comm->group.size; r++)
+        if (s->all[r].status != TUTTI_OK)
+            return status_refuse((tutti_status)s->all[r].status,
+                "memory in common, %zu bytes: rank %d could not get it; its own error says why", s->bytes, r);
+    return TUTTI_OK;
+}
+
+/* ---- one host ---- */
+static tutti_status make(struct sharing *s, struct report *mine)
+{
+    TRY(memory_check(s->mapped_bytes, "memory in common"));
+    TRY(random_fill(mine->token, sizeof mine->token));
+    return memfd_create_sealed(s->mapped_bytes, &s->descriptor);
+}
+static tutti_status pass_on(struct sharing *s)
+{
+    const struct group *g = &s->comm->group;
+    if (is_maker(s)) return sharers_send(g, &s->sharers, token_of(s), s->descriptor);
+    int64_t deadline_ms = clock_deadline(s->comm->timeout_ms);
+    TRY(sharers_receive(g, &s->sharers, token_of(s), deadline_ms, "memory in common", &s->descriptor));
+    return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
+}
+/* The parts of all ranks of this process. */
+static tutti_status fill(const struct sharing *s)
+{
+    size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->sharers.count;
+    for (int i = 0; i < s->sharers.count; i++) {
+        size_t from = pages * (size_t)i / ranks * page_bytes(), to = pages * ((size_t)i + 1) / ranks * page_bytes();
+        if (is_of_my_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "memory in common"));
+    }
+    return TUTTI_OK;
+}
+static tutti_status map(struct sharing *s)
+{
+    TRY(common_enter(token_of(s), &s->common));
+    if (!sharers_is_first_of_process(&s->comm->group, &s->sharers, s->comm->group.rank)) return TUTTI_OK;
+    TRY(pass_on(s));
+    TRY(fill(s));
+    return common_map(s->common, s->descriptor, s->mapped_bytes);
+}
+
+/* ---- all of it ---- */
+/* The first round: sizes agree, and each host has a memfd. The second: each process has mapped it. */
+static tutti_status share(struct sharing *s, void **out)
+{
+    struct report mine = { .bytes = s->bytes };
+    if (is_maker(s)) mine.status = make(s, &mine);
+    TRY(tell(s, &mine));
+    TRY(check_bytes(s));
+    mine.status = map(s);
+    TRY(tell(s, &mine));
+    *out = common_base(s->common);
+    return TUTTI_OK;
+}
+tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
+{
+    const struct group *g = &comm->group;
+    int first = g->layout->first[g->host];
+    size_t page = page_bytes(), most = PTRDIFF_MAX - page;
+    if (!bytes || bytes > most)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "memory in common: %zu bytes; from 1 to %zu can be had", bytes,
+            most);
+    struct sharing s = { .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1 };
+    s.sharers = (struct sharers){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
+    s.all = memory_zeroed((size_t)g->size, sizeof *s.all);
+    if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on memory in common", g->rank);
+    tutti_status status = share(&s, out);
+    if (status != TUTTI_OK) common_leave(s.common);
+    if (s.descriptor >= 0) close(s.descriptor);
+    free(s.all);
+    return status;
+}

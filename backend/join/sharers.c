@@ -1,0 +1,60 @@
+/* Nobody waits for a maker that is gone, nor beyond the deadline. */
+#include "backend/join/sharers.h"
+#include "backend/base/clock.h"
+#include "backend/base/status.h"
+#include "backend/processes/peers.h"
+#include <stdio.h>
+#include <string.h>
+
+enum { SLICE_MS = 50 };
+
+bool sharers_is_first_of_process(const struct group *g, const struct sharers *s, int rank)
+{
+    const int *r = s->ranks;
+    while (*r != rank && !member_shares_process(&g->members[*r], &g->members[rank])) r++;
+    return *r == rank;
+}
+tutti_status sharers_check(const struct group *group)
+{
+    const struct member *table = group->members;
+    struct identity by;
+    int rank = group->size, ranks = 0;
+    if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
+    for (int r = group->size - 1; r >= 0; r--)
+        if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
+    return status_fail(TUTTI_PEER_LOST,
+        "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
+        ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);
+}
+static tutti_status refuse(int rank, tutti_status status)
+{
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "rank %d cannot be sent the shared memory of the group: %s", rank, why);
+}
+tutti_status sharers_send(const struct group *g, const struct sharers *s, const unsigned char token[16], int descriptor)
+{
+    tutti_status status = TUTTI_OK;
+    for (int i = 1; i < s->count && status == TUTTI_OK; i++) {
+        struct peer *peer = g->peers[s->ranks[i]];
+        if (peer && sharers_is_first_of_process(g, s, s->ranks[i]))
+            status = peer_send_descriptor(peer, token, descriptor);
+        if (status != TUTTI_OK) status = refuse(s->ranks[i], status);
+    }
+    return status;
+}
+tutti_status sharers_receive(const struct group *g, const struct sharers *s, const unsigned char token[16],
+    int64_t deadline_ms, const char *what, int *descriptor)
+{
+    const struct peer *maker = g->peers[s->ranks[0]];
+    tutti_status status = TUTTI_TIMEOUT;
+    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
+        TRY(sharers_check(g));
+        int64_t slice_ms = clock_ms() + SLICE_MS;
+        status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
+    }
+    if (status != TUTTI_TIMEOUT) return status;
+    if (peer_is_gone(maker))
+        return status_fail(TUTTI_PEER_LOST, "rank %d died before it had sent %s", s->ranks[0], what);
+    return status_fail(status, "rank %d has not sent %s: it is too slow or stopped", s->ranks[0], what);
+}

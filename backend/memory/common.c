@@ -1,0 +1,104 @@
+/* A list of mappings. */
+#include "backend/memory/common.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/memory/arena.h"
+#include "backend/memory/memfd.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct common {
+    unsigned char token[16];
+    int users;
+    void *base;
+    size_t bytes;
+    struct common *next;
+};
+static struct common *all;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void after_fork_in_child(void)                   /* the mappings stay with the parent, see memfd_keep_out */
+{
+    all = NULL;
+    pthread_mutex_unlock(&lock);
+}
+static void prepare(void)
+{
+    arena_prepare();
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+tutti_status common_enter(const unsigned char token[16], struct common **out)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+    struct common *c = all;
+    while (c && memcmp(c->token, token, sizeof c->token) != 0) c = c->next;
+    if (!c && (c = memory_zeroed(1, sizeof *c)) != NULL) {
+        memcpy(c->token, token, sizeof c->token);
+        c->next = all;
+        all = c;
+    }
+    if (c) c->users++;
+    pthread_mutex_unlock(&lock);
+    *out = c;
+    return c ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to note what is mapped");
+}
+tutti_status common_map(struct common *c, int descriptor, size_t bytes)
+{
+    void *base = arena_map(descriptor, bytes);
+    if (base == MAP_FAILED)
+        return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of memory in common: %s", bytes, strerror(errno));
+    memfd_keep_out(base, bytes);
+    pthread_mutex_lock(&lock);
+    c->base = base;
+    c->bytes = bytes;
+    pthread_mutex_unlock(&lock);
+    return TUTTI_OK;
+}
+void *common_base(struct common *c)
+{
+    pthread_mutex_lock(&lock);
+    void *base = c->base;
+    pthread_mutex_unlock(&lock);
+    return base;
+}
+/* Lock held. The link to it, if it is to be taken down: its last user leaves. */
+static struct common *leave(struct common **link)
+{
+    struct common *c = *link;
+    if (--c->users) return NULL;
+    *link = c->next;
+    return c;
+}
+static void unmake(struct common *c)
+{
+    if (c && c->base) munmap(c->base, c->bytes);
+    free(c);
+}
+void common_leave(struct common *common)
+{
+    if (!common) return;
+    pthread_mutex_lock(&lock);
+    struct common **link = &all, *last = NULL;
+    while (*link && *link != common) link = &(*link)->next;
+    if (*link) last = leave(link);
+    pthread_mutex_unlock(&lock);
+    unmake(last);
+}
+bool common_leave_at(void *base)
+{
+    pthread_mutex_lock(&lock);
+    struct common **link = &all, *last = NULL;
+    while (*link && (*link)->base != base) link = &(*link)->next;
+    bool found = base && *link;
+    if (found) last = leave(link);
+    pthread_mutex_unlock(&lock);
+    unmake(last);
+    return found;
+}
