@@ -2,6 +2,7 @@
  * machine runs; threads that choose at the same time choose the same. */
 #include "kernels/reduce.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/update.h"
 #include <stdatomic.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -84,6 +85,17 @@ scale_function *scale_find(tutti_dtype dtype)
     const struct kernels *kernels = kernels_current();
     while (kernels->below && !kernels->scale[dtype]) kernels = kernels->below;
     return kernels->scale[dtype];
+}
+
+update_function *update_find(enum update_rule rule, tutti_dtype gradient)
+{
+    if ((unsigned)gradient >= TUTTI_DTYPE_COUNT || (unsigned)rule >= UPDATE_RULES) return NULL;
+    return kernels_current()->update[gradient][rule];
+}
+
+squares_function *squares_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
 }
 
 const char *kernels_isa_name(int index)

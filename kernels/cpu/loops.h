@@ -269,6 +269,8 @@ FLOATING_MAP(X)
 STREAMED_MAP(X)
 #undef X
 
+#include "kernels/cpu/update.h"
+
 const struct kernels KERNELS = {
     .isa = ISA,
     .below = BELOW,
@@ -290,6 +292,17 @@ const struct kernels KERNELS = {
     .scale = {
 #define X(dtype, bytes) [TUTTI_##dtype] = scale_##dtype,
         FLOATING_MAP(X)
+#undef X
+    },
+    .update = {
+#define X(dtype, wide) \
+    [TUTTI_##dtype] = { [UPDATE_SGD] = sgd_##dtype, [UPDATE_ADAM] = adam_##dtype, [UPDATE_ADAMW] = adamw_##dtype },
+        UPDATE_MAP(X)
+#undef X
+    },
+    .squares = {
+#define X(dtype, wide) [TUTTI_##dtype] = squares_##dtype,
+        UPDATE_MAP(X)
 #undef X
     },
 };

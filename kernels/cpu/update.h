@@ -1,0 +1,106 @@
+/* The loops of kernels/update.h in plain C, once per instruction set: the compiler makes vectors of them. fmaf is one
+ * instruction wherever there is one; -ffp-contract=off keeps all else apart. */
+#include "kernels/update.h"
+#include <math.h>
+#include <string.h>
+
+INLINE float update_widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &wide, sizeof number);
+    return number;
+}
+INLINE uint16_t update_narrow(float number)                            /* nearest, ties to even; NaN as torch has it */
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+INLINE float update_gradient(const void *from, size_t i, bool wide)
+{
+    return wide ? ((const float *)from)[i] : update_widen(((const uint16_t *)from)[i]);
+}
+
+/* ---- one element; the moments are updated where they are ---- */
+INLINE float adam(const struct update_factors *f, float gradient, float value, float *first, float *second)
+{
+    bool near = f->take1 < 0.5f;                        /* interpolated from the end that is nearer, as torch does */
+    *first = fmaf(near ? f->take1 : f->take1 - 1.0f, gradient - *first, near ? *first : gradient);
+    *second = fmaf(f->take2 * gradient, gradient, *second * f->keep2);
+    return value - f->rate * *first / (sqrtf(*second) / f->root + f->epsilon);
+}
+INLINE float sgd(const struct update_factors *f, float gradient, float value, float *first)
+{
+    gradient = fmaf(value, f->decay, gradient);
+    if (first) gradient = *first = f->begins ? gradient : *first * f->momentum + gradient;
+    return fmaf(gradient, -f->rate, value);
+}
+
+/* ---- all ---- */
+INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *given, bool decoupled,
+    bool wide)
+{
+    const struct update_factors f = *given;
+    float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
+    uint16_t *restrict narrow = a->narrow;
+    for (size_t i = 0; i < count; i++) {
+        float g = update_gradient(a->gradient, i, wide) * f.scale, old = value[i], m = first[i], v = second[i];
+        float new = decoupled ? adam(&f, g, old * f.decay, &m, &v) : adam(&f, fmaf(old, f.decay, g), old, &m, &v);
+        first[i] = m;
+        second[i] = v;
+        value[i] = new;
+        if (!wide) narrow[i] = update_narrow(new);
+    }
+}
+INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *given, bool moves,
+    bool wide)
+{
+    const struct update_factors f = *given;
+    float *restrict value = a->value, *restrict first = a->first;
+    uint16_t *restrict narrow = a->narrow;
+    for (size_t i = 0; i < count; i++) {
+        float m = moves ? first[i] : 0;
+        float new = sgd(&f, update_gradient(a->gradient, i, wide) * f.scale, value[i], moves ? &m : NULL);
+        if (moves) first[i] = m;
+        value[i] = new;
+        if (!wide) narrow[i] = update_narrow(new);
+    }
+}
+/* Sixteen sums, whatever the width of a vector. */
+INLINE double update_squares(const void *from, size_t count, bool wide)
+{
+    enum { SUMS = 16 };
+    double sum[SUMS] = { 0 };
+    for (size_t i = 0; i + SUMS <= count; i += SUMS)
+        for (size_t k = 0; k < SUMS; k++) {
+            double number = update_gradient(from, i + k, wide);
+            sum[k] += number * number;
+        }
+    for (size_t i = count / SUMS * SUMS; i < count; i++) {
+        double number = update_gradient(from, i, wide);
+        sum[i % SUMS] += number * number;
+    }
+    for (size_t k = SUMS / 2; k > 0; k /= 2)
+        for (size_t l = 0; l < k; l++) sum[l] += sum[l + k];
+    return sum[0];
+}
+#define UPDATE_MAP(X) X(FLOAT32, true) X(BFLOAT16, false)
+#define X(dtype, wide)                                                                                                 \
+    static void sgd_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)               \
+    {                                                                                                                  \
+        if (a->first) update_sgd(a, count, f, true, wide);                                                             \
+        else update_sgd(a, count, f, false, wide);                                                                     \
+    }                                                                                                                  \
+    static void adam_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)              \
+    {                                                                                                                  \
+        update_adam(a, count, f, false, wide);                                                                         \
+    }                                                                                                                  \
+    static void adamw_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)             \
+    {                                                                                                                  \
+        update_adam(a, count, f, true, wide);                                                                          \
+    }                                                                                                                  \
+    static double squares_##dtype(const void *from, size_t count) { return update_squares(from, count, wide); }
+UPDATE_MAP(X)
+#undef X
