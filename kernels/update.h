@@ -5,7 +5,25 @@
  * instruction set. For float32 the bits are those of torch.optim with fused=True on a CPU (seen with torch 2.13). */
 #pragma once
 #include "c_api/tutti.h"
+#include <string.h>
 
+/* ---- bfloat16 ---- */
+static inline float update_widen(uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &wide, sizeof number);
+    return number;
+}
+static inline uint16_t update_narrow(float number) /* nearest, ties to even; NaN as torch has it */
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+/* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
 /* Of all elements alike; to be computed in float64, then rounded. */
 struct update_factors {
@@ -28,6 +46,7 @@ typedef void update_function(const struct update_arrays *arrays, size_t count, c
 /* NULL: no such rule, or gradients that are neither FLOAT32 nor BFLOAT16. */
 update_function *update_find(enum update_rule rule, tutti_dtype gradient);
 
+/* ---- norms ---- */
 /* The sum of the squares, in float64, in an order that depends on `count` alone. NULL likewise. */
 typedef double squares_function(const void *from, size_t count);
 squares_function *squares_find(tutti_dtype dtype);

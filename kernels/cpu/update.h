@@ -2,22 +2,7 @@
  * instruction wherever there is one; -ffp-contract=off keeps all else apart. */
 #include "kernels/update.h"
 #include <math.h>
-#include <string.h>
 
-INLINE float update_widen(uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float number;
-    memcpy(&number, &wide, sizeof number);
-    return number;
-}
-INLINE uint16_t update_narrow(float number)                            /* nearest, ties to even; NaN as torch has it */
-{
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
 INLINE float update_gradient(const void *from, size_t i, bool wide)
 {
     return wide ? ((const float *)from)[i] : update_widen(((const uint16_t *)from)[i]);

@@ -34,7 +34,7 @@ MAY_INCLUDE = {
     **{f"backend/{floor}/": below(floor) for floor in FLOORS},
     "backend/collectives/": ["backend/schedule/schedule.h"],
     "kernels/": ["c_api/tutti.h"],
-    "zero/": ["c_api/tutti.h"],
+    "zero/": ["c_api/tutti.h", "backend/base/", "kernels/"],
     "shim/": ["c_api/tutti.h", "zero/zero.h"],
     "examples/": ["c_api/tutti.h"],
     "tests/": ["c_api/", "backend/", "kernels/", "zero/"],

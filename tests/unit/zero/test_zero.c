@@ -1,0 +1,411 @@
+/* Training with zero against one process that does all: after each step every rank has the same parameters, to the
+   bit, whatever order gradients come in, with accumulation, several passes, and parameters that some ranks or all
+   leave out. */
+#include "tests/support/random.h"
+#include "tests/support/world.h"
+#include "zero/zero.h"
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#ifdef FEW
+enum { TURNS = 3 };
+#else
+enum { TURNS = 12 };
+#endif
+enum { MOST_PARAMETERS = 12, MOST_UNITS = 5, STEPS = 4, MOST_ELEMENTS = 3000 };
+
+/* What all ranks draw alike, from one seed. */
+struct model {
+    tutti_zero_parameter parameter[MOST_PARAMETERS];
+    tutti_dtype dtype[MOST_UNITS];
+    tutti_zero_config config;
+    tutti_zero_rates rates[2];
+    int passes;                                         /* backward passes in a step */
+    bool holds;                                         /* all but the last of them */
+    bool leaves_out;                                    /* some ranks have no gradient of some parameters */
+    uint64_t seed;
+};
+static int below(uint64_t *seed, int n) { return (int)(random_next(seed) % (uint64_t)n); }
+static struct model draw(uint64_t seed, tutti_zero_home home)
+{
+    struct model m = { .seed = seed };
+    int unit = 0;
+    m.config = (tutti_zero_config)TUTTI_ZERO_CONFIG_INIT;
+    m.config.parameters = 1 + below(&seed, MOST_PARAMETERS);
+    m.config.groups = 2;
+    for (int i = 0; i < m.config.parameters; i++) {
+        if (i && unit < MOST_UNITS - 1) unit += below(&seed, 2);
+        m.parameter[i] = (tutti_zero_parameter){ 1 + (size_t)below(&seed, MOST_ELEMENTS), unit, below(&seed, 2) };
+    }
+    m.config.units = unit + 1;
+    m.config.home = home;
+    m.config.rule = (tutti_zero_rule)(1 + below(&seed, TUTTI_ZERO_RULES - 1));
+    m.config.buffers = below(&seed, 3);
+    for (int u = 0; u < MOST_UNITS; u++) m.dtype[u] = TUTTI_FLOAT32;
+    for (int g = 0; g < 2; g++) m.rates[g] = (tutti_zero_rates){ 0.01 * (g + 1), 0.1 * g, 0.9, 0.9, 0.99, 1e-8 };
+    m.passes = 1 + below(&seed, 3);
+    m.holds = below(&seed, 2);
+    m.leaves_out = below(&seed, 2);
+    return m;
+}
+/* Numbers of which sums and averages over four ranks are exact, so that no order of adding shows. */
+static float gradient_of(const struct model *m, int rank, int step, int pass, int parameter, size_t i)
+{
+    uint64_t mixed = m->seed + (uint64_t)rank * 1000003 + (uint64_t)step * 5077 + (uint64_t)pass * 331
+        + (uint64_t)parameter * 17 + i;
+    return (float)((int)(random_next(&mixed) % 2001) - 1000) / 64;
+}
+static float first_value(int parameter, size_t i) { return (float)((parameter * 31 + (int)i * 7) % 200 - 100) / 32; }
+static bool brings(const struct model *m, int rank, int step, int pass, int parameter)
+{
+    uint64_t mixed = m->seed * 3 + (uint64_t)(((rank * STEPS + step) * 4 + pass) * MOST_PARAMETERS + parameter);
+    if (!m->leaves_out) return true;
+    if (parameter % 5 == 3 && step == 1) return false;  /* nobody does, in one step */
+    return random_next(&mixed) % 4 != 0;
+}
+
+/* ---- one process does all ---- */
+struct reference { float value[MOST_ELEMENTS], first[MOST_ELEMENTS], second[MOST_ELEMENTS]; int steps; };
+static bool sum_of(const struct model *m, int ranks, int step, int parameter, float *sum)
+{
+    bool any = false;
+    memset(sum, 0, MOST_ELEMENTS * sizeof *sum);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int pass = 0; pass < m->passes; pass++) {
+            if (!brings(m, rank, step, pass, parameter)) continue;
+            any = true;
+            for (size_t i = 0; i < m->parameter[parameter].count; i++)
+                sum[i] += gradient_of(m, rank, step, pass, parameter, i) / (float)ranks;
+        }
+    return any;
+}
+static float step_adam(const tutti_zero_rates *r, bool decoupled, int t, float g, float x, float *m, float *v)
+{
+    if (decoupled) x *= (float)(1 - r->rate * r->decay);
+    else g = fmaf(x, (float)r->decay, g);
+    *m = fmaf((float)(1 - r->beta1), g - *m, *m);
+    float kept = *v * (float)r->beta2, taken = (float)(1 - r->beta2) * g;
+    *v = fmaf(taken, g, kept);
+    float spread = sqrtf(*v) / (float)sqrt(1 - pow(r->beta2, t));
+    spread += (float)r->epsilon;
+    float way = (float)(r->rate / (1 - pow(r->beta1, t))) * *m;
+    way /= spread;
+    return x - way;
+}
+static float step_sgd(const tutti_zero_rates *r, bool moves, int t, float g, float x, float *m)
+{
+    g = fmaf(x, (float)r->decay, g);
+    if (moves) {
+        float kept = *m * (float)r->momentum;
+        g = *m = t == 1 ? g : kept + g;
+    }
+    return fmaf(g, -(float)r->rate, x);
+}
+static void step_reference(const struct model *m, struct reference *all, int ranks, int step, double scale)
+{
+    static _Thread_local float sum[MOST_ELEMENTS];
+    for (int p = 0; p < m->config.parameters; p++) {
+        struct reference *r = &all[p];
+        const tutti_zero_rates *rates = &m->rates[m->parameter[p].group];
+        if (!sum_of(m, ranks, step, p, sum)) continue;
+        r->steps++;
+        for (size_t i = 0; i < m->parameter[p].count; i++) {
+            float g = sum[i] * (float)scale;
+            bool adam = m->config.rule >= TUTTI_ZERO_ADAM, decoupled = m->config.rule == TUTTI_ZERO_ADAMW;
+            r->value[i] = adam
+                ? step_adam(rates, decoupled, r->steps, g, r->value[i], &r->first[i], &r->second[i])
+                : step_sgd(rates, m->config.rule == TUTTI_ZERO_MOMENTUM, r->steps, g, r->value[i], &r->first[i]);
+        }
+    }
+}
+
+/* ---- a rank ---- */
+static void shuffle(uint64_t *seed, int *order, int count)
+{
+    for (int i = 0; i < count; i++) order[i] = i;
+    for (int i = count - 1; i > 0; i--) {
+        int k = below(seed, i + 1), kept = order[i];
+        order[i] = order[k];
+        order[k] = kept;
+    }
+}
+static void uses_all(const struct model *m, tutti_zero *zero, const struct reference *all)
+{
+    for (int u = 0; u < m->config.units; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
+    for (int p = 0; p < m->config.parameters; p++)
+        REQUIRE(memcmp(tutti_zero_parameter_at(zero, p), all[p].value, m->parameter[p].count * sizeof(float)) == 0);
+}
+static void brings_one(const struct model *m, tutti_zero *zero, int rank, int step, int pass, int p)
+{
+    float *at;
+    bool adds;
+    if (!brings(m, rank, step, pass, p)) return;
+    REQUIRE(tutti_zero_gradient(zero, p, (void **)&at, &adds) == TUTTI_OK);
+    for (size_t i = 0; i < m->parameter[p].count; i++) {
+        float g = gradient_of(m, rank, step, pass, p, i);
+        at[i] = adds ? at[i] + g : g;
+    }
+    REQUIRE(tutti_zero_ready(zero, p) == TUTTI_OK);
+}
+/* Each rank in an order of its own, with pauses of its own. */
+static void goes_back(const struct model *m, tutti_zero *zero, struct rank *me, int step, int pass, uint64_t *own)
+{
+    int order[MOST_PARAMETERS];
+    shuffle(own, order, m->config.parameters);
+    REQUIRE(tutti_zero_hold(zero, m->holds && pass < m->passes - 1) == TUTTI_OK);
+    for (int i = 0; i < m->config.parameters; i++) {
+        if (below(own, 8) == 0) sleep_us(below(own, 300));
+        brings_one(m, zero, me->rank, step, pass, order[i]);
+    }
+}
+static double norm_of(const struct model *m, int ranks, int step)
+{
+    static _Thread_local float sum[MOST_ELEMENTS];
+    double squares = 0;
+    for (int p = 0; p < m->config.parameters; p++) {
+        if (!sum_of(m, ranks, step, p, sum)) continue;
+        for (size_t i = 0; i < m->parameter[p].count; i++) squares += (double)sum[i] * (double)sum[i];
+    }
+    return sqrt(squares);
+}
+static void trains(struct rank *me, struct model *m)
+{
+    static _Thread_local struct reference all[MOST_PARAMETERS];
+    tutti_zero *zero;
+    uint64_t own = m->seed * 77 + (uint64_t)me->rank;
+    memset(all, 0, sizeof all);
+    m->config.comm = me->comm;
+    m->config.parameter = m->parameter;
+    m->config.dtype = m->dtype;
+    REQUIRE(tutti_zero_create(&zero, &m->config) == TUTTI_OK);
+    for (int p = 0; p < m->config.parameters; p++)
+        for (size_t i = 0; i < m->parameter[p].count; i++) {
+            all[p].value[i] = first_value(p, i);
+            if (me->rank == 0) ((float *)tutti_zero_parameter_at(zero, p))[i] = all[p].value[i];
+        }
+    REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+    for (int step = 0; step < STEPS; step++) {
+        double norm, scale = step % 2 ? 0.5 : 1;
+        uses_all(m, zero, all);
+        for (int pass = 0; pass < m->passes; pass++) goes_back(m, zero, me, step, pass, &own);
+        if (step == 2) {
+            REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK);
+            REQUIRE(fabs(norm - norm_of(m, me->size, step)) <= 1e-6 * norm);
+        }
+        REQUIRE(tutti_zero_step(zero, m->rates, scale) == TUTTI_OK);
+        step_reference(m, all, me->size, step, scale);
+    }
+    uses_all(m, zero, all);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void trains_models(struct rank *me)
+{
+    const uint64_t *seed = me->context;
+    for (uint64_t turn = 0; turn < TURNS; turn++)
+        for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
+            struct model m = draw(*seed + 101 * turn, home);
+            trains(me, &m);
+        }
+}
+static void test_as_one_process_would(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 4; size *= 2)
+        world_threads(size, NULL, trains_models, &(uint64_t){ 5 + (uint64_t)size });
+}
+static void test_over_hosts(void **state)
+{
+    (void)state;
+    world_threads_on("2", 4, NULL, trains_models, &(uint64_t){ 1009 });
+    world_threads_on("0,1,0,1", 4, NULL, trains_models, &(uint64_t){ 2003 });
+    world_threads_on("4", 4, NULL, trains_models, &(uint64_t){ 3001 });
+}
+
+/* ---- what is refused, and what fails ---- */
+static tutti_zero_parameter two[2] = { { 100, 0, 0 }, { 200, 1, 0 } };
+static const tutti_dtype floats[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
+static tutti_zero_config config_of(struct rank *me, tutti_zero_home home)
+{
+    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
+    c.comm = me->comm;
+    c.parameters = c.units = 2;
+    c.groups = 1;
+    c.parameter = two;
+    c.dtype = floats;
+    c.home = home;
+    c.rule = TUTTI_ZERO_ADAMW;
+    return c;
+}
+static void describes_another_model(struct rank *me)
+{
+    tutti_zero *zero = NULL;
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_REPLICATED);
+    tutti_zero_parameter other[2] = { { 100, 0, 0 }, { 200 + (size_t)(me->rank == 1), 1, 0 } };
+    c.parameter = other;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_MISMATCH && !zero && tutti_last_error_is_refusal());
+    SAYS("parameters must have the same shapes and types");
+    other[1].count = me->rank == 1 ? 0 : 200;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT && !zero);
+    SAYS(me->rank == 1 ? "parameter 1 has no elements" : "its own error says why");
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+}
+static void test_other_models(void **state)
+{
+    (void)state;
+    world_threads(3, NULL, describes_another_model, NULL);
+}
+static void calls_wrongly(struct rank *me)
+{
+    tutti_zero *zero = NULL;
+    void *at;
+    bool adds;
+    double norm;
+    tutti_zero_rates rates = { 0.1, 0, 0.9, 0.9, 0.99, 1e-8 };
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
+    c.struct_size = 8;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
+    SAYS("TUTTI_ZERO_CONFIG_INIT");
+    c = config_of(me, TUTTI_ZERO_HOMES);
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
+    c = config_of(me, TUTTI_ZERO_SHARED);
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
+    REQUIRE(tutti_zero_use(zero, 0) == TUTTI_INVALID_ARGUMENT);
+    SAYS("tutti_zero_begin first");
+    REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+    REQUIRE(tutti_zero_use(zero, 2) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_zero_gradient(zero, -1, &at, &adds) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_INVALID_ARGUMENT);
+    SAYS("nobody asked where to write it");
+    REQUIRE(tutti_zero_step(zero, NULL, 1) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(!tutti_zero_parameter_at(zero, 2));
+    REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK && !adds);
+    memset(at, 0, 400);
+    REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_OK);
+    REQUIRE(tutti_zero_drop(zero) == TUTTI_OK && tutti_zero_drop(zero) == TUTTI_OK);
+    REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK && norm == 0);
+    REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_INVALID_ARGUMENT);
+    SAYS("take the step first");
+    REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK && tutti_zero_destroy(NULL) == TUTTI_OK);
+}
+/* What is dropped leaves no trace, whether it was summed or not. */
+static void drops_gradients(struct rank *me)
+{
+    tutti_zero *zero;
+    float *at, first[100];
+    bool adds;
+    tutti_zero_rates rates = { 0.1, 0, 0.9, 0.9, 0.99, 1e-8 };
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK && tutti_zero_begin(zero) == TUTTI_OK);
+    memcpy(first, tutti_zero_parameter_at(zero, 0), sizeof first);
+    for (int parameter = 1; parameter >= 0; parameter--) {
+        REQUIRE(tutti_zero_gradient(zero, parameter, (void **)&at, &adds) == TUTTI_OK && !adds);
+        for (int i = 0; i < 100; i++) at[i] = 1;
+        REQUIRE(tutti_zero_ready(zero, parameter) == TUTTI_OK && tutti_zero_drop(zero) == TUTTI_OK);
+        REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK && tutti_zero_use(zero, 0) == TUTTI_OK);
+        REQUIRE(memcmp(first, tutti_zero_parameter_at(zero, 0), sizeof first) == 0);
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_gradients_are_dropped(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, drops_gradients, NULL);
+}
+static void test_calls_that_are_refused(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, calls_wrongly, NULL);
+}
+static void has_uneven_hosts(struct rank *me)
+{
+    tutti_zero *zero = NULL;
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_UNSUPPORTED && !zero);
+    SAYS("3 ranks are on 2 hosts, and 2 on the largest");
+    c.home = TUTTI_ZERO_REPLICATED;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_uneven_hosts(void **state)
+{
+    (void)state;
+    world_threads_on("0,0,1", 3, NULL, has_uneven_hosts, NULL);
+}
+/* A rank that has settled and does not step: those that need its slice say so, in time. */
+static tutti_zero *stops_before_it_updates(struct rank *me, bool stops)
+{
+    tutti_zero *zero = NULL;
+    tutti_zero_rates rates = { 0.1, 0, 0.9, 0.9, 0.99, 1e-8 };
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
+    c.timeout_ms = 300;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK && tutti_zero_begin(zero) == TUTTI_OK);
+    REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
+    REQUIRE(tutti_zero_use(zero, 0) == TUTTI_OK && tutti_zero_use(zero, 1) == TUTTI_OK);
+    REQUIRE(tutti_zero_settle(zero) == TUTTI_OK);
+    if (!stops) REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
+    return zero;
+}
+static void waits_in_vain(struct rank *me)
+{
+    tutti_zero *zero = stops_before_it_updates(me, me->rank == 1);
+    if (me->rank == 0) {
+        REQUIRE(tutti_zero_use(zero, 1) == TUTTI_TIMEOUT);
+        SAYS("rank 1 has not updated its slice of unit 1 in 300 ms");
+        REQUIRE(tutti_zero_settle(zero) == TUTTI_TIMEOUT);             /* from now on */
+        SAYS("rank 1 has not updated");
+    }
+    world_meet(me);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_a_rank_that_does_not_update(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, waits_in_vain, NULL);
+}
+#ifndef NO_PROCESSES
+static void waits_for_the_dead(struct rank *me)
+{
+    tutti_zero *zero = stops_before_it_updates(me, me->rank == 1);
+    if (me->rank == 1) kill(getpid(), SIGKILL);
+    REQUIRE(tutti_zero_use(zero, 0) == TUTTI_PEER_LOST);
+    SAYS("rank 1");
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+    _exit(tutti_comm_destroy(me->comm) != TUTTI_OK);
+}
+static void test_a_rank_that_dies(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, 60, waits_for_the_dead, NULL), 1);
+}
+static void test_on_processes(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, 100, trains_models, &(uint64_t){ 41 }), 0);
+}
+#endif
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_as_one_process_would),
+        cmocka_unit_test(test_over_hosts),
+        cmocka_unit_test(test_other_models),
+        cmocka_unit_test(test_gradients_are_dropped),
+        cmocka_unit_test(test_calls_that_are_refused),
+        cmocka_unit_test(test_uneven_hosts),
+        cmocka_unit_test(test_a_rank_that_does_not_update),
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_on_processes),
+        cmocka_unit_test(test_a_rank_that_dies),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

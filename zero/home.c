@@ -1,0 +1,179 @@
+/* SHARED: whoever updates a slice needs to tell its own host no more than the version; a release store does, for the
+   slice was written before it. On several hosts the ranks of equal index gather their slices into the pages of their
+   hosts, and the version follows when they have arrived. REPLICATED: all gather, and each waits for its own gathering.
+
+   When may a slice be overwritten? When no rank reads it any more: its owner has it summed first, which takes the
+   gradients of all ranks, and these come when they have read it last. */
+#include "zero/home.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/pause.h"
+#include "backend/base/status.h"
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, LOOKS = 64 };
+enum { HALF_AN_HOUR_MS = 30 * 60 * 1000 };
+
+/* ---- making it ---- */
+static tutti_status find_place(struct home *h)
+{
+    int largest = 0;
+    h->rank_here = memory_zeroed((size_t)h->partition->ranks, sizeof *h->rank_here);
+    h->lengths = memory_zeroed((size_t)h->partition->ranks, sizeof *h->lengths);
+    h->offsets = memory_zeroed((size_t)h->partition->ranks, sizeof *h->offsets);
+    if (!h->rank_here || !h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for ranks");
+    TRY(tutti_comm_place(h->all, h->partition->rank, &h->host, &h->index));
+    for (int r = 0; r < h->partition->ranks; r++) {
+        int host, index;
+        TRY(tutti_comm_place(h->all, r, &host, &index));
+        if (host == h->host) h->rank_here[h->here++] = r;
+        if (host >= h->hosts) h->hosts = host + 1;
+        if (index >= largest) largest = index + 1;
+    }
+    if (h->kind == TUTTI_ZERO_SHARED && largest * h->hosts != h->partition->ranks)
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "zero: parameters shared by the ranks of a host need as many ranks on each host; here %d ranks are on %d "
+            "hosts, and %d on the largest. Start as many on each, or keep parameters replicated",
+            h->partition->ranks, h->hosts, largest);
+    return TUTTI_OK;
+}
+static tutti_status make_flat(struct home *h, int unit)
+{
+    const struct unit_partition *u = &h->partition->unit[unit];
+    struct house *house = &h->house[unit];
+    size_t bytes = u->count * u->element;
+    house->home = h;
+    if (h->kind == TUTTI_ZERO_SHARED) {
+        house->said = h->versions + (size_t)unit * (size_t)h->here;
+        return tutti_mem_alloc_common(&house->flat, bytes, h->all);
+    }
+    return tutti_mem_alloc(&house->flat, bytes);
+}
+tutti_status home_init(struct home *h, const struct partition *partition, const tutti_zero_config *c, tutti_comm *all,
+    tutti_comm *word)
+{
+    *h = (struct home){ .kind = c->home, .partition = partition, .all = all, .word = word };
+    h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
+    TRY(find_place(h));
+    h->house = memory_zeroed((size_t)partition->units, sizeof *h->house);
+    if (!h->house) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
+    if (h->kind == TUTTI_ZERO_SHARED) {
+        size_t words = (size_t)partition->units * (size_t)h->here;
+        TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
+        if (h->hosts > 1) TRY(tutti_comm_split(all, h->index, h->host, &h->across));
+    }
+    for (int u = 0; u < partition->units; u++) TRY(make_flat(h, u));
+    return TUTTI_OK;
+}
+void home_finish(struct home *h)
+{
+    tutti_comm_destroy(h->across);
+    for (int u = 0; h->house && u < h->partition->units; u++) tutti_mem_free(h->house[u].flat);
+    tutti_mem_free(h->versions);
+    free(h->house);
+    free(h->rank_here);
+    free(h->lengths);
+    free(h->offsets);
+}
+tutti_status home_begin(struct home *h)
+{
+    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->across : h->all;
+    bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || h->index == 0); /* rank 0 is the first of the first host */
+    for (int u = 0; joins && u < h->partition->units; u++)
+        TRY(tutti_broadcast(h->house[u].flat, h->house[u].flat, h->partition->unit[u].count,
+            h->partition->unit[u].dtype, 0, comm, NULL));
+    return tutti_barrier(h->word, NULL);
+}
+void *home_slice(const struct home *h, int unit)
+{
+    const struct unit_partition *u = &h->partition->unit[unit];
+    return (char *)h->house[unit].flat + u->slice * u->element * (size_t)h->partition->rank;
+}
+
+/* ---- telling ---- */
+static void say(struct house *house)
+{
+    atomic_store_explicit(&house->said[house->home->index].steps, house->steps, memory_order_release);
+}
+static void say_gathered(tutti_request *request, void *context)        /* on the thread that has ended it */
+{
+    if (tutti_test(request) == TUTTI_OK) say(context);
+}
+static tutti_status gather_across(struct home *h, struct house *house, const struct unit_partition *u)
+{
+    for (int host = 0; host < h->hosts; host++) h->lengths[host] = u->slice;
+    for (int r = 0; r < h->partition->ranks; r++) {
+        int host, index;
+        TRY(tutti_comm_place(h->all, r, &host, &index));
+        if (index == h->index) h->offsets[host] = u->slice * (size_t)r;
+    }
+    void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
+    house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
+    house->gathering.done = say_gathered;
+    house->gathering.context = house;
+    h->moved_bytes += u->slice * u->element * (size_t)(h->hosts - 1);
+    return tutti_all_gather_v(mine, house->flat, h->lengths, h->offsets, u->dtype, h->across, &house->gathering);
+}
+static tutti_status gather(struct home *h, struct house *house, const struct unit_partition *u)
+{
+    void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
+    house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
+    h->moved_bytes += u->slice * u->element * (size_t)(h->partition->ranks - 1);
+    return tutti_all_gather(mine, house->flat, u->slice, u->dtype, h->all, &house->gathering);
+}
+tutti_status home_publish(struct home *h, int unit, uint64_t steps)
+{
+    struct house *house = &h->house[unit];
+    const struct unit_partition *u = &h->partition->unit[unit];
+    house->steps = steps;
+    if (h->kind == TUTTI_ZERO_SHARED && h->hosts == 1) {
+        say(house);
+        return TUTTI_OK;
+    }
+    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, house, u) : gather(h, house, u));
+    house->gathers = true;
+    return TUTTI_OK;
+}
+
+/* ---- waiting ---- */
+static int find_late(const struct home *h, const struct house *house, uint64_t steps)  /* an index, or -1 */
+{
+    for (int i = 0; i < h->here; i++)
+        if (atomic_load_explicit(&house->said[i].steps, memory_order_acquire) < steps) return i;
+    return -1;
+}
+static void pause_for(int n)
+{
+    if (n < PAUSES) pause_briefly();
+    else if (n < YIELDS) sched_yield();
+    else nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
+{
+    int64_t deadline_ms = clock_deadline(h->timeout_ms);
+    for (int n = 0, late; (late = find_late(h, &h->house[unit], steps)) >= 0; n++) {
+        pause_for(n);
+        if (n % LOOKS) continue;
+        TRY(tutti_comm_get_async_error(h->word));
+        if (h->across) TRY(tutti_comm_get_async_error(h->across));
+        if (clock_ms() > deadline_ms)
+            return status_fail(TUTTI_TIMEOUT,
+                "zero: rank %d has not updated its slice of unit %d in %lld ms; is it stopped?", h->rank_here[late],
+                unit, (long long)h->timeout_ms);
+    }
+    return TUTTI_OK;
+}
+tutti_status home_await(struct home *h, int unit, uint64_t steps)
+{
+    struct house *house = &h->house[unit];
+    bool shared = h->kind == TUTTI_ZERO_SHARED;
+    if (!house->gathers && (!shared || find_late(h, house, steps) < 0)) return TUTTI_OK;
+    int64_t began_ns = clock_ns();
+    if (house->gathers) TRY(tutti_wait(&house->gathering, 0));
+    house->gathers = false;
+    tutti_status status = shared ? await_versions(h, unit, steps) : TUTTI_OK;
+    h->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    return status;
+}

@@ -1,0 +1,37 @@
+/* Where the units' flat arrays live, and how an updated slice reaches all who read it. A unit's version is the number
+ * of steps that have updated it: each rank says so of its slice, in a word that the ranks of its host see. */
+#pragma once
+#include "zero/partition.h"
+#include <stdatomic.h>
+
+struct version { _Alignas(64) _Atomic uint64_t steps; };
+struct house {                                          /* of one unit */
+    void *flat;                                         /* the whole array */
+    struct version *said;                               /* [ranks of this host], of SHARED */
+    struct home *home;
+    tutti_request gathering;                            /* of what others have updated */
+    uint64_t steps;                                     /* this rank has published */
+    bool gathers;                                       /* `gathering` has been started */
+};
+struct home {
+    tutti_zero_home kind;
+    const struct partition *partition;
+    int64_t timeout_ms;
+    tutti_comm *all, *word;                             /* for slices; for small words, and this host's failures */
+    tutti_comm *across;                                 /* SHARED on several hosts: the ranks of my index */
+    int host, index, hosts, here;                       /* my place; how many hosts, and ranks on mine */
+    int *rank_here;                                     /* [here] */
+    size_t *lengths, *offsets;                           /* [hosts]: what `across` gathers */
+    struct version *versions;                           /* [units][here] */
+    struct house *house;                                /* [units] */
+    uint64_t waited_ns, moved_bytes;
+};
+/* Collective. `all` and `word` stay the caller's. home_finish is due in every case. */
+tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
+    tutti_comm *all, tutti_comm *word);
+void home_finish(struct home *home);
+tutti_status home_begin(struct home *home);             /* collective: all have what rank 0 has */
+/* This rank's slice is as `steps` steps have left it. Collective where bytes move: units in the same order on all. */
+tutti_status home_publish(struct home *home, int unit, uint64_t steps);
+tutti_status home_await(struct home *home, int unit, uint64_t steps);  /* until all slices are */
+void *home_slice(const struct home *home, int unit);    /* this rank's */

@@ -1,0 +1,124 @@
+/* Parameters begin at multiples of 64 bytes, as vectors like them, and slices are whole pages, so that each can lie
+   near its rank, and two ranks never write to one cache line. */
+#include "zero/partition.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+
+enum { LINE_BYTES = 64, SLICE_BYTES = 4096 };
+
+/* ---- checks ---- */
+static tutti_status check_parameter(const tutti_zero_config *c, int i)
+{
+    const tutti_zero_parameter *p = &c->parameter[i];
+    int least = i ? c->parameter[i - 1].unit : 0;
+    if (!p->count) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d has no elements", i);
+    if (p->unit < least || p->unit >= c->units)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: parameter %d is of unit %d; parameters come in the order of their units, of which there are %d", i,
+            p->unit, c->units);
+    if (p->group < 0 || p->group >= c->groups)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is of group %d, of which there are %d", i,
+            p->group, c->groups);
+    return TUTTI_OK;
+}
+static tutti_status check(const tutti_zero_config *c)
+{
+    if (c->parameters < 1 || c->units < 1 || c->groups < 1 || !c->parameter || !c->dtype)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: a model has at least one parameter, one unit and one group; these are %d, %d and %d", c->parameters,
+            c->units, c->groups);
+    for (int i = 0; i < c->parameters; i++) TRY(check_parameter(c, i));
+    for (int u = 0; u < c->units; u++)
+        if (c->dtype[u] != TUTTI_FLOAT32 && c->dtype[u] != TUTTI_BFLOAT16)
+            return status_refuse(TUTTI_INVALID_ARGUMENT,
+                "zero: unit %d has elements of type %s; float32 and bfloat16 can be", u,
+                tutti_dtype_name(c->dtype[u]) ? tutti_dtype_name(c->dtype[u]) : "no known");
+    return TUTTI_OK;
+}
+
+/* ---- cutting ---- */
+static tutti_status too_large(int unit)
+{
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d has more bytes than there are addresses", unit);
+}
+/* Parameters of a unit, from *next on. */
+static tutti_status cut_unit(struct partition *partition, const tutti_zero_config *c, int number, int *next)
+{
+    struct unit_partition *u = &partition->unit[number];
+    size_t end = 0, line, slices = SLICE_BYTES * (size_t)partition->ranks, bytes;
+    *u = (struct unit_partition){ .dtype = c->dtype[number], .first_parameter = *next };
+    u->element = tutti_dtype_bytes(u->dtype);
+    line = LINE_BYTES / u->element;
+    for (; *next < c->parameters && c->parameter[*next].unit == number; ++*next) {
+        const tutti_zero_parameter *p = &c->parameter[*next];
+        partition->parameter[*next] = (struct place_of_parameter){ p->count, end, number, p->group };
+        if (p->count > PTRDIFF_MAX || !size_add(end, size_round_up(p->count, line), &end)) return too_large(number);
+        u->parameters++;
+    }
+    if (!size_multiply(end, u->element, &bytes) || bytes > PTRDIFF_MAX - slices) return too_large(number);
+    u->count = size_round_up(bytes ? bytes : 1, slices) / u->element;  /* a unit without parameters has pages, too */
+    u->slice = u->count / (size_t)partition->ranks;
+    return TUTTI_OK;
+}
+struct piece partition_piece(const struct partition *partition, int parameter, int rank)
+{
+    const struct place_of_parameter *p = &partition->parameter[parameter];
+    size_t slice = partition->unit[p->unit].slice, begin = slice * (size_t)rank, end = begin + slice;
+    size_t from = size_larger(p->offset, begin), to = size_smaller(p->offset + p->count, end);
+    if (from >= to) return (struct piece){ .parameter = parameter };
+    return (struct piece){ parameter, from - p->offset, from - begin, to - from };
+}
+static void find_pieces(struct partition *partition)
+{
+    int next = 0;
+    for (int n = 0; n < partition->units; n++) {
+        struct unit_partition *u = &partition->unit[n];
+        u->first_piece = next;
+        for (int i = 0; i < u->parameters; i++) {
+            struct piece piece = partition_piece(partition, u->first_parameter + i, partition->rank);
+            if (piece.count) partition->piece[next++] = piece;
+        }
+        u->pieces = next - u->first_piece;
+    }
+}
+tutti_status partition_init(struct partition *partition, const tutti_zero_config *c, int rank, int ranks)
+{
+    int next = 0;
+    *partition = (struct partition){ .rank = rank, .ranks = ranks };
+    TRY(check(c));
+    partition->parameters = c->parameters;
+    partition->units = c->units;
+    partition->groups = c->groups;
+    partition->parameter = memory_zeroed((size_t)c->parameters, sizeof *partition->parameter);
+    partition->unit = memory_zeroed((size_t)c->units, sizeof *partition->unit);
+    partition->piece = memory_zeroed((size_t)c->parameters, sizeof *partition->piece);
+    if (!partition->parameter || !partition->unit || !partition->piece)
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory to partition %d parameters", c->parameters);
+    for (int n = 0; n < c->units; n++) TRY(cut_unit(partition, c, n, &next));
+    find_pieces(partition);
+    return TUTTI_OK;
+}
+void partition_finish(struct partition *partition)
+{
+    free(partition->parameter);
+    free(partition->unit);
+    free(partition->piece);
+}
+
+/* ---- comparing ---- */
+static uint64_t mix(uint64_t digest, uint64_t number)
+{
+    digest = (digest ^ number) * UINT64_C(0x9e3779b97f4a7c15);
+    return digest ^ digest >> 29;
+}
+uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *c)
+{
+    uint64_t digest = mix(mix(mix(0, (uint64_t)partition->parameters), (uint64_t)c->home), (uint64_t)c->rule);
+    for (int i = 0; i < partition->parameters; i++) {
+        const struct place_of_parameter *p = &partition->parameter[i];
+        digest = mix(mix(mix(mix(digest, p->count), p->offset), (uint64_t)p->unit), (uint64_t)p->group);
+    }
+    for (int n = 0; n < partition->units; n++) digest = mix(digest, (uint64_t)partition->unit[n].dtype);
+    return digest;
+}

@@ -1,0 +1,26 @@
+/* What a model is cut into: constant, the same on all ranks but for the pieces, which are this rank's. */
+#pragma once
+#include "zero/zero.h"
+
+struct place_of_parameter { size_t count, offset; int unit, group; };  /* offset: in its unit, in elements */
+struct piece { int parameter; size_t at, from, count; }; /* of a parameter, from element `at`; `from`: in the slice */
+struct unit_partition {
+    tutti_dtype dtype;
+    size_t element;                                     /* bytes of one */
+    size_t slice, count;                                /* elements of one rank, and of all, with padding */
+    int first_parameter, parameters;
+    int first_piece, pieces;                            /* of this rank */
+};
+struct partition {
+    int rank, ranks, parameters, units, groups;
+    struct place_of_parameter *parameter;               /* [parameters] */
+    struct unit_partition *unit;                             /* [units] */
+    struct piece *piece;                                /* [parameters] at most */
+};
+/* INVALID_ARGUMENT, NO_MEMORY. partition_finish is due in every case. */
+tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks);
+void partition_finish(struct partition *partition);
+/* What of a parameter lies in the slice of a rank. */
+struct piece partition_piece(const struct partition *partition, int parameter, int rank);
+/* Equal partitions have equal ones. */
+uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -1,0 +1,257 @@
+/* One thread calls; sums run beside it. A unit's sum is started when its gradients are complete and all units before it
+   in the order have been started, so all ranks start the same sums in the same order. */
+#include "zero/reduce.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "kernels/reduce.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { USUAL_BUFFERS = 2 };
+
+static size_t bytes_of(const struct reducer *r, int unit)
+{
+    return r->partition->unit[unit].count * r->partition->unit[unit].element;
+}
+static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r, unit) / (size_t)r->partition->ranks; }
+
+/* ---- buffers ---- */
+static struct buffer *find_spare(struct reducer *r, size_t bytes, int *made)
+{
+    for (struct buffer **link = &r->spare; *link; link = &(*link)->next) {
+        struct buffer *b = *link;
+        if (b->bytes != bytes) continue;
+        *link = b->next;
+        return b;
+    }
+    *made = 0;
+    for (int u = 0; u < r->partition->units; u++)
+        if (r->unit[u].buffer && r->unit[u].buffer->bytes == bytes) ++*made;
+    return NULL;
+}
+static tutti_status make_buffer(struct reducer *r, size_t bytes, struct buffer **out)
+{
+    struct buffer *b = memory_zeroed(1, sizeof *b);
+    if (!b) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for a buffer of gradients");
+    b->bytes = bytes;
+    tutti_status status = tutti_mem_alloc(&b->memory, bytes);
+    if (status != TUTTI_OK) {
+        free(b);
+        return status;
+    }
+    r->gradient_bytes += bytes;
+    *out = b;
+    return TUTTI_OK;
+}
+static void free_buffer(struct buffer *b)
+{
+    if (b) tutti_mem_free(b->memory);
+    free(b);
+}
+
+/* ---- sums ---- */
+static void add_round(struct reducer *r, int unit)
+{
+    const struct unit_partition *u = &r->partition->unit[unit];
+    struct gathering_sum *g = &r->unit[unit];
+    const void *from[2] = { g->sum, g->more };
+    if (g->rounds++ == 0) return;
+    reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
+}
+static tutti_status land_oldest(struct reducer *r)
+{
+    int unit = r->flying[r->oldest];
+    struct gathering_sum *g = &r->unit[unit];
+    const struct unit_partition *u = &r->partition->unit[unit];
+    int64_t began_ns = clock_ns();
+    TRY(tutti_wait(&g->request, 0));
+    r->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    r->oldest = (r->oldest + 1) % r->partition->units;
+    r->flies--;
+    add_round(r, unit);
+    g->buffer->next = r->spare;
+    r->spare = g->buffer;
+    g->buffer = NULL;
+    g->ready = 0;
+    g->complete = g->flies = false;
+    memset(r->presence + u->first_parameter, ABSENT, (size_t)u->parameters);
+    return TUTTI_OK;
+}
+static tutti_status take_buffer(struct reducer *r, int unit)
+{
+    size_t bytes = bytes_of(r, unit);
+    struct buffer **out = &r->unit[unit].buffer;
+    for (int made; !*out;) {
+        *out = find_spare(r, bytes, &made);
+        if (!*out && (made < r->buffers || !r->flies)) TRY(make_buffer(r, bytes, out));
+        if (!*out) TRY(land_oldest(r));
+    }
+    return TUTTI_OK;
+}
+static tutti_status place_of_sum(struct reducer *r, int unit, void **out)
+{
+    struct gathering_sum *g = &r->unit[unit];
+    void **place = g->rounds ? &g->more : &g->sum;
+    if (!*place) {
+        TRY(tutti_mem_alloc(place, slice_bytes(r, unit)));
+        r->gradient_bytes += slice_bytes(r, unit);
+    }
+    *out = *place;
+    return TUTTI_OK;
+}
+/* DistributedDataParallel has the same bits: it multiplies by 1 / ranks, then sums. */
+static tutti_status start_sum(struct reducer *r, int unit)
+{
+    const struct unit_partition *u = &r->partition->unit[unit];
+    struct gathering_sum *g = &r->unit[unit];
+    void *into;
+    TRY(place_of_sum(r, unit, &into));
+    g->request = (tutti_request)TUTTI_REQUEST_INIT;
+    g->request.factor = 1.0 / r->partition->ranks;
+    TRY(tutti_reduce_scatter(g->buffer->memory, into, u->slice, u->dtype, TUTTI_PREMUL_SUM, r->all, &g->request));
+    g->flies = true;
+    g->started++;
+    r->flying[(r->oldest + r->flies++) % r->partition->units] = unit;
+    r->begun++;
+    r->sum_bytes += bytes_of(r, unit);
+    return TUTTI_OK;
+}
+static int whose_turn(const struct reducer *r) { return r->order.turn[r->begun % r->partition->units]; }
+static tutti_status start_complete(struct reducer *r)
+{
+    while (r->begun < r->partition->units && r->unit[whose_turn(r)].complete) TRY(start_sum(r, whose_turn(r)));
+    return TUTTI_OK;
+}
+
+/* ---- gradients come ---- */
+static tutti_status await_landing(struct reducer *r, int unit)
+{
+    while (r->unit[unit].flies) TRY(land_oldest(r));
+    return TUTTI_OK;
+}
+tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool *adds)
+{
+    const struct place_of_parameter *p = &r->partition->parameter[parameter];
+    if (r->settled)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: the gradients of this step have been averaged, and parameter %d has another: take the step first",
+            parameter);
+    TRY(await_landing(r, p->unit));
+    TRY(take_buffer(r, p->unit));
+    *out = (char *)r->unit[p->unit].buffer->memory + p->offset * r->partition->unit[p->unit].element;
+    *adds = r->presence[parameter] != ABSENT;
+    return TUTTI_OK;
+}
+tutti_status reducer_ready(struct reducer *r, int parameter)
+{
+    int unit = r->partition->parameter[parameter].unit;
+    struct gathering_sum *g = &r->unit[unit];
+    if (!g->buffer || g->flies)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is ready, but nobody asked where to write it",
+            parameter);
+    r->used[parameter] = 1;
+    bool before = r->presence[parameter] == READY;
+    if (!before) r->presence[parameter] = r->held ? HELD : READY;
+    if (before || r->held || g->started || ++g->ready < r->partition->unit[unit].parameters) return TUTTI_OK;
+    g->complete = true;
+    order_note(&r->order, unit);
+    if (unit != whose_turn(r)) r->late_units++;
+    return start_complete(r);
+}
+
+/* ---- the step ends ---- */
+static tutti_status fill_absent(struct reducer *r, int unit)
+{
+    const struct unit_partition *u = &r->partition->unit[unit];
+    TRY(take_buffer(r, unit));
+    for (int i = u->first_parameter; i < u->first_parameter + u->parameters; i++) {
+        const struct place_of_parameter *p = &r->partition->parameter[i];
+        char *at = (char *)r->unit[unit].buffer->memory + p->offset * u->element;
+        if (r->presence[i] == ABSENT) memset(at, 0, p->count * u->element);
+    }
+    return TUTTI_OK;
+}
+static bool has_gradients(const struct reducer *r)
+{
+    for (int u = 0; u < r->partition->units; u++)
+        if (r->unit[u].buffer) return true;
+    return false;
+}
+static tutti_status finish_round(struct reducer *r, int round)
+{
+    while (r->begun < round * r->partition->units) {
+        int unit = whose_turn(r);
+        if (!r->unit[unit].complete) TRY(fill_absent(r, unit));
+        TRY(start_sum(r, unit));
+    }
+    while (r->flies) TRY(land_oldest(r));
+    return TUTTI_OK;
+}
+tutti_status reducer_settle(struct reducer *r)
+{
+    uint8_t *again = &r->used[r->partition->parameters];
+    if (r->settled) return TUTTI_OK;
+    TRY(finish_round(r, 1));
+    *again = has_gradients(r);
+    TRY(tutti_all_reduce(r->used, r->used, (size_t)r->partition->parameters + 1, TUTTI_UINT8, TUTTI_MAX, r->word,
+        NULL));
+    if (*again) TRY(finish_round(r, 2));
+    r->settled = true;
+    return TUTTI_OK;
+}
+/* What rank 0 has seen in the first step is the order from then on. */
+static tutti_status learn(struct reducer *r)
+{
+    order_learned(&r->order);
+    return tutti_broadcast(r->order.turn, r->order.turn, (size_t)r->partition->units, TUTTI_INT32, 0, r->word, NULL);
+}
+tutti_status reducer_next(struct reducer *r)
+{
+    for (int u = 0; u < r->partition->units; u++) r->unit[u].started = r->unit[u].rounds = 0;
+    memset(r->used, 0, (size_t)r->partition->parameters + 1);
+    r->begun = 0;
+    r->settled = false;
+    return r->order.learns ? learn(r) : TUTTI_OK;
+}
+tutti_status reducer_drop(struct reducer *r)
+{
+    bool any = false;
+    for (int i = 0; i < r->partition->parameters; i++) any |= r->used[i];
+    if (!any) return TUTTI_OK;
+    TRY(reducer_settle(r));
+    return reducer_next(r);
+}
+
+/* ---- lifetime ---- */
+tutti_status reducer_init(struct reducer *r, const struct partition *partition, int buffers, tutti_comm *all,
+    tutti_comm *word)
+{
+    *r = (struct reducer){
+        .partition = partition, .all = all, .word = word, .buffers = buffers ? buffers : USUAL_BUFFERS
+    };
+    r->unit = memory_zeroed((size_t)partition->units, sizeof *r->unit);
+    r->flying = memory_zeroed((size_t)partition->units, sizeof *r->flying);
+    r->presence = memory_zeroed((size_t)partition->parameters, 1);
+    r->used = memory_zeroed((size_t)partition->parameters + 1, 1);
+    bool fine = order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->used;
+    return fine ? TUTTI_OK
+                : status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
+}
+void reducer_finish(struct reducer *r)
+{
+    for (int u = 0; r->unit && u < r->partition->units; u++) {
+        free_buffer(r->unit[u].buffer);
+        tutti_mem_free(r->unit[u].sum);
+        tutti_mem_free(r->unit[u].more);
+    }
+    for (struct buffer *b = r->spare, *next; b; b = next) {
+        next = b->next;
+        free_buffer(b);
+    }
+    order_finish(&r->order);
+    free(r->unit);
+    free(r->flying);
+    free(r->presence);
+    free(r->used);
+}

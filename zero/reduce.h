@@ -1,0 +1,46 @@
+/* Gradients, from the buffer in which they are written to the sum of each slice on its rank.
+ *
+ * In each step all units are summed once, as their gradients appear; zeros stand for what has not come when the step
+ * ends. Gradients that come for a unit which has been summed already (another backward pass, not held before) stay in
+ * its buffer until the step ends, and all units are summed once more.
+ *
+ * No rank waits for ever: a rank in a backward pass waits only for first sums that it has started itself. These are the
+ * first ones in the order, and of several such ranks, others have started the earliest awaited as well, or will when
+ * their step ends, which takes no word of this one. */
+#pragma once
+#include "zero/order.h"
+#include "zero/partition.h"
+
+enum presence { ABSENT, HELD, READY };                  /* of a parameter's gradient in its unit's buffer */
+struct buffer { void *memory; size_t bytes; struct buffer *next; };
+struct gathering_sum {                                  /* of one unit */
+    struct buffer *buffer;                              /* its gradients; NULL: none have come in this round */
+    void *sum, *more;                                   /* of this rank's slice: of the step, and of a later round */
+    int ready;                                          /* parameters that are READY */
+    bool complete, flies;                               /* all are; they are being summed */
+    int started, rounds;                                /* its sums of this step; those that are in `sum` */
+    tutti_request request;
+};
+struct reducer {
+    const struct partition *partition;
+    tutti_comm *all, *word;
+    struct gathering_sum *unit;                         /* [units] */
+    uint8_t *presence, *used;                           /* [parameters]; used: in this step, here, then anywhere, and
+                                                           one more, whether there is a second round */
+    struct order order;
+    int begun;                                          /* sums started in this step */
+    int *flying, flies, oldest;                         /* [units] a ring of those on their way */
+    struct buffer *spare;
+    int buffers;                                        /* of one length */
+    bool held, settled;
+    uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;
+};
+/* `all` and `word` stay the caller's. reducer_finish is due in every case, after their destruction. */
+tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, int buffers, tutti_comm *all,
+    tutti_comm *word);
+void reducer_finish(struct reducer *reducer);
+tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
+tutti_status reducer_ready(struct reducer *reducer, int parameter);
+tutti_status reducer_settle(struct reducer *reducer);   /* collective */
+tutti_status reducer_next(struct reducer *reducer);     /* collective: the next step begins */
+tutti_status reducer_drop(struct reducer *reducer);   /* collective, if there is any gradient */

@@ -1,0 +1,270 @@
+/* The calls: their checks, and what each asks of the parts. A call that fails once a tutti_zero has begun to talk to
+   other ranks ends it: what they think has happened is not known any more. */
+#include "zero/zero.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "zero/home.h"
+#include "zero/reduce.h"
+#include "zero/update.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct tutti_zero {
+    struct partition partition;
+    struct home home;
+    struct reducer reducer;
+    struct optimizer optimizer;
+    tutti_comm *all, *word;                             /* for what is large; for what is waited for at once */
+    uint64_t steps;                                     /* taken */
+    bool begun;
+    tutti_status failure;
+    char why[STATUS_DETAIL_BYTES];
+};
+
+/* ---- checks ---- */
+static tutti_status keep(tutti_zero *z, tutti_status status)
+{
+    if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
+    z->failure = status;
+    snprintf(z->why, sizeof z->why, "%s", status_detail());
+    return status;
+}
+static tutti_status check(const tutti_zero *z)
+{
+    if (!z) return status_refuse(TUTTI_INVALID_ARGUMENT, "the tutti_zero is NULL");
+    if (z->failure) return status_repeat(z->failure, z->why);
+    if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
+    return TUTTI_OK;
+}
+static tutti_status check_parameter(const tutti_zero *z, int parameter)
+{
+    TRY(check(z));
+    if (parameter >= 0 && parameter < z->partition.parameters) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no parameter %d; there are %d", parameter,
+        z->partition.parameters);
+}
+static tutti_status check_config(const tutti_zero_config *c)
+{
+    if (c->struct_size != sizeof *c)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_zero_config.struct_size is %zu, and this library knows %zu: begin with TUTTI_ZERO_CONFIG_INIT",
+            c->struct_size, sizeof *c);
+    if (!c->comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
+    if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: home %d, rule %d or %d buffers cannot be", (int)c->home,
+            (int)c->rule, c->buffers);
+    return TUTTI_OK;
+}
+
+/* ---- lifetime ---- */
+/* All ranks have the same partition, or all refuse it. */
+static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tutti_status mine)
+{
+    char why[STATUS_DETAIL_BYTES] = "";
+    if (mine != TUTTI_OK) snprintf(why, sizeof why, "%s", status_detail());
+    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) : 0;
+    uint64_t range[3] = { digest, ~digest, mine != TUTTI_OK };
+    TRY(tutti_all_reduce(range, range, 3, TUTTI_UINT64, TUTTI_MAX, c->comm, NULL));
+    if (mine != TUTTI_OK) return status_repeat_refusal(mine, why);
+    if (range[2])
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: another rank's model was refused; its own error says why");
+    if (range[0] == ~range[1]) return TUTTI_OK;
+    return status_refuse(TUTTI_MISMATCH,
+        "zero: rank %d has another model than some other rank: parameters must have the same shapes and types, and be "
+        "in the same units and groups, and the home and the optimizer be the same, on all ranks",
+        z->partition.rank);
+}
+static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
+{
+    tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
+    TRY(compare(z, c, mine));
+    TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->all));
+    TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
+    TRY(home_init(&z->home, &z->partition, c, z->all, z->word));
+    TRY(reducer_init(&z->reducer, &z->partition, c->buffers, z->all, z->word));
+    return optimizer_init(&z->optimizer, &z->partition, c->rule);
+}
+tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
+{
+    if (!out || !c) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_create needs a place, and a config");
+    *out = NULL;
+    TRY(check_config(c));
+    tutti_zero *z = memory_aligned(sizeof *z);
+    if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
+    tutti_status status = create(z, c);
+    if (status == TUTTI_OK) {
+        *out = z;
+        return status;
+    }
+    char why[STATUS_DETAIL_BYTES];
+    bool refusal = status_is_refusal();
+    snprintf(why, sizeof why, "%s", status_detail());
+    tutti_zero_destroy(z);
+    return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
+}
+tutti_status tutti_zero_destroy(tutti_zero *z)
+{
+    if (!z) return TUTTI_OK;
+    tutti_comm_destroy(z->all);                         /* first: nothing runs any more on the memory below */
+    tutti_comm_destroy(z->word);
+    if (z->home.partition) home_finish(&z->home);
+    if (z->reducer.partition) reducer_finish(&z->reducer);
+    if (z->optimizer.partition) optimizer_finish(&z->optimizer);
+    partition_finish(&z->partition);
+    free(z);
+    return TUTTI_OK;
+}
+void *tutti_zero_parameter_at(const tutti_zero *z, int parameter)
+{
+    if (!z || parameter < 0 || parameter >= z->partition.parameters) return NULL;
+    const struct place_of_parameter *p = &z->partition.parameter[parameter];
+    return (char *)z->home.house[p->unit].flat + p->offset * z->partition.unit[p->unit].element;
+}
+static tutti_status begin(tutti_zero *z)
+{
+    TRY(home_begin(&z->home));
+    for (int u = 0; u < z->partition.units; u++) TRY(optimizer_begin(&z->optimizer, u, home_slice(&z->home, u)));
+    return tutti_barrier(z->word, NULL);                /* nobody writes before all have read */
+}
+tutti_status tutti_zero_begin(tutti_zero *z)
+{
+    if (!z) return check(z);
+    if (z->failure) return status_repeat(z->failure, z->why);
+    z->begun = true;
+    return keep(z, begin(z));
+}
+
+/* ---- what happens ---- */
+tutti_status tutti_zero_use(tutti_zero *z, int unit)
+{
+    TRY(check(z));
+    if (unit < 0 || unit >= z->partition.units)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no unit %d; there are %d", unit,
+            z->partition.units);
+    return keep(z, home_await(&z->home, unit, z->steps));
+}
+tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
+{
+    TRY(check_parameter(z, parameter));
+    return keep(z, reducer_gradient(&z->reducer, parameter, out, adds));
+}
+tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
+{
+    TRY(check_parameter(z, parameter));
+    return keep(z, reducer_ready(&z->reducer, parameter));
+}
+tutti_status tutti_zero_hold(tutti_zero *z, bool held)
+{
+    TRY(check(z));
+    z->reducer.held = held;
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_settle(tutti_zero *z)
+{
+    TRY(check(z));
+    return keep(z, reducer_settle(&z->reducer));
+}
+static tutti_status norm(tutti_zero *z, double *out)
+{
+    double sum = 0;
+    TRY(reducer_settle(&z->reducer));
+    for (int u = 0; u < z->partition.units; u++)
+        if (z->reducer.unit[u].rounds) sum += optimizer_squares(&z->optimizer, u, z->reducer.unit[u].sum);
+    TRY(tutti_all_reduce(&sum, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, z->word, NULL));
+    *out = sqrt(sum);
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_norm(tutti_zero *z, double *out)
+{
+    TRY(check(z));
+    return keep(z, norm(z, out));
+}
+/* rates NULL: the caller has updated the pieces. In the order of the sums, the same on all ranks. */
+static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
+{
+    struct reducer *r = &z->reducer;
+    TRY(reducer_settle(r));
+    for (int i = 0; i < z->partition.units; i++) {
+        int u = r->order.turn[i];
+        TRY(home_await(&z->home, u, z->steps));         /* of a unit that nobody has used since the last step */
+        if (!rates) optimizer_copy(&z->optimizer, u);
+        else if (r->unit[u].rounds) optimizer_update(&z->optimizer, u, r->unit[u].sum, r->used, rates, scale);
+        TRY(home_publish(&z->home, u, z->steps + 1));
+    }
+    z->steps++;
+    return reducer_next(r);
+}
+tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
+{
+    TRY(check(z));
+    if (!rates || z->optimizer.rule == TUTTI_ZERO_NONE)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: a step needs a rule and rates; without a rule, update the pieces and call tutti_zero_publish");
+    return keep(z, take_step(z, rates, scale));
+}
+tutti_status tutti_zero_publish(tutti_zero *z)
+{
+    TRY(check(z));
+    return keep(z, take_step(z, NULL, 1));
+}
+tutti_status tutti_zero_drop(tutti_zero *z)
+{
+    TRY(check(z));
+    return keep(z, reducer_drop(&z->reducer));
+}
+
+/* ---- what a rank keeps ---- */
+tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_t *at, size_t *count)
+{
+    TRY(check_parameter(z, parameter));
+    if (rank < 0 || rank >= z->partition.ranks)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no rank %d; there are %d", rank,
+            z->partition.ranks);
+    struct piece piece = partition_piece(&z->partition, parameter, rank);
+    *at = piece.at;
+    *count = piece.count;
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero_piece *out)
+{
+    TRY(check_parameter(z, parameter));
+    struct piece piece = partition_piece(&z->partition, parameter, z->partition.rank);
+    int unit = z->partition.parameter[parameter].unit;
+    const struct state *s = &z->optimizer.state[unit];
+    const struct gathering_sum *g = &z->reducer.unit[unit];
+    size_t element = z->partition.unit[unit].element;
+    *out = (tutti_zero_piece){ .at = piece.at, .count = piece.count, .steps = z->optimizer.steps[parameter] };
+    out->used = z->reducer.used[parameter];
+    if (!piece.count) return TUTTI_OK;
+    out->value = s->value + piece.from;
+    out->first = s->first ? s->first + piece.from : NULL;
+    out->second = s->second ? s->second + piece.from : NULL;
+    out->gradient = g->sum && g->rounds ? (char *)g->sum + piece.from * element : NULL;
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_set_steps(tutti_zero *z, int parameter, uint64_t steps)
+{
+    TRY(check_parameter(z, parameter));
+    z->optimizer.steps[parameter] = steps;
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
+{
+    TRY(check(z));
+    if (!out || out->struct_size != sizeof *out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
+    *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps };
+    out->waited_use_ns = z->home.waited_ns;
+    out->waited_sums_ns = z->reducer.waited_ns;
+    out->late_units = z->reducer.late_units;
+    out->sum_bytes = z->reducer.sum_bytes;
+    out->moved_bytes = z->home.moved_bytes;
+    out->gradient_bytes = z->reducer.gradient_bytes;
+    out->state_bytes = z->optimizer.state_bytes;
+    for (int u = 0; u < z->partition.units; u++) {
+        uint64_t bytes = z->partition.unit[u].count * z->partition.unit[u].element;
+        out->parameter_bytes += z->home.kind == TUTTI_ZERO_SHARED ? bytes / (uint64_t)z->home.here : bytes;
+    }
+    return TUTTI_OK;
+}

@@ -1,0 +1,118 @@
+/* zero: who keeps which part of a model's training, and when its parts travel.
+ *
+ * A model is a list of *units* (its layers, say), each with parameters of one element type that lie one behind another
+ * in the unit's *flat* array. The array is cut into one *slice* for each rank: the gradients of a slice are summed to
+ * its rank, which keeps the optimizer's moments of that slice alone, updates it, and tells the others. Where the arrays
+ * live is the unit's *home*:
+ *     SHARED       once on each host, in pages that all its ranks map. Whoever updates its slice has updated it for all
+ *                  of its host; only between hosts do bytes move. (ZeRO stage 3 without its gathers.)
+ *     REPLICATED   whole on each rank; updated slices are gathered by all (stages 1 and 2).
+ *
+ * The training loop tells what happens, in this order in each step: `use` before a unit computes, `gradient` and
+ * `ready` for each parameter as gradients appear, `step` at the end, and all else follows: a unit's gradients are
+ * summed while others are still computed, and a unit is used when it is up to date. Units are summed in an order that
+ * all ranks have agreed on: first the reverse of their numbers, from the second step on the order in which the first
+ * one had them ready on rank 0. Gradients that come in another order are right as well, and wait.
+ *
+ * Errors are as in tutti.h. What is refused there, is here; any other error ends the tutti_zero: all that is left is
+ * to destroy it. A rank that dies leaves its slice half updated: go on from a checkpoint.
+ *
+ * Threads: one at a time. The memory of flat arrays belongs to the tutti_zero. */
+#pragma once
+#include "c_api/tutti.h"
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+typedef struct tutti_zero tutti_zero;
+typedef enum tutti_zero_home { TUTTI_ZERO_SHARED, TUTTI_ZERO_REPLICATED, TUTTI_ZERO_HOMES } tutti_zero_home;
+/* What `step` does to a slice. MOMENTUM is SGD with momentum, without dampening. NONE: the caller updates the pieces
+   between tutti_zero_settle and tutti_zero_publish. */
+typedef enum tutti_zero_rule {
+    TUTTI_ZERO_NONE,
+    TUTTI_ZERO_SGD,
+    TUTTI_ZERO_MOMENTUM,
+    TUTTI_ZERO_ADAM,
+    TUTTI_ZERO_ADAMW,
+    TUTTI_ZERO_RULES
+} tutti_zero_rule;
+
+typedef struct tutti_zero_parameter {
+    size_t count;                                       /* elements, at least 1 */
+    int unit;                                           /* not less than that of the parameter before */
+    int group;                                          /* of hyperparameters, from 0 */
+} tutti_zero_parameter;
+typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO_CONFIG_INIT */
+    size_t struct_size;                                 /* sizeof(tutti_zero_config) */
+    tutti_comm *comm;                                   /* of all ranks; used to make others, needed no longer */
+    int parameters, units, groups;
+    const tutti_zero_parameter *parameter;              /* [parameters]; copied */
+    const tutti_dtype *dtype; /* [units] FLOAT32 or BFLOAT16, which is updated in float32; copied */
+    tutti_zero_home home;
+    tutti_zero_rule rule;
+    int buffers;                                        /* for gradients on their way, of units of one length; 0: two */
+    int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
+} tutti_zero_config;
+#define TUTTI_ZERO_CONFIG_INIT \
+    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0 }
+/* Collective. MISMATCH where ranks describe different models. */
+TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
+TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);           /* NULL is fine; waits for nobody */
+/* Where a parameter lies; NULL: there is none of that number. */
+TUTTI_API void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter);
+/* Collective: all begin with what rank 0 has written to its parameters by now. */
+TUTTI_API tutti_status tutti_zero_begin(tutti_zero *zero);
+
+/* ---- what happens in a step ---- */
+/* Returns when the unit is as the last step has left it, on all of its slices. */
+TUTTI_API tutti_status tutti_zero_use(tutti_zero *zero, int unit);
+/* Where the gradient of this parameter is to be written, in its unit's type. *adds: there is one, of an earlier
+   backward pass of this step; add to it. May wait for a buffer. */
+TUTTI_API tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bool *adds);
+/* It is written. When all of the unit are, the unit is not read any more by this rank in this pass, and its gradients
+   are summed. */
+TUTTI_API tutti_status tutti_zero_ready(tutti_zero *zero, int parameter);
+/* While held, gradients stay on their rank when they are ready, and those of the next pass are added to them. */
+TUTTI_API tutti_status tutti_zero_hold(tutti_zero *zero, bool held);
+/* Collective: returns when all gradients are averaged over the ranks. What a rank has brought no gradient for counts as
+   zero; what no rank has, is left alone by the step. `step` does it when nobody has. */
+TUTTI_API tutti_status tutti_zero_settle(tutti_zero *zero);
+/* Collective: the 2-norm of all averaged gradients together, the same bits on all ranks. Settles. */
+TUTTI_API tutti_status tutti_zero_norm(tutti_zero *zero, double *out);
+typedef struct tutti_zero_rates { double rate, decay, momentum, beta1, beta2, epsilon; } tutti_zero_rates;
+/* Collective: gradients, times `scale`, update this rank's slices by the rule, with the rates of each group. Returns
+   when its own part is done; `use` waits for that of others. */
+TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates *rates, double scale);
+/* The same, where the rule is NONE and the caller has updated its pieces. */
+TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
+/* Gradients of this step are forgotten. Collective where there are any: the sums that are under way end first. */
+TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
+
+/* ---- what a rank keeps ---- */
+typedef struct tutti_zero_piece {                       /* of one parameter, what lies in this rank's slice */
+    size_t at, count;                                   /* elements of the parameter; count 0: nothing of it */
+    float *value, *first, *second;                      /* what is updated, in float32, and its moments, or NULL */
+    void *gradient; /* averaged, in the unit's type; valid from `settle` to the step */
+    uint64_t steps;                                     /* that have updated this parameter */
+    bool used;                                          /* some rank has brought a gradient; valid likewise */
+} tutti_zero_piece;
+TUTTI_API tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_zero_piece *out);
+/* Of every rank: which elements of the parameter its slice has. */
+TUTTI_API tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, int rank, size_t *at, size_t *count);
+/* After a checkpoint was written into the pieces: how many steps have updated a parameter. */
+TUTTI_API tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t steps);
+
+typedef struct tutti_zero_report {                      /* begin with struct_size; since `create` */
+    size_t struct_size;                                 /* sizeof(tutti_zero_report) */
+    uint64_t steps;
+    uint64_t waited_use_ns, waited_sums_ns;             /* for updates of others; for sums, in gradient, settle, step */
+    uint64_t late_units;                                /* that were ready before it was their turn */
+    uint64_t sum_bytes;                                 /* of gradients given to be summed, with padding */
+    uint64_t moved_bytes;                               /* of parameters that others have updated and that came here */
+    uint64_t parameter_bytes, gradient_bytes, state_bytes; /* memory: of the flat arrays this rank has to itself, or its
+                                                           share of those it shares; of buffers and sums; of moments */
+} tutti_zero_report;
+TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
+#if defined(__cplusplus)
+}
+#endif
