@@ -72,6 +72,8 @@ class Build(BuildExtension):
         place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
         (place / "include").mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / "c_api/tutti.h", place / "include")
+        zero = (ROOT / "zero/zero.h").read_text().replace('"c_api/tutti.h"', '"tutti.h"')
+        (place / "include/tutti_zero.h").write_text(zero)
         note = f'"""Written by setup.py."""\nTORCH_VERSION = "{torch.__version__}"\n'
         (place / "_build.py").write_text(note)
         incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
@@ -85,7 +87,7 @@ extension = CppExtension(
     include_dirs=[str(ROOT)],
     library_dirs=[str(ROOT / CORE)],
     libraries=["tutti"],
-    depends=[str(path) for pattern in ("shim/*.?pp", "c_api/tutti.h") for path in ROOT.glob(pattern)],
+    depends=[str(path) for pattern in ("shim/*.?pp", "c_api/tutti.h", "zero/zero.h") for path in ROOT.glob(pattern)],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra",
                         "-Wno-deprecated-declarations",
                         "-Wno-inconsistent-missing-override"],  # clang's; process_group.hpp says why there is none
@@ -123,7 +125,7 @@ setuptools.setup(
     install_requires=[torch_built_for()],
     extras_require={"plot": ["matplotlib"], "ucx": ["libucx-cu12"]},
     package_dir={"": "shim"},
-    packages=["torch_tutti", "torch_tutti._bench", "torch_tutti._model"],
+    packages=["torch_tutti", "torch_tutti._bench", "torch_tutti._model", "torch_tutti.zero"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},

@@ -151,6 +151,11 @@ tutti_prediction ProcessGroupTutti::predict(const std::string &collective, const
     if (status != TUTTI_OK) fail_last(status);
     return made;
 }
+uintptr_t ProcessGroupTutti::address() const
+{
+    communicator_->check_process();
+    return reinterpret_cast<uintptr_t>(communicator_->get());
+}
 std::string ProcessGroupTutti::figures() const
 {
     communicator_->check_process();

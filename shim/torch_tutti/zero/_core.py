@@ -1,0 +1,163 @@
+"""zero/zero.h through ctypes: numbers and addresses in, tensors out. What it means is said there."""
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_bool, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from typing import Any, NamedTuple, Sequence
+
+import torch
+
+from torch_tutti._library import _check, _library
+
+HOMES = {"shared": 0, "replicated": 1}
+RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
+_DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("count", c_size_t), ("unit", c_int), ("group", c_int)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
+                ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("home", c_int),
+                ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64)]
+
+
+class Rates(ctypes.Structure):
+    _fields_ = [(name, c_double) for name in ("rate", "decay", "momentum", "beta1", "beta2", "epsilon")]
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = [("at", c_size_t), ("count", c_size_t), ("value", c_void_p), ("first", c_void_p), ("second", c_void_p),
+                ("gradient", c_void_p), ("steps", c_uint64), ("used", c_bool)]
+
+
+class _Report(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
+        "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
+        "gradient_bytes", "state_bytes"))]
+
+
+class Described(NamedTuple):
+    """A parameter, as the core is told of it."""
+    count: int
+    unit: int
+    group: int
+
+
+class Piece(NamedTuple):
+    """What this rank keeps of a parameter: elements from `at` on, as flat tensors (None: the rule has none)."""
+    at: int
+    value: torch.Tensor
+    moments: tuple[torch.Tensor | None, torch.Tensor | None]
+    gradient: torch.Tensor | None
+    steps: int
+    used: bool
+
+
+def _numbers() -> dict[bytes, int]:
+    name, library = _library().tutti_dtype_name, _library()
+    name.restype = ctypes.c_char_p
+    found: dict[bytes, int] = {}
+    while (text := name(len(found))) is not None and library.tutti_dtype_bytes(len(found)):
+        found[text] = len(found)
+    return found
+
+
+class Core:
+    """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
+
+    def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
+                 home: str, rule: str, buffers: int, timeout_ms: int) -> None:
+        numbers = _numbers()
+        described = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
+        types = (c_int * len(dtypes))(*(numbers[_DTYPES[d]] for d in dtypes))
+        config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, described, types,
+                         HOMES[home], RULES[rule], buffers, timeout_ms)
+        self._zero = c_void_p()
+        self._counts = [p.count for p in parameters]
+        self._dtypes = [dtypes[p.unit] for p in parameters]
+        self._gradients: dict[tuple[int, int], torch.Tensor] = {}
+        self._at, self._adds = c_void_p(), c_bool()
+        self._calls = _library()
+        self._calls.tutti_zero_parameter_at.restype = c_void_p
+        _check(self._calls.tutti_zero_create(byref(self._zero), byref(config)))
+
+    def __del__(self) -> None:
+        if getattr(self, "_zero", None):
+            self._calls.tutti_zero_destroy(self._zero)
+
+    def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+        memory.owner = self             # what the tensor keeps alive keeps this alive
+        return torch.frombuffer(memory, dtype=dtype)
+
+    def parameter(self, number: int) -> torch.Tensor:
+        address = self._calls.tutti_zero_parameter_at(self._zero, number)
+        return self._tensor(address, self._counts[number], self._dtypes[number])
+
+    def begin(self) -> None:
+        _check(self._calls.tutti_zero_begin(self._zero))
+
+    def use(self, unit: int) -> None:
+        _check(self._calls.tutti_zero_use(self._zero, unit))
+
+    def gradient(self, number: int) -> tuple[torch.Tensor, bool]:
+        """Where to write the gradient, and whether there is one to be added to."""
+        _check(self._calls.tutti_zero_gradient(self._zero, number, byref(self._at), byref(self._adds)))
+        address = self._at.value or 0
+        found = self._gradients.get((number, address))
+        if found is None:               # buffers are few, and are used again
+            memory = (ctypes.c_char * (self._counts[number] * self._dtypes[number].itemsize)).from_address(address)
+            found = self._gradients[number, address] = torch.frombuffer(memory, dtype=self._dtypes[number])
+        return found, self._adds.value
+
+    def ready(self, number: int) -> None:
+        _check(self._calls.tutti_zero_ready(self._zero, number))
+
+    def hold(self, held: bool) -> None:
+        _check(self._calls.tutti_zero_hold(self._zero, held))
+
+    def settle(self) -> None:
+        _check(self._calls.tutti_zero_settle(self._zero))
+
+    def norm(self) -> float:
+        result = c_double()
+        _check(self._calls.tutti_zero_norm(self._zero, byref(result)))
+        return result.value
+
+    def step(self, rates: Sequence[Rates], scale: float) -> None:
+        _check(self._calls.tutti_zero_step(self._zero, (Rates * len(rates))(*rates), c_double(scale)))
+
+    def publish(self) -> None:
+        _check(self._calls.tutti_zero_publish(self._zero))
+
+    def drop(self) -> None:
+        _check(self._calls.tutti_zero_drop(self._zero))
+
+    def piece(self, number: int) -> Piece:
+        p = _Piece()
+        _check(self._calls.tutti_zero_get_piece(self._zero, number, byref(p)))
+        first, second = (self._tensor(a, p.count, torch.float32) if a else None for a in (p.first, p.second))
+        gradient = self._tensor(p.gradient, p.count, self._dtypes[number]) if p.gradient else None
+        value = self._tensor(p.value or 0, p.count, torch.float32)
+        return Piece(p.at, value, (first, second), gradient, p.steps, p.used)
+
+    def counts(self, number: int, ranks: int) -> list[int]:
+        """How many elements of the parameter each rank keeps; they follow each other by rank."""
+        at, count, found = c_size_t(), c_size_t(), []
+        for rank in range(ranks):
+            _check(self._calls.tutti_zero_span(self._zero, number, rank, byref(at), byref(count)))
+            found.append(count.value)
+        return found
+
+    def set_steps(self, number: int, steps: int) -> None:
+        _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
+
+    def report(self) -> dict[str, Any]:
+        report = _Report(ctypes.sizeof(_Report))
+        _check(self._calls.tutti_zero_get_report(self._zero, byref(report)))
+        return {name: getattr(report, name) for name, _ in _Report._fields_[1:]}

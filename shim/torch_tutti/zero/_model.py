@@ -1,0 +1,221 @@
+"""The model's side: which parameters are of which unit, where they lie, and hooks that tell the core what happens."""
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, Iterable, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_tutti._extension import load
+from torch_tutti.zero._core import Core, Described
+from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
+
+_C = load()
+MANY = 1 << 20                          # buffers: no unit waits for another's, as stage 1 keeps all gradients
+
+
+class Owned(NamedTuple):
+    """A parameter that is the core's, by its number."""
+    name: str
+    parameter: nn.Parameter
+    unit: int
+
+
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
+          units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
+          buffers: int = 2) -> tuple[nn.Module, ZeroOptimizer]:
+    """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
+    one. Collective: all begin with rank 0's parameters and buffers.
+
+    stage: 1, optimizer state is divided among the ranks; 2, gradients as well; 3, parameters as well. hosts: how, with
+    stage 3: "shared", the ranks of a host map one copy, which each updates in part, so that no byte of parameters moves
+    on a host. units: modules whose parameters are used together, each summed and updated as one; default: the
+    elements of the model's outermost ModuleLists and Sequentials. What is in none of them, or in several, is a unit of
+    the model itself. group: of tutti's, None: the default group. buffers: for the gradients of units of one size that
+    are on their way (stages 2 and 3); a backward pass that is ahead waits for one.
+
+    Parameters have one type in each unit, float32 or bfloat16, lie in CPU memory, and stay where they are put: what
+    moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step. After backward()
+    `grad` is None. With bfloat16 the optimizer keeps float32 values of its part. AdamW, Adam and SGD run in C, with the
+    bits of torch's fused ones; any other optimizer that treats all elements alike runs on flat parts.
+    """
+    home = _home_of(stage, hosts)
+    manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
+                      MANY if stage == 1 else buffers)
+    return model, manager.optimizer
+
+
+def _home_of(stage: int, hosts: str | None) -> str:
+    if stage not in (1, 2, 3):
+        raise ValueError(f"zero.shard: stage {stage!r}; it can be 1, 2 or 3 (for 0 there is DistributedDataParallel)")
+    usual = "shared" if stage == 3 else "replicated"
+    if hosts not in (None, usual):
+        raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be {usual!r}")
+    return usual
+
+
+def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    chosen = dist.GroupMember.WORLD if group is None else group
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
+    if not isinstance(chosen._get_backend(torch.device("cpu")), _C.ProcessGroupTutti):
+        raise ValueError(f"zero.shard: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
+    return chosen
+
+
+def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
+    """Without the model itself, in the order of modules()."""
+    if units is None:
+        return _blocks_of(model)
+    given, inside = list(units), set(model.modules())
+    for unit in given:
+        if unit not in inside:
+            raise ValueError(f"zero.shard: {type(unit).__name__} is given as a unit, but is no part of the model")
+    return [module for module in model.modules() if module in given and module is not model]
+
+
+def _blocks_of(module: nn.Module) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    for child in module.children():
+        lists = isinstance(module, (nn.ModuleList, nn.Sequential))
+        found += ([child] if any(True for _ in child.parameters()) else []) if lists else _blocks_of(child)
+    return found
+
+
+class Manager:
+    """Owns the core, and what it must know of the model."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
+                 group: dist.ProcessGroup, home: str, buffers: int) -> None:
+        self.group, self.modules = group, [*modules, model]
+        self.steps = 0                  # taken; a unit that was used since needs no look
+        group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
+        self.owned = self._divide(model, group_of)
+        self.used = [-1] * len(self.modules)
+        self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
+        backend = group._get_backend(torch.device("cpu"))
+        limit = backend.options.timeout
+        described = [Described(o.parameter.numel(), o.unit, group_of[o.parameter]) for o in self.owned]
+        self.rule = rule_of(optimizer)
+        self.core = Core(backend._communicator, described, self._dtypes(), len(optimizer.param_groups), home, self.rule,
+                         buffers, math.ceil(limit.total_seconds() * 1000) if limit else 0)
+        self._move(model)
+        self._watch(model)
+        self.optimizer = ZeroOptimizer(self, optimizer)
+
+    def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
+        holders = Counter(p for module in self.modules[:-1] for p in set(module.parameters()))
+        unit_of = {p: number for number, module in enumerate(self.modules[:-1]) for p in module.parameters()
+                   if holders[p] == 1}
+        found = []
+        for name, p in model.named_parameters():
+            if not p.requires_grad:
+                continue
+            self._check(name, p, group_of)
+            found.append(Owned(name, p, unit_of.get(p, len(self.modules) - 1)))
+        if not found:
+            raise ValueError("zero.shard: the model has no parameter that is trained")
+        strangers = set(group_of) - {o.parameter for o in found}
+        if any(p.requires_grad for p in strangers):
+            raise ValueError("zero.shard: the optimizer has parameters that the model has not")
+        used = sorted({o.unit for o in found})             # what has no parameters of its own is no unit
+        self.modules = [self.modules[unit] for unit in used]
+        return sorted((o._replace(unit=used.index(o.unit)) for o in found), key=lambda o: o.unit)
+
+    @staticmethod
+    def _check(name: str, p: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
+        if p not in group_of:
+            raise ValueError(f"zero.shard: the optimizer has not the parameter {name}; give it all, or set "
+                             "requires_grad=False")
+        if p.device.type != "cpu" or p.layout != torch.strided:
+            raise ValueError(f"zero.shard: parameter {name} is on {p.device}, {p.layout}; it must be an ordinary CPU "
+                             "tensor")
+        if p.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; float32 and bfloat16 can be")
+
+    def _dtypes(self) -> list[torch.dtype]:
+        found: list[torch.dtype | None] = [None] * len(self.modules)
+        for name, p, unit in self.owned:
+            if found[unit] not in (None, p.dtype):
+                raise ValueError(f"zero.shard: parameter {name} is {p.dtype}, others of its unit are {found[unit]}; a "
+                                 "unit has one type: name it, or its parts, as units of their own")
+            found[unit] = p.dtype
+        return [dtype or torch.float32 for dtype in found]
+
+    @torch.no_grad()
+    def _move(self, model: nn.Module) -> None:
+        """Parameters become views of the core's arrays, with rank 0's values."""
+        first = dist.get_rank(self.group) == 0
+        for number, (_, p, _) in enumerate(self.owned):
+            view = self.core.parameter(number).view(p.shape)
+            if first:
+                view.copy_(p)
+            p.data = view
+        self.core.begin()
+        mine = {o.parameter for o in self.owned}
+        for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        self.note()
+
+    # ---- what happens ----
+    def _watch(self, model: nn.Module) -> None:
+        for unit, module in enumerate(self.modules):
+            module.register_forward_pre_hook(lambda *_, unit=unit: self.use(unit))
+        for number, (_, p, _) in enumerate(self.owned):
+            p.register_post_accumulate_grad_hook(lambda p, number=number: self.take(number, p))
+        model.register_state_dict_pre_hook(lambda *_: self.use_all())
+        model.register_load_state_dict_post_hook(lambda *_: self.restart())
+
+    @torch._dynamo.disable
+    def use(self, unit: int) -> None:
+        if self.used[unit] != self.steps:
+            self.core.use(unit)
+            self.used[unit] = self.steps
+
+    def use_all(self) -> None:
+        for unit in range(len(self.modules)):
+            self.use(unit)
+
+    @torch._dynamo.disable
+    @torch.no_grad()
+    def take(self, number: int, p: nn.Parameter) -> None:
+        gradient = p.grad
+        if gradient is None:
+            return
+        place, adds = self.core.gradient(number)
+        given = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
+        place.add_(given) if adds else place.copy_(given)
+        p.grad = None
+        self.core.ready(number)
+
+    # ---- steps ----
+    def check(self) -> None:
+        """Whoever has moved or changed a parameter has left the others behind."""
+        for (name, p, _), (address, version) in zip(self.owned, self.seen):
+            if p.data_ptr() != address:
+                raise RuntimeError(f"zero: parameter {name} does not lie where zero.shard put it; something has moved "
+                                   "it (.to, an assignment to .data). Move or convert a model before it is sharded")
+            if p._version != version:
+                raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
+                                   "optimizer; change it on rank 0 and call optimizer.restart() on all ranks")
+
+    def note(self) -> None:
+        self.seen = [(p.data_ptr(), p._version) for _, p, _ in self.owned]
+
+    def stepped(self) -> None:
+        """Graphs that still hold parameters must notice that they have changed, whoever wrote them."""
+        self.steps += 1
+        torch.autograd.graph.increment_version([p for _, p, _ in self.owned])
+        self.note()
+
+    def restart(self) -> None:
+        """Collective: all take rank 0's parameters."""
+        self.use_all()
+        self.core.begin()
+        self.note()
+
+    def report(self) -> dict[str, Any]:
+        return self.core.report()
