@@ -94,6 +94,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._scale = min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
         return torch.tensor(norm)
 
+    def wait(self) -> None:
+        """Returns when all parameters are as the last step has left them; needed with `ahead` only."""
+        self._manager.use_all()
+
     def restart(self) -> None:
         """After parameters were changed by hand: all ranks take those of rank 0. Collective."""
         self._manager.restart()
