@@ -1,7 +1,8 @@
-"""Trains a small character-level GPT with DistributedDataParallel, on any backend of torch.distributed.
+"""Trains a small character-level GPT with DistributedDataParallel, on any backend of torch.distributed, or with ZeRO.
 
     python examples/train_gpt.py                         two ranks here, on tutti (starts torchrun itself)
     python examples/train_gpt.py --compare               the same training on tutti and on gloo, side by side
+    python examples/train_gpt.py --zero 3                one copy of the parameters for all ranks, on tutti
     torchrun --nproc-per-node 4 examples/train_gpt.py    any other number of ranks
 
 The text is the source of the Python standard library (or --data FILE), a character is a byte. What a rank reads at
@@ -179,11 +180,19 @@ class Trainer:
         self.last_gradient = 0.0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.note_gradient)
-        self.model = data_parallel(model, group, shared=backend == "tutti" and device.type == "cpu")
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1)
+        self.module = model                             # without what wraps it
+        self.model, self.optimizer = self.divide(model, group)
         self.losses, self.step_seconds, self.waits = [], [], []
         if options.resume:
             self.load(options.resume)
+
+    def divide(self, model, group):
+        """The model to train, and its optimizer: whole on each rank, or divided among them."""
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
+        if self.options.zero and self.backend == "tutti":
+            import torch_tutti
+            return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group)
+        return data_parallel(model, group, shared=self.backend == "tutti" and self.device.type == "cpu"), optimizer
 
     def note_gradient(self, _):
         self.last_gradient = time.perf_counter()
@@ -250,13 +259,13 @@ class Trainer:
         for step in range(8):
             batch = self.text.sample("validation", self.options.seed, self.rank, step)
             inputs, targets = (part.to(self.device) for part in batch)
-            losses.append(self.model.module(inputs, targets).item())
+            losses.append(self.module(inputs, targets).item())
         return statistics.mean(self.mean_over_ranks(losses))
 
     def gather_digests(self):
         """SHA-256 over the bits of all parameters, of every rank: that they stay equal is what DDP promises."""
         bits = hashlib.sha256()
-        for parameter in self.model.module.parameters():
+        for parameter in self.module.parameters():
             bits.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
         mine = torch.tensor(list(bits.digest()), dtype=torch.uint8, device=self.device)
         everyones = [torch.empty_like(mine) for _ in range(self.size)]
@@ -267,12 +276,12 @@ class Trainer:
         """On all ranks; rank 0 writes. Written beside and renamed, so that an interrupted run leaves the old checkpoint
         or the new one. The losses kept are those averaged over the ranks, so they mean the same to every rank."""
         losses = self.mean_over_ranks(self.losses)
+        model, optimizer = self.module.state_dict(), self.optimizer.state_dict()
         if self.rank != 0:
             return
         beside = f"{path}.{os.getpid()}"
         try:
-            torch.save({"model": self.model.module.state_dict(), "optimizer": self.optimizer.state_dict(),
-                        "losses": losses, "seed": self.options.seed}, beside)
+            torch.save({"model": model, "optimizer": optimizer, "losses": losses, "seed": self.options.seed}, beside)
             os.replace(beside, path)
         finally:
             Path(beside).unlink(missing_ok=True)
@@ -281,7 +290,7 @@ class Trainer:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         if saved["seed"] != self.options.seed:
             raise SystemExit(f"{path} was written with --seed {saved['seed']}, not {self.options.seed}")
-        self.model.module.load_state_dict(saved["model"])
+        self.module.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.losses = saved["losses"]
 
@@ -299,7 +308,7 @@ def train(options, backend, text):
             count = sum(p.numel() for p in trainer.model.parameters())
             print(f"{backend}: {count / 1e6:.1f} M parameters, "
                   f"{size} ranks x {options.batch} x {options.context} characters a step", flush=True)
-        return trainer.run(), trainer.model.module
+        return trainer.run(), trainer.module
     finally:
         dist.destroy_process_group()
 
@@ -360,6 +369,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description="Train a small character-level GPT with DDP.")
     parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
     parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
+    parser.add_argument("--zero", type=int, default=0, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (0: DDP)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
     parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")

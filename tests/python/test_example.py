@@ -50,6 +50,18 @@ def test_losses_equal_those_on_gloo():
     assert "differ by at most 0 " in shown and "the same bits" in shown and "DIFFERENT" not in shown
 
 
+def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
+    """With one copy of the parameters, from a checkpoint of whole ones; and --compare finds the losses of gloo."""
+    train("--checkpoint", tmp_path / "at8", "--every", 8, "--losses", tmp_path / "whole")
+    train("--zero", 3, "--resume", tmp_path / "at8", "--checkpoint", tmp_path / "at12", "--every", 12,
+          "--losses", tmp_path / "zero")
+    whole, zero = (torch.load(tmp_path / name)["tutti"] for name in ("whole", "zero"))
+    torch.testing.assert_close(zero, whole, rtol=0, atol=1e-5)
+    assert zero[:8] == whole[:8]
+    assert " 14/14" in train("--resume", tmp_path / "at12", "--steps", 14)
+    assert "DIFFERENT" not in train("--zero", 2, "--compare")
+
+
 def processes_of(run):
     """Those whose environment carries the mark of this run."""
     mark, found = f"TEST_RUN={run}".encode(), []
