@@ -1,0 +1,135 @@
+"""A step of training, divided among the ranks in several ways: zero's stages beside DistributedDataParallel and FSDP2.
+
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py               time, turn by turn in one run
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --memory zero3       memory, of one way alone
+
+The model is that of examples/train_gpt.py, with the sizes asked for; the optimizer AdamW, torch's with fused=True.
+Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a step
+is as long as its slowest rank. Memory: the most that the ranks had together after a forward pass, a backward pass or a
+step, shared pages counted once (PSS), less what they had before there was a model; and what the formula says.
+"""
+import argparse
+import gc
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import torch_tutti
+from steps import COMPUTING, groups, measure, median_ms, on_all_ranks, say_where
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+import train_gpt
+
+WAYS = {"ddp": "tutti", "ddp, gloo": "gloo", "fsdp": "tutti", "fsdp, gloo": "gloo", "zero1": "tutti", "zero2": "tutti",
+        "zero3": "tutti", "computing": COMPUTING}
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+
+
+class Training:
+    """One way of dividing a model, and its step."""
+
+    def __init__(self, way, group, options, text):
+        torch.manual_seed(1)
+        model = train_gpt.GPT(len(text.characters), options.context, options.width, options.heads, options.layers)
+        self.options, self.text, self.number = options, text, 0
+        if way.startswith("zero"):
+            self.model, self.optimizer = torch_tutti.zero.shard(model, adamw(model.parameters()), stage=int(way[4]),
+                                                                group=group)
+            return
+        if way.startswith("fsdp"):
+            mesh = DeviceMesh.from_group(group, "cpu")
+            for part in (*model.blocks, model):
+                fully_shard(part, mesh=mesh)
+            self.model = model
+        else:
+            train_gpt.BUCKET_MB = 25
+            self.model = train_gpt.data_parallel(model, group, shared=way == "ddp")
+        self.optimizer = adamw(self.model.parameters())
+
+    def step(self, look=lambda: None):
+        inputs, targets = self.text.sample("train", 1, dist.get_rank(), self.number)
+        loss = self.model(inputs, targets)
+        look()
+        loss.backward()
+        look()
+        self.optimizer.step()
+        look()
+        self.optimizer.zero_grad()
+        self.number += 1
+        return loss.item()
+
+
+def shared_bytes():
+    """Of this rank, what it shares with others divided among them."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+
+
+def remember(way, group, options, text):
+    """Bytes of all ranks together; parameters."""
+    gc.collect()
+    dist.barrier()
+    before, most = shared_bytes(), 0
+
+    def look():
+        nonlocal most
+        dist.barrier()
+        total = on_all_ranks([float(shared_bytes() - before)], dist.ReduceOp.SUM)[0]
+        most = max(most, total)
+        dist.barrier()
+
+    training = Training(way, group, options, text)
+    for _ in range(3):
+        training.step(look)
+    return most, sum(p.numel() for p in training.model.parameters())
+
+
+def expected(way, count, ranks, units):
+    """Bytes of all ranks together, activations apart, for a model of equal units on one host."""
+    if way.startswith("ddp"):
+        return 16 * count * ranks
+    parameters = 4 * count * (ranks if way in ("zero1", "zero2") else 1)
+    buffers = ranks * (4 * count if way == "zero1" else 4 * 2 * count / units)
+    return parameters + buffers + 4 * count + 8 * count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--memory", choices=[way for way in WAYS if way != "computing"])
+    for name, value in (("width", 512), ("heads", 8), ("layers", 8), ("context", 64), ("batch", 1)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    joined = groups()
+    text = train_gpt.Text(None, options.context, options.batch)
+    if options.memory:
+        most, count = remember(options.memory, joined[WAYS[options.memory]], options, text)
+        formula = expected(options.memory, count, dist.get_world_size(), options.layers)
+        if dist.get_rank() == 0:
+            print(f"{options.memory}: {count / 1e6:.1f} M parameters, {most / 1e6:.0f} MB of all ranks, formula "
+                  f"{formula / 1e6:.0f} MB, ratio {most / formula:.3f}")
+    else:
+        say_where("dividing a model")
+        trainings = {way: Training(way, joined[backend], options, text) for way, backend in WAYS.items()}
+        steps = measure({way: training.step for way, training in trainings.items()}, options.turns, 3)
+        if dist.get_rank() == 0:
+            count = sum(p.numel() for p in trainings["ddp"].model.parameters())
+            print(f"{count / 1e6:.1f} M parameters; step, ms; by that of ddp (quartiles); processor time, ms")
+            for way, samples in steps.items():
+                ratios = [mine[0] / other[0] for mine, other in zip(samples, steps["ddp"])]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                print(f"{way:<12} {median_ms(samples):>8.1f} {middle:>6.2f} ({low:.2f} .. {high:.2f}) "
+                      f"{median_ms(samples, 1):>8.1f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
