@@ -17,18 +17,20 @@ static size_t bytes_of(const struct reducer *r, int unit)
 static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r, unit) / (size_t)r->partition->ranks; }
 
 /* ---- buffers ---- */
-static struct buffer *find_spare(struct reducer *r, size_t bytes, int *made)
+static struct buffer *find_spare(struct reducer *r, size_t bytes)
 {
-    for (struct buffer **link = &r->spare; *link; link = &(*link)->next) {
-        struct buffer *b = *link;
-        if (b->bytes != bytes) continue;
-        *link = b->next;
-        return b;
-    }
-    *made = 0;
-    for (int u = 0; u < r->partition->units; u++)
-        if (r->unit[u].buffer && r->unit[u].buffer->bytes == bytes) ++*made;
-    return NULL;
+    struct buffer **link = &r->spare;
+    while (*link && (*link)->bytes != bytes) link = &(*link)->next;
+    struct buffer *found = *link;
+    if (found) *link = found->next;
+    return found;
+}
+static int count_buffers(const struct reducer *r, size_t bytes)
+{
+    int count = 0;
+    for (const struct buffer *b = r->spare; b; b = b->next) count += b->bytes == bytes;
+    for (int u = 0; u < r->partition->units; u++) count += r->unit[u].buffer && r->unit[u].buffer->bytes == bytes;
+    return count;
 }
 static tutti_status make_buffer(struct reducer *r, size_t bytes, struct buffer **out)
 {
@@ -48,6 +50,18 @@ static void free_buffer(struct buffer *b)
 {
     if (b) tutti_mem_free(b->memory);
     free(b);
+}
+
+/* What was made beyond the limit, because nothing was on its way that could be waited for, goes. */
+static void give_back(struct reducer *r, struct buffer *b)
+{
+    if (count_buffers(r, b->bytes) > r->buffers) {
+        r->gradient_bytes -= b->bytes;
+        free_buffer(b);
+        return;
+    }
+    b->next = r->spare;
+    r->spare = b;
 }
 
 /* ---- sums ---- */
@@ -70,8 +84,7 @@ static tutti_status land_oldest(struct reducer *r)
     r->oldest = (r->oldest + 1) % r->partition->units;
     r->flies--;
     add_round(r, unit);
-    g->buffer->next = r->spare;
-    r->spare = g->buffer;
+    give_back(r, g->buffer);
     g->buffer = NULL;
     g->ready = 0;
     g->complete = g->flies = false;
@@ -82,9 +95,9 @@ static tutti_status take_buffer(struct reducer *r, int unit)
 {
     size_t bytes = bytes_of(r, unit);
     struct buffer **out = &r->unit[unit].buffer;
-    for (int made; !*out;) {
-        *out = find_spare(r, bytes, &made);
-        if (!*out && (made < r->buffers || !r->flies)) TRY(make_buffer(r, bytes, out));
+    while (!*out) {
+        *out = find_spare(r, bytes);
+        if (!*out && (!r->flies || count_buffers(r, bytes) < r->buffers)) TRY(make_buffer(r, bytes, out));
         if (!*out) TRY(land_oldest(r));
     }
     return TUTTI_OK;

@@ -5,13 +5,15 @@
 
 The model is that of examples/train_gpt.py, with the sizes asked for; the optimizer AdamW, torch's with fused=True.
 Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a step
-is as long as its slowest rank. Memory: the most that the ranks had together after a forward pass, a backward pass or a
-step, shared pages counted once (PSS), less what they had before there was a model; and what the formula says.
+is as long as its slowest rank. Memory: what the ranks have together between steps and at most, shared pages counted
+once (PSS), less what they had with a small model before; and what the formula says.
 """
 import argparse
+import ctypes
 import gc
 import statistics
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -54,14 +56,11 @@ class Training:
             self.model = train_gpt.data_parallel(model, group, shared=way == "ddp")
         self.optimizer = adamw(self.model.parameters())
 
-    def step(self, look=lambda: None):
+    def step(self):
         inputs, targets = self.text.sample("train", 1, dist.get_rank(), self.number)
         loss = self.model(inputs, targets)
-        look()
         loss.backward()
-        look()
         self.optimizer.step()
-        look()
         self.optimizer.zero_grad()
         self.number += 1
         return loss.item()
@@ -73,23 +72,44 @@ def shared_bytes():
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 
 
-def remember(way, group, options, text):
-    """Bytes of all ranks together; parameters."""
+class Highest(threading.Thread):
+    """The most that this rank has had, looked at every few milliseconds."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.over = 0, threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.004):
+            self.most = max(self.most, shared_bytes())
+
+
+def settled_bytes():
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)                    # what is free counts for nobody
     dist.barrier()
-    before, most = shared_bytes(), 0
+    return shared_bytes()
 
-    def look():
-        nonlocal most
-        dist.barrier()
-        total = on_all_ranks([float(shared_bytes() - before)], dist.ReduceOp.SUM)[0]
-        most = max(most, total)
-        dist.barrier()
 
-    training = Training(way, group, options, text)
+def remember(way, group, options, text):
+    """Bytes of all ranks together, when nothing runs and at most; parameters. A small model comes first, so that what
+    torch loads and keeps for any model is not counted."""
+    small = Training(way, group, argparse.Namespace(**{**vars(options), "width": 64, "layers": 2}), text)
+    for _ in range(2):
+        small.step()
+    del small
+    before = settled_bytes()
+    training, highest = Training(way, group, options, text), Highest()
+    training.step()
+    settled_bytes()
+    highest.start()
     for _ in range(3):
-        training.step(look)
-    return most, sum(p.numel() for p in training.model.parameters())
+        training.step()
+    highest.over.set()
+    highest.join()
+    kept = settled_bytes() - before
+    total = on_all_ranks([float(kept), float(highest.most - before)], dist.ReduceOp.SUM)
+    return *total, sum(p.numel() for p in training.model.parameters())
 
 
 def expected(way, count, ranks, units):
@@ -111,11 +131,11 @@ def main() -> None:
     joined = groups()
     text = train_gpt.Text(None, options.context, options.batch)
     if options.memory:
-        most, count = remember(options.memory, joined[WAYS[options.memory]], options, text)
+        kept, most, count = remember(options.memory, joined[WAYS[options.memory]], options, text)
         formula = expected(options.memory, count, dist.get_world_size(), options.layers)
         if dist.get_rank() == 0:
-            print(f"{options.memory}: {count / 1e6:.1f} M parameters, {most / 1e6:.0f} MB of all ranks, formula "
-                  f"{formula / 1e6:.0f} MB, ratio {most / formula:.3f}")
+            print(f"{options.memory}: {count / 1e6:.1f} M parameters; MB of all ranks: {kept / 1e6:.0f} between steps, "
+                  f"{formula / 1e6:.0f} by the formula, ratio {kept / formula:.3f}; {most / 1e6:.0f} at most")
     else:
         say_where("dividing a model")
         trainings = {way: Training(way, joined[backend], options, text) for way, backend in WAYS.items()}

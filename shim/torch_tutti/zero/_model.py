@@ -1,6 +1,8 @@
 """The model's side: which parameters are of which unit, where they lie, and hooks that tell the core what happens."""
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 from collections import Counter
 from typing import Any, Iterable, NamedTuple
@@ -87,12 +89,18 @@ def _blocks_of(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _give_memory_back() -> None:
+    """What the parameters had, which the C library would keep: as much as the model."""
+    with contextlib.suppress(AttributeError):              # others than glibc have no such call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Manager:
     """Owns the core, and what it must know of the model."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
                  group: dist.ProcessGroup, home: str, buffers: int, ahead: bool) -> None:
-        self.group, self.modules, self.ahead = group, [*modules, model], ahead
+        self.group, self.modules, self.ahead = group, [model, *modules], ahead     # gradients of the first come last
         self.steps = 0                  # taken; a unit that was used since needs no look
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
@@ -109,15 +117,15 @@ class Manager:
         self.optimizer = ZeroOptimizer(self, optimizer)
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
-        holders = Counter(p for module in self.modules[:-1] for p in set(module.parameters()))
-        unit_of = {p: number for number, module in enumerate(self.modules[:-1]) for p in module.parameters()
+        holders = Counter(p for module in self.modules[1:] for p in set(module.parameters()))
+        unit_of = {p: number for number, module in enumerate(self.modules[1:], 1) for p in module.parameters()
                    if holders[p] == 1}
         found = []
         for name, p in model.named_parameters():
             if not p.requires_grad:
                 continue
             self._check(name, p, group_of)
-            found.append(Owned(name, p, unit_of.get(p, len(self.modules) - 1)))
+            found.append(Owned(name, p, unit_of.get(p, 0)))
         if not found:
             raise ValueError("zero.shard: the model has no parameter that is trained")
         strangers = set(group_of) - {o.parameter for o in found}
@@ -156,6 +164,7 @@ class Manager:
             if first:
                 view.copy_(p)
             p.data = view
+        _give_memory_back()
         self.core.begin()
         mine = {o.parameter for o in self.owned}
         for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:

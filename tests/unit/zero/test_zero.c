@@ -16,9 +16,9 @@
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 #ifdef FEW
-enum { TURNS = 3 };
+static int turns = 3;
 #else
-enum { TURNS = 12 };
+static int turns = 12;                                  /* models of each kind; more with --models N */
 #endif
 enum { MOST_PARAMETERS = 12, MOST_UNITS = 5, STEPS = 4, MOST_ELEMENTS = 3000 };
 
@@ -176,6 +176,22 @@ static double norm_of(const struct model *m, int ranks, int step)
     }
     return sqrt(squares);
 }
+/* Of buffers for units of each length no more than it may have are left; beside them a sum or two of each slice. */
+static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, int ranks)
+{
+    tutti_zero_report report = { .struct_size = sizeof report };
+    size_t unit[MOST_UNITS] = { 0 }, most = 0;
+    REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK && report.steps == STEPS);
+    for (int p = 0; p < m->config.parameters; p++) unit[m->parameter[p].unit] += (m->parameter[p].count + 15) / 16 * 64;
+    for (int u = 0; u < m->config.units; u++) {
+        size_t pages = 4096 * (size_t)ranks, bytes = (unit[u] + pages - 1) / pages * pages;
+        int buffers = m->config.buffers ? m->config.buffers : 2, alike = 0;
+        for (int v = 0; v < u; v++) alike += (unit[v] + pages - 1) / pages * pages == bytes;
+        most += 2 * bytes / (size_t)ranks + (alike < buffers ? bytes : 0);
+        if (u == m->config.units - 1 && buffers > alike + 1) most += bytes * (size_t)buffers;
+    }
+    REQUIRE(report.gradient_bytes <= most);
+}
 static void trains(struct rank *me, struct model *m)
 {
     static _Thread_local struct reference all[MOST_PARAMETERS];
@@ -204,12 +220,13 @@ static void trains(struct rank *me, struct model *m)
         step_reference(m, all, me->size, step, scale);
     }
     uses_all(m, zero, all);
+    keeps_to_its_limit(m, zero, me->size);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
 static void trains_models(struct rank *me)
 {
     const uint64_t *seed = me->context;
-    for (uint64_t turn = 0; turn < TURNS; turn++)
+    for (uint64_t turn = 0; turn < (uint64_t)turns; turn++)
         for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
             struct model m = draw(*seed + 101 * turn, home);
             trains(me, &m);
@@ -392,8 +409,9 @@ static void test_on_processes(void **state)
     assert_int_equal(world_processes(2, 100, trains_models, &(uint64_t){ 41 }), 0);
 }
 #endif
-int main(void)
+int main(int count, char **arguments)
 {
+    if (count == 3 && strcmp(arguments[1], "--models") == 0) turns = atoi(arguments[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_one_process_would),
         cmocka_unit_test(test_over_hosts),
