@@ -13,6 +13,7 @@ from torch import nn
 
 from torch_tutti._extension import load
 from torch_tutti.zero._core import Core, Described
+from torch_tutti.zero._direct import write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 
 _C = load()
@@ -105,6 +106,7 @@ class Manager:
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
         self.used = [-1] * len(self.modules)
+        self.written: set[int] = set()  # gradients of this backward pass that are not complete
         self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
         backend = group._get_backend(torch.device("cpu"))
         limit = backend.options.timeout
@@ -114,6 +116,7 @@ class Manager:
                          buffers, math.ceil(limit.total_seconds() * 1000) if limit else 0)
         self._move(model)
         self._watch(model)
+        write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
@@ -194,13 +197,26 @@ class Manager:
     @torch.no_grad()
     def take(self, number: int, p: nn.Parameter) -> None:
         gradient = p.grad
-        if gradient is None:
+        if gradient is not None:
+            place, adds = self.core.gradient(number)
+            given = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
+            place.add_(given) if adds or number in self.written else place.copy_(given)
+            p.grad = None
+        elif number not in self.written:
             return
-        place, adds = self.core.gradient(number)
-        given = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
-        place.add_(given) if adds else place.copy_(given)
-        p.grad = None
+        self.written.discard(number)
         self.core.ready(number)
+
+    def write(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
+        """The product is a weight's gradient, or a part of it. What of it autograd is to add up: all, when there is one
+        of an earlier pass, because that is added last."""
+        flat, adds = self.core.gradient(number)
+        place = flat.view(self.owned[number].parameter.shape)
+        if adds:
+            return left.mm(right)
+        place.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=place)
+        self.written.add(number)
+        return None
 
     # ---- steps ----
     def check(self) -> None:

@@ -68,6 +68,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets gradients that no step has used; collective if there are any."""
+        self._manager.written.clear()
         self._core.drop()
         self._scale = 1.0
 
