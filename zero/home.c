@@ -2,8 +2,8 @@
    slice was written before it. On several hosts the ranks of equal index gather their slices into the pages of their
    hosts, and the version follows when they have arrived. REPLICATED: all gather, and each waits for its own gathering.
 
-   When may a slice be overwritten? When no rank reads it any more: its owner has it summed first, which takes the
-   gradients of all ranks, and these come when they have read it last. */
+   When may a slice be overwritten? When no rank reads it any more. A step begins with a word from all ranks, that they
+   have come to it: reads of theirs are over by then, or wait for the new version. */
 #include "zero/home.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -15,6 +15,14 @@
 
 enum { PAUSES = 200, YIELDS = 2000, NAP_NS = 50000, LOOKS = 64 };
 enum { HALF_AN_HOUR_MS = 30 * 60 * 1000 };
+
+/* The n-th fruitless look at a word that another rank is to write. */
+static void pause_for(int n)
+{
+    if (n < PAUSES) pause_briefly();
+    else if (n < YIELDS) sched_yield();
+    else nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
 
 /* ---- making it ---- */
 static tutti_status find_place(struct home *h)
@@ -76,6 +84,17 @@ void home_finish(struct home *h)
     free(h->rank_here);
     free(h->lengths);
     free(h->offsets);
+}
+tutti_status home_claim(struct home *h, uint64_t steps)
+{
+    for (int u = 0; u < h->partition->units; u++) TRY(home_await(h, u, steps));
+    return tutti_barrier(h->word, NULL);
+}
+void home_land(struct home *h, int64_t until_ms)
+{
+    for (int u = 0; h->house && u < h->partition->units; u++)
+        while (h->house[u].gathers && tutti_test(&h->house[u].gathering) == TUTTI_IN_PROGRESS && clock_ms() < until_ms)
+            pause_for(YIELDS);
 }
 tutti_status home_begin(struct home *h)
 {
@@ -143,12 +162,6 @@ static int find_late(const struct home *h, const struct house *house, uint64_t s
     for (int i = 0; i < h->here; i++)
         if (atomic_load_explicit(&house->said[i].steps, memory_order_acquire) < steps) return i;
     return -1;
-}
-static void pause_for(int n)
-{
-    if (n < PAUSES) pause_briefly();
-    else if (n < YIELDS) sched_yield();
-    else nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
 {

@@ -30,7 +30,10 @@ struct home {
 tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
     tutti_comm *all, tutti_comm *word);
 void home_finish(struct home *home);
+/* Collective: waits for all units, and until all ranks have come: nobody reads any more. */
+tutti_status home_claim(struct home *home, uint64_t steps);
 tutti_status home_begin(struct home *home);             /* collective: all have what rank 0 has */
+void home_land(struct home *home, int64_t until_ms);    /* waits for what is being gathered, at most that long */
 /* This rank's slice is as `steps` steps have left it. Collective where bytes move: units in the same order on all. */
 tutti_status home_publish(struct home *home, int unit, uint64_t steps);
 tutti_status home_await(struct home *home, int unit, uint64_t steps);  /* until all slices are */

@@ -7,8 +7,10 @@
 #include "kernels/reduce.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { USUAL_BUFFERS = 2 };
+enum { USUAL_BUFFERS = 2, PATIENCE_NS = 50000000, NAP_NS = 50000 };
+enum { AGAIN, DROPS, TAKES, FLAGS };                    /* what ranks tell each other behind `used` */
 
 static size_t bytes_of(const struct reducer *r, int unit)
 {
@@ -29,7 +31,10 @@ static int count_buffers(const struct reducer *r, size_t bytes)
 {
     int count = 0;
     for (const struct buffer *b = r->spare; b; b = b->next) count += b->bytes == bytes;
-    for (int u = 0; u < r->partition->units; u++) count += r->unit[u].buffer && r->unit[u].buffer->bytes == bytes;
+    for (int u = 0; u < r->partition->units; u++) {
+        const struct gathering_sum *g = &r->unit[u];
+        count += (g->buffer && g->buffer->bytes == bytes) + (g->sent && g->sent->bytes == bytes);
+    }
     return count;
 }
 static tutti_status make_buffer(struct reducer *r, size_t bytes, struct buffer **out)
@@ -77,19 +82,25 @@ static tutti_status land_oldest(struct reducer *r)
 {
     int unit = r->flying[r->oldest];
     struct gathering_sum *g = &r->unit[unit];
-    const struct unit_partition *u = &r->partition->unit[unit];
     int64_t began_ns = clock_ns();
     TRY(tutti_wait(&g->request, 0));
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
     r->oldest = (r->oldest + 1) % r->partition->units;
     r->flies--;
     add_round(r, unit);
-    give_back(r, g->buffer);
-    g->buffer = NULL;
-    g->ready = 0;
-    g->complete = g->flies = false;
-    memset(r->presence + u->first_parameter, ABSENT, (size_t)u->parameters);
+    give_back(r, g->sent);
+    g->sent = NULL;
     return TUTTI_OK;
+}
+/* Whether the oldest sum is over, or is in a moment. */
+static bool is_soon_over(struct reducer *r)
+{
+    int64_t began_ns = clock_ns();
+    tutti_request *request = &r->unit[r->flying[r->oldest]].request;
+    while (tutti_test(request) == TUTTI_IN_PROGRESS && clock_ns() < began_ns + PATIENCE_NS)
+        nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+    r->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    return tutti_test(request) != TUTTI_IN_PROGRESS;
 }
 static tutti_status take_buffer(struct reducer *r, int unit)
 {
@@ -97,8 +108,9 @@ static tutti_status take_buffer(struct reducer *r, int unit)
     struct buffer **out = &r->unit[unit].buffer;
     while (!*out) {
         *out = find_spare(r, bytes);
-        if (!*out && (!r->flies || count_buffers(r, bytes) < r->buffers)) TRY(make_buffer(r, bytes, out));
-        if (!*out) TRY(land_oldest(r));
+        if (*out) return TUTTI_OK;
+        bool waits = r->flies && count_buffers(r, bytes) >= r->buffers && is_soon_over(r);
+        TRY(waits ? land_oldest(r) : make_buffer(r, bytes, out));
     }
     return TUTTI_OK;
 }
@@ -114,7 +126,7 @@ static tutti_status place_of_sum(struct reducer *r, int unit, void **out)
     return TUTTI_OK;
 }
 /* DistributedDataParallel multiplies by 1 / ranks, then sums. With a power of two an average has the same bits, as
-   either way of dividing is exact, and is quicker. */
+   either way of dividing is exact but for subnormal numbers and sums that overflow, and is quicker. */
 static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
 static tutti_status start_sum(struct reducer *r, int unit)
 {
@@ -126,7 +138,11 @@ static tutti_status start_sum(struct reducer *r, int unit)
     g->request.factor = 1.0 / r->partition->ranks;
     TRY(tutti_reduce_scatter(g->buffer->memory, into, u->slice, u->dtype, op_for(r->partition->ranks), r->all,
         &g->request));
-    g->flies = true;
+    g->sent = g->buffer;
+    g->buffer = NULL;
+    g->ready = 0;
+    g->complete = false;
+    memset(r->presence + u->first_parameter, ABSENT, (size_t)u->parameters);
     g->started++;
     r->flying[(r->oldest + r->flies++) % r->partition->units] = unit;
     r->begun++;
@@ -141,11 +157,6 @@ static tutti_status start_complete(struct reducer *r)
 }
 
 /* ---- gradients come ---- */
-static tutti_status await_landing(struct reducer *r, int unit)
-{
-    while (r->unit[unit].flies) TRY(land_oldest(r));
-    return TUTTI_OK;
-}
 tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool *adds)
 {
     const struct place_of_parameter *p = &r->partition->parameter[parameter];
@@ -153,23 +164,28 @@ tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: the gradients of this step have been averaged, and parameter %d has another: take the step first",
             parameter);
-    TRY(await_landing(r, p->unit));
     TRY(take_buffer(r, p->unit));
     *out = (char *)r->unit[p->unit].buffer->memory + p->offset * r->partition->unit[p->unit].element;
     *adds = r->presence[parameter] != ABSENT;
+    if (r->presence[parameter] == READY) {              /* not any more: its unit is not to be summed meanwhile */
+        r->presence[parameter] = HELD;
+        r->unit[p->unit].ready--;
+        r->unit[p->unit].complete = false;
+    }
+    r->asked[parameter] = 1;
     return TUTTI_OK;
 }
 tutti_status reducer_ready(struct reducer *r, int parameter)
 {
     int unit = r->partition->parameter[parameter].unit;
     struct gathering_sum *g = &r->unit[unit];
-    if (!g->buffer || g->flies)
+    if (!r->asked[parameter])
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is ready, but nobody asked where to write it",
             parameter);
+    r->asked[parameter] = 0;
     r->used[parameter] = 1;
-    bool before = r->presence[parameter] == READY;
-    if (!before) r->presence[parameter] = r->held ? HELD : READY;
-    if (before || r->held || g->started || ++g->ready < r->partition->unit[unit].parameters) return TUTTI_OK;
+    r->presence[parameter] = r->held ? HELD : READY;
+    if (r->held || ++g->ready < r->partition->unit[unit].parameters || g->started) return TUTTI_OK;
     g->complete = true;
     order_note(&r->order, unit);
     if (unit != whose_turn(r)) r->late_units++;
@@ -204,18 +220,23 @@ static tutti_status finish_round(struct reducer *r, int round)
     while (r->flies) TRY(land_oldest(r));
     return TUTTI_OK;
 }
-tutti_status reducer_settle(struct reducer *r)
+static tutti_status settle(struct reducer *r, bool drops)
 {
-    uint8_t *again = &r->used[r->partition->parameters];
+    uint8_t *flags = &r->used[r->partition->parameters];
     if (r->settled) return TUTTI_OK;
     TRY(finish_round(r, 1));
-    *again = has_gradients(r);
-    TRY(tutti_all_reduce(r->used, r->used, (size_t)r->partition->parameters + 1, TUTTI_UINT8, TUTTI_MAX, r->word,
+    flags[AGAIN] = has_gradients(r);
+    flags[DROPS] = drops;
+    flags[TAKES] = !drops;
+    TRY(tutti_all_reduce(r->used, r->used, (size_t)r->partition->parameters + FLAGS, TUTTI_UINT8, TUTTI_MAX, r->word,
         NULL));
-    if (*again) TRY(finish_round(r, 2));
+    if (flags[DROPS] && flags[TAKES])
+        return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, and others use them");
+    if (flags[AGAIN]) TRY(finish_round(r, 2));
     r->settled = true;
     return TUTTI_OK;
 }
+tutti_status reducer_settle(struct reducer *r) { return settle(r, false); }
 /* What rank 0 has seen in the first step is the order from then on. */
 static tutti_status learn(struct reducer *r)
 {
@@ -225,17 +246,21 @@ static tutti_status learn(struct reducer *r)
 tutti_status reducer_next(struct reducer *r)
 {
     for (int u = 0; u < r->partition->units; u++) r->unit[u].started = r->unit[u].rounds = 0;
-    memset(r->used, 0, (size_t)r->partition->parameters + 1);
+    memset(r->used, 0, (size_t)r->partition->parameters + FLAGS);
     r->begun = 0;
     r->settled = false;
     return r->order.learns ? learn(r) : TUTTI_OK;
 }
+bool reducer_is_at_rest(const struct reducer *r)
+{
+    bool any = r->settled;
+    for (int i = 0; i < r->partition->parameters; i++) any |= r->used[i];
+    return !any;
+}
 tutti_status reducer_drop(struct reducer *r)
 {
-    bool any = false;
-    for (int i = 0; i < r->partition->parameters; i++) any |= r->used[i];
-    if (!any) return TUTTI_OK;
-    TRY(reducer_settle(r));
+    if (reducer_is_at_rest(r)) return TUTTI_OK;
+    TRY(settle(r, true));
     return reducer_next(r);
 }
 
@@ -249,8 +274,9 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
     r->unit = memory_zeroed((size_t)partition->units, sizeof *r->unit);
     r->flying = memory_zeroed((size_t)partition->units, sizeof *r->flying);
     r->presence = memory_zeroed((size_t)partition->parameters, 1);
-    r->used = memory_zeroed((size_t)partition->parameters + 1, 1);
-    bool fine = order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->used;
+    r->asked = memory_zeroed((size_t)partition->parameters, 1);
+    r->used = memory_zeroed((size_t)partition->parameters + FLAGS, 1);
+    bool fine = order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->asked && r->used;
     return fine ? TUTTI_OK
                 : status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
 }
@@ -258,6 +284,7 @@ void reducer_finish(struct reducer *r)
 {
     for (int u = 0; r->unit && u < r->partition->units; u++) {
         free_buffer(r->unit[u].buffer);
+        free_buffer(r->unit[u].sent);
         tutti_mem_free(r->unit[u].sum);
         tutti_mem_free(r->unit[u].more);
     }
@@ -269,5 +296,6 @@ void reducer_finish(struct reducer *r)
     free(r->unit);
     free(r->flying);
     free(r->presence);
+    free(r->asked);
     free(r->used);
 }

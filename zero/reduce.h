@@ -4,9 +4,8 @@
  * ends. Gradients that come for a unit which has been summed already (another backward pass, not held before) stay in
  * its buffer until the step ends, and all units are summed once more.
  *
- * No rank waits for ever: a rank in a backward pass waits only for first sums that it has started itself. These are the
- * first ones in the order, and of several such ranks, others have started the earliest awaited as well, or will when
- * their step ends, which takes no word of this one. */
+ * No rank waits for another in a backward pass, but for a moment, for a buffer: beyond that it makes one more, as the
+ * other may be waiting for this one in a call of its own. */
 #pragma once
 #include "zero/order.h"
 #include "zero/partition.h"
@@ -14,10 +13,11 @@
 enum presence { ABSENT, HELD, READY };                  /* of a parameter's gradient in its unit's buffer */
 struct buffer { void *memory; size_t bytes; struct buffer *next; };
 struct gathering_sum {                                  /* of one unit */
-    struct buffer *buffer;                              /* its gradients; NULL: none have come in this round */
+    struct buffer *buffer;                              /* its gradients; NULL: none have come since the last sum */
+    struct buffer *sent;                                /* those that are being summed, or NULL */
     void *sum, *more;                                   /* of this rank's slice: of the step, and of a later round */
     int ready;                                          /* parameters that are READY */
-    bool complete, flies;                               /* all are; they are being summed */
+    bool complete;                                      /* all are */
     int started, rounds;                                /* its sums of this step; those that are in `sum` */
     tutti_request request;
 };
@@ -25,8 +25,8 @@ struct reducer {
     const struct partition *partition;
     tutti_comm *all, *word;
     struct gathering_sum *unit;                         /* [units] */
-    uint8_t *presence, *used;                           /* [parameters]; used: in this step, here, then anywhere, and
-                                                           one more, whether there is a second round */
+    uint8_t *presence, *asked;                          /* [parameters]; asked: for the place of its gradient */
+    uint8_t *used;                                      /* [parameters] in this step, here, then anywhere; and FLAGS */
     struct order order;
     int begun;                                          /* sums started in this step */
     int *flying, flies, oldest;                         /* [units] a ring of those on their way */
@@ -43,4 +43,5 @@ tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out
 tutti_status reducer_ready(struct reducer *reducer, int parameter);
 tutti_status reducer_settle(struct reducer *reducer);   /* collective */
 tutti_status reducer_next(struct reducer *reducer);     /* collective: the next step begins */
-tutti_status reducer_drop(struct reducer *reducer);   /* collective, if there is any gradient */
+tutti_status reducer_drop(struct reducer *reducer);     /* collective, if there is any gradient */
+bool reducer_is_at_rest(const struct reducer *reducer); /* between steps, with no gradient */

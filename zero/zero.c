@@ -1,6 +1,7 @@
 /* The calls: their checks, and what each asks of the parts. A call that fails once a tutti_zero has begun to talk to
    other ranks ends it: what they think has happened is not known any more. */
 #include "zero/zero.h"
+#include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "zero/home.h"
@@ -9,7 +10,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/types.h>
+#include <unistd.h>
 
+enum { LANDING_MS = 2000 };
 struct tutti_zero {
     struct partition partition;
     struct home home;
@@ -17,22 +21,33 @@ struct tutti_zero {
     struct optimizer optimizer;
     tutti_comm *all, *word;                             /* for what is large; for what is waited for at once */
     uint64_t steps;                                     /* taken */
-    bool begun;
+    bool begun, claimed;                                /* claimed: nobody reads parameters until the step is taken */
+    pid_t process;                                      /* that made it */
     tutti_status failure;
     char why[STATUS_DETAIL_BYTES];
 };
 
 /* ---- checks ---- */
+/* The others are not to wait for this rank. */
+static void abandon(tutti_zero *z)
+{
+    if (z->all) tutti_comm_abort(z->all);
+    if (z->word) tutti_comm_abort(z->word);
+    if (z->home.across) tutti_comm_abort(z->home.across);
+}
 static tutti_status keep(tutti_zero *z, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
     z->failure = status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
-    return status;
+    abandon(z);
+    return status_repeat(status, z->why);
 }
 static tutti_status check(const tutti_zero *z)
 {
     if (!z) return status_refuse(TUTTI_INVALID_ARGUMENT, "the tutti_zero is NULL");
+    if (z->process != getpid())
+        return status_fail(TUTTI_FORKED, "zero: this tutti_zero was made before a fork; a child must make its own");
     if (z->failure) return status_repeat(z->failure, z->why);
     if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
@@ -50,7 +65,10 @@ static tutti_status check_config(const tutti_zero_config *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_zero_config.struct_size is %zu, and this library knows %zu: begin with TUTTI_ZERO_CONFIG_INIT",
             c->struct_size, sizeof *c);
-    if (!c->comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
+    return c->comm ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
+}
+static tutti_status check_choices(const tutti_zero_config *c)
+{
     if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: home %d, rule %d or %d buffers cannot be", (int)c->home,
             (int)c->rule, c->buffers);
@@ -78,6 +96,7 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
 static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
 {
     tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
+    if (mine == TUTTI_OK) mine = check_choices(c);
     TRY(compare(z, c, mine));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->all));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
@@ -92,6 +111,7 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     TRY(check_config(c));
     tutti_zero *z = memory_aligned(sizeof *z);
     if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
+    z->process = getpid();
     tutti_status status = create(z, c);
     if (status == TUTTI_OK) {
         *out = z;
@@ -106,6 +126,9 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 tutti_status tutti_zero_destroy(tutti_zero *z)
 {
     if (!z) return TUTTI_OK;
+    bool mine = z->process == getpid(), midway = z->reducer.partition && !reducer_is_at_rest(&z->reducer);
+    if (mine && !z->failure && midway) abandon(z);
+    else if (mine && !z->failure && z->home.partition) home_land(&z->home, clock_ms() + LANDING_MS);
     tutti_comm_destroy(z->all);                         /* first: nothing runs any more on the memory below */
     tutti_comm_destroy(z->word);
     if (z->home.partition) home_finish(&z->home);
@@ -132,7 +155,8 @@ tutti_status tutti_zero_begin(tutti_zero *z)
     if (!z) return check(z);
     if (z->failure) return status_repeat(z->failure, z->why);
     z->begun = true;
-    return keep(z, begin(z));
+    tutti_status status = home_claim(&z->home, z->steps);
+    return keep(z, status == TUTTI_OK ? begin(z) : status);
 }
 
 /* ---- what happens ---- */
@@ -180,11 +204,22 @@ tutti_status tutti_zero_norm(tutti_zero *z, double *out)
     TRY(check(z));
     return keep(z, norm(z, out));
 }
+/* Until no rank reads parameters any more. All ranks have come to the step when they have settled in it; who had
+   settled before may have gone on reading. */
+static tutti_status claim(tutti_zero *z)
+{
+    if (z->claimed) return TUTTI_OK;
+    bool settled = z->reducer.settled;
+    TRY(reducer_settle(&z->reducer));
+    if (settled) TRY(tutti_barrier(z->word, NULL));
+    z->claimed = true;
+    return TUTTI_OK;
+}
 /* rates NULL: the caller has updated the pieces. In the order of the sums, the same on all ranks. */
 static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
     struct reducer *r = &z->reducer;
-    TRY(reducer_settle(r));
+    TRY(claim(z));
     for (int i = 0; i < z->partition.units; i++) {
         int u = r->order.turn[i];
         TRY(home_await(&z->home, u, z->steps));         /* of a unit that nobody has used since the last step */
@@ -193,6 +228,7 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
         TRY(home_publish(&z->home, u, z->steps + 1));
     }
     z->steps++;
+    z->claimed = false;
     return reducer_next(r);
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
@@ -203,9 +239,17 @@ tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, doubl
             "zero: a step needs a rule and rates; without a rule, update the pieces and call tutti_zero_publish");
     return keep(z, take_step(z, rates, scale));
 }
+tutti_status tutti_zero_claim(tutti_zero *z)
+{
+    TRY(check(z));
+    if (!reducer_is_at_rest(&z->reducer)) return keep(z, claim(z));
+    return keep(z, home_claim(&z->home, z->steps));
+}
 tutti_status tutti_zero_publish(tutti_zero *z)
 {
     TRY(check(z));
+    if (!z->claimed)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: pieces are updated between tutti_zero_claim and _publish");
     return keep(z, take_step(z, NULL, 1));
 }
 tutti_status tutti_zero_drop(tutti_zero *z)

@@ -27,7 +27,7 @@ extern "C" {
 typedef struct tutti_zero tutti_zero;
 typedef enum tutti_zero_home { TUTTI_ZERO_SHARED, TUTTI_ZERO_REPLICATED, TUTTI_ZERO_HOMES } tutti_zero_home;
 /* What `step` does to a slice. MOMENTUM is SGD with momentum, without dampening. NONE: the caller updates the pieces
-   between tutti_zero_settle and tutti_zero_publish. */
+   between tutti_zero_claim and tutti_zero_publish. */
 typedef enum tutti_zero_rule {
     TUTTI_ZERO_NONE,
     TUTTI_ZERO_SGD,
@@ -57,10 +57,13 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0 }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
-TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);           /* NULL is fine; waits for nobody */
+/* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of
+   the others with an error. */
+TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);
 /* Where a parameter lies; NULL: there is none of that number. */
 TUTTI_API void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter);
-/* Collective: all begin with what rank 0 has written to its parameters by now. */
+/* Collective: all begin with what rank 0 has written to its parameters by now. To begin anew, call tutti_zero_claim,
+   and write after it. */
 TUTTI_API tutti_status tutti_zero_begin(tutti_zero *zero);
 
 /* ---- what happens in a step ---- */
@@ -83,9 +86,12 @@ typedef struct tutti_zero_rates { double rate, decay, momentum, beta1, beta2, ep
 /* Collective: gradients, times `scale`, update this rank's slices by the rule, with the rates of each group. Returns
    when its own part is done; `use` waits for that of others. */
 TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates *rates, double scale);
-/* The same, where the rule is NONE and the caller has updated its pieces. */
+/* Collective: returns when all units are up to date and no rank reads parameters any more: it may be written to them,
+   on rank 0 before tutti_zero_begin, or, when gradients are settled, to the pieces before tutti_zero_publish. */
+TUTTI_API tutti_status tutti_zero_claim(tutti_zero *zero);
+/* As step, where the rule is NONE and the caller has updated its pieces. */
 TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
-/* Gradients of this step are forgotten. Collective where there are any: the sums that are under way end first. */
+/* Gradients of this step are forgotten. Collective if any rank has any: MISMATCH where others take the step. */
 TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
 
 /* ---- what a rank keeps ---- */

@@ -65,6 +65,7 @@ static tutti_status make(struct sharing *s, struct report *mine)
 {
     TRY(memory_check(s->mapped_bytes, "memory in common"));
     TRY(random_fill(mine->token, sizeof mine->token));
+    TRY(common_enter(mine->token, &s->common));
     return memfd_create_sealed(s->mapped_bytes, &s->descriptor);
 }
 static tutti_status pass_on(struct sharing *s)
@@ -87,7 +88,7 @@ static tutti_status fill(const struct sharing *s)
 }
 static tutti_status map(struct sharing *s)
 {
-    TRY(common_enter(token_of(s), &s->common));
+    if (!s->common) TRY(common_enter(token_of(s), &s->common));
     if (!sharers_is_first_of_process(&s->comm->group, &s->sharers, s->comm->group.rank)) return TUTTI_OK;
     TRY(pass_on(s));
     TRY(fill(s));

@@ -132,6 +132,9 @@ class Core:
     def step(self, rates: Sequence[Rates], scale: float) -> None:
         _check(self._calls.tutti_zero_step(self._zero, (Rates * len(rates))(*rates), c_double(scale)))
 
+    def claim(self) -> None:
+        _check(self._calls.tutti_zero_claim(self._zero))
+
     def publish(self) -> None:
         _check(self._calls.tutti_zero_publish(self._zero))
 

@@ -3,13 +3,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
+import weakref
 from collections import Counter
+from types import MethodType
 from typing import Any, Iterable, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tutti._extension import load
 from torch_tutti.zero._core import Core, Described
@@ -17,6 +21,7 @@ from torch_tutti.zero._direct import write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 
 _C = load()
+_managers: Any = WeakTensorKeyDictionary()              # of parameters that are sharded; weak references
 MANY = 1 << 20                          # buffers: no unit waits for another's, as stage 1 keeps all gradients
 
 
@@ -39,13 +44,16 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     elements of the model's outermost ModuleLists and Sequentials. What is in none of them, or in several, is a unit of
     the model itself. group: of tutti's, None: the default group. buffers: for the gradients of units of one size that
     are on their way (stages 2 and 3); a backward pass that is ahead waits for one. ahead: step() returns
-    when this rank's part is updated, and each unit waits for the others' when it computes. Quicker, above all in stages
-    1 and 2; but what reads parameters elsewhere than in forward() must call optimizer.wait() first.
+    when this rank's part is updated, and modules wait for the others' when they compute. Quicker, above all in stages
+    1 and 2; but what reads parameters elsewhere than in the forward() of the module that has them must call
+    optimizer.wait() first.
 
     Parameters have one type in each unit, float32 or bfloat16, lie in CPU memory, and stay where they are put: what
-    moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step. After backward()
-    `grad` is None. With bfloat16 the optimizer keeps float32 values of its part. AdamW, Adam and SGD run in C, with the
-    bits of torch's fused ones; any other optimizer that treats all elements alike runs on flat parts.
+    moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step; change them in a
+    `with optimizer.edit():` block. After backward() `grad` is None. Buffers are rank 0's at the start, and each
+    rank's own from then on. With bfloat16 the optimizer keeps float32 values of its part. AdamW, Adam and SGD run
+    in C, with the bits of torch's fused ones; any other optimizer that treats all elements alike runs on flat
+    parts.
     """
     home = _home_of(stage, hosts)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
@@ -96,12 +104,30 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def _take(manager: Any, number: int, p: nn.Parameter) -> None:
+    """A hook that keeps nothing alive: Python's collector does not see those of tensors."""
+    if (found := manager()) is not None:
+        found.take(number, p)
+
+
+def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+    """Of the module that is sharded: what the optimizer's does."""
+    type(self).zero_grad(self, set_to_none)
+    manager = next((_managers[p]() for p in self.parameters() if p in _managers), None)
+    if manager is not None and manager.model is self:
+        manager.optimizer.zero_grad()
+
+
+_zero_grad.__name__ = "zero_grad"       # under which a method is pickled
+
+
 class Manager:
     """Owns the core, and what it must know of the model."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
                  group: dist.ProcessGroup, home: str, buffers: int, ahead: bool) -> None:
-        self.group, self.modules, self.ahead = group, [model, *modules], ahead     # gradients of the first come last
+        self.model, self.group, self.ahead = model, group, ahead
+        self.modules = [model, *modules]                # gradients of the first come last
         self.steps = 0                  # taken; a unit that was used since needs no look
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
@@ -111,7 +137,7 @@ class Manager:
         backend = group._get_backend(torch.device("cpu"))
         limit = backend.options.timeout
         described = [Described(o.parameter.numel(), o.unit, group_of[o.parameter]) for o in self.owned]
-        self.rule = rule_of(optimizer)
+        self.rule = rule_of(type(optimizer), optimizer.param_groups)
         self.core = Core(backend._communicator, described, self._dtypes(), len(optimizer.param_groups), home, self.rule,
                          buffers, math.ceil(limit.total_seconds() * 1000) if limit else 0)
         self._move(model)
@@ -128,6 +154,8 @@ class Manager:
             if not p.requires_grad:
                 continue
             self._check(name, p, group_of)
+            if p in _managers:
+                raise ValueError(f"zero.shard: parameter {name} is sharded already; a model is sharded once")
             found.append(Owned(name, p, unit_of.get(p, 0)))
         if not found:
             raise ValueError("zero.shard: the model has no parameter that is trained")
@@ -146,6 +174,8 @@ class Manager:
         if p.device.type != "cpu" or p.layout != torch.strided:
             raise ValueError(f"zero.shard: parameter {name} is on {p.device}, {p.layout}; it must be an ordinary CPU "
                              "tensor")
+        if not p.numel():
+            raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
         if p.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; float32 and bfloat16 can be")
 
@@ -167,21 +197,39 @@ class Manager:
             if first:
                 view.copy_(p)
             p.data = view
+            _managers[p] = weakref.ref(self)
         _give_memory_back()
         self.core.begin()
         mine = {o.parameter for o in self.owned}
         for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:
-            dist.broadcast(tensor, group=self.group, group_src=0)
+            whole = tensor.contiguous()
+            dist.broadcast(whole, group=self.group, group_src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
         self.note()
 
     # ---- what happens ----
     def _watch(self, model: nn.Module) -> None:
+        """Hooks that say whom they are for: those of a copy of the model do nothing."""
         for unit, module in enumerate(self.modules):
-            module.register_forward_pre_hook(lambda *_, unit=unit: self.use(unit))
+            self._await_units(module, {unit})
+        if self.ahead:                  # whoever computes without its unit's forward
+            unit_of = {p: unit for _, p, unit in self.owned}
+            for module in model.modules():
+                self._await_units(module, {unit_of[p] for p in module.parameters(recurse=False) if p in unit_of})
         for number, (_, p, _) in enumerate(self.owned):
-            p.register_post_accumulate_grad_hook(lambda p, number=number: self.take(number, p))
-        model.register_state_dict_pre_hook(lambda *_: self.use_all())
-        model.register_load_state_dict_post_hook(lambda *_: self.restart())
+            p.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self), number))
+        model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
+        model.register_load_state_dict_pre_hook(lambda module, *_: self.core.claim() if module is model else None)
+        model.register_load_state_dict_post_hook(lambda module, *_: self.restart() if module is model else None)
+        model.zero_grad = MethodType(_zero_grad, model)
+
+    def _await_units(self, module: nn.Module, units: set[int]) -> None:
+        def hook(called: nn.Module, *_: Any) -> None:
+            for unit in units if called is module else ():
+                self.use(unit)
+        if units:
+            module.register_forward_pre_hook(hook)
 
     @torch._dynamo.disable
     def use(self, unit: int) -> None:
@@ -220,14 +268,25 @@ class Manager:
 
     # ---- steps ----
     def check(self) -> None:
-        """Whoever has moved or changed a parameter has left the others behind."""
+        """Whoever has moved, replaced or changed a parameter has left the others behind."""
+        now = dict(self.model.named_parameters())
         for (name, p, _), (address, version) in zip(self.owned, self.seen):
+            if now.get(name) is not p:
+                raise RuntimeError(f"zero: the model has another parameter {name} than zero.shard found; load with "
+                                   "assign=False, and shard a model when all its parameters are there")
             if p.data_ptr() != address:
                 raise RuntimeError(f"zero: parameter {name} does not lie where zero.shard put it; something has moved "
                                    "it (.to, an assignment to .data). Move or convert a model before it is sharded")
             if p._version != version:
                 raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
-                                   "optimizer; change it on rank 0 and call optimizer.restart() on all ranks")
+                                   "optimizer; change it on rank 0, on all ranks in `with optimizer.edit():`")
+            if p.grad is not None:
+                raise RuntimeError(f"zero: parameter {name} has a gradient that no backward pass has brought, in "
+                                   ".grad; the optimizer takes only those of backward()")
+        for name, p in now.items():
+            if p.requires_grad and p not in self.number_of:
+                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
+                                   "requires_grad before zero.shard")
 
     def note(self) -> None:
         self.seen = [(p.data_ptr(), p._version) for _, p, _ in self.owned]
@@ -242,7 +301,6 @@ class Manager:
 
     def restart(self) -> None:
         """Collective: all take rank 0's parameters."""
-        self.use_all()
         self.core.begin()
         self.note()
 

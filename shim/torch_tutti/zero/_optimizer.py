@@ -1,7 +1,9 @@
 """The optimizer's side: a torch.optim.Optimizer whose state is divided among the ranks."""
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
@@ -18,15 +20,18 @@ _MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("e
 _NEVER = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> str:
+_WHOLE = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
+               if hasattr(torch.optim, name))
+
+
+def rule_of(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> str:
     """Of the core's; "none": the optimizer itself works on this rank's pieces."""
-    groups = optimizer.param_groups
     if any(group.get(name) for group in groups for name in _NEVER):
         return "none"
-    if type(optimizer) is torch.optim.SGD:
+    if kind is torch.optim.SGD:
         return "momentum" if any(group["momentum"] for group in groups) else "sgd"
-    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
-        usual = type(optimizer) is torch.optim.AdamW
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        usual = kind is torch.optim.AdamW
         decoupled = {bool(group.get("decoupled_weight_decay", usual)) for group in groups}
         return "none" if len(decoupled) > 1 else "adamw" if decoupled.pop() else "adam"
     return "none"
@@ -38,9 +43,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         super().__init__([dict(group) for group in given.param_groups], dict(given.defaults))
+        self.param_groups = given.param_groups          # its own: a scheduler of the given one goes on with them
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
+        self._kind = type(given)
         self._scale = 1.0               # of this step's gradients
-        self._inner = self._of_pieces(type(given)) if self._rule == "none" else None
+        self._held = 0                  # blocks of no_sync
+        self._probed = False            # its whole state was asked for before there is any
+        self._inner = self._of_pieces(given) if self._rule == "none" else None
         if given.state:
             self.load_state_dict(given.state_dict())
 
@@ -57,8 +66,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+        if self._is_probe():
+            self._make_state()
+            return result
         self._manager.check()
         if self._inner is None:
+            self._check_rule()
             self._core.step([self._rates(group) for group in self.param_groups], self._scale)
         else:
             self._step_inner()
@@ -66,8 +79,30 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._manager.stepped()
         return result
 
+    def _is_probe(self) -> bool:
+        """torch.distributed.checkpoint takes a step with zeros, and rates of zero, to have a state made."""
+        gradients = (p.grad for _, p, _ in self._manager.owned)
+        return (not any(float(group.get("lr", 1)) for group in self.param_groups)
+                and all(g is not None and not g.any() for g in gradients))
+
+    def _make_state(self) -> None:
+        """Of parameters that no step has updated, zeros."""
+        self._probed = True
+        if self._inner is not None and not self._inner.state:
+            for flat in self._flat.values():
+                flat.grad = torch.zeros_like(flat)
+            self._inner.step()
+
+    def _check_rule(self) -> None:
+        needed = rule_of(self._kind, self.param_groups)
+        if needed != self._rule and (needed, self._rule) != ("sgd", "momentum"):
+            raise ValueError(f"zero: the groups' settings ask for {self._kind.__name__} in another form now "
+                             f"({needed}) than when the model was sharded ({self._rule}); set them before zero.shard")
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients that no step has used; collective if there are any."""
+        """Forgets gradients that no step has used; collective if any rank has any."""
+        for _, p, _ in self._manager.owned:
+            p.grad = None
         self._manager.written.clear()
         self._core.drop()
         self._scale = 1.0
@@ -76,11 +111,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes in the block stay on their rank, in memory of the whole model's size, and are
         summed with those of the pass after it."""
+        self._held += 1
         self._core.hold(True)
         try:
             yield
         finally:
-            self._core.hold(False)
+            self._held -= 1
+            self._core.hold(self._held > 0)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
@@ -88,19 +125,23 @@ class ZeroOptimizer(torch.optim.Optimizer):
         norm before that, the same on all ranks. Collective."""
         if float(norm_type) != 2.0:
             raise NotImplementedError(f"zero: clip_grad_norm_ with norm_type={norm_type}; it can be 2")
-        norm = self._core.norm()
+        norm = self._core.norm() * self._scale          # of what an earlier call has left
         if error_if_nonfinite and not norm < float("inf"):
             raise RuntimeError(f"The total norm of the gradients is {norm}, so it cannot be clipped; drop them with "
                                "zero_grad(), or allow it with error_if_nonfinite=False")
-        self._scale = min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
+        self._scale *= min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
         return torch.tensor(norm)
 
     def wait(self) -> None:
         """Returns when all parameters are as the last step has left them; needed with `ahead` only."""
         self._manager.use_all()
 
-    def restart(self) -> None:
-        """After parameters were changed by hand: all ranks take those of rank 0. Collective."""
+    @contextlib.contextmanager
+    def edit(self) -> Iterator[None]:
+        """In the block parameters may be changed, on rank 0; all have its values afterwards. Collective: the block
+        begins when no rank reads parameters any more."""
+        self._core.claim()
+        yield
         self._manager.restart()
 
     def report(self) -> dict[str, Any]:
@@ -117,7 +158,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
                      float(group.get("eps", 0)))
 
     # ---- any other optimizer, on flat parts ----
-    def _of_pieces(self, kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    def _of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        if type(given) in _WHOLE:
+            raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, and a rank has parts of "
+                                      "them")
         number = self._manager.number_of
         self._flat: dict[int, torch.nn.Parameter] = {}
         groups = []
@@ -129,12 +173,16 @@ class ZeroOptimizer(torch.optim.Optimizer):
                     self._flat[number[p]] = torch.nn.Parameter(piece.value)
                     mine.append(self._flat[number[p]])
             groups.append({**group, "params": mine or [torch.nn.Parameter(torch.empty(0))]})
-        return kind(groups)
+        inner: torch.optim.Optimizer = object.__new__(type(given))     # whatever its constructor needs
+        vars(inner).update({name: value for name, value in vars(given).items() if name != "step"})
+        inner.param_groups, inner.state = groups, collections.defaultdict(dict)
+        return inner
 
     @torch.no_grad()
     def _step_inner(self) -> None:
         assert self._inner is not None
         self._core.settle()
+        self._core.claim()
         for number, flat in self._flat.items():
             piece = self._core.piece(number)
             flat.grad = piece.gradient.float().mul(self._scale) if piece.used and piece.gradient is not None else None
@@ -149,7 +197,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         piece = self._core.piece(number)
         if self._inner is not None:
             found = dict(self._inner.state.get(self._flat.get(number), {}))
-        elif piece.steps and piece.value.numel() and _MOMENTS[self._rule]:
+        elif (piece.steps or self._probed) and piece.value.numel() and _MOMENTS[self._rule]:
             found = {"step": torch.tensor(float(piece.steps)), **dict(zip(_MOMENTS[self._rule], piece.moments))}
         else:
             found = {}
@@ -201,10 +249,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
                              f"{[len(group['params']) for group in self.param_groups]}")
         for mine, other in zip(self.param_groups, theirs):
             mine.update({name: value for name, value in other.items() if name != "params"})
-        for at, p in enumerate(p for group in self.param_groups for p in group["params"]):
+        keys = itertools.chain.from_iterable(group["params"] for group in theirs)
+        for key, p in zip(keys, itertools.chain.from_iterable(group["params"] for group in self.param_groups)):
             number = self._manager.number_of.get(p)
             if number is not None:
-                self._load(number, p, state_dict["state"].get(at, {}))
+                self._load(number, p, state_dict["state"].get(key, {}))
 
     def _load(self, number: int, p: torch.Tensor, values: dict[str, Any]) -> None:
         piece, own = self._core.piece(number), {}
@@ -230,4 +279,4 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
 
 def _is_part(name: str, value: Any) -> bool:
-    return torch.is_tensor(value) and name != "step"
+    return torch.is_tensor(value) and value.dim() > 0 and name != "step"

@@ -1,0 +1,149 @@
+"""zero.shard: what users do wrong, and ranks that die, end in an error that says so."""
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from training import same_on_all_ranks
+from zero_training import Network, equal, go_back, ids_of, loss_of, refused, trained, values
+
+from torch_tutti import zero
+
+
+# ---- what goes wrong ----
+def run_refusals(world):
+    model = Network(16)
+    adam = torch.optim.AdamW(model.parameters())
+    refused(ValueError, "stage 0; it can be 1, 2 or 3", lambda: zero.shard(model, adam, stage=0))
+    refused(ValueError, "hosts='sharded' with stage 3", lambda: zero.shard(model, adam, hosts="sharded"))
+    refused(ValueError, "backend for CPU tensors is gloo", lambda: zero.shard(model, adam, group=world.gloo))
+    refused(ValueError, "no part of the model", lambda: zero.shard(model, adam, units=[nn.Linear(1, 1)]))
+    some = torch.optim.AdamW([model.scale])
+    refused(ValueError, "has not the parameter", lambda: zero.shard(model, some))
+    more = torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.ones(1))])
+    refused(ValueError, "parameters that the model has not", lambda: zero.shard(model, more))
+    wide = Network(16).double()
+    refused(ValueError, "parameter scale is torch.float64",
+            lambda: zero.shard(wide, torch.optim.AdamW(wide.parameters())))
+    wide = Network(16)
+    wide.scale.data = wide.scale.data.bfloat16()
+    refused(ValueError, "a unit has one type", lambda: zero.shard(wide, torch.optim.AdamW(wide.parameters())))
+    frozen = Network(16).requires_grad_(False)
+    refused(ValueError, "no parameter that is trained",
+            lambda: zero.shard(frozen, torch.optim.AdamW(frozen.parameters())))
+
+
+def test_what_is_refused(shared):
+    shared(2).run(run_refusals)
+
+
+def run_other_model(world):
+    model = Network(16 + 16 * world.rank)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(Exception, match="another model than some other rank") as raised:
+        zero.shard(model, optimizer)
+    assert type(raised.value).__name__ == "MismatchError"
+    dist.barrier()
+
+
+def test_ranks_with_other_models(shared):
+    shared(2).run(run_other_model)
+
+
+def run_changed(world):
+    model, optimizer = trained(world, "sgd", 3)
+    with torch.no_grad():
+        model.scale.add_(1)
+    refused(RuntimeError, "parameter scale was changed in place", optimizer.step)
+    with optimizer.edit(), torch.no_grad():
+        if world.rank == 0:
+            model.scale.fill_(3)
+    assert (model.scale == 3).all()
+    go_back(model, optimizer, 9, world.rank)
+    optimizer.step()
+    same_on_all_ranks(world, values(model))
+    model.blocks[0].to(torch.float64)
+    refused(RuntimeError, "blocks.0.inner.0.weight does not lie where zero.shard put it", optimizer.step)
+    refused(NotImplementedError, "norm_type=1", lambda: optimizer.clip_grad_norm_(1.0, norm_type=1))
+    refused(NotImplementedError, "cannot be added", lambda: optimizer.add_param_group({"params": []}))
+    refused(ValueError, "groups of .2. parameters",
+            lambda: optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]}))
+
+
+def test_parameters_that_are_changed_by_others(shared):
+    shared(2).run(run_changed)
+
+
+def run_replaced(world):
+    """What would silently train no longer."""
+    model, optimizer = trained(world, "sgd", 3)
+    refused(ValueError, "is sharded already", lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=1)))
+    model.extra = nn.Parameter(torch.ones(3))
+    refused(RuntimeError, "extra was not trained when the model was sharded", optimizer.step)
+    del model.extra
+    model.scale.grad = torch.ones_like(model.scale)
+    refused(RuntimeError, "scale has a gradient that no backward pass has brought", optimizer.step)
+    model.scale.grad = None
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    refused(RuntimeError, "another parameter", optimizer.step)
+    model, optimizer = trained(world, "sgd", 2)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    refused(ValueError, "SGD in another form now .momentum. than when the model was sharded", optimizer.step)
+    other = Network(16)
+    refused(NotImplementedError, "looks at whole tensors",
+            lambda: zero.shard(other, torch.optim.Adafactor(other.parameters())))
+    dist.barrier()
+
+
+def test_what_would_not_train(shared):
+    shared(2).run(run_replaced)
+
+
+def run_not_a_number(world):
+    """What a step must not use is dropped by all, also when a rank has found it."""
+    model, optimizer = trained(world, "sgd", 3)
+    before = values(model)
+    (loss_of(model(ids_of(7, world.rank))) * (float("nan") if world.rank == 1 else 1.0)).backward()
+    refused(RuntimeError, "norm of the gradients is nan", lambda: optimizer.clip_grad_norm_(1, error_if_nonfinite=True))
+    optimizer.zero_grad()
+    equal(world, values(model), before)
+    go_back(model, optimizer, 8, world.rank)
+    optimizer.step()
+    assert values(model).isfinite().all() and not torch.equal(values(model), before)
+    same_on_all_ranks(world, values(model))
+
+
+def test_gradients_that_are_no_numbers(shared):
+    shared(2).run(run_not_a_number)
+
+
+def run_stale_graph(world):
+    """A graph kept over a step has other weights than it was made with: torch notices."""
+    model, optimizer = trained(world, "sgd", 3)
+    kept = loss_of(model(ids_of(7, world.rank)))
+    go_back(model, optimizer, 8, world.rank)
+    optimizer.step()
+    refused(RuntimeError, "modified by an inplace operation", kept.backward)
+    dist.barrier()
+
+
+def test_a_graph_from_before_the_step(shared):
+    shared(2).run(run_stale_graph)
+
+
+def run_until_one_dies(world):
+    model, optimizer = trained(world, "adamw", 3)
+    if world.rank == 1:
+        import os
+        import signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(Exception, match="rank 1") as raised:
+        go_back(model, optimizer, 7, world.rank)
+        optimizer.step()
+    return type(raised.value).__name__
+
+
+def test_a_rank_that_dies(fresh):
+    outcomes = fresh(2).outcomes(run_until_one_dies)
+    assert outcomes[0].value == "PeerError" and outcomes[1].died is not None, outcomes

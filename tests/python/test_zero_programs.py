@@ -1,0 +1,215 @@
+"""zero.shard in programs that do more than train: checkpoints, gradients for other things, evaluation, copies."""
+import copy
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+from zero_training import (OPTIMIZERS, STEPS, Images, Network, agree, equal, go_back, goes_on, ids_of, loss_of,
+                           one_sum, pair, trained, values)
+
+from torch_tutti import zero
+
+
+# ---- checkpoints ----
+def run_checkpoint(world, name, bits):
+    """Saved at stage 3, it goes on at stage 2 and 3 as if nothing had happened."""
+    model, optimizer = trained(world, name, 3, bits)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = goes_on(world, model, optimizer)
+    for stage in (2, 3):
+        kind, settings = OPTIMIZERS[name]
+        other = Network(16).to(bits)
+        with torch.no_grad():
+            other.scale.fill_(9)
+        other, again = zero.shard(other, kind(other.parameters(), **{**settings, "lr": 7.0}), stage=stage)
+        again.load_state_dict(saved[1])
+        other.load_state_dict(saved[0])
+        again.load_state_dict(saved[1])
+        equal(world, goes_on(world, other, again), expected)
+
+
+@pytest.mark.parametrize("name, bits", [("adamw", torch.float32), ("momentum", torch.float32), ("none", torch.float32),
+                                        ("adamw", torch.bfloat16)])
+def test_goes_on_from_a_checkpoint(shared, name, bits):
+    shared(2).run(run_checkpoint, name, bits)
+
+
+def run_torchs_checkpoint(world):
+    """What DistributedDataParallel and its optimizer have saved is loaded here, and the other way round."""
+    judge, theirs, model, mine = pair(lambda: Network(16), "adamw", 3)
+    for step in range(2):
+        go_back(judge, theirs, step, world.rank)
+        theirs.step()
+        theirs.zero_grad()
+    model.load_state_dict(judge.module.state_dict())
+    mine.load_state_dict(theirs.state_dict())
+    for step in range(2, 4):
+        go_back(model, mine, step, world.rank)
+        mine.step()
+    state = mine.state_dict()
+    judge.module.load_state_dict(model.state_dict())
+    theirs.load_state_dict(state)
+    for step in range(4, 6):
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained_, optimizer, step, world.rank)
+            optimizer.step()
+    agree(world, values(model), values(judge.module))
+
+
+def test_takes_and_gives_torchs_checkpoints(shared):
+    shared(2).run(run_torchs_checkpoint)
+
+
+# ---- what else programs do ----
+def run_other_gradients(world):
+    """torch.autograd.grad, for inputs or parameters, brings the optimizer nothing; hooks of weights see gradients."""
+    judge, theirs, model, mine = pair(lambda: Images(), "sgd", 3)
+    seen = []
+    for step in range(STEPS):
+        for trained_, optimizer, layer in ((judge, theirs, judge.module.layers[5]), (model, mine, model.layers[5])):
+            optimizer.zero_grad()
+            images = ids_of(step, world.rank).float().requires_grad_()
+            gradient, = torch.autograd.grad(loss_of(layer(images[:, :11 * 4 * 4 // 4].repeat(1, 4))), images)
+            again, = torch.autograd.grad(loss_of(layer(torch.ones(1, 176))), layer.weight)
+            handle = layer.weight.register_hook(lambda g: seen.append(g.clone()))
+            loss_of(trained_(images.detach() + gradient.sign() + again.sum())).backward()
+            handle.remove()
+            optimizer.step()
+        assert torch.equal(seen[-1], seen[-2])
+        agree(world, values(model), values(judge.module))
+
+
+def test_gradients_for_something_else(shared):
+    shared(2).run(run_other_gradients)
+
+
+def run_forgotten(world):
+    """The model's zero_grad forgets gradients as the optimizer's does; clipping twice clips twice."""
+    model, optimizer = trained(world, "sgd", 3)
+    before = values(model)
+    go_back(model, optimizer, 5, world.rank)
+    model.zero_grad()
+    optimizer.step()
+    equal(world, values(model), before)
+    go_back(model, optimizer, 5, world.rank)
+    norm = optimizer.clip_grad_norm_(float("inf"))
+    torch.testing.assert_close(optimizer.clip_grad_norm_(norm / 2), norm)
+    torch.testing.assert_close(optimizer.clip_grad_norm_(norm / 4), norm / 2, rtol=1e-4, atol=0)
+    with optimizer.no_sync(), optimizer.no_sync():
+        pass
+    optimizer.step()
+    copied = copy.deepcopy(model)
+    if world.rank == 0:                 # a copy is nobody's
+        copied.load_state_dict(copied.state_dict())
+        loss_of(copied(ids_of(1, 0))).backward()
+        copied.zero_grad()
+    dist.barrier()
+
+
+def test_what_is_forgotten_and_copied(shared):
+    shared(2).run(run_forgotten)
+
+
+def run_dcp(world, folder):
+    """torch.distributed.checkpoint names parameters, and takes a step of nothing first."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    model, optimizer = trained(world, "adamw", 3)
+    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.save(parts, checkpoint_id=folder)
+    expected = goes_on(world, model, optimizer)
+    other = Network(16)
+    other, again = zero.shard(other, torch.optim.AdamW(other.parameters(), lr=3.0), stage=2)
+    parts = dict(zip(("model", "optimizer"), get_state_dict(other, again)))
+    dcp.load(parts, checkpoint_id=folder)
+    set_state_dict(other, again, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+    equal(world, goes_on(world, other, again), expected)
+
+
+def test_torchs_distributed_checkpoint(shared, tmp_path):
+    shared(2).run(run_dcp, str(tmp_path / "checkpoint"))
+
+
+def run_logs_and_evaluates(world):
+    """Between clipping and the step a rank may read, however slow it is; and load while others still evaluate."""
+    model, optimizer = trained(world, "sgd", 3)
+    kept = copy.deepcopy(model.state_dict())
+    other = {name: torch.zeros_like(value) for name, value in kept.items()}
+    for step in range(4):
+        before = values(model)
+        go_back(model, optimizer, step, world.rank)
+        optimizer.clip_grad_norm_(1.0)
+        time.sleep(0.02 * world.rank)
+        assert torch.equal(values(model), before)
+        optimizer.step()
+    model.load_state_dict(kept)
+    expected = model(ids_of(1, 0))
+    for _ in range(4):
+        time.sleep(0.02 * world.rank)
+        assert torch.equal(model(ids_of(1, 0)), expected)
+        model.load_state_dict(other)
+        model.load_state_dict(kept)
+
+
+def test_reads_beside_the_steps_of_others(shared):
+    shared(2).run(run_logs_and_evaluates)
+
+
+def run_inner_lists(world):
+    """Lists of lists: a unit without a forward of its own. And a scheduler that was made before."""
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(3))
+
+        def forward(self, ids):
+            x = ids.float() / 48
+            for first, second in self.layers:
+                x = x + second(first(x).tanh())
+            return x
+
+    judge, model = DistributedDataParallel(Pairs()), Pairs()
+    theirs = torch.optim.SGD(judge.parameters(), lr=0.1)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (theirs, given)]
+    model, mine = zero.shard(model, given, stage=2, ahead=True)
+    for step in range(STEPS):
+        losses = []
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            losses.append(loss_of(trained_(ids_of(step, world.rank))))
+            losses[-1].backward()
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+        assert not one_sum(world) or torch.equal(*losses)
+    mine.wait()
+    agree(world, values(model), values(judge.module))
+
+
+def test_units_that_are_not_called(shared):
+    shared(2).run(run_inner_lists)
+
+
+def run_over_and_over(world):
+    def mappings():
+        gc.collect()
+        with open("/proc/self/maps") as file:
+            return sum("memfd" in line for line in file)
+
+    counts = []
+    for _ in range(6):
+        trained(world, "adamw", 3)
+        counts.append(mappings())
+    return counts
+
+
+def test_nothing_of_a_model_stays(shared):
+    for counts in shared(2).run(run_over_and_over):
+        assert counts[-1] <= counts[1] + 2, counts

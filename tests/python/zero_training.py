@@ -1,0 +1,152 @@
+"""Models whose training tells whether what is divided among ranks is put together rightly, and how they are trained,
+with zero.shard and with DistributedDataParallel beside it."""
+import contextlib
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from training import flat, same_on_all_ranks
+
+from torch_tutti import zero
+
+STEPS = 5
+ADAMW = (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1})
+OPTIMIZERS = {
+    "adamw": ADAMW,
+    "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "betas": (0.3, 0.9)}),
+    "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    "sgd": (torch.optim.SGD, {"lr": 0.05}),
+    "none": (torch.optim.RMSprop, {"lr": 0.001, "momentum": 0.5}),
+}
+ODD = ("momentum", "sgd", "none")       # torch's fused Adam rounds the last few elements of odd tensors otherwise
+
+
+# ---- models ----
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(),
+                                   nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Network(nn.Module):
+    """Blocks in a list, parameters of the model itself, weights that are used twice."""
+
+    def __init__(self, width, blocks=3, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed = nn.Embedding(48, width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(blocks))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.head = nn.Linear(width, 48, bias=False)
+        self.head.weight = self.embed.weight
+        self.checkpointed = checkpointed
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return self.head(x * self.scale)
+
+
+class Picky(nn.Module):
+    """Of its three experts a batch uses one; odd sizes; the last is never used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.experts = nn.ModuleList(nn.Linear(7, 13) for _ in range(3))
+        self.out = nn.Linear(13, 5)
+
+    def forward(self, ids):
+        x = nn.functional.one_hot(ids[:, :1].squeeze(1) % 7, 7).float()
+        return self.out(self.experts[int(ids[0, 0]) % 2](x).tanh())
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 11, 3), nn.ReLU(), nn.Flatten(),
+                                    nn.Linear(11 * 4 * 4, 9))
+
+    def forward(self, ids):
+        return self.layers(ids.float().view(-1, 1, 8, 8) / 48)
+
+
+def ids_of(step, rank, turn=0):
+    generator = torch.Generator().manual_seed(7919 * step + 31 * turn + rank + 1)
+    return torch.randint(48, (4, 64), generator=generator)
+
+
+def loss_of(output):
+    return output.float().square().mean()
+
+
+# ---- training ----
+def go_back(model, optimizer, step, rank, turns=1):
+    for turn in range(turns):
+        quiet = (optimizer if isinstance(optimizer, zero.ZeroOptimizer) else model).no_sync
+        with quiet() if turn + 1 < turns else contextlib.nullcontext():
+            loss_of(model(ids_of(step, rank, turn))).backward()
+
+
+def fused(name):
+    return {"fused": True} if name in ("adamw", "adam") else {}
+
+
+def pair(make, name, stage, ddp={}, **options):
+    kind, settings = OPTIMIZERS[name]
+    judge = DistributedDataParallel(make(), **ddp)
+    theirs = kind(judge.parameters(), **settings, **fused(name))
+    model = make()
+    model, mine = zero.shard(model, kind(model.parameters(), **settings), stage=stage, **options)
+    return judge, theirs, model, mine
+
+
+def values(model):
+    return flat(model.parameters())
+
+
+def equal(world, mine, judge):
+    assert torch.equal(mine, judge), f"largest difference {(mine - judge).abs().max()}"
+    same_on_all_ranks(world, mine)
+
+
+def one_sum(world):
+    """Where one host sums, DistributedDataParallel and zero add in the same order; over hosts in different ones."""
+    return world.hosts == 1
+
+
+def agree(world, mine, judge):
+    if one_sum(world) or world.size == 2:
+        equal(world, mine, judge)
+    torch.testing.assert_close(mine, judge, rtol=2e-5, atol=2e-5)
+    same_on_all_ranks(world, mine)
+
+
+def trained(world, name, stage, bits=torch.float32):
+    kind, settings = OPTIMIZERS[name]
+    model = Network(16).to(bits)
+    model, optimizer = zero.shard(model, kind(model.parameters(), **settings), stage=stage)
+    for step in range(3):
+        go_back(model, optimizer, step, world.rank)
+        optimizer.step()
+    return model, optimizer
+
+
+def goes_on(world, model, optimizer):
+    for step in range(3, 6):
+        go_back(model, optimizer, step, world.rank)
+        optimizer.step()
+    return values(model)
+
+
+def refused(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
