@@ -27,7 +27,7 @@ from steps import COMPUTING, groups, measure, median_ms, on_all_ranks, say_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import train_gpt
 
-WAYS = {"ddp": "tutti", "ddp, gloo": "gloo", "fsdp": "tutti", "fsdp, gloo": "gloo", "zero1": "tutti", "zero2": "tutti",
+WAYS = {"ddp": "tutti", "ddp-gloo": "gloo", "fsdp": "tutti", "fsdp-gloo": "gloo", "zero1": "tutti", "zero2": "tutti",
         "zero3": "tutti", "computing": COMPUTING}
 
 
@@ -94,7 +94,8 @@ def settled_bytes():
 def remember(way, group, options, text):
     """Bytes of all ranks together, when nothing runs and at most; parameters. A small model comes first, so that what
     torch loads and keeps for any model is not counted."""
-    small = Training(way, group, argparse.Namespace(**{**vars(options), "width": 64, "layers": 2}), text)
+    sizes = {**vars(options), "width": 16 * options.heads, "layers": 2}
+    small = Training(way, group, argparse.Namespace(**sizes), text)
     for _ in range(2):
         small.step()
     del small
@@ -125,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--memory", choices=[way for way in WAYS if way != "computing"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what to time, beside ddp")
     for name, value in (("width", 512), ("heads", 8), ("layers", 8), ("context", 64), ("batch", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
@@ -138,7 +140,8 @@ def main() -> None:
                   f"{formula / 1e6:.0f} by the formula, ratio {kept / formula:.3f}; {most / 1e6:.0f} at most")
     else:
         say_where("dividing a model")
-        trainings = {way: Training(way, joined[backend], options, text) for way, backend in WAYS.items()}
+        trainings = {way: Training(way, joined[backend], options, text) for way, backend in WAYS.items()
+                     if way in ("ddp", *options.ways)}
         steps = measure({way: training.step for way, training in trainings.items()}, options.turns, 3)
         if dist.get_rank() == 0:
             count = sum(p.numel() for p in trainings["ddp"].model.parameters())
