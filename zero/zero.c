@@ -155,6 +155,7 @@ tutti_status tutti_zero_begin(tutti_zero *z)
     if (!z) return check(z);
     if (z->failure) return status_repeat(z->failure, z->why);
     z->begun = true;
+    z->claimed = false;
     tutti_status status = home_claim(&z->home, z->steps);
     return keep(z, status == TUTTI_OK ? begin(z) : status);
 }

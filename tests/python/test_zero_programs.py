@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
+from training import flat, same_on_all_ranks
 from zero_training import (OPTIMIZERS, STEPS, Images, Network, agree, equal, go_back, goes_on, ids_of, loss_of,
                            one_sum, pair, trained, values)
 
@@ -158,6 +159,66 @@ def run_logs_and_evaluates(world):
 
 def test_reads_beside_the_steps_of_others(shared):
     shared(2).run(run_logs_and_evaluates)
+
+
+class Born(nn.Module):
+    """Of layers that can begin anew, one of which is not trained, and one with buffers."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 7))
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+
+    def forward(self, ids):
+        return self.frozen(self.layers(ids.float() / 48))
+
+
+def run_born(world, stage):
+    """A model on the meta device gets rank 0's first values, and trains as any."""
+    torch.manual_seed(world.rank)
+    with torch.device("meta"):
+        model = Born()
+    given = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, mine = zero.shard(model, given, stage=stage)
+    assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    assert mine.param_groups[0]["params"][0] is model.layers[0].weight
+    same_on_all_ranks(world, flat(model.state_dict().values()))
+    assert 0.01 < model.layers[0].weight.std() < 1 and model.frozen.weight.std() > 0
+    judge = Born()
+    judge.load_state_dict(model.state_dict())
+    judge = DistributedDataParallel(judge)
+    theirs = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
+    for step in range(STEPS):
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained_, optimizer, step, world.rank)
+            optimizer.step()
+        agree(world, values(model), values(judge.module))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_born_on_the_meta_device(shared, stage):
+    shared(2).run(run_born, stage)
+
+
+def run_unborn(world):
+    """First values from a function; a module that can begin by itself in no way is refused on all ranks."""
+    with torch.device("meta"):
+        model = Network(16)
+    given = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="a Network has tensors on the meta device and no reset_parameters"):
+        zero.shard(model, given)
+
+    def fill(module):
+        for p in module.parameters(recurse=False):
+            p.fill_(0.25)
+
+    model, _ = zero.shard(model, given, init=fill)
+    assert all((p == 0.25).all() for p in model.parameters()) and model.head.weight is model.embed.weight
+
+
+def test_first_values_from_a_function(shared):
+    shared(2).run(run_unborn)
 
 
 def run_inner_lists(world):

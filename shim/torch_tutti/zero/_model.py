@@ -8,7 +8,7 @@ import math
 import weakref
 from collections import Counter
 from types import MethodType
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,8 @@ class Owned(NamedTuple):
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
-          buffers: int = 2, ahead: bool = False) -> tuple[nn.Module, ZeroOptimizer]:
+          buffers: int = 2, ahead: bool = False,
+          init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
 
@@ -48,6 +49,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     1 and 2; but what reads parameters elsewhere than in the forward() of the module that has them must call
     optimizer.wait() first.
 
+    A model may be on the meta device, the optimizer made of its parameters there: then it is never whole in the memory
+    of one rank. init: called on rank 0 with each module that has parameters or buffers of its own there, and is to give
+    them their first values; default: the module's reset_parameters().
+
     Parameters have one type in each unit, float32 or bfloat16, lie in CPU memory, and stay where they are put: what
     moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step; change them in a
     `with optimizer.edit():` block. After backward() `grad` is None. Buffers are rank 0's at the start, and each
@@ -57,7 +62,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     """
     home = _home_of(stage, hosts)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
-                      MANY if stage == 1 else buffers, ahead)
+                      MANY if stage == 1 else buffers, ahead, init)
     return model, manager.optimizer
 
 
@@ -98,6 +103,30 @@ def _blocks_of(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _own_tensors(module: nn.Module) -> Iterable[torch.Tensor]:
+    return (*module.parameters(recurse=False), *module.buffers(recurse=False))
+
+
+def _unborn(model: nn.Module, init: Callable[[nn.Module], None] | None) -> list[nn.Module]:
+    """Modules with tensors of their own on the meta device. All can get first values."""
+    found = [module for module in model.modules() if any(t.is_meta for t in _own_tensors(module))]
+    for module in found:
+        if init is None and not hasattr(module, "reset_parameters"):
+            raise ValueError(f"zero.shard: a {type(module).__name__} has tensors on the meta device and no "
+                             "reset_parameters(): give it one, or pass init=")
+    return found
+
+
+def _bear_rest(module: nn.Module) -> None:
+    """What is not trained, and still on the meta device."""
+    for p in module.parameters(recurse=False):
+        if p.is_meta:
+            torch.utils.swap_tensors(p, nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=False))
+    for name, tensor in module.named_buffers(recurse=False):
+        if tensor.is_meta:
+            module._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
 def _give_memory_back() -> None:
     """What the parameters had, which the C library would keep: as much as the model."""
     with contextlib.suppress(AttributeError):              # others than glibc have no such call
@@ -125,12 +154,14 @@ class Manager:
     """Owns the core, and what it must know of the model."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
-                 group: dist.ProcessGroup, home: str, buffers: int, ahead: bool) -> None:
+                 group: dist.ProcessGroup, home: str, buffers: int, ahead: bool,
+                 init: Callable[[nn.Module], None] | None) -> None:
         self.model, self.group, self.ahead = model, group, ahead
         self.modules = [model, *modules]                # gradients of the first come last
         self.steps = 0                  # taken; a unit that was used since needs no look
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
+        unborn = _unborn(model, init)
         self.used = [-1] * len(self.modules)
         self.written: set[int] = set()  # gradients of this backward pass that are not complete
         self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
@@ -140,7 +171,7 @@ class Manager:
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
         self.core = Core(backend._communicator, described, self._dtypes(), len(optimizer.param_groups), home, self.rule,
                          buffers, math.ceil(limit.total_seconds() * 1000) if limit else 0)
-        self._move(model)
+        self._move(model, unborn, init)
         self._watch(model)
         write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
@@ -171,7 +202,7 @@ class Manager:
         if p not in group_of:
             raise ValueError(f"zero.shard: the optimizer has not the parameter {name}; give it all, or set "
                              "requires_grad=False")
-        if p.device.type != "cpu" or p.layout != torch.strided:
+        if p.device.type not in ("cpu", "meta") or p.layout != torch.strided:
             raise ValueError(f"zero.shard: parameter {name} is on {p.device}, {p.layout}; it must be an ordinary CPU "
                              "tensor")
         if not p.numel():
@@ -189,16 +220,23 @@ class Manager:
         return [dtype or torch.float32 for dtype in found]
 
     @torch.no_grad()
-    def _move(self, model: nn.Module) -> None:
+    def _move(self, model: nn.Module, unborn: list[nn.Module], init: Callable[[nn.Module], None] | None) -> None:
         """Parameters become views of the core's arrays, with rank 0's values."""
         first = dist.get_rank(self.group) == 0
         for number, (_, p, _) in enumerate(self.owned):
             view = self.core.parameter(number).view(p.shape)
-            if first:
-                view.copy_(p)
-            p.data = view
+            if p.is_meta:
+                torch.utils.swap_tensors(p, nn.Parameter(view))         # it stays the one that the optimizer has
+            else:
+                if first:
+                    view.copy_(p)
+                p.data = view
             _managers[p] = weakref.ref(self)
         _give_memory_back()
+        for module in unborn:
+            _bear_rest(module)
+            if first:
+                init(module) if init else module.reset_parameters()
         self.core.begin()
         mine = {o.parameter for o in self.owned}
         for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:
