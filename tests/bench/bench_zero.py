@@ -2,11 +2,14 @@
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py               time, turn by turn in one run
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --memory zero3       memory, of one way alone
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --timer              what of the sums is exposed
 
 The model is that of examples/train_gpt.py, with the sizes asked for; the optimizer AdamW, torch's with fused=True.
-Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a step
-is as long as its slowest rank. Memory: what the ranks have together between steps and at most, shared pages counted
-once (PSS), less what they had with a small model before; and what the formula says.
+Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a
+step is as long as its slowest rank. Memory: what the ranks have together between steps and at most, shared pages
+counted once (PSS), less what they had with a small model before; and what the formula says. Timer: layers that take
+their time and no core, as a GPU's do; sums take 0.8 of the backward pass; measured is how much longer that is until
+all are summed, by the same with each rank in a group by itself.
 """
 import argparse
 import ctypes
@@ -14,6 +17,7 @@ import gc
 import statistics
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -64,6 +68,68 @@ class Training:
         self.optimizer.zero_grad()
         self.number += 1
         return loss.item()
+
+
+class Layer(torch.nn.Module):
+    """Sleeps; then its gradient is there."""
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight, layer):
+            context.layer = layer
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context, gradient):
+            time.sleep(context.layer.seconds)
+            return gradient, context.layer.gradient, None
+
+    def __init__(self, width=1024):
+        super().__init__()
+        self.weight, self.gradient, self.seconds = torch.nn.Parameter(torch.zeros(width, width)), None, 0.0
+        self.gradient = torch.ones(width, width)
+
+    def forward(self, x):
+        return self.Sleep.apply(x, self.weight, self)
+
+
+class Timer:
+    """Until all gradients are summed."""
+
+    def __init__(self, stage, group):
+        model = torch.nn.Sequential(*(Layer() for _ in range(12)))
+        self.model, self.optimizer = torch_tutti.zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1),
+                                                            stage=stage, group=group)
+
+    def step(self):
+        self.model(torch.ones(1, requires_grad=True)).sum().backward()
+        self.optimizer.clip_grad_norm_(1e9)
+
+    def sleep(self, seconds):
+        self.optimizer.zero_grad()
+        for layer in self.model:
+            layer.seconds = seconds
+
+
+def time_sums(joined, turns):
+    timers = {"zero2": Timer(2, joined["tutti"]), "zero3": Timer(3, joined["tutti"]),
+              COMPUTING: Timer(3, joined[COMPUTING])}
+
+    def run(timer):
+        timer.step()
+        timer.optimizer.zero_grad()
+
+    steps = {name: lambda timer=timer: run(timer) for name, timer in timers.items()}
+    alone = measure(steps, turns, 3)
+    sums = max(median_ms(alone[name]) for name in ("zero2", "zero3"))
+    for timer in timers.values():
+        timer.sleep(sums / 1e3 / 0.8 / len(timer.model))
+    taken = measure(steps, turns, 2)
+    if dist.get_rank() == 0:
+        for name in ("zero2", "zero3"):
+            more = statistics.median(one[0] - other[0] for one, other in zip(taken[name], taken[COMPUTING])) * 1e3
+            print(f"{name}: all at once {median_ms(alone[name]):.2f} ms; beside layers that take "
+                  f"{median_ms(taken[COMPUTING]):.2f} ms: {more:.2f} more, {more / median_ms(taken[name]):.1%}")
 
 
 def shared_bytes():
@@ -126,13 +192,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--memory", choices=[way for way in WAYS if way != "computing"])
+    parser.add_argument("--timer", action="store_true")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what to time, beside ddp")
     for name, value in (("width", 512), ("heads", 8), ("layers", 8), ("context", 64), ("batch", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     joined = groups()
     text = train_gpt.Text(None, options.context, options.batch)
-    if options.memory:
+    if options.timer:
+        say_where("sums beside layers that sleep")
+        time_sums(joined, options.turns)
+    elif options.memory:
         kept, most, count = remember(options.memory, joined[WAYS[options.memory]], options, text)
         formula = expected(options.memory, count, dist.get_world_size(), options.layers)
         if dist.get_rank() == 0:
