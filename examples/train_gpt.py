@@ -68,7 +68,7 @@ class GPT(nn.Module):
     def forward(self, ids, targets=None):
         x = self.token(ids) + self.position.weight[: ids.shape[1]]
         logits = self.head(self.norm(self.blocks(x)))
-        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
     def continue_text(self, ids, count, seed):
@@ -191,7 +191,8 @@ class Trainer:
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
         if self.options.zero and self.backend == "tutti":
             import torch_tutti
-            return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group)
+            return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group,
+                                          precision=self.options.precision)
         return data_parallel(model, group, shared=self.backend == "tutti" and self.device.type == "cpu"), optimizer
 
     def note_gradient(self, _):
@@ -370,6 +371,7 @@ def parse(arguments):
     parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
     parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
     parser.add_argument("--zero", type=int, default=0, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (0: DDP)")
+    parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
     parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")
@@ -390,6 +392,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.compare and options.resume:
         parser.error("--compare starts from the beginning; leave out --resume")
+    if options.precision and (options.compare or not options.zero):
+        parser.error("--precision goes with --zero, and rounds otherwise than what --compare would compare it with")
     return options
 
 

@@ -60,6 +60,7 @@ def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
     assert zero[:8] == whole[:8]
     assert " 14/14" in train("--resume", tmp_path / "at12", "--steps", 14)
     assert "DIFFERENT" not in train("--zero", 2, "--compare")
+    assert "identical" in train("--zero", 3, "--precision", "bf16")
 
 
 def processes_of(run):

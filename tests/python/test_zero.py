@@ -127,6 +127,39 @@ def run_bfloat16(world, stage):
         equal(world, values(model), values(judge))
 
 
+def run_precision(world, stage):
+    """A float32 model asked to be bfloat16: the float32 values that it had are kept."""
+    judge, model = Images().layers.bfloat16(), Images().layers
+    kept = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters() if world.rank else ():
+            p.zero_()                   # rank 0's count
+    theirs = torch.optim.SGD(kept, lr=0.05, momentum=0.9)
+    given = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, mine = zero.shard(model, given, stage=stage, precision="bf16")
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+    for step in range(STEPS):
+        images = ids_of(step, world.rank).float().view(-1, 1, 8, 8) / 48
+        loss_of(judge(images.bfloat16())).backward()
+        loss_of(model(images)).backward()
+        for p, value in zip(judge.parameters(), kept):
+            p.grad.mul_(1 / world.size)
+            dist.all_reduce(p.grad)
+            value.grad = p.grad.float()
+            p.grad = None
+        theirs.step()
+        mine.step()
+        with torch.no_grad():
+            for p, value in zip(judge.parameters(), kept):
+                p.copy_(value)
+        equal(world, values(model), values(judge))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_precision_keeps_float32_values(shared, stage):
+    shared(2).run(run_precision, stage)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bfloat16_has_float32_values(shared, stage):
     shared(2).run(run_bfloat16, stage)

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tutti._extension import load
@@ -22,6 +23,7 @@ from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 
 _C = load()
 _managers: Any = WeakTensorKeyDictionary()              # of parameters that are sharded; weak references
+_PRECISIONS = {None: None, "bf16": torch.bfloat16}
 MANY = 1 << 20                          # buffers: no unit waits for another's, as stage 1 keeps all gradients
 
 
@@ -34,7 +36,7 @@ class Owned(NamedTuple):
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
-          buffers: int = 2, ahead: bool = False,
+          buffers: int = 2, ahead: bool = False, precision: str | None = None,
           init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
@@ -49,6 +51,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     1 and 2; but what reads parameters elsewhere than in the forward() of the module that has them must call
     optimizer.wait() first.
 
+    precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
+    the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
+
     A model may be on the meta device, the optimizer made of its parameters there: then it is never whole in the memory
     of one rank. init: called on rank 0 with each module that has parameters or buffers of its own there, and is to give
     them their first values; default: the module's reset_parameters().
@@ -61,8 +66,11 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     parts.
     """
     home = _home_of(stage, hosts)
+    if precision not in _PRECISIONS:
+        raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
-                      MANY if stage == 1 else buffers, ahead, init)
+                      MANY if stage == 1 else buffers, ahead, init,
+                      _PRECISIONS[precision])
     return model, manager.optimizer
 
 
@@ -139,6 +147,10 @@ def _take(manager: Any, number: int, p: nn.Parameter) -> None:
         found.take(number, p)
 
 
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (arguments, keywords))
+
+
 def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
     """Of the module that is sharded: what the optimizer's does."""
     type(self).zero_grad(self, set_to_none)
@@ -155,9 +167,10 @@ class Manager:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
                  group: dist.ProcessGroup, home: str, buffers: int, ahead: bool,
-                 init: Callable[[nn.Module], None] | None) -> None:
+                 init: Callable[[nn.Module], None] | None, dtype: torch.dtype | None) -> None:
         self.model, self.group, self.ahead = model, group, ahead
         self.modules = [model, *modules]                # gradients of the first come last
+        self.dtype = dtype              # of all parameters; None: of each unit its own
         self.steps = 0                  # taken; a unit that was used since needs no look
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
@@ -211,8 +224,8 @@ class Manager:
             raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; float32 and bfloat16 can be")
 
     def _dtypes(self) -> list[torch.dtype]:
-        found: list[torch.dtype | None] = [None] * len(self.modules)
-        for name, p, unit in self.owned:
+        found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
+        for name, p, unit in self.owned if self.dtype is None else ():
             if found[unit] not in (None, p.dtype):
                 raise ValueError(f"zero.shard: parameter {name} is {p.dtype}, others of its unit are {found[unit]}; a "
                                  "unit has one type: name it, or its parts, as units of their own")
@@ -222,9 +235,11 @@ class Manager:
     @torch.no_grad()
     def _move(self, model: nn.Module, unborn: list[nn.Module], init: Callable[[nn.Module], None] | None) -> None:
         """Parameters become views of the core's arrays, with rank 0's values."""
-        first = dist.get_rank(self.group) == 0
+        first, exact = dist.get_rank(self.group) == 0, {}
         for number, (_, p, _) in enumerate(self.owned):
             view = self.core.parameter(number).view(p.shape)
+            if view.dtype != p.dtype and not p.is_meta:
+                exact[number] = p.detach().float()
             if p.is_meta:
                 torch.utils.swap_tensors(p, nn.Parameter(view))         # it stays the one that the optimizer has
             else:
@@ -238,6 +253,10 @@ class Manager:
             if first:
                 init(module) if init else module.reset_parameters()
         self.core.begin()
+        for number, whole in exact.items():
+            dist.broadcast(whole, group=self.group, group_src=0)
+            piece = self.core.piece(number)
+            piece.value.copy_(whole.reshape(-1)[piece.at: piece.at + piece.value.numel()])
         mine = {o.parameter for o in self.owned}
         for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in mine)]:
             whole = tensor.contiguous()
@@ -257,6 +276,8 @@ class Manager:
                 self._await_units(module, {unit_of[p] for p in module.parameters(recurse=False) if p in unit_of})
         for number, (_, p, _) in enumerate(self.owned):
             p.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self), number))
+        if self.dtype is not None:
+            model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
         model.register_load_state_dict_pre_hook(lambda module, *_: self.core.claim() if module is model else None)
         model.register_load_state_dict_post_hook(lambda module, *_: self.restart() if module is model else None)
