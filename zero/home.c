@@ -10,6 +10,7 @@
 #include "backend/base/pause.h"
 #include "backend/base/status.h"
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -178,15 +179,25 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
     }
     return TUTTI_OK;
 }
+static tutti_status await_gathering(struct home *h, int unit)
+{
+    tutti_status status = tutti_wait(&h->house[unit].gathering, h->timeout_ms);
+    if (status != TUTTI_OK && h->across) {
+        char why[STATUS_DETAIL_BYTES / 2];
+        snprintf(why, sizeof why, "%s", status_detail());
+        return status_fail(status, "zero: unit %d has not come from the other hosts; by their numbers: %s", unit, why);
+    }
+    h->house[unit].gathers = false;
+    return status;
+}
 tutti_status home_await(struct home *h, int unit, uint64_t steps)
 {
     struct house *house = &h->house[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
     if (!house->gathers && (!shared || find_late(h, house, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
-    if (house->gathers) TRY(tutti_wait(&house->gathering, 0));
-    house->gathers = false;
-    tutti_status status = shared ? await_versions(h, unit, steps) : TUTTI_OK;
+    tutti_status status = house->gathers ? await_gathering(h, unit) : TUTTI_OK;
+    if (status == TUTTI_OK && shared) status = await_versions(h, unit, steps);
     h->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;
 }
