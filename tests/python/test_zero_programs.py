@@ -221,6 +221,31 @@ def test_first_values_from_a_function(shared):
     shared(2).run(run_unborn)
 
 
+def run_nested(world):
+    """Units inside each other, a unit that is the model, and weights that two have."""
+    model = Network(16)
+    first, second, _ = model.blocks
+    given = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, mine = zero.shard(model, given, units=[model, first, first.inner, first.inner[1], second, model.head])
+    manager, names = mine._manager, {o.name: o.unit for o in mine._manager.owned}
+    assert [type(module).__name__ for module in manager.modules] == ["Network", "Sequential", "Linear", "Residual",
+                                                                     "Linear"]
+    assert names["blocks.0.inner.1.weight"] == 2 and names["blocks.0.inner.3.weight"] == 1
+    assert names["blocks.1.inner.1.weight"] == 3 and names["blocks.2.inner.1.weight"] == 0
+    judge = DistributedDataParallel(Network(16))
+    theirs = torch.optim.SGD(judge.parameters(), lr=0.05)
+    for step in range(STEPS):
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained_, optimizer, step, world.rank)
+            optimizer.step()
+        agree(world, values(model), values(judge.module))
+
+
+def test_units_inside_each_other(shared):
+    shared(2).run(run_nested)
+
+
 def run_inner_lists(world):
     """Lists of lists: a unit without a forward of its own. And a scheduler that was made before."""
     class Pairs(nn.Module):

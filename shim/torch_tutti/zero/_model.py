@@ -6,7 +6,6 @@ import ctypes
 import functools
 import math
 import weakref
-from collections import Counter
 from types import MethodType
 from typing import Any, Callable, Iterable, NamedTuple
 
@@ -41,15 +40,15 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
 
-    stage: 1, optimizer state is divided among the ranks; 2, gradients as well; 3, parameters as well. hosts: how, with
-    stage 3: "shared", the ranks of a host map one copy, which each updates in part, so that no byte of parameters moves
-    on a host. units: modules whose parameters are used together, each summed and updated as one; default: the
-    elements of the model's outermost ModuleLists and Sequentials. What is in none of them, or in several, is a unit of
-    the model itself. group: of tutti's, None: the default group. buffers: for the gradients of units of one size that
-    are on their way (stages 2 and 3); a backward pass that is ahead waits for one. ahead: step() returns
-    when this rank's part is updated, and modules wait for the others' when they compute. Quicker, above all in stages
-    1 and 2; but what reads parameters elsewhere than in the forward() of the module that has them must call
-    optimizer.wait() first.
+    stage: 1, optimizer state is divided among the ranks; 2, gradients as well; 3, parameters as well. hosts: how,
+    with stage 3: "shared", the ranks of a host map one copy, which each updates in part, so that no byte of
+    parameters moves on a host. units: modules whose parameters are used together, each summed and updated as one;
+    default: the elements of the model's outermost ModuleLists and Sequentials. A parameter is of the innermost unit
+    that has it; of the model itself if none has, or several that are not inside each other. group: of tutti's,
+    None: the default group. buffers: for the gradients of units of one size that are on their way (stages 2 and 3);
+    a backward pass that is ahead waits for one. ahead: step() returns when this rank's part is updated, and modules
+    wait for the others' when they compute. Quicker, above all in stages 1 and 2; but what reads parameters
+    elsewhere than in the forward() of the module that has them must call optimizer.wait() first.
 
     precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
     the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
@@ -69,8 +68,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
-                      MANY if stage == 1 else buffers, ahead, init,
-                      _PRECISIONS[precision])
+                      MANY if stage == 1 else buffers, ahead, init, _PRECISIONS[precision])
     return model, manager.optimizer
 
 
@@ -190,9 +188,7 @@ class Manager:
         self.optimizer = ZeroOptimizer(self, optimizer)
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
-        holders = Counter(p for module in self.modules[1:] for p in set(module.parameters()))
-        unit_of = {p: number for number, module in enumerate(self.modules[1:], 1) for p in module.parameters()
-                   if holders[p] == 1}
+        unit_of = self._innermost()
         found = []
         for name, p in model.named_parameters():
             if not p.requires_grad:
@@ -209,6 +205,16 @@ class Manager:
         used = sorted({o.unit for o in found})             # what has no parameters of its own is no unit
         self.modules = [self.modules[unit] for unit in used]
         return sorted((o._replace(unit=used.index(o.unit)) for o in found), key=lambda o: o.unit)
+
+    def _innermost(self) -> dict[nn.Parameter, int]:
+        """Of parameters in one unit, or in units inside each other, the innermost."""
+        holders: dict[nn.Parameter, list[int]] = {}
+        for number, module in enumerate(self.modules[1:], 1):          # what is inside comes after what is around it
+            for p in module.parameters():
+                holders.setdefault(p, []).append(number)
+        inside = [set(module.modules()) for module in self.modules]
+        return {p: units[-1] for p, units in holders.items()
+                if all(self.modules[units[-1]] in inside[unit] for unit in units)}
 
     @staticmethod
     def _check(name: str, p: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
