@@ -28,9 +28,14 @@ tutti_status call_refuse_size(const char *type, const char *initial, size_t size
         "the program was compiled for a later version, or did not begin with %s",
         type, size, TUTTI_VERSION, most, initial);
 }
+/* An older program's have none. */
 static tutti_queue *queue_of(const tutti_request *request)
 {
-    return request->struct_size == sizeof *request ? request->queue : NULL;    /* an older program's has none */
+    return request->struct_size > FIRST_REQUEST_BYTES ? request->queue : NULL;
+}
+static uint64_t label_of(const tutti_request *request)
+{
+    return request->struct_size > offsetof(tutti_request, label) ? request->label : 0;
 }
 static tutti_status check_queue(const tutti_request *request, tutti_queue *queue)
 {
@@ -49,7 +54,7 @@ static tutti_status check_queue(const tutti_request *request, tutti_queue *queue
 static tutti_status check_options(const tutti_request *request)
 {
     size_t size = request->struct_size;
-    if (size != sizeof *request && size != FIRST_REQUEST_BYTES)
+    if (size != sizeof *request && size != offsetof(tutti_request, label) && size != FIRST_REQUEST_BYTES)
         return call_refuse_size("tutti_request", "TUTTI_REQUEST_INIT", size, FIRST_REQUEST_BYTES, sizeof *request);
     tutti_queue *queue = queue_of(request);
     return queue ? check_queue(request, queue) : TUTTI_OK;
@@ -118,7 +123,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->uneven = NULL;
     out->reduce = NULL;
     out->op = TUTTI_SUM;
-    out->factor = 0;
+    out->bits = 0;
     out->sequence = 0;
     out->queued.queue = NULL;
     out->message.tag = 0;
@@ -195,7 +200,10 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
     if (!request) return TUTTI_OK;
     if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
-    op->factor = request->factor;
+    op->bits = label_of(request);
+    if (op->bits && (op->family == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive and a premul_sum have no label");
+    if (op->op == TUTTI_PREMUL_SUM) memcpy(&op->bits, &request->factor, sizeof op->bits);
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");

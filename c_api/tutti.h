@@ -130,9 +130,11 @@ struct tutti_request {                                  /* begin with TUTTI_REQU
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
     tutti_queue *queue;                                 /* where it goes when it is over, see tutti_queue_wait, or NULL;
                                                            neither with `blocking` nor with `done` */
+    uint64_t label;                                     /* of a collective, but PREMUL_SUM: a number that must be the
+                                                           same on all ranks, where the order of alike calls matters */
 };
 /* The rest is zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } does as well. */
-#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL }
+#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0 }
 /* TUTTI_IN_PROGRESS, or how it ended. Of a small operation it does what can be done without waiting. */
 TUTTI_API tutti_status tutti_test(tutti_request *request);
 /* Somebody needs the operation to end, and nobody will wait for it or test it: undoes on_demand. */

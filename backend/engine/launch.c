@@ -152,8 +152,7 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 static bool is_repeated(const struct call *a, const struct call *b)
 {
     return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
-        && a->op == b->op && a->root == b->root && !a->uneven && !b->uneven
-        && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0;      /* 0 is not -0 */
+        && a->op == b->op && a->root == b->root && a->bits == b->bits && !a->uneven && !b->uneven;
 }
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
@@ -163,12 +162,11 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
     out->op = (uint32_t)op->op;
     out->root = op->root;
     out->count = op->uneven ? UNEVEN_COUNT : op->count;
-    out->bits = 0;
+    out->bits = op->bits;
     out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
     out->slots = (uint64_t)comm->launcher.slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
     out->extent = out->counts = 0;
-    if (op->op == TUTTI_PREMUL_SUM) memcpy(&out->bits, &op->factor, sizeof op->factor);
     executor_describe(&comm->executor);
 }
 /* All but what differs from call to call of the same kind. */
@@ -186,7 +184,7 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     out->reduce = op->reduce;
     out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
-    out->factor = op->factor;
+    memcpy(&out->factor, &op->bits, sizeof out->factor);
     out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->group.size : 1;
     out->uneven = op->uneven;
     return TUTTI_OK;
@@ -197,8 +195,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     const struct recent *r = &comm->launcher.recent[op->family];
     const struct algorithm *asked =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
-    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->factor, asked,
-        op->uneven != NULL };
+    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->bits, asked, op->uneven != NULL };
     bool repeated = comm->launcher.repeats && is_repeated(&call, &comm->launcher.last);
     if (!repeated) {
         comm->launcher.repeats = 0;

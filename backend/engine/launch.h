@@ -22,7 +22,7 @@ struct call {
     tutti_dtype dtype;
     tutti_op op;
     size_t part_bytes;
-    double factor;
+    uint64_t bits;
     const struct algorithm *asked;
     bool uneven;
 };

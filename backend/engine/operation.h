@@ -28,7 +28,7 @@ struct operation {                                      /* lives in tutti_reques
     tutti_op op;
     reduce_function *reduce;                            /* of families that reduce */
     int root;
-    double factor;
+    uint64_t bits;                                      /* of the factor of PREMUL_SUM; of all others, the label */
     const struct algorithm *algorithm;                  /* of this call, or NULL */
     unsigned generation;                                /* of the process that started it */
     struct limit limit;

@@ -37,6 +37,8 @@ static void describe_more(const struct declaration *d, char *out, size_t bytes)
     used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
     if (d->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
+    else if (d->bits && used < bytes)
+        used += (size_t)snprintf(out + used, bytes - used, ", label %llu", (unsigned long long)d->bits);
     if (d->tile_bytes && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);
     if (d->slots && used < bytes)

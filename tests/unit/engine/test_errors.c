@@ -61,6 +61,11 @@ static void wrong_arguments(struct rank *me)
     REFUSES("unknown collective \"allreduse\", did you mean \"allreduce\"?");
     REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT);
     REFUSES("it must be at least 1");
+    tutti_request labelled = { .struct_size = sizeof labelled, .label = 1, .factor = 1, .blocking = true };
+    REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 1 - me->rank, 0, c, &labelled) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("a send, a receive and a premul_sum have no label");
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, c, &labelled) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("a send, a receive and a premul_sum have no label");
     tutti_request unused = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT);
     REFUSES("never used");
@@ -130,6 +135,7 @@ static tutti_status disagree(struct rank *me, int kind)
     tutti_request tree = { .struct_size = sizeof tree, .algorithm = odd ? "tree" : NULL, .blocking = true };
     tutti_request ring = { .struct_size = sizeof ring, .algorithm = odd ? "ring" : "one_shot", .blocking = true };
     tutti_request factor = { .struct_size = sizeof factor, .factor = odd ? 2 : 3, .blocking = true };
+    tutti_request label = { .struct_size = sizeof label, .label = odd ? 7 : 0, .blocking = true };
     switch (kind) {
     case 0:
         return odd ? tutti_broadcast(one, other, 8, TUTTI_FLOAT32, 1, me->comm, NULL)
@@ -143,6 +149,7 @@ static tutti_status disagree(struct rank *me, int kind)
         return odd ? tutti_barrier(me->comm, NULL)
                    : tutti_all_reduce(one, other, 60, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
     case 7: return tutti_barrier(me->comm, &tree);
+    case 9: return tutti_all_gather(one, other, 8, TUTTI_FLOAT32, me->comm, &label);
     default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
     }
 }
@@ -176,6 +183,7 @@ static void test_ranks_that_disagree_all_see_both_sides(void **state)
         { "barrier", "allreduce(60 x float32", 6 },
         { "barrier by algorithm tree", "barrier by algorithm read", 7 },
         { "factor 2", "factor 3", 8 },
+        { "label 7", "allgather", 9 },
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int size = 2; size <= 4; size += 2) world_threads(size, NULL, disagreement, &pairs[i]);
@@ -211,6 +219,7 @@ static void test_hosts_that_disagree_all_see_both_sides(void **state)
         { "float32, sum", "float32, max", 4 },
         { "barrier", "allreduce(60 x float32", 6 },
         { "factor 2", "factor 3", 8 },
+        { "label 7", "allgather", 9 },
     };
     for (size_t p = 0; p < PLACEMENTS; p++)
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)

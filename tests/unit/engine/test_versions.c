@@ -41,6 +41,7 @@ static void test_members_stay_where_they_are(void **state)
     assert_int_equal(offsetof(tutti_request, reserved), 64);
     assert_int_equal(TUTTI_REQUEST_ROOM_BYTES, 1024);
     assert_int_equal(offsetof(tutti_request, queue), 1088);            /* here the first version ended */
+    assert_int_equal(offsetof(tutti_request, label), 1096);            /* and here the second */
     assert_int_equal(offsetof(tutti_prediction, struct_size), 0);
     assert_int_equal(offsetof(tutti_prediction, algorithm), 8);
     assert_int_equal(offsetof(tutti_prediction, ns), 16);
@@ -115,6 +116,9 @@ static void use_an_older_request(struct rank *me)
     request.queue = (tutti_queue *)(uintptr_t)16;
     REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &request) == TUTTI_OK);
     REQUIRE(tutti_wait(&request, 0) == TUTTI_OK && x == 2);
+    tutti_request second = { .struct_size = offsetof(tutti_request, label), .label = 5 + (uint64_t)me->rank };
+    REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &second) == TUTTI_OK);
+    REQUIRE(tutti_wait(&second, 0) == TUTTI_OK && x == 4);
 }
 static void test_a_request_of_an_older_program_is_read_as_far_as_it_goes(void **state)
 {
