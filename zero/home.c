@@ -1,6 +1,7 @@
 /* SHARED: whoever updates a slice needs to tell its own host no more than the version; a release store does, for the
    slice was written before it. On several hosts the ranks of equal index gather their slices into the pages of their
    hosts, and the version follows when they have arrived. REPLICATED: all gather, and each waits for its own gathering.
+   SHARDED: nobody is told, as whoever uses a unit gathers it.
 
    When may a slice be overwritten? When no rank reads it any more. A step begins with a word from all ranks, that they
    have come to it: reads of theirs are over by then, or wait for the new version. */
@@ -65,6 +66,7 @@ tutti_status home_init(struct home *h, const struct partition *partition, const 
 {
     *h = (struct home){ .kind = c->home, .partition = partition, .all = all, .word = word };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
+    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all);
     TRY(find_place(h));
     h->house = memory_zeroed((size_t)partition->units, sizeof *h->house);
     if (!h->house) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
@@ -76,8 +78,14 @@ tutti_status home_init(struct home *h, const struct partition *partition, const 
     for (int u = 0; u < partition->units; u++) TRY(make_flat(h, u));
     return TUTTI_OK;
 }
+void home_abandon(struct home *h)
+{
+    if (h->across) tutti_comm_abort(h->across);
+    if (h->gatherer.comm) tutti_comm_abort(h->gatherer.comm);
+}
 void home_finish(struct home *h)
 {
+    gatherer_finish(&h->gatherer);
     tutti_comm_destroy(h->across);
     for (int u = 0; h->house && u < h->partition->units; u++) tutti_mem_free(h->house[u].flat);
     tutti_mem_free(h->versions);
@@ -88,17 +96,20 @@ void home_finish(struct home *h)
 }
 tutti_status home_claim(struct home *h, uint64_t steps)
 {
-    for (int u = 0; u < h->partition->units; u++) TRY(home_await(h, u, steps));
+    if (h->kind == TUTTI_ZERO_SHARDED) TRY(gatherer_keep(&h->gatherer, true));
+    for (int u = 0; u < h->partition->units; u++) TRY(home_use(h, u, steps, false));
     return tutti_barrier(h->word, NULL);
 }
 void home_land(struct home *h, int64_t until_ms)
 {
+    gatherer_land(&h->gatherer, until_ms);
     for (int u = 0; h->house && u < h->partition->units; u++)
         while (h->house[u].gathers && tutti_test(&h->house[u].gathering) == TUTTI_IN_PROGRESS && clock_ms() < until_ms)
             pause_for(YIELDS);
 }
 tutti_status home_begin(struct home *h)
 {
+    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_begin(&h->gatherer);
     tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->across : h->all;
     bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || h->index == 0); /* rank 0 is the first of the first host */
     for (int u = 0; joins && u < h->partition->units; u++)
@@ -109,7 +120,17 @@ tutti_status home_begin(struct home *h)
 void *home_slice(const struct home *h, int unit)
 {
     const struct unit_partition *u = &h->partition->unit[unit];
+    if (h->kind == TUTTI_ZERO_SHARDED) return h->gatherer.unit[unit].slice;
     return (char *)h->house[unit].flat + u->slice * u->element * (size_t)h->partition->rank;
+}
+uint64_t home_sharers(const struct home *h)
+{
+    if (h->kind == TUTTI_ZERO_SHARDED) return (uint64_t)h->partition->ranks;
+    return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->here : 1;
+}
+void *home_flat(const struct home *h, int unit)
+{
+    return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->house[unit].flat;
 }
 
 /* ---- telling ---- */
@@ -147,6 +168,7 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 {
     struct house *house = &h->house[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
+    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     house->steps = steps;
     if (h->kind == TUTTI_ZERO_SHARED && h->hosts == 1) {
         say(house);
@@ -194,10 +216,23 @@ tutti_status home_await(struct home *h, int unit, uint64_t steps)
 {
     struct house *house = &h->house[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
+    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK; /* nobody else reads it */
     if (!house->gathers && (!shared || find_late(h, house, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
     tutti_status status = house->gathers ? await_gathering(h, unit) : TUTTI_OK;
     if (status == TUTTI_OK && shared) status = await_versions(h, unit, steps);
     h->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;
+}
+tutti_status home_use(struct home *h, int unit, uint64_t steps, bool backward)
+{
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&h->gatherer, unit, backward) : home_await(h, unit, steps);
+}
+tutti_status home_rest(struct home *h)
+{
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_rest(&h->gatherer) : TUTTI_OK;
+}
+tutti_status home_go_on(struct home *h)
+{
+    return h->kind == TUTTI_ZERO_SHARDED ? gatherer_look(&h->gatherer) : TUTTI_OK;
 }

@@ -13,7 +13,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { LANDING_MS = 2000 };
+enum { LANDING_MS = 2000, MOST_PREFETCH = 1000 };
 struct tutti_zero {
     struct partition partition;
     struct home home;
@@ -33,7 +33,7 @@ static void abandon(tutti_zero *z)
 {
     if (z->all) tutti_comm_abort(z->all);
     if (z->word) tutti_comm_abort(z->word);
-    if (z->home.across) tutti_comm_abort(z->home.across);
+    home_abandon(&z->home);
 }
 static tutti_status keep(tutti_zero *z, tutti_status status)
 {
@@ -59,6 +59,13 @@ static tutti_status check_parameter(const tutti_zero *z, int parameter)
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no parameter %d; there are %d", parameter,
         z->partition.parameters);
 }
+static tutti_status check_unit(const tutti_zero *z, int unit)
+{
+    TRY(check(z));
+    if (unit >= 0 && unit < z->partition.units) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no unit %d; there are %d", unit, z->partition.units);
+}
+static bool is_sharded(const tutti_zero *z) { return z->home.kind == TUTTI_ZERO_SHARDED; }
 static tutti_status check_config(const tutti_zero_config *c)
 {
     if (c->struct_size != sizeof *c)
@@ -69,9 +76,11 @@ static tutti_status check_config(const tutti_zero_config *c)
 }
 static tutti_status check_choices(const tutti_zero_config *c)
 {
-    if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: home %d, rule %d or %d buffers cannot be", (int)c->home,
-            (int)c->rule, c->buffers);
+    if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0
+        || c->prefetch < 0 || c->prefetch > MOST_PREFETCH)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: home %d, rule %d, %d buffers or %d units gathered ahead cannot be", (int)c->home, (int)c->rule,
+            c->buffers, c->prefetch);
     return TUTTI_OK;
 }
 
@@ -142,7 +151,7 @@ void *tutti_zero_parameter_at(const tutti_zero *z, int parameter)
 {
     if (!z || parameter < 0 || parameter >= z->partition.parameters) return NULL;
     const struct place_of_parameter *p = &z->partition.parameter[parameter];
-    return (char *)z->home.house[p->unit].flat + p->offset * z->partition.unit[p->unit].element;
+    return (char *)home_flat(&z->home, p->unit) + p->offset * z->partition.unit[p->unit].element;
 }
 static tutti_status begin(tutti_zero *z)
 {
@@ -163,21 +172,37 @@ tutti_status tutti_zero_begin(tutti_zero *z)
 /* ---- what happens ---- */
 tutti_status tutti_zero_use(tutti_zero *z, int unit)
 {
+    TRY(check_unit(z, unit));
+    return keep(z, home_use(&z->home, unit, z->steps, false));
+}
+tutti_status tutti_zero_use_backward(tutti_zero *z, int unit)
+{
+    TRY(check_unit(z, unit));
+    return keep(z, home_use(&z->home, unit, z->steps, true));
+}
+tutti_status tutti_zero_release(tutti_zero *z, int unit)
+{
+    TRY(check_unit(z, unit));
+    if (is_sharded(z)) gatherer_release(&z->home.gatherer, unit);
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
+{
     TRY(check(z));
-    if (unit < 0 || unit >= z->partition.units)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no unit %d; there are %d", unit,
-            z->partition.units);
-    return keep(z, home_await(&z->home, unit, z->steps));
+    return is_sharded(z) ? keep(z, gatherer_keep(&z->home.gatherer, kept)) : TUTTI_OK;
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
     TRY(check_parameter(z, parameter));
+    if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, z->partition.parameter[parameter].unit));
     return keep(z, reducer_gradient(&z->reducer, parameter, out, adds));
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
 {
     TRY(check_parameter(z, parameter));
-    return keep(z, reducer_ready(&z->reducer, parameter));
+    TRY(keep(z, reducer_ready(&z->reducer, parameter)));
+    if (is_sharded(z)) gatherer_count(&z->home.gatherer, z->partition.parameter[parameter].unit);
+    return TUTTI_OK;
 }
 tutti_status tutti_zero_hold(tutti_zero *z, bool held)
 {
@@ -221,6 +246,7 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
 {
     struct reducer *r = &z->reducer;
     TRY(claim(z));
+    TRY(home_rest(&z->home));
     for (int i = 0; i < z->partition.units; i++) {
         int u = r->order.turn[i];
         TRY(home_await(&z->home, u, z->steps));         /* of a unit that nobody has used since the last step */
@@ -230,7 +256,8 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
     }
     z->steps++;
     z->claimed = false;
-    return reducer_next(r);
+    TRY(reducer_next(r));
+    return home_go_on(&z->home);
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
@@ -300,16 +327,18 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps };
-    out->waited_use_ns = z->home.waited_ns;
+    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns;
+    out->unforeseen = z->home.gatherer.unforeseen;
     out->waited_sums_ns = z->reducer.waited_ns;
     out->late_units = z->reducer.late_units;
     out->sum_bytes = z->reducer.sum_bytes;
-    out->moved_bytes = z->home.moved_bytes;
+    out->moved_bytes = z->home.moved_bytes + z->home.gatherer.moved_bytes;
     out->gradient_bytes = z->reducer.gradient_bytes;
     out->state_bytes = z->optimizer.state_bytes;
+    out->parameter_bytes = z->home.gatherer.most_bytes;
     for (int u = 0; u < z->partition.units; u++) {
         uint64_t bytes = z->partition.unit[u].count * z->partition.unit[u].element;
-        out->parameter_bytes += z->home.kind == TUTTI_ZERO_SHARED ? bytes / (uint64_t)z->home.here : bytes;
+        out->parameter_bytes += bytes / home_sharers(&z->home);
     }
     return TUTTI_OK;
 }

@@ -7,12 +7,16 @@
  *     SHARED       once on each host, in pages that all its ranks map. Whoever updates its slice has updated it for all
  *                  of its host; only between hosts do bytes move. (ZeRO stage 3 without its gathers.)
  *     REPLICATED   whole on each rank; updated slices are gathered by all (stages 1 and 2).
+ *     SHARDED      a rank has its own slices alone; a unit is gathered before each use, and whole until its release
+ *                  (stage 3 for a model that is larger than the memory of a host, or where memory cannot be shared).
+ *                  Not whole, it reads as NaN.
  *
  * The training loop tells what happens, in this order in each step: `use` before a unit computes, `gradient` and
  * `ready` for each parameter as gradients appear, `step` at the end, and all else follows: a unit's gradients are
  * summed while others are still computed, and a unit is used when it is up to date. Units are summed in an order that
  * all ranks have agreed on: first the reverse of their numbers, from the second step on the order in which the first
- * one had them ready on rank 0. Gradients that come in another order are right as well, and wait.
+ * one had them ready on rank 0. Gradients that come in another order are right as well, and wait. SHARDED units are
+ * used in the same order on all ranks, else MISMATCH; what has followed the last two uses before is gathered ahead.
  *
  * Errors are as in tutti.h. What is refused there, is here; any other error ends the tutti_zero: all that is left is
  * to destroy it. A rank that dies leaves its slice half updated: go on from a checkpoint.
@@ -25,7 +29,12 @@
 extern "C" {
 #endif
 typedef struct tutti_zero tutti_zero;
-typedef enum tutti_zero_home { TUTTI_ZERO_SHARED, TUTTI_ZERO_REPLICATED, TUTTI_ZERO_HOMES } tutti_zero_home;
+typedef enum tutti_zero_home {
+    TUTTI_ZERO_SHARED,
+    TUTTI_ZERO_REPLICATED,
+    TUTTI_ZERO_SHARDED,
+    TUTTI_ZERO_HOMES
+} tutti_zero_home;
 /* What `step` does to a slice. MOMENTUM is SGD with momentum, without dampening. NONE: the caller updates the pieces
    between tutti_zero_claim and tutti_zero_publish. */
 typedef enum tutti_zero_rule {
@@ -52,23 +61,31 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     tutti_zero_rule rule;
     int buffers;                                        /* for gradients on their way, of units of one length; 0: two */
     int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
+    int prefetch;                                       /* SHARDED: units that are gathered before they are used */
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
-    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0 }
+    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1 }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
 /* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of
    the others with an error. */
 TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);
-/* Where a parameter lies; NULL: there is none of that number. */
+/* Where a parameter lies, as long as the tutti_zero lives; NULL: there is none of that number. */
 TUTTI_API void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter);
 /* Collective: all begin with what rank 0 has written to its parameters by now. To begin anew, call tutti_zero_claim,
    and write after it. */
 TUTTI_API tutti_status tutti_zero_begin(tutti_zero *zero);
 
 /* ---- what happens in a step ---- */
-/* Returns when the unit is as the last step has left it, on all of its slices. */
+/* Returns when the unit is as the last step has left it, on all of its slices. SHARDED: collective, and begins a use
+   that `release` ends. */
 TUTTI_API tutti_status tutti_zero_use(tutti_zero *zero, int unit);
+/* The same, and the use ends by itself, when all gradients of the unit have come, or with the step. */
+TUTTI_API tutti_status tutti_zero_use_backward(tutti_zero *zero, int unit);
+/* The unit is not read any more until its next use. SHARDED: its memory goes when another is used. */
+TUTTI_API tutti_status tutti_zero_release(tutti_zero *zero, int unit);
+/* While kept, what was used stays whole, released or not; afterwards nothing is whole. */
+TUTTI_API tutti_status tutti_zero_keep(tutti_zero *zero, bool kept);
 /* Where the gradient of this parameter is to be written, in its unit's type. *adds: there is one, of an earlier
    backward pass of this step; add to it. May wait for a buffer. */
 TUTTI_API tutti_status tutti_zero_gradient(tutti_zero *zero, int parameter, void **out, bool *adds);
@@ -116,7 +133,9 @@ typedef struct tutti_zero_report {                      /* begin with struct_siz
     uint64_t sum_bytes;                                 /* of gradients given to be summed, with padding */
     uint64_t moved_bytes;                               /* of parameters that others have updated and that came here */
     uint64_t parameter_bytes, gradient_bytes, state_bytes; /* memory: of the flat arrays this rank has to itself, or its
-                                                           share of those it shares; of buffers and sums; of moments */
+                                                           share of those it shares, or its slices and the most that was
+                                                           whole; of buffers and sums; of moments */
+    uint64_t unforeseen;                                /* uses of SHARDED units that nothing was gathered ahead for */
 } tutti_zero_report;
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
 #if defined(__cplusplus)

@@ -17,7 +17,7 @@ def run_refusals(world):
     adam = torch.optim.AdamW(model.parameters())
     refused(ValueError, "stage 0; it can be 1, 2 or 3", lambda: zero.shard(model, adam, stage=0))
     refused(ValueError, "precision='fp8'; it can be 'bf16' or None", lambda: zero.shard(model, adam, precision="fp8"))
-    refused(ValueError, "hosts='sharded' with stage 3", lambda: zero.shard(model, adam, hosts="sharded"))
+    refused(ValueError, "hosts='replicated' with stage 3", lambda: zero.shard(model, adam, hosts="replicated"))
     refused(ValueError, "backend for CPU tensors is gloo", lambda: zero.shard(model, adam, group=world.gloo))
     refused(ValueError, "no part of the model", lambda: zero.shard(model, adam, units=[nn.Linear(1, 1)]))
     some = torch.optim.AdamW([model.scale])

@@ -9,7 +9,7 @@ import torch
 
 from torch_tutti._library import _check, _library
 
-HOMES = {"shared": 0, "replicated": 1}
+HOMES = {"shared": 0, "replicated": 1, "sharded": 2}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
 _DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
@@ -21,7 +21,7 @@ class _Parameter(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("home", c_int),
-                ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64)]
+                ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int)]
 
 
 class Rates(ctypes.Structure):
@@ -36,7 +36,7 @@ class _Piece(ctypes.Structure):
 class _Report(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
         "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
-        "gradient_bytes", "state_bytes"))]
+        "gradient_bytes", "state_bytes", "unforeseen"))]
 
 
 class Described(NamedTuple):
@@ -69,13 +69,14 @@ class Core:
     """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
 
     def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
-                 home: str, rule: str, buffers: int, timeout_ms: int) -> None:
+                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int) -> None:
         numbers = _numbers()
         described = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
         types = (c_int * len(dtypes))(*(numbers[_DTYPES[d]] for d in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, described, types,
-                         HOMES[home], RULES[rule], buffers, timeout_ms)
+                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch)
         self._zero = c_void_p()
+        self.home = home
         self._counts = [p.count for p in parameters]
         self._dtypes = [dtypes[p.unit] for p in parameters]
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}
@@ -104,6 +105,15 @@ class Core:
 
     def use(self, unit: int) -> None:
         _check(self._calls.tutti_zero_use(self._zero, unit))
+
+    def use_backward(self, unit: int) -> None:
+        _check(self._calls.tutti_zero_use_backward(self._zero, unit))
+
+    def release(self, unit: int) -> None:
+        _check(self._calls.tutti_zero_release(self._zero, unit))
+
+    def keep(self, kept: bool) -> None:
+        _check(self._calls.tutti_zero_keep(self._zero, kept))
 
     def gradient(self, number: int) -> tuple[torch.Tensor, bool]:
         """Where to write the gradient, and whether there is one to be added to."""

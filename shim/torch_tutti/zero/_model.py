@@ -5,9 +5,10 @@ import contextlib
 import ctypes
 import functools
 import math
+import warnings
 import weakref
 from types import MethodType
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch_tutti._extension import load
 from torch_tutti.zero._core import Core, Described
 from torch_tutti.zero._direct import write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
+from torch_tutti.zero._sharded import Uses
 
 _C = load()
 _managers: Any = WeakTensorKeyDictionary()              # of parameters that are sharded; weak references
@@ -33,22 +35,41 @@ class Owned(NamedTuple):
     unit: int
 
 
+class Settings(NamedTuple):
+    """What `shard` was asked for."""
+    home: str
+    yields: bool                        # to another home where this one cannot be
+    buffers: int
+    ahead: bool
+    prefetch: int
+    reshard: bool
+    init: Callable[[nn.Module], None] | None
+    dtype: torch.dtype | None           # of all parameters; None: of each unit its own
+
+
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
-          buffers: int = 2, ahead: bool = False, precision: str | None = None,
+          buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
+          precision: str | None = None,
           init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
 
     stage: 1, optimizer state is divided among the ranks; 2, gradients as well; 3, parameters as well. hosts: how,
     with stage 3: "shared", the ranks of a host map one copy, which each updates in part, so that no byte of
-    parameters moves on a host. units: modules whose parameters are used together, each summed and updated as one;
-    default: the elements of the model's outermost ModuleLists and Sequentials. A parameter is of the innermost unit
-    that has it; of the model itself if none has, or several that are not inside each other. group: of tutti's,
-    None: the default group. buffers: for the gradients of units of one size that are on their way (stages 2 and 3);
-    a backward pass that is ahead waits for one. ahead: step() returns when this rank's part is updated, and modules
-    wait for the others' when they compute. Quicker, above all in stages 1 and 2; but what reads parameters
-    elsewhere than in the forward() of the module that has them must call optimizer.wait() first.
+    parameters moves on a host; "sharded", a rank has its part alone, and a unit is gathered when it is used: all ranks
+    use the same units in the same order then, and parameters that are not used read as NaN, except in a `with
+    optimizer.whole():` block. None: shared, or sharded where hosts cannot share, with a warning. units: modules whose
+    parameters are used together, each summed and updated as one; default: the elements of the model's outermost
+    ModuleLists and Sequentials. A parameter is of the innermost unit that has it; of the model itself if none has, or
+    several that are not inside each other. group: of tutti's, None: the default group.
+
+    buffers: for the gradients of units of one size that are on their way (stages 2 and 3); a backward pass that is
+    ahead waits for one. ahead: step() returns when this rank's part is updated, and modules wait for the others' when
+    they compute. Quicker, above all in stages 1 and 2; but what reads parameters elsewhere than in the forward() of
+    the module that has them must call optimizer.wait() first. For sharded parameters, prefetch: how many units are
+    gathered before they are used, in the order of the last time; reshard: a unit's memory is given back after its
+    forward(), and it is gathered again to go back.
 
     precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
     the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
@@ -67,18 +88,20 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     home = _home_of(stage, hosts)
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
-    manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), home,
-                      MANY if stage == 1 else buffers, ahead, init, _PRECISIONS[precision])
+    settings = Settings(home, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch, reshard,
+                        init, _PRECISIONS[precision])
+    manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
     return model, manager.optimizer
 
 
 def _home_of(stage: int, hosts: str | None) -> str:
     if stage not in (1, 2, 3):
         raise ValueError(f"zero.shard: stage {stage!r}; it can be 1, 2 or 3 (for 0 there is DistributedDataParallel)")
-    usual = "shared" if stage == 3 else "replicated"
-    if hosts not in (None, usual):
-        raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be {usual!r}")
-    return usual
+    possible = ("shared", "sharded") if stage == 3 else ("replicated",)
+    if hosts not in (None, *possible):
+        raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
+                         f"{' or '.join(map(repr, possible))}")
+    return hosts or possible[0]
 
 
 def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -164,28 +187,39 @@ class Manager:
     """Owns the core, and what it must know of the model."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: list[nn.Module],
-                 group: dist.ProcessGroup, home: str, buffers: int, ahead: bool,
-                 init: Callable[[nn.Module], None] | None, dtype: torch.dtype | None) -> None:
-        self.model, self.group, self.ahead = model, group, ahead
+                 group: dist.ProcessGroup, settings: Settings) -> None:
+        self.model, self.group, self.ahead = model, group, settings.ahead
         self.modules = [model, *modules]                # gradients of the first come last
-        self.dtype = dtype              # of all parameters; None: of each unit its own
+        self.dtype = settings.dtype
         self.steps = 0                  # taken; a unit that was used since needs no look
         group_of = {p: number for number, g in enumerate(optimizer.param_groups) for p in g["params"]}
         self.owned = self._divide(model, group_of)
-        unborn = _unborn(model, init)
+        unborn = _unborn(model, settings.init)
         self.used = [-1] * len(self.modules)
         self.written: set[int] = set()  # gradients of this backward pass that are not complete
         self.number_of = {o.parameter: number for number, o in enumerate(self.owned)}
-        backend = group._get_backend(torch.device("cpu"))
-        limit = backend.options.timeout
         described = [Described(o.parameter.numel(), o.unit, group_of[o.parameter]) for o in self.owned]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
-        self.core = Core(backend._communicator, described, self._dtypes(), len(optimizer.param_groups), home, self.rule,
-                         buffers, math.ceil(limit.total_seconds() * 1000) if limit else 0)
-        self._move(model, unborn, init)
+        self.core = self._core(described, len(optimizer.param_groups), settings)
+        self._move(model, unborn, settings.init)
+        self.uses = Uses(self, settings.reshard) if self.core.home == "sharded" else None
         self._watch(model)
         write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
+
+    def _core(self, described: list[Described], groups: int, settings: Settings) -> Core:
+        backend = self.group._get_backend(torch.device("cpu"))
+        limit = backend.options.timeout
+        make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
+                                 buffers=settings.buffers, prefetch=settings.prefetch,
+                                 timeout_ms=math.ceil(limit.total_seconds() * 1000) if limit else 0)
+        try:
+            return make(home=settings.home)
+        except NotImplementedError as reason:
+            if not settings.yields:
+                raise
+            warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
+        return make(home="sharded")
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
         unit_of = self._innermost()
@@ -276,7 +310,7 @@ class Manager:
         """Hooks that say whom they are for: those of a copy of the model do nothing."""
         for unit, module in enumerate(self.modules):
             self._await_units(module, {unit})
-        if self.ahead:                  # whoever computes without its unit's forward
+        if self.ahead or self.uses:     # whoever computes without its unit's forward
             unit_of = {p: unit for _, p, unit in self.owned}
             for module in model.modules():
                 self._await_units(module, {unit_of[p] for p in module.parameters(recurse=False) if p in unit_of})
@@ -284,7 +318,8 @@ class Manager:
             p.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self), number))
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
-        model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
+        if not self.uses:
+            model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
         model.register_load_state_dict_pre_hook(lambda module, *_: self.core.claim() if module is model else None)
         model.register_load_state_dict_post_hook(lambda module, *_: self.restart() if module is model else None)
         model.zero_grad = MethodType(_zero_grad, model)
@@ -298,13 +333,21 @@ class Manager:
 
     @torch._dynamo.disable
     def use(self, unit: int) -> None:
-        if self.used[unit] != self.steps:
+        if self.uses:
+            self.uses.begin(unit)
+        elif self.used[unit] != self.steps:
             self.core.use(unit)
             self.used[unit] = self.steps
 
     def use_all(self) -> None:
-        for unit in range(len(self.modules)):
+        for unit in range(len(self.modules)) if not self.uses else ():
             self.use(unit)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        self.use_all()
+        with self.uses.whole() if self.uses else contextlib.nullcontext():
+            yield
 
     @torch._dynamo.disable
     @torch.no_grad()
@@ -370,4 +413,4 @@ class Manager:
         self.note()
 
     def report(self) -> dict[str, Any]:
-        return self.core.report()
+        return {**self.core.report(), "hosts": self.core.home}

@@ -137,6 +137,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._manager.use_all()
 
     @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """In the block all parameters may be read, anywhere, as the last step has left them. Collective, where they are
+        sharded: then outside of it only modules find them, when they compute."""
+        with self._manager.whole():
+            yield
+
+    @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In the block parameters may be changed, on rank 0; all have its values afterwards. Collective: the block
         begins when no rank reads parameters any more."""
@@ -147,8 +154,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def report(self) -> dict[str, Any]:
         """Since `shard`, of this rank: steps; waited_use_ns, for the updates of others; waited_sums_ns, for sums of
         gradients; late_units, whose gradients came before it was their turn; sum_bytes, moved_bytes, of gradients
-        given to be summed and of parameters that came from elsewhere; parameter_bytes (shared ones in part),
-        gradient_bytes, state_bytes: memory."""
+        given to be summed and of parameters that came from elsewhere; parameter_bytes (shared ones in part, of
+        sharded ones this rank's and the most that was whole), gradient_bytes, state_bytes: memory; unforeseen, units
+        that were not gathered ahead; hosts: "shared", "sharded" or "replicated"."""
         return self._manager.report()
 
     @staticmethod

@@ -1,3 +1,5 @@
 tutti_unit(zero/test_partition all)
+tutti_world(zero/test_gather)
 tutti_world(zero/test_zero)
+tutti_over_inproc(test_gather "*")
 tutti_over_inproc(test_zero "*")

@@ -1,0 +1,262 @@
+"""zero.shard with hosts="sharded": parameters are whole only while they are used, and training is the same."""
+import io
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.utils.checkpoint import checkpoint
+from training import same_on_all_ranks
+from zero_training import (ADAMW, STEPS, Images, Network, Picky, agree, go_back, ids_of, loss_of, pair, refused,
+                           values)
+
+from torch_tutti import zero
+from torch_tutti.exceptions import MismatchError
+
+
+def whole_values(model, optimizer):
+    with optimizer.whole():
+        return values(model)
+
+
+class Segments(Network):
+    """Checkpointed over several units at once."""
+    reentrant = False
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = checkpoint(lambda y: self.blocks[1](self.blocks[0](y)), x, use_reentrant=self.reentrant)
+        return self.head(self.blocks[2](x) * self.scale)
+
+
+class Reentrant(Segments):
+    reentrant = True
+
+
+class Nested(nn.Module):
+    """Units inside a unit, which uses parameters of its own before and after them."""
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.inner = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x):
+            x = self.first(x).tanh()
+            return self.last(self.inner[0](x).sin() + self.inner[1](x)), x      # side by side
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(8)
+        self.layers = nn.ModuleList(self.Outer() for _ in range(2))
+
+    def forward(self, ids):
+        x = nn.functional.one_hot(ids[:, :1].squeeze(1) % 16, 16).float()
+        for layer in self.layers:
+            x, before = layer(x)
+            x = x + before
+        return x
+
+
+def checkpointed():
+    return Network(16, checkpointed=True)
+
+
+MODELS = {"network": lambda: Network(16), "images": Images, "checkpointed": checkpointed, "nested": Nested,
+          "segments": lambda: Segments(16), "reentrant": lambda: Reentrant(16)}
+
+
+def run_as_ddp(world, make, name, turns, options):
+    judge, theirs, model, mine = pair(MODELS[make], name, 3, hosts="sharded", **options)
+    assert mine.report()["hosts"] == "sharded"
+    for step in range(STEPS):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained, optimizer, step, world.rank, turns)
+            optimizer.step()
+        agree(world, whole_values(model, mine), values(judge.module))
+        assert values(model).isnan().all()              # nobody takes them for values
+
+
+@pytest.mark.parametrize("size, make, name, turns, options", [
+    (1, "network", "adamw", 1, {}), (2, "network", "adamw", 1, {"prefetch": 0}), (2, "network", "adam", 3, {}),
+    (3, "network", "momentum", 1, {"prefetch": 2}), (4, "network", "adamw", 2, {}), (2, "network", "none", 2, {}),
+    (2, "network", "sgd", 1, {"reshard": False}), (2, "images", "sgd", 1, {}), (2, "checkpointed", "adamw", 1, {}),
+    (2, "segments", "adamw", 2, {}), (2, "reentrant", "adamw", 1, {}), (2, "nested", "sgd", 2, {"prefetch": 2}),
+])
+def test_trains_as_ddp(shared, size, make, name, turns, options):
+    shared(size).run(run_as_ddp, make, name, turns, options)
+
+
+def train(model, optimizer, steps, rank):
+    for step in steps:
+        go_back(model, optimizer, step, rank)
+        optimizer.step()
+
+
+def run_counts(world):
+    """Each unit is gathered for the forward pass, and for the backward pass but the last two, which are there. Memory:
+    a rank's part, and what is whole at a time, two units."""
+    torch.manual_seed(9)
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.01), hosts="sharded")
+    moved, unforeseen = [0], [0]
+    for step in range(5):
+        model(torch.randn(4, 128)).sum().backward()
+        optimizer.step()
+        report = optimizer.report()
+        moved.append(report["moved_bytes"])
+        unforeseen.append(report["unforeseen"])
+    unit = report["sum_bytes"] / 5 / 8
+    assert moved[5] - moved[4] == (8 + 8 - 2) * unit * (world.size - 1) / world.size
+    assert unforeseen[5] == unforeseen[2]
+    assert report["parameter_bytes"] == 8 * unit / world.size + 2 * unit
+
+
+def test_gathers_what_it_must(shared):
+    shared(2).run(run_counts)
+
+
+def run_evaluates(world):
+    """Between steps all ranks evaluate, read, copy, save; training goes on as without."""
+    judge, theirs, model, mine = pair(lambda: Network(16), "adamw", 3, hosts="sharded")
+    for step in range(STEPS):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            go_back(trained, optimizer, step, world.rank)
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            assert torch.equal(model.eval()(ids_of(step, 9)), judge(ids_of(step, 9))) or world.hosts > 1
+            model.train()
+        state, theirs_state = model.state_dict(), judge.module.state_dict()
+        assert list(state) == list(theirs_state)
+        for name, value in state.items():
+            torch.testing.assert_close(value, theirs_state[name], rtol=2e-5, atol=2e-5)
+        part = model.blocks[1].state_dict()             # of a part of it as well
+        assert not any(value.isnan().any() for value in part.values())
+    with mine.edit():
+        with torch.no_grad():
+            for p in model.parameters() if world.rank == 0 else ():
+                p.fill_(0.25)
+    assert (whole_values(model, mine) == 0.25).all()
+
+
+def test_evaluation_and_state_dicts(shared):
+    shared(2).run(run_evaluates)
+
+
+def run_checkpoint(world):
+    """Written by sharded ranks, read by shared ones and the other way round."""
+    kind, settings = ADAMW
+    files, ends = {}, {}
+    for hosts in ("sharded", "shared"):
+        model = Network(16)
+        model, optimizer = zero.shard(model, kind(model.parameters(), **settings), hosts=hosts)
+        train(model, optimizer, range(3), world.rank)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file := io.BytesIO())
+        files[hosts] = file.getvalue()
+        train(model, optimizer, range(3, 5), world.rank)
+        ends[hosts] = whole_values(model, optimizer)
+    for hosts, file in (("shared", files["sharded"]), ("sharded", files["shared"])):
+        model = Network(16)
+        model, optimizer = zero.shard(model, kind(model.parameters(), **settings), hosts=hosts)
+        state = torch.load(io.BytesIO(file))
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        train(model, optimizer, range(3, 5), world.rank)
+        agree(world, whole_values(model, optimizer), ends[hosts])
+        same_on_all_ranks(world, whole_values(model, optimizer))
+
+
+def test_checkpoints_cross(shared):
+    shared(2).run(run_checkpoint)
+
+
+def run_born_sharded(world, precision):
+    with torch.device("meta"):
+        model = Network(16)
+    def first(module):
+        for p in module.parameters(recurse=False):
+            nn.init.constant_(p, 0.01)
+    model, optimizer = zero.shard(model, torch.optim.AdamW(model.parameters(), lr=0.01), hosts="sharded", init=first,
+                                  precision=precision)
+    assert (whole_values(model, optimizer) == torch.tensor(0.01).to(model.scale.dtype)).all()
+    go_back(model, optimizer, 0, world.rank)
+    optimizer.step()
+    same_on_all_ranks(world, whole_values(model, optimizer))
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_is_born_sharded(shared, precision):
+    shared(2).run(run_born_sharded, precision)
+
+
+# ---- mistakes ----
+def run_other_units(world):
+    """What a batch goes through differs from rank to rank: refused, where shared parameters would do."""
+    model = Picky()
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded")
+    ids = torch.full((4, 64), world.rank)
+    with pytest.raises(Exception, match="all ranks use the same units in the same order") as error:
+        loss_of(model(ids)).backward()
+        optimizer.step()
+    return type(error.value) is MismatchError
+
+
+def test_ranks_use_other_units(fresh):
+    assert any(fresh(2).run(run_other_units))
+
+
+def run_hides_its_output(world):
+    """A unit whose output its forward() does not return is not told of its backward pass."""
+    class Hiding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            for layer in self.layers:
+                layer.register_forward_hook(self.hide)
+
+        @staticmethod
+        def hide(module, _, output):
+            module.kept = output
+            return output.detach()
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return sum(layer.kept for layer in self.layers)
+
+    model = Hiding()
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded")
+    refused(ValueError, "while its parameters were not gathered: nobody has used the unit",
+            lambda: model(torch.randn(2, 8)).sum().backward())
+
+
+def test_an_output_that_is_hidden(fresh):
+    fresh(2).run(run_hides_its_output)
+
+
+def run_uneven(world):
+    model = Network(16)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert any("parameters are sharded, not shared, on each host: zero: " in str(w.message) for w in said)
+    assert optimizer.report()["hosts"] == "sharded"
+    go_back(model, optimizer, 0, world.rank)
+    optimizer.step()
+    same_on_all_ranks(world, whole_values(model, optimizer))
+    model = Network(16)
+    refused(NotImplementedError, "as many ranks on each host",
+            lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="shared"))
+    refused(ValueError, "it can be 'replicated'",
+            lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=2, hosts="sharded"))
+    refused(ValueError, "units gathered ahead cannot be",
+            lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded", prefetch=-1))
+    dist.barrier()
+
+
+def test_hosts_of_different_sizes_shard(fresh):
+    fresh(3, environment={"TUTTI_HOSTS": "0,0,1"}).run(run_uneven)

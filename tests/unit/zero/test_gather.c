@@ -1,0 +1,239 @@
+/* Sharded parameters: whole while they are used, numbers that are none while they are not, gathered as seldom and as
+   early as the uses before allow, whatever the order of uses, as long as it is one. */
+#include "tests/support/random.h"
+#include "tests/support/world.h"
+#include "zero/forecast.h"
+#include "zero/zero.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+enum { UNITS = 6, EACH = 2000, PARTS = 2, STEPS = 12 };
+static const tutti_zero_rates descent = { .rate = 1 };
+
+static tutti_zero *make(struct rank *me, int prefetch)
+{
+    tutti_zero_parameter parameters[UNITS * PARTS];
+    tutti_dtype types[UNITS];
+    tutti_zero *zero;
+    for (int p = 0; p < UNITS * PARTS; p++) parameters[p] = (tutti_zero_parameter){ EACH, p / PARTS, 0 };
+    for (int u = 0; u < UNITS; u++) types[u] = TUTTI_FLOAT32;
+    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
+    c.comm = me->comm;
+    c.parameters = UNITS * PARTS;
+    c.units = UNITS;
+    c.groups = 1;
+    c.parameter = parameters;
+    c.dtype = types;
+    c.home = TUTTI_ZERO_SHARDED;
+    c.rule = TUTTI_ZERO_SGD;
+    c.prefetch = prefetch;
+    c.timeout_ms = 20000;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
+    for (int p = 0; p < UNITS * PARTS && me->rank == 0; p++)
+        for (int i = 0; i < EACH; i++) ((float *)tutti_zero_parameter_at(zero, p))[i] = (float)(100 * p);
+    REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+    return zero;
+}
+static void is_whole(const tutti_zero *zero, int unit, int step)
+{
+    for (int p = unit * PARTS; p < (unit + 1) * PARTS; p++) {
+        const float *at = tutti_zero_parameter_at(zero, p);
+        for (int i = 0; i < EACH; i++) REQUIRE(at[i] == (float)(100 * p - step));
+    }
+}
+static bool is_away(const tutti_zero *zero, int unit)
+{
+    const float *at = tutti_zero_parameter_at(zero, unit * PARTS);
+    int i = 0;
+    while (i < EACH && isnan(at[i])) i++;
+    return i == EACH;
+}
+static void brings(tutti_zero *zero, int p)
+{
+    float *at;
+    bool adds;
+    REQUIRE(tutti_zero_gradient(zero, p, (void **)&at, &adds) == TUTTI_OK);
+    for (int i = 0; i < EACH; i++) at[i] = adds ? at[i] : 1;
+    REQUIRE(tutti_zero_ready(zero, p) == TUTTI_OK);
+}
+static tutti_zero_report report_of(const tutti_zero *zero)
+{
+    tutti_zero_report report = { .struct_size = sizeof report };
+    REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK);
+    return report;
+}
+static void goes_forward(tutti_zero *zero, int step)
+{
+    for (int u = 0; u < UNITS; u++) {
+        REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
+        is_whole(zero, u, step);
+        REQUIRE(tutti_zero_release(zero, u) == TUTTI_OK);
+    }
+}
+static void goes_back(tutti_zero *zero, int step, int missing)
+{
+    for (int u = UNITS - 1; u >= 0; u--) {
+        REQUIRE(tutti_zero_use_backward(zero, u) == TUTTI_OK);
+        is_whole(zero, u, step);
+        for (int p = u * PARTS; p < (u + 1) * PARTS; p++)
+            if (p != missing) brings(zero, p);
+    }
+}
+/* All units forward, and back all but the last, which is there, and, if it is foreseen, the one before, which is kept.
+   Memory: what was used, what is used, what comes. */
+static void gathers_what_it_must(struct rank *me)
+{
+    int prefetch = *(const int *)me->context;
+    tutti_zero *zero = make(me, prefetch);
+    uint64_t slice = 0, moved = 0;
+    for (int step = 0; step < STEPS; step++) {
+        uint64_t before = report_of(zero).unforeseen;
+        goes_forward(zero, step);
+        goes_back(zero, step, -1);
+        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
+        for (int u = 0; u < UNITS && prefetch == 0; u++) REQUIRE(is_away(zero, u));
+        tutti_zero_report report = report_of(zero);
+        slice = report.sum_bytes / (uint64_t)(UNITS * me->size * (step + 1));
+        uint64_t each = slice * (uint64_t)(me->size - 1), back = (uint64_t)UNITS - (prefetch ? 2 : 1);
+        if (step > 3 && prefetch) REQUIRE(report.unforeseen == before);
+        if (step > 3) REQUIRE(report.moved_bytes - moved == each * (UNITS + back));
+        moved = report.moved_bytes;
+        REQUIRE(report.parameter_bytes <= UNITS * slice + (uint64_t)(prefetch + 2) * slice * (uint64_t)me->size);
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_gathers_what_it_must(void **state)
+{
+    (void)state;
+    for (int prefetch = 0; prefetch <= 2; prefetch++)
+        for (int size = 1; size <= 4; size++) world_threads(size, NULL, gathers_what_it_must, &prefetch);
+    world_threads_on("0,1,0", 3, NULL, gathers_what_it_must, &(int){ 1 });
+}
+/* Orders that nobody can foresee, passes that are accumulated, all units kept between steps, gradients that one rank
+   has and another has not: what is used is right on all. */
+static void uses_in_any_order(struct rank *me)
+{
+    uint64_t seed = *(const uint64_t *)me->context, own = seed * 31 + (uint64_t)me->rank;
+    tutti_zero *zero = make(me, (int)(random_next(&seed) % 4));
+    for (int step = 0; step < STEPS; step++) {
+        bool brought[UNITS * PARTS] = { false };
+        for (int n = 0, events = (int)(random_next(&seed) % 30); n < events; n++) {
+            int u = (int)(random_next(&seed) % UNITS), kind = (int)(random_next(&seed) % 3);
+            bool all = random_next(&seed) % 2;
+            if (random_next(&own) % 8 == 0) sleep_us((int)(random_next(&own) % 200));
+            REQUIRE((kind ? tutti_zero_use : tutti_zero_use_backward)(zero, u) == TUTTI_OK);
+            for (int p = u * PARTS; p < (u + 1) * PARTS; p++) {
+                const float *at = tutti_zero_parameter_at(zero, p);
+                for (int i = 0; i < EACH; i++) REQUIRE(at[i] == (float)(100 * p));
+                bool mine = !all && (p + me->rank + n) % 3 == 0 && me->rank > 0;
+                if (!kind && !brought[p] && !mine) brings(zero, p);
+                brought[p] |= !kind;                    /* by rank 0, at least */
+            }
+            if (kind == 1) REQUIRE(tutti_zero_release(zero, u) == TUTTI_OK);
+        }
+        if (random_next(&seed) % 4 == 0) {
+            REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
+            for (int u = 0; u < UNITS; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
+            for (int u = 0; u < UNITS; u++) REQUIRE(!is_away(zero, u));
+            REQUIRE(tutti_zero_keep(zero, false) == TUTTI_OK);
+        }
+        tutti_zero_rates nothing = { .rate = 0 };
+        REQUIRE(tutti_zero_step(zero, &nothing, 1) == TUTTI_OK);
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_any_order_of_uses(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        world_threads(2 + (int)(seed % 3), NULL, uses_in_any_order, &seed);
+        world_threads_on("0,1,1", 3, NULL, uses_in_any_order, &(uint64_t){ seed + 100 });
+    }
+}
+
+/* ---- what is refused, and what fails ---- */
+static void needs_its_unit(struct rank *me)
+{
+    tutti_zero *zero = make(me, 1);
+    void *at;
+    bool adds;
+    REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
+    SAYS("a gradient of unit 0 has been computed while its parameters were not gathered");
+    REQUIRE(tutti_zero_use_backward(zero, UNITS) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_zero_release(zero, -1) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_zero_use(zero, 0) == TUTTI_OK && tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void uses_others(struct rank *me)
+{
+    tutti_zero *zero = make(me, 1);
+    REQUIRE(tutti_zero_use(zero, 2) == TUTTI_OK);
+    tutti_status status = tutti_zero_use(zero, me->rank == 1 ? 4 : 3);
+    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
+    SAYS("all ranks use the same units in the same order");
+    if (status == TUTTI_MISMATCH) SAYS("label");
+    REQUIRE(tutti_zero_use(zero, 0) == status);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void waits_in_vain(struct rank *me)
+{
+    tutti_zero *zero = make(me, 1);
+    if (me->rank == 0) {
+        tutti_zero_destroy(zero);
+        zero = NULL;
+    } else {
+        REQUIRE(tutti_zero_use(zero, 2) != TUTTI_OK);
+        SAYS("unit 2 was not gathered");
+    }
+    world_meet(me);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_what_is_refused(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, needs_its_unit, NULL);
+    world_threads(2, NULL, uses_others, NULL);
+    world_threads(3, NULL, uses_others, NULL);
+    world_threads(2, NULL, waits_in_vain, NULL);
+}
+
+/* ---- pure data ---- */
+static void test_forecast(void **state)
+{
+    (void)state;
+    struct forecast f;
+    int next[8];
+    assert_true(forecast_init(&f, 3));
+    assert_int_equal(forecast_look(&f, 8, next), 0);
+    for (int step = 0; step < 100; step++) {            /* more than it keeps */
+        const int events[] = { 0, 1, 2, 1, 0, FORECAST_STEP };
+        for (int i = 0; i < 6; i++) {
+            if (step > 1) {
+                int count = forecast_look(&f, 8, next);
+                assert_int_equal(count, i < 5 ? 5 - i : 0);
+                for (int k = 0; k < count; k++) assert_int_equal(next[k], events[i + k]);
+            }
+            forecast_note(&f, events[i]);
+        }
+    }
+    assert_int_equal(forecast_look(&f, 2, next), 2);
+    forecast_note(&f, 2);                               /* never after a step */
+    assert_int_equal(forecast_look(&f, 2, next), 0);
+    forecast_finish(&f);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_gathers_what_it_must),
+        cmocka_unit_test(test_any_order_of_uses),
+        cmocka_unit_test(test_what_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+/* What is gathered ahead follows from the uses so far, which are the same on all ranks, so that they start the same
+   gathers in the same order; each is labelled with its unit, and ranks that differ are told before a byte moves.
+
+   A unit that is done stays until another is used: the next use may be its own, as the last of a forward pass is the
+   first of the backward pass. Which gradients come is not the same on all ranks, so a use in a backward pass is over,
+   for what is gathered next, when another unit is used; its pages stay until its gradients have come. If it is gathered
+   again before that, the same bytes are written where they are. */
+#include "zero/gather.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { NAP_NS = 50000 };
+
+static size_t bytes_of(const struct gatherer *g, int unit)
+{
+    return g->partition->unit[unit].count * g->partition->unit[unit].element;
+}
+static bool is_unit(const struct gatherer *g, int u) { return g->unit && u < g->partition->units; }
+
+/* ---- a unit comes and goes ---- */
+static tutti_status open_unit(struct gatherer *g, int unit)
+{
+    TRY(pages_open(g->unit[unit].flat, bytes_of(g, unit)));
+    g->whole_bytes += bytes_of(g, unit);
+    if (g->whole_bytes > g->most_bytes) g->most_bytes = g->whole_bytes;
+    return TUTTI_OK;
+}
+static tutti_status land(struct gatherer *g, int unit)
+{
+    struct whole *w = &g->unit[unit];
+    if (w->state != COMING) return TUTTI_OK;
+    int64_t began_ns = clock_ns();
+    tutti_status status = tutti_wait(&w->request, g->timeout_ms);
+    g->waited_ns += (uint64_t)(clock_ns() - began_ns);
+    if (status == TUTTI_OK) {
+        w->state = WHOLE;
+        return TUTTI_OK;
+    }
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%s", status_detail());
+    return status_fail(status,
+        "zero: unit %d was not gathered; with sharded parameters all ranks use the same units in the same order: %s",
+        unit, why);
+}
+static tutti_status start(struct gatherer *g, int unit)
+{
+    const struct unit_partition *u = &g->partition->unit[unit];
+    struct whole *w = &g->unit[unit];
+    TRY(land(g, unit));                                 /* what came for a use that was not made */
+    if (w->state == CLOSED) TRY(open_unit(g, unit));
+    w->here = true;
+    w->request = (tutti_request)TUTTI_REQUEST_INIT;
+    w->request.label = (uint64_t)unit + 1;
+    TRY(tutti_all_gather(w->slice, w->flat, u->slice, u->dtype, g->comm, &w->request));
+    w->state = COMING;
+    g->moved_bytes += u->slice * u->element * (size_t)(g->partition->ranks - 1);
+    return TUTTI_OK;
+}
+static tutti_status close_unit(struct gatherer *g, int unit)
+{
+    struct whole *w = &g->unit[unit];
+    if (w->state == CLOSED) return TUTTI_OK;
+    TRY(land(g, unit));
+    w->state = CLOSED;
+    g->whole_bytes -= bytes_of(g, unit);
+    return pages_close(&g->pages, w->flat, bytes_of(g, unit));
+}
+static void leave(struct whole *w) { w->here = w->done = w->early = false; }
+static tutti_status close_all(struct gatherer *g)
+{
+    for (int u = 0; u < g->partition->units; u++) {
+        leave(&g->unit[u]);
+        g->unit[u].waits = 0;
+        TRY(close_unit(g, u));
+    }
+    return TUTTI_OK;
+}
+
+/* ---- uses ---- */
+static bool is_foreseen(const struct gatherer *g, int count, int unit)
+{
+    for (int i = 0; i < count; i++)
+        if (g->foreseen[i] == unit) return true;
+    return false;
+}
+/* What is done goes, and what was foreseen and is not any more; what is foreseen now comes. */
+tutti_status gatherer_look(struct gatherer *g)
+{
+    int count = forecast_look(&g->forecast, g->prefetch, g->foreseen);
+    for (int u = 0; u < g->partition->units && !g->keeps; u++) {
+        struct whole *w = &g->unit[u];
+        if ((w->done || w->early) && !is_foreseen(g, count, u)) leave(w);
+        if (!w->here && !w->waits) TRY(close_unit(g, u));
+    }
+    for (int i = 0; i < count; i++) {
+        struct whole *w = &g->unit[g->foreseen[i]];
+        w->early |= w->done || !w->here;                /* else it is in use */
+        if (!w->here) TRY(start(g, g->foreseen[i]));
+    }
+    return TUTTI_OK;
+}
+tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
+{
+    struct whole *w = &g->unit[unit];
+    bool comes = w->early || !w->here;
+    if (!w->here) {
+        g->unforeseen++;
+        TRY(start(g, unit));
+    }
+    w->early = w->done = false;
+    w->waits = backward ? g->partition->unit[unit].parameters : 0;
+    if (comes) {
+        forecast_note(&g->forecast, unit);
+        TRY(gatherer_look(g));
+    }
+    w->done = backward;
+    return land(g, unit);
+}
+void gatherer_release(struct gatherer *g, int unit) { g->unit[unit].done = g->unit[unit].here; }
+tutti_status gatherer_check(const struct gatherer *g, int unit)
+{
+    if (g->unit[unit].state == WHOLE || g->unit[unit].waits) return TUTTI_OK;      /* it may be gathered again */
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "zero: a gradient of unit %d has been computed while its parameters were not gathered: nobody has used the "
+        "unit for this backward pass",
+        unit);
+}
+void gatherer_count(struct gatherer *g, int unit) { g->unit[unit].waits -= g->unit[unit].waits > 0; }
+tutti_status gatherer_keep(struct gatherer *g, bool kept)
+{
+    g->keeps = kept;
+    return kept ? TUTTI_OK : close_all(g);
+}
+tutti_status gatherer_rest(struct gatherer *g)
+{
+    g->keeps = false;
+    forecast_note(&g->forecast, FORECAST_STEP);
+    return close_all(g);
+}
+tutti_status gatherer_begin(struct gatherer *g)
+{
+    for (int u = 0; u < g->partition->units; u++) {
+        const struct unit_partition *p = &g->partition->unit[u];
+        TRY(tutti_scatter(g->unit[u].flat, g->unit[u].slice, p->slice, p->dtype, 0, g->comm, NULL));
+    }
+    g->most_bytes = 0;
+    return gatherer_rest(g);
+}
+
+/* ---- lifetime ---- */
+static tutti_status make_unit(struct gatherer *g, int unit)
+{
+    struct whole *w = &g->unit[unit];
+    TRY(tutti_mem_alloc(&w->slice, bytes_of(g, unit) / (size_t)g->partition->ranks));
+    TRY(pages_reserve(&g->pages, bytes_of(g, unit), &w->flat));
+    TRY(open_unit(g, unit));
+    w->state = WHOLE;
+    w->here = true;
+    return TUTTI_OK;
+}
+tutti_status gatherer_init(struct gatherer *g, const struct partition *partition, int prefetch, int64_t timeout_ms,
+    tutti_comm *all)
+{
+    size_t largest = 0;
+    *g = (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
+    g->pages.file = -1;
+    g->unit = memory_zeroed((size_t)partition->units, sizeof *g->unit);
+    g->foreseen = memory_zeroed((size_t)prefetch + 1, sizeof *g->foreseen);
+    if (!forecast_init(&g->forecast, partition->units) || !g->unit || !g->foreseen)
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory to gather %d units", partition->units);
+    for (int u = 0; u < partition->units; u++) largest = size_larger(largest, bytes_of(g, u));
+    TRY(pages_init(&g->pages, largest));
+    TRY(tutti_comm_split(all, 0, partition->rank, &g->comm));
+    for (int u = 0; u < partition->units; u++) TRY(make_unit(g, u));
+    return TUTTI_OK;
+}
+void gatherer_land(struct gatherer *g, int64_t until_ms)
+{
+    for (int u = 0; is_unit(g, u); u++)
+        while (g->unit[u].state == COMING && tutti_test(&g->unit[u].request) == TUTTI_IN_PROGRESS
+            && clock_ms() < until_ms)
+            nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+}
+void gatherer_finish(struct gatherer *g)
+{
+    if (!g->partition) return;
+    tutti_comm_destroy(g->comm);                        /* first: nothing runs any more on the memory below */
+    for (int u = 0; is_unit(g, u); u++) {
+        pages_release(g->unit[u].flat, bytes_of(g, u));
+        tutti_mem_free(g->unit[u].slice);
+    }
+    pages_finish(&g->pages);
+    forecast_finish(&g->forecast);
+    free(g->foreseen);
+    free(g->unit);
+}
