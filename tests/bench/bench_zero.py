@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import train_gpt
 
 WAYS = {"ddp": "tutti", "ddp-gloo": "gloo", "fsdp": "tutti", "fsdp-gloo": "gloo", "zero1": "tutti", "zero2": "tutti",
-        "zero3": "tutti", "computing": COMPUTING}
+        "zero3": "tutti", "zero3-sharded": "tutti", "computing": COMPUTING}
 
 
 def adamw(parameters):
@@ -48,6 +48,7 @@ class Training:
         self.options, self.text, self.number = options, text, 0
         if way.startswith("zero"):
             self.model, self.optimizer = torch_tutti.zero.shard(model, adamw(model.parameters()), stage=int(way[4]),
+                                                                hosts="sharded" if "sharded" in way else None,
                                                                 group=group)
             return
         if way.startswith("fsdp"):
@@ -184,6 +185,7 @@ def expected(way, count, ranks, units):
     if way.startswith("ddp"):
         return 16 * count * ranks
     parameters = 4 * count * (ranks if way in ("zero1", "zero2") else 1)
+    parameters += 4 * count / units * ranks * (way == "zero3-sharded")          # what is gathered ahead
     buffers = ranks * (4 * count if way == "zero1" else 4 * 2 * count / units)
     return parameters + buffers + 4 * count + 8 * count
 
