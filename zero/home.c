@@ -166,9 +166,9 @@ static tutti_status gather(struct home *h, struct house *house, const struct uni
 }
 tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 {
+    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     struct house *house = &h->house[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
-    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
     house->steps = steps;
     if (h->kind == TUTTI_ZERO_SHARED && h->hosts == 1) {
         say(house);
@@ -214,9 +214,9 @@ static tutti_status await_gathering(struct home *h, int unit)
 }
 tutti_status home_await(struct home *h, int unit, uint64_t steps)
 {
+    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK; /* nobody else reads it */
     struct house *house = &h->house[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
-    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK; /* nobody else reads it */
     if (!house->gathers && (!shared || find_late(h, house, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
     tutti_status status = house->gathers ? await_gathering(h, unit) : TUTTI_OK;

@@ -299,3 +299,23 @@ def run_over_and_over(world):
 def test_nothing_of_a_model_stays(shared):
     for counts in shared(2).run(run_over_and_over):
         assert counts[-1] <= counts[1] + 2, counts
+
+
+def run_compiled(world, hosts):
+    """Blocks that torch has compiled train as they would without."""
+    model, other = Network(16), Network(16)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    trained_ = [zero.shard(m, torch.optim.SGD(m.parameters(), lr=0.05), hosts=hosts) for m in (model, other)]
+    for step in range(STEPS):
+        for m, optimizer in trained_:
+            go_back(m, optimizer, step, world.rank)
+            optimizer.step()
+    with trained_[0][1].whole(), trained_[1][1].whole():
+        torch.testing.assert_close(values(model), values(other))
+        same_on_all_ranks(world, values(model))
+
+
+@pytest.mark.parametrize("hosts", ["shared", "sharded"])
+def test_compiled_blocks(shared, hosts):
+    shared(2).run(run_compiled, hosts)
