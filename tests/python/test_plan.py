@@ -1,0 +1,102 @@
+"""tutti plan: parameters as published, formulas as in docs/zero.md and as what zero.shard reports."""
+import pytest
+import torch
+from zero_training import Network, go_back
+
+from torch_tutti import zero
+from torch_tutti._plan import MODELS, WAYS, Model, activations, needs
+from torch_tutti.cli import main
+
+PUBLISHED = {"llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-33b": 32_528_943_616,
+             "llama-65b": 65_285_660_672, "llama2-70b": 68_976_648_192, "mixtral-8x7b": 46_702_792_704,
+             "deepseek-v2": 235_741_434_880}
+
+
+def test_parameters_are_those_of_the_published_models():
+    assert {name: MODELS[name].parameters for name in PUBLISHED} == PUBLISHED
+    assert round(MODELS["gpt3-175b"].parameters / 1e9) == 175
+
+
+def test_the_lectures_formulas():
+    """Rajbhandari et al., ZeRO (2020): 16 bytes for each parameter, of which a stage divides 12, 14, 16 among the
+    ranks; beside that, buffers of some layers."""
+    model, ranks = MODELS["llama-7b"], 64
+    count = model.parameters
+    layers = 2 * (2 * (count - model.own) / model.layers + model.own)
+    totals = {way: sum(needs(model, way, ranks, 8, "bf16")[:3]) for way in WAYS}
+    assert totals["DDP"] == 16 * count
+    assert totals["stage 1"] == pytest.approx(4 * count + 14 * count / ranks)      # the sum is beside what is summed
+    assert totals["stage 2"] == pytest.approx(2 * count + 14 * count / ranks + layers)
+    assert totals["stage 3"] == pytest.approx(2 * count / 8 + 14 * count / ranks + layers)
+    assert totals["stage 3, sharded"] == pytest.approx(16 * count / ranks + 2 * layers)
+
+
+def test_what_is_sent():
+    """All but a host's own part once for sums and once for parameters; sharded ones are gathered twice."""
+    model = Model(1000, 100, 9, 8, 2)
+    assert needs(model, "DDP", 8, 1, "fp32").sent == 0
+    assert needs(model, "DDP", 8, 2, "fp32").sent == needs(model, "stage 3", 8, 2, "fp32").sent == 4000
+    assert needs(model, "stage 3, sharded", 8, 2, "fp32").sent == (3 * 4000 - 400 - 2 * 400) / 2
+
+
+def test_activations():
+    model = MODELS["gpt3-175b"]
+    one = 2048 * 12288                                   # s b h
+    assert activations(model, 1, 2048, "none", "bf16") == pytest.approx(96 * one * (34 + 5 * 96 * 2048 / 12288))
+    assert activations(model, 2, 2048, "selective", "bf16") == 96 * 2 * one * 34
+    assert activations(model, 1, 2048, "full", "fp32") == pytest.approx(2 * one * (96 * 2 + 34 + 80))
+
+
+def run_reported(world, stage, hosts, way):
+    """What a rank says it has is what the plan says, but for whole pages."""
+    model = Network(64)
+    own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("blocks"))
+    count = sum(p.numel() for p in model.parameters())
+    model, optimizer = zero.shard(model, torch.optim.AdamW(model.parameters()), stage=stage, hosts=hosts)
+    for step in range(4):
+        go_back(model, optimizer, step, world.rank)
+        optimizer.step()
+    report, need = optimizer.report(), needs(Model(count, own, 3, 64, 1), way, world.size, world.hosts, "fp32")
+    room = 4 * 4096 * world.size * 2                     # each of four units, and its buffer
+    assert need.parameters <= report["parameter_bytes"] <= need.parameters + room
+    assert need.gradients <= report["gradient_bytes"] <= need.gradients + room
+    assert need.state <= report["state_bytes"] <= need.state + room
+
+
+@pytest.mark.parametrize("stage, hosts, way", [(1, None, WAYS[1]), (2, None, WAYS[2]), (3, "shared", WAYS[3]),
+                                               (3, "sharded", WAYS[4])])
+def test_is_what_is_reported(shared, stage, hosts, way):
+    shared(2).run(run_reported, stage, hosts, way)
+
+
+# ---- the command ----
+def test_the_command(capsys):
+    assert main(["plan", "--model", "llama-7b", "--ranks", "16", "--hosts", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "6.74 B parameters, bf16, AdamW; 16 ranks on 2 hosts"
+    rows = {line[:18].strip(): line[18:].split() for line in lines[4:9]}
+    assert list(rows) == list(WAYS) and rows["DDP"][:6] == ["13.5", "GB", "13.5", "GB", "80.9", "GB"]
+    assert rows["stage 3"][:2] == ["1.7", "GB"]
+    assert main(["plan", "--parameters", "350M", "--layers", "24", "--width", "1024", "--heads", "16", "--ranks", "4",
+                 "--precision", "fp32"]) == 0
+    assert "0.35 B parameters, fp32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, text", [
+    (["--ranks", "4"], "give --model"), (["--ranks", "4", "--parameters", "1B"], "give --model"),
+    (["--ranks", "4", "--model", "llama-7b", "--layers", "3"], "--model says all sizes"),
+    (["--ranks", "4", "--hosts", "3", "--model", "llama-7b"], "4 ranks are not the same number on each of 3 hosts"),
+])
+def test_what_is_refused(capsys, words, text):
+    assert main(["plan", *words]) == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, text", [
+    (["--ranks", "0"], "no number from 1 on"), (["--ranks", "4", "--parameters", "many"], "such as 350M or 1.3B"),
+    (["--ranks", "4", "--model", "gpt5"], "invalid choice"),
+])
+def test_what_is_not_understood(capsys, words, text):
+    with pytest.raises(SystemExit):
+        main(["plan", *words])
+    assert text in capsys.readouterr().err
