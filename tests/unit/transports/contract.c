@@ -417,7 +417,9 @@ void the_last_rank_goes(struct rank *me)
         rank_recv(me, &x[5], gone, 6, &pieces[5], data, LARGE);
         for (int k = 0; k < 6; k++) {
             if (x[k].state == TRANSFER_DONE && (k == 0 || k == 2 || k == 3)) continue; /* 0: the other let go of it */
-            REQUIRE(x[k].state == TRANSFER_FAILED && x[k].status == TUTTI_PEER_LOST);
+            bool failed = x[k].state == TRANSFER_FAILED && x[k].status == TUTTI_PEER_LOST;
+            if (!failed) fprintf(stderr, "transfer %d: state %d, status %d\n", k, (int)x[k].state, (int)x[k].status);
+            REQUIRE(failed);
         }
         REQUIRE(strstr(me->router->reason, "has left"));
     } else if (me->rank == gone)
