@@ -133,7 +133,14 @@ void gatherer_count(struct gatherer *g, int unit) { g->unit[unit].waits -= g->un
 tutti_status gatherer_keep(struct gatherer *g, bool kept)
 {
     g->keeps = kept;
-    return kept ? TUTTI_OK : close_all(g);
+    if (!kept) return gatherer_look(g);
+    for (int u = 0; u < g->partition->units; u++)
+        if (!g->unit[u].here) {
+            TRY(start(g, u));
+            g->unit[u].done = true;                     /* but for this, nobody uses it */
+        }
+    for (int u = 0; u < g->partition->units; u++) TRY(land(g, u));
+    return TUTTI_OK;
 }
 tutti_status gatherer_rest(struct gatherer *g)
 {
@@ -147,7 +154,7 @@ tutti_status gatherer_begin(struct gatherer *g)
         const struct unit_partition *p = &g->partition->unit[u];
         TRY(tutti_scatter(g->unit[u].flat, g->unit[u].slice, p->slice, p->dtype, 0, g->comm, NULL));
     }
-    g->most_bytes = 0;
+    if (!g->forecast.count) g->most_bytes = 0;          /* the first values take what they take */
     return gatherer_rest(g);
 }
 

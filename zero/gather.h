@@ -38,6 +38,7 @@ tutti_status gatherer_use(struct gatherer *gatherer, int unit, bool backward);
 void gatherer_release(struct gatherer *gatherer, int unit);             /* until the next use */
 tutti_status gatherer_check(const struct gatherer *gatherer, int unit); /* a gradient needs the unit to be whole */
 void gatherer_count(struct gatherer *gatherer, int unit);               /* a gradient has come */
+/* Collective: all units are whole, and stay so; afterwards those stay that are used. */
 tutti_status gatherer_keep(struct gatherer *gatherer, bool kept);
 tutti_status gatherer_rest(struct gatherer *gatherer);  /* slices are about to change: nothing is whole */
 tutti_status gatherer_look(struct gatherer *gatherer);  /* collective: starts what is foreseen */

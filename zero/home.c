@@ -94,10 +94,15 @@ void home_finish(struct home *h)
     free(h->lengths);
     free(h->offsets);
 }
+tutti_status home_keep(struct home *h, uint64_t steps, bool kept)
+{
+    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_keep(&h->gatherer, kept);
+    for (int u = 0; u < h->partition->units && kept; u++) TRY(home_await(h, u, steps));
+    return TUTTI_OK;
+}
 tutti_status home_claim(struct home *h, uint64_t steps)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) TRY(gatherer_keep(&h->gatherer, true));
-    for (int u = 0; u < h->partition->units; u++) TRY(home_use(h, u, steps, false));
+    TRY(home_keep(h, steps, true));
     return tutti_barrier(h->word, NULL);
 }
 void home_land(struct home *h, int64_t until_ms)

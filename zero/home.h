@@ -32,6 +32,7 @@ tutti_status home_init(struct home *home, const struct partition *partition, con
     tutti_comm *all, tutti_comm *word);
 void home_finish(struct home *home);
 void home_abandon(struct home *home);                   /* others are not to wait for this rank */
+tutti_status home_keep(struct home *home, uint64_t steps, bool kept);  /* collective: all units may be read */
 /* Collective: waits for all units, and until all ranks have come: nobody reads any more. */
 tutti_status home_claim(struct home *home, uint64_t steps);
 tutti_status home_begin(struct home *home);             /* collective: all have what rank 0 has */

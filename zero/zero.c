@@ -189,7 +189,7 @@ tutti_status tutti_zero_release(tutti_zero *z, int unit)
 tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 {
     TRY(check(z));
-    return is_sharded(z) ? keep(z, gatherer_keep(&z->home.gatherer, kept)) : TUTTI_OK;
+    return keep(z, home_keep(&z->home, z->steps, kept));
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {

@@ -8,7 +8,7 @@
  *                  of its host; only between hosts do bytes move. (ZeRO stage 3 without its gathers.)
  *     REPLICATED   whole on each rank; updated slices are gathered by all (stages 1 and 2).
  *     SHARDED      a rank has its own slices alone; a unit is gathered before each use, and whole until its release
- *                  (stage 3 for a model that is larger than the memory of a host, or where memory cannot be shared).
+ *                  (stage 3 with the least memory, or where hosts cannot share it).
  *                  Not whole, it reads as NaN.
  *
  * The training loop tells what happens, in this order in each step: `use` before a unit computes, `gradient` and
@@ -84,7 +84,8 @@ TUTTI_API tutti_status tutti_zero_use(tutti_zero *zero, int unit);
 TUTTI_API tutti_status tutti_zero_use_backward(tutti_zero *zero, int unit);
 /* The unit is not read any more until its next use. SHARDED: its memory goes when another is used. */
 TUTTI_API tutti_status tutti_zero_release(tutti_zero *zero, int unit);
-/* While kept, what was used stays whole, released or not; afterwards nothing is whole. */
+/* Collective: while kept all units may be read, as the last step or begin has left them, up to the next of these.
+   Afterwards SHARDED units are whole as far as they are used. */
 TUTTI_API tutti_status tutti_zero_keep(tutti_zero *zero, bool kept);
 /* Where the gradient of this parameter is to be written, in its unit's type. *adds: there is one, of an earlier
    backward pass of this step; add to it. May wait for a buffer. */

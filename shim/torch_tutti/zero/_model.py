@@ -74,9 +74,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
     the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
 
-    A model may be on the meta device, the optimizer made of its parameters there: then it is never whole in the memory
-    of one rank. init: called on rank 0 with each module that has parameters or buffers of its own there, and is to give
-    them their first values; default: the module's reset_parameters().
+    A model may be on the meta device, the optimizer made of its parameters there: then no rank but 0 ever has all of
+    it in memory of its own. init: called on rank 0 with each module that has parameters or buffers of its own there,
+    and is to give them their first values; default: the module's reset_parameters().
 
     Parameters have one type in each unit, float32 or bfloat16, lie in CPU memory, and stay where they are put: what
     moves them (`.to`, an assignment to `.data`) or changes them in place is found at the next step; change them in a
@@ -320,7 +320,7 @@ class Manager:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
             model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
-        model.register_load_state_dict_pre_hook(lambda module, *_: self.core.claim() if module is model else None)
+        model.register_load_state_dict_pre_hook(lambda module, *_: self.claim() if module is model else None)
         model.register_load_state_dict_post_hook(lambda module, *_: self.restart() if module is model else None)
         model.zero_grad = MethodType(_zero_grad, model)
 
@@ -342,6 +342,11 @@ class Manager:
     def use_all(self) -> None:
         for unit in range(len(self.modules)) if not self.uses else ():
             self.use(unit)
+
+    def claim(self) -> None:
+        """Collective: parameters may be written to, until `restart`."""
+        self.core.claim()
+        self.core.keep(True)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -404,12 +409,16 @@ class Manager:
         self.steps += 1
         if not self.ahead:
             self.use_all()
+        if self.uses:
+            self.uses.stepped()
         torch.autograd.graph.increment_version([p for _, p, _ in self.owned])
         self.note()
 
     def restart(self) -> None:
         """Collective: all take rank 0's parameters."""
         self.core.begin()
+        if self.uses:
+            self.uses.stepped()
         self.note()
 
     def report(self) -> dict[str, Any]:

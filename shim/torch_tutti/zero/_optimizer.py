@@ -139,7 +139,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """In the block all parameters may be read, anywhere, as the last step has left them. Collective, where they are
-        sharded: then outside of it only modules find them, when they compute."""
+        sharded: then outside of it only modules find them, when they compute. Not for a backward pass."""
         with self._manager.whole():
             yield
 
@@ -147,9 +147,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def edit(self) -> Iterator[None]:
         """In the block parameters may be changed, on rank 0; all have its values afterwards. Collective: the block
         begins when no rank reads parameters any more."""
-        self._core.claim()
-        yield
-        self._manager.restart()
+        self._manager.claim()
+        try:
+            yield
+        finally:                        # the others wait for it
+            self._manager.restart()
 
     def report(self) -> dict[str, Any]:
         """Since `shard`, of this rank: steps; waited_use_ns, for the updates of others; waited_sums_ns, for sums of
@@ -273,8 +275,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"zero: {name} of parameter {self._manager.owned[number].name} has {value.numel()} "
                                  f"elements in the state, and should have {p.numel()}")
             own[name] = value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
-        if "master" in own:
-            piece.value.copy_(own.pop("master"))
+        exact = own.pop("master", None)
+        if exact is not None and p.dtype != torch.float32:             # else the model's state has it
+            piece.value.copy_(exact)
         if self._inner is not None:
             if number in self._flat:
                 self._inner.state[self._flat[number]] = {name: value.clone() if torch.is_tensor(value) else value

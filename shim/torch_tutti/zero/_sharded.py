@@ -1,8 +1,8 @@
 """Parameters that are whole only while they are used: hooks that tell the core when a use begins, and when it is over.
 
 A unit is used when a module that has parameters of it computes, and until the unit's own module has; again from when a
-gradient of that module's output is there until those of its parameters are. Parameters of the model itself stay from
-its forward() to their gradients."""
+gradient of that module's output is there until those of its parameters are. Units that others are in, as the model
+itself, stay from their forward() to the step, and so does what a backward pass goes through that keeps its graph."""
 from __future__ import annotations
 
 import contextlib
@@ -24,54 +24,92 @@ class Uses:
     def __init__(self, manager: Manager, reshard: bool) -> None:
         self.core, self.reshard = manager.core, reshard
         self.passes = [-1] * len(manager.modules)       # the last backward pass that has used a unit
-        of_model = manager.modules[0] is manager.model
+        self.kept = [unit for unit, module in enumerate(manager.modules)       # from their forward() to the step
+                     if any(other in manager.modules for other in module.modules() if other is not module)]
+        self.again: set[int] = set()                    # whose backward pass can itself be gone back through
+        self.depth = 0                                  # blocks of whole()
         for unit, module in enumerate(manager.modules):
-            self._watch(module, unit, kept=of_model and unit == 0)
-        place = {p: (number, unit) for number, (_, p, unit) in enumerate(manager.owned)}
+            self._watch(module, unit)
+        unit_of = {p: unit for _, p, unit in manager.owned}
         for module in manager.model.modules():
-            own = {name: place[p][1] for name, p in module.named_parameters(recurse=False) if p in place}
+            own = {p.untyped_storage().data_ptr(): unit_of[p] for p in module.parameters(recurse=False)
+                   if p in unit_of}
             if own:
-                module.register_state_dict_post_hook(functools.partial(_write, weakref.ref(self), module, own))
+                self._watch_state(module, own)
 
-    def _watch(self, module: nn.Module, unit: int, kept: bool) -> None:
+    def _watch(self, module: nn.Module, unit: int) -> None:
+        """Closures: those of a copy of the module do nothing."""
         uses = weakref.ref(self)
 
         def hook(called: nn.Module, _: Any, output: Any) -> None:
             if called is module and (found := uses()) is not None:
-                found.over(unit, kept, output)
+                found.over(unit, output)
         module.register_forward_hook(hook)
 
+    def _watch_state(self, module: nn.Module, own: dict[int, int]) -> None:
+        """A state_dict has values of its own, gathered unit by unit. own: units by where their parameters lie."""
+        uses = weakref.ref(self)
+
+        def gather(called: nn.Module, *_: Any) -> None:
+            for unit in sorted(set(own.values())) if called is module and (found := uses()) is not None else ():
+                found.core.use(unit)
+
+        def write(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
+            if called is not module or (found := uses()) is None:
+                return
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.untyped_storage().data_ptr() in own:
+                    state[name] = value.detach().clone()
+            for unit in sorted(set(own.values())):
+                found.end(unit)
+        module.register_state_dict_pre_hook(gather)
+        module.register_state_dict_post_hook(write)
+
+    # ---- what happens ----
     def begin(self, unit: int) -> None:
         """What is computed again in a backward pass belongs to that."""
-        if _backward_pass() < 0:
-            self.core.use(unit)
-        else:
-            self.go_back(unit)
+        (self.core.use if _backward_pass() < 0 else self._use_backward)(unit)
 
     @torch._dynamo.disable
-    def over(self, unit: int, kept: bool, output: Any) -> None:
+    def over(self, unit: int, output: Any) -> None:
         if _backward_pass() >= 0:
             return
-        results = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.requires_grad]
+        results = [t for t in tree_leaves(output) if torch.is_tensor(t) and t.grad_fn is not None]
         for tensor in results:
             tensor.register_hook(functools.partial(_go_back, weakref.ref(self), unit))
-        if not (results and (kept or not self.reshard)):
+        if not (results and (unit in self.kept or not self.reshard)):
+            self.end(unit)
+
+    def end(self, unit: int) -> None:
+        if unit not in self.again:
             self.core.release(unit)
 
     def go_back(self, unit: int) -> None:
+        if torch.is_grad_enabled():
+            self.again.add(unit)
         if self.passes[unit] != _backward_pass():
             self.passes[unit] = _backward_pass()
-            self.core.use_backward(unit)
+            self._use_backward(unit)
+
+    def _use_backward(self, unit: int) -> None:
+        (self.core.use if unit in self.kept or unit in self.again else self.core.use_backward)(unit)
+
+    def stepped(self) -> None:
+        self.again.clear()
+        if self.depth:
+            self.core.keep(True)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        self.core.keep(True)
+        self.depth += 1
         try:
-            for unit in range(len(self.passes)):
-                self.core.use(unit)
+            if self.depth == 1:
+                self.core.keep(True)
             yield
         finally:
-            self.core.keep(False)
+            self.depth -= 1
+            if not self.depth:
+                self.core.keep(False)
 
 
 def _backward_pass() -> int:
@@ -82,14 +120,3 @@ def _backward_pass() -> int:
 def _go_back(uses: Any, unit: int, _: torch.Tensor) -> None:
     if (found := uses()) is not None:
         found.go_back(unit)
-
-
-def _write(uses: Any, owner: nn.Module, own: dict[str, int], called: nn.Module, state: dict[str, Any], prefix: str,
-           *_: Any) -> None:
-    """A state_dict has values of its own, gathered unit by unit."""
-    found = uses()
-    for name, unit in own.items() if called is owner and found is not None else ():
-        if prefix + name in state:
-            found.core.use(unit)
-            state[prefix + name] = state[prefix + name].detach().clone()
-            found.core.release(unit)
