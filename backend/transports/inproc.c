@@ -172,8 +172,6 @@ static bool read_some(struct port *p, struct transfer *from, struct transfer *to
     to->others = wire_soon(p->world);
     return to->moved == to->wire;
 }
-/* Who has lost a rank lets it read nothing any more, and may be the first to know. */
-static bool has_given_up(const struct port *p, int peer) { return p->world->ports[peer].bonds[rank_of(p)].lost; }
 static void read_due(struct port *p)
 {
     for (struct transfer *before = NULL, *x = p->reads.first; x; x = before ? before->next : p->reads.first) {
@@ -186,7 +184,7 @@ static void read_due(struct port *p)
         if (from) {
             transfer_done(x);
             tell(p, OVER, x, x->source, true);
-        } else transfer_fail(x, has_given_up(p, x->source) ? TUTTI_PEER_LOST : TUTTI_ABORTED, 0);
+        } else transfer_fail(x, TUTTI_ABORTED, 0);
     }
 }
 static bool inproc_poll(struct transport *t)

@@ -61,7 +61,7 @@ static void test_the_first_difference_is_told(void **state)
 /* ---- a rank that is late ---- */
 static void one_is_missing(struct rank *me)
 {
-    tutti_request r = { .struct_size = sizeof r, .timeout_ms = 500, .blocking = true };
+    tutti_request r = { .struct_size = sizeof r, .timeout_ms = 1500, .blocking = true };
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     if (me->rank == 5)
         while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) sleep_us(1000);
