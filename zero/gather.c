@@ -15,10 +15,7 @@
 
 enum { NAP_NS = 50000 };
 
-static size_t bytes_of(const struct gatherer *g, int unit)
-{
-    return g->partition->unit[unit].count * g->partition->unit[unit].element;
-}
+static size_t bytes_of(const struct gatherer *g, int unit) { return partition_bytes(g->partition, unit); }
 static bool is_unit(const struct gatherer *g, int u) { return g->unit && u < g->partition->units; }
 
 /* ---- a unit comes and goes ---- */

@@ -51,9 +51,8 @@ static tutti_status find_place(struct home *h)
 }
 static tutti_status make_flat(struct home *h, int unit)
 {
-    const struct unit_partition *u = &h->partition->unit[unit];
     struct house *house = &h->house[unit];
-    size_t bytes = u->count * u->element;
+    size_t bytes = partition_bytes(h->partition, unit);
     house->home = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
         house->said = h->versions + (size_t)unit * (size_t)h->here;

@@ -20,6 +20,11 @@ struct partition {
 /* INVALID_ARGUMENT, NO_MEMORY. partition_finish is due in every case. */
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *config, int rank, int ranks);
 void partition_finish(struct partition *partition);
+/* Of a unit's flat array, padding included. */
+static inline size_t partition_bytes(const struct partition *partition, int unit)
+{
+    return partition->unit[unit].count * partition->unit[unit].element;
+}
 /* What of a parameter lies in the slice of a rank. */
 struct piece partition_piece(const struct partition *partition, int parameter, int rank);
 /* Equal partitions have equal ones. */

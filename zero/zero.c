@@ -336,9 +336,7 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     out->gradient_bytes = z->reducer.gradient_bytes;
     out->state_bytes = z->optimizer.state_bytes;
     out->parameter_bytes = z->home.gatherer.most_bytes;
-    for (int u = 0; u < z->partition.units; u++) {
-        uint64_t bytes = z->partition.unit[u].count * z->partition.unit[u].element;
-        out->parameter_bytes += bytes / home_sharers(&z->home);
-    }
+    for (int u = 0; u < z->partition.units; u++)
+        out->parameter_bytes += partition_bytes(&z->partition, u) / home_sharers(&z->home);
     return TUTTI_OK;
 }

@@ -7,7 +7,7 @@ from ranks import hosts_of_job
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
 from zero_training import (STEPS, Images, Network, Picky, agree, equal, fused, go_back, ids_of, loss_of, pair,
-                           trained, values)
+                           step_rounded, train_beside, trained, values)
 
 from torch_tutti import zero
 
@@ -42,12 +42,7 @@ def test_trains_as_ddp(shared, size, name, stage, turns, ahead):
 def run_other_models(world, make, name, stage):
     """Parameters that some ranks do not use, or none; convolutions; weights computed twice."""
     judge, theirs, model, mine = pair(make, name, stage, ddp={"find_unused_parameters": True})
-    for step in range(STEPS):
-        for trained, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(trained, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, values(model), values(judge.module))
+    train_beside(world, judge, theirs, model, mine)
 
 
 def checkpointed():
@@ -114,16 +109,8 @@ def run_bfloat16(world, stage):
     for step in range(STEPS):
         loss_of(judge(ids_of(step, world.rank))).backward()
         go_back(model, mine, step, world.rank)
-        for p, value in zip(judge.parameters(), kept):
-            p.grad.mul_(1 / world.size)
-            dist.all_reduce(p.grad)
-            value.grad = p.grad.float()
-            p.grad = None
-        theirs.step()
+        step_rounded(world, judge, kept, theirs)
         mine.step()
-        with torch.no_grad():
-            for p, value in zip(judge.parameters(), kept):
-                p.copy_(value)
         equal(world, values(model), values(judge))
 
 
@@ -142,16 +129,8 @@ def run_precision(world, stage):
         images = ids_of(step, world.rank).float().view(-1, 1, 8, 8) / 48
         loss_of(judge(images.bfloat16())).backward()
         loss_of(model(images)).backward()
-        for p, value in zip(judge.parameters(), kept):
-            p.grad.mul_(1 / world.size)
-            dist.all_reduce(p.grad)
-            value.grad = p.grad.float()
-            p.grad = None
-        theirs.step()
+        step_rounded(world, judge, kept, theirs)
         mine.step()
-        with torch.no_grad():
-            for p, value in zip(judge.parameters(), kept):
-                p.copy_(value)
         equal(world, values(model), values(judge))
 
 

@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from training import flat, same_on_all_ranks
 from zero_training import (OPTIMIZERS, STEPS, Images, Network, agree, equal, go_back, goes_on, ids_of, loss_of,
-                           one_sum, pair, trained, values)
+                           one_sum, pair, train_beside, trained, values)
 
 from torch_tutti import zero
 
@@ -188,12 +188,7 @@ def run_born(world, stage):
     judge.load_state_dict(model.state_dict())
     judge = DistributedDataParallel(judge)
     theirs = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
-    for step in range(STEPS):
-        for trained_, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(trained_, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, values(model), values(judge.module))
+    train_beside(world, judge, theirs, model, mine)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -234,12 +229,7 @@ def run_nested(world):
     assert names["blocks.1.inner.1.weight"] == 3 and names["blocks.2.inner.1.weight"] == 0
     judge = DistributedDataParallel(Network(16))
     theirs = torch.optim.SGD(judge.parameters(), lr=0.05)
-    for step in range(STEPS):
-        for trained_, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(trained_, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, values(model), values(judge.module))
+    train_beside(world, judge, theirs, model, mine)
 
 
 def test_units_inside_each_other(shared):

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -128,6 +129,29 @@ def agree(world, mine, judge):
         equal(world, mine, judge)
     torch.testing.assert_close(mine, judge, rtol=2e-5, atol=2e-5)
     same_on_all_ranks(world, mine)
+
+
+def train_beside(world, judge, theirs, model, mine):
+    """Both, and after each step they have the same parameters."""
+    for step in range(STEPS):
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained_, optimizer, step, world.rank)
+            optimizer.step()
+        agree(world, values(model), values(judge.module))
+
+
+def step_rounded(world, judge, kept, optimizer):
+    """A bfloat16 model takes the step of float32 values that are kept beside it, and rounds them."""
+    for p, value in zip(judge.parameters(), kept):
+        p.grad.mul_(1 / world.size)
+        dist.all_reduce(p.grad)
+        value.grad = p.grad.float()
+        p.grad = None
+    optimizer.step()
+    with torch.no_grad():
+        for p, value in zip(judge.parameters(), kept):
+            p.copy_(value)
 
 
 def trained(world, name, stage, bits=torch.float32):

@@ -48,10 +48,10 @@ class Uses:
 
     def _watch_state(self, module: nn.Module, own: dict[int, int]) -> None:
         """A state_dict has values of its own, gathered unit by unit. own: units by where their parameters lie."""
-        uses = weakref.ref(self)
+        uses, units = weakref.ref(self), sorted(set(own.values()))
 
         def gather(called: nn.Module, *_: Any) -> None:
-            for unit in sorted(set(own.values())) if called is module and (found := uses()) is not None else ():
+            for unit in units if called is module and (found := uses()) is not None else ():
                 found.core.use(unit)
 
         def write(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
@@ -60,7 +60,7 @@ class Uses:
             for name, value in state.items():
                 if torch.is_tensor(value) and value.untyped_storage().data_ptr() in own:
                     state[name] = value.detach().clone()
-            for unit in sorted(set(own.values())):
+            for unit in units:
                 found.end(unit)
         module.register_state_dict_pre_hook(gather)
         module.register_state_dict_post_hook(write)
