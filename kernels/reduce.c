@@ -98,6 +98,16 @@ squares_function *squares_find(tutti_dtype dtype)
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
 }
 
+pack_function *pack_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->pack[dtype] : NULL;
+}
+
+unpack_function *unpack_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->unpack[dtype] : NULL;
+}
+
 const char *kernels_isa_name(int index)
 {
     const struct kernels *kernels = kernels_at(index);

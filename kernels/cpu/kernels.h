@@ -1,5 +1,6 @@
 /* What one instruction set brings: its functions by dtype and op. kernels/reduce.c chooses among them. */
 #pragma once
+#include "kernels/compress.h"
 #include "kernels/reduce.h"
 #include "kernels/update.h"
 
@@ -11,5 +12,7 @@ struct kernels {
     scale_function *scale[TUTTI_DTYPE_COUNT];
     update_function *update[TUTTI_DTYPE_COUNT][UPDATE_RULES]; /* all have those that there are */
     squares_function *squares[TUTTI_DTYPE_COUNT];
+    pack_function *pack[TUTTI_DTYPE_COUNT];
+    unpack_function *unpack[TUTTI_DTYPE_COUNT];
 };
 extern const struct kernels kernels_scalar, kernels_avx2, kernels_avx512, kernels_neon;

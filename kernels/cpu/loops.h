@@ -271,6 +271,8 @@ STREAMED_MAP(X)
 
 #include "kernels/cpu/update.h"
 
+#include "kernels/cpu/compress.h"
+
 const struct kernels KERNELS = {
     .isa = ISA,
     .below = BELOW,
@@ -302,6 +304,16 @@ const struct kernels KERNELS = {
     },
     .squares = {
 #define X(dtype, wide) [TUTTI_##dtype] = squares_##dtype,
+        UPDATE_MAP(X)
+#undef X
+    },
+    .pack = {
+#define X(dtype, wide) [TUTTI_##dtype] = pack_##dtype,
+        UPDATE_MAP(X)
+#undef X
+    },
+    .unpack = {
+#define X(dtype, wide) [TUTTI_##dtype] = unpack_##dtype,
         UPDATE_MAP(X)
 #undef X
     },

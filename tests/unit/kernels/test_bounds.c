@@ -1,5 +1,6 @@
 /* Nothing outside the arrays is touched, not even read: every array ends where memory ends, and then begins where
  * memory begins. A violation is a segmentation fault. */
+#include "kernels/compress.h"
 #include "kernels/reduce.h"
 #include "tests/unit/kernels/data.h"
 #include <setjmp.h>
@@ -66,8 +67,34 @@ static void stays_inside(void **state)
     }
 }
 
+static void pack(const struct packing *how, size_t count, bool at_end)
+{
+    size_t bytes = packing_bytes(how, count);
+    void *at[ARRAYS];
+    for (int i = 0; i < ARRAYS; i++)
+        at[i] = pages[i] + (at_end ? page_bytes - (i < 2 ? bytes : count * sizeof(float)) : 0);
+    memset(at[2], 0, count * sizeof(float));
+    memset(at[3], 0, count * sizeof(float));
+    for (int i = 0; i < 2; i++) pack_find(TUTTI_FLOAT32)(at[i], at[2], i ? at[3] : NULL, count, how, 0);
+    unpack_find(TUTTI_FLOAT32)(at[4], (const void *const *)at, 2, count, how, 0, 1.0f);
+}
+static void packs_inside(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (enum packing_form form = 0; form < PACKING_FORMS; form++) {
+            struct packing how = { .form = form, .kept = 30, .stochastic = true };
+            for (size_t count = 1; count <= page_bytes / sizeof(float); count += count < 300 ? 1 : 31) {
+                pack(&how, count, true);
+                pack(&how, count, false);
+            }
+        }
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside) };
     return cmocka_run_group_tests(tests, map_pages, unmap_pages);
 }

@@ -1,0 +1,44 @@
+/* Gradients in fewer bytes. Numbers are packed in groups of 1,024, each group by itself; the last one may be shorter.
+ *     FLOAT16, BFLOAT16   every number, rounded to nearest; what is too large becomes the largest there is
+ *     INT8, INT4          every number, as an integer of -127 .. 127 or -7 .. 7 times a scale that 128 numbers share
+ *     TOPK                of each group the `kept` numbers of largest magnitude, and where they lie
+ *     RANDOMK             of each group `kept` numbers, one from each of as many equal parts, drawn by `seed`
+ * `kept` is that of a whole group; a shorter one keeps the same share, and at least one.
+ *
+ * What packing loses can be kept and added the next time (error feedback). What is no number, or infinite, loses
+ * nothing: in the first two forms and in TOPK, where it comes first, it arrives as it is; in INT8 and INT4 the 128
+ * numbers around it arrive as NaN; RANDOMK packs it when it is drawn.
+ *
+ * The same bits on all instruction sets. */
+#pragma once
+#include "c_api/tutti.h"
+
+enum { PACKING_GROUP = 1024, PACKING_BLOCK = 128 }; /* block: what shares a scale */
+enum packing_form {
+    PACKING_FLOAT16,
+    PACKING_BFLOAT16,
+    PACKING_INT8,
+    PACKING_INT4,
+    PACKING_TOPK,
+    PACKING_RANDOMK,
+    PACKING_FORMS
+};
+struct packing {
+    enum packing_form form;
+    int kept;                                           /* TOPK, RANDOMK: 1 .. PACKING_GROUP */
+    bool stochastic; /* INT8, INT4: up or down by chance, so that the mean is right */
+    uint32_t seed;                                      /* of chance: RANDOMK unpacks with what it was packed with */
+};
+/* Of `count` numbers, packed: bytes; depends on form and kept alone. Of a group of `count`: what is kept of it. */
+size_t packing_bytes(const struct packing *how, size_t count);
+size_t packing_kept(const struct packing *how, size_t count);
+/* Packs from[i] + lost[i], and leaves in lost[i] what was not packed; lost may be NULL. `first` is the number by which
+   chance knows from[0]. `packed` is aligned to 4 bytes. */
+typedef void pack_function(void *packed, const void *from, float *lost, size_t count, const struct packing *how,
+    uint64_t first);
+/* to[i] = factor * (the sum over the sources, in their order, in float32), rounded once. */
+typedef void unpack_function(void *to, const void *const *packed, int sources, size_t count, const struct packing *how,
+    uint64_t first, float factor);
+/* NULL for other types than FLOAT32 and BFLOAT16. */
+pack_function *pack_find(tutti_dtype dtype);
+unpack_function *unpack_find(tutti_dtype dtype);

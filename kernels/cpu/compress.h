@@ -1,0 +1,291 @@
+/* The loops of kernels/compress.h in plain C, once per instruction set: the compiler makes vectors of them. A group of
+ * numbers is brought into `x`, in the first cache; packing leaves there what it has not packed. */
+#include "kernels/compress.h"
+#include "kernels/update.h"
+
+static const uint32_t NOT_FINITE = 0x7f800000u, MAGNITUDE = 0x7fffffffu;
+
+INLINE uint32_t bits_of(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+INLINE float number_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+/* Constants: Wellons, hash-prospector ("lowbias32"). */
+INLINE uint32_t draw(uint32_t seed, uint32_t number)
+{
+    uint32_t x = number ^ seed;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+/* ---- 16 bits ---- */
+INLINE uint16_t narrow_float16(float number)            /* nearest, ties to even, by integers: all sets can */
+{
+    uint32_t sign = bits_of(number) >> 16 & 0x8000u, whole = bits_of(number) & MAGNITUDE;
+    uint32_t magnitude = whole < 0x477fe000u ? whole : 0x477fe000u; /* 65504, the largest */
+    uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+    uint32_t denormal = bits_of(number_of(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t finite = magnitude < 113u << 23 ? denormal : normal;
+    uint32_t other = whole > NOT_FINITE ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(sign | (whole < NOT_FINITE ? finite : other));
+}
+INLINE float widen_float16(uint16_t half)
+{
+    uint32_t magnitude = half & 0x7fffu, sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t normal = (magnitude << 13) + (112u << 23);
+    uint32_t denormal = bits_of((float)(int32_t)magnitude * 0x1p-24f);
+    uint32_t finite = magnitude < 0x400u ? denormal : normal;
+    return number_of(sign | finite | (magnitude >= 0x7c00u ? NOT_FINITE : 0u));
+}
+INLINE uint16_t narrow_bfloat16(float number)
+{
+    uint16_t rounded = update_narrow(number);
+    bool grew = (bits_of(number) & MAGNITUDE) < NOT_FINITE && (rounded & 0x7fffu) == 0x7f80u;
+    return grew ? (uint16_t)(rounded - 1) : rounded;
+}
+INLINE void pack_narrow(uint16_t *restrict to, float *restrict x, size_t count, bool half)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint16_t code = half ? narrow_float16(x[i]) : narrow_bfloat16(x[i]);
+        float rest = x[i] - (half ? widen_float16(code) : update_widen(code));
+        to[i] = code;
+        x[i] = (bits_of(x[i]) & MAGNITUDE) < NOT_FINITE ? rest : 0;
+    }
+}
+INLINE void add_narrow(float *restrict x, const uint16_t *restrict from, size_t count, bool half)
+{
+    for (size_t i = 0; i < count; i++) x[i] += half ? widen_float16(from[i]) : update_widen(from[i]);
+}
+
+/* ---- integers ---- */
+INLINE uint32_t largest_of(const float *x, size_t count)
+{
+    uint32_t largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t magnitude = bits_of(x[i]) & MAGNITUDE;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+/* Codes are above zero here, so that cutting off a fraction rounds them down. The largest number stays a little below
+   the largest code, or a chance near one would carry it beyond. */
+INLINE float round_block(uint8_t *restrict code, float *restrict x, size_t count, int most, bool chance, uint32_t seed,
+    uint32_t first)
+{
+    const uint32_t largest = largest_of(x, count), tiny = 27u << 23; /* 2^-100 */
+    const float scale = number_of(largest) / (float)most, zero = (float)(most + 1);
+    const float inverse = (float)most / number_of(largest) * (1 - 0x1p-22f);
+    if (largest < tiny || largest >= NOT_FINITE) {
+        memset(code, most + 1, count);
+        if (largest < tiny) return 0;
+        memset(x, 0, count * sizeof *x);
+        return number_of(0x7fc00000u);
+    }
+    for (size_t i = 0; i < count; i++) {
+        float up = chance ? (float)(int32_t)(draw(seed, first + (uint32_t)i) >> 16) * 0x1p-16f : 0.5f;
+        int32_t whole = (int32_t)(x[i] * inverse + (zero + up));
+        code[i] = (uint8_t)whole;
+        x[i] -= scale * (float)(whole - most - 1);
+    }
+    return scale;
+}
+INLINE void pack_block(char *scale, uint8_t *codes, float *x, size_t count, const struct packing *how, uint32_t first,
+    bool small)
+{
+    uint8_t code[PACKING_BLOCK] = { 0 };
+    size_t half = (count + 1) / 2;
+    int most = small ? 7 : 127;
+    float found = how->stochastic ? round_block(small ? code : codes, x, count, most, true, how->seed, first)
+                                  : round_block(small ? code : codes, x, count, most, false, 0, 0);
+    memcpy(scale, &found, sizeof found);
+    for (size_t i = 0; small && i < half; i++) codes[i] = (uint8_t)(code[i] | code[half + i] << 4);
+}
+INLINE void pack_integers(char *to, float *x, size_t count, const struct packing *how, uint32_t first, bool small)
+{
+    uint8_t *codes = (uint8_t *)to + (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
+    size_t at = 0;
+    for (; at + PACKING_BLOCK <= count; at += PACKING_BLOCK, to += sizeof(float)) {
+        pack_block(to, codes, x + at, PACKING_BLOCK, how, first + (uint32_t)at, small);
+        codes += small ? PACKING_BLOCK / 2 : PACKING_BLOCK;
+    }
+    if (at < count) pack_block(to, codes, x + at, count - at, how, first + (uint32_t)at, small);
+}
+INLINE void add_block8(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
+{
+    for (size_t i = 0; i < count; i++) x[i] += scale * (float)(code[i] - 128);
+}
+INLINE void add_block4(float *restrict x, const uint8_t *restrict code, size_t count, float scale)
+{
+    size_t half = (count + 1) / 2;
+    for (size_t i = 0; i < half; i++) x[i] += scale * (float)((code[i] & 15) - 8);
+    for (size_t i = half; i < count; i++) x[i] += scale * (float)((code[i - half] >> 4) - 8);
+}
+INLINE void add_integers(float *x, const char *from, size_t count, bool small)
+{
+    const uint8_t *codes = (const uint8_t *)from + (count + PACKING_BLOCK - 1) / PACKING_BLOCK * sizeof(float);
+    for (size_t at = 0; at < count; at += PACKING_BLOCK, from += sizeof(float)) {
+        size_t n = count - at < PACKING_BLOCK ? count - at : PACKING_BLOCK;
+        float scale;
+        memcpy(&scale, from, sizeof scale);
+        if (small) add_block4(x + at, codes, n, scale);
+        else add_block8(x + at, codes, n, scale);
+        codes += small ? (n + 1) / 2 : n;
+    }
+}
+
+/* ---- a few of many ---- */
+/* One that at least `kept` of the magnitudes reach, and no more unless others are equal to it. */
+INLINE uint32_t bound_of(const uint32_t *magnitude, size_t count, size_t kept)
+{
+    uint32_t bound = 0;
+    for (int bit = 30; bit >= 0; bit--) {
+        uint32_t reach = 0, tried = bound | 1u << bit;
+        for (size_t i = 0; i < count; i++) reach += magnitude[i] >= tried;
+        if (reach >= kept) bound = tried;
+        if (reach == kept) break;
+    }
+    return bound;
+}
+/* The numbers lie in columns. At least `kept` of them reach what `kept` columns reach, and few more, so the bound is
+   looked for among those alone. Returns how many; they come by column. */
+INLINE size_t find_candidates(const float *x, size_t columns, size_t kept, uint16_t *place, uint32_t *magnitude)
+{
+    const size_t rows = PACKING_GROUP / columns;
+    uint32_t column[PACKING_GROUP];
+    size_t found = 0;
+    for (size_t c = 0; c < columns; c++) column[c] = bits_of(x[c]) & MAGNITUDE;
+    for (size_t row = 1; row < rows; row++)
+        for (size_t c = 0; c < columns; c++) {
+            uint32_t whole = bits_of(x[row * columns + c]) & MAGNITUDE;
+            column[c] = whole > column[c] ? whole : column[c];
+        }
+    uint32_t bound = bound_of(column, columns, kept);
+    for (size_t c = 0; c < columns; c++)
+        for (size_t row = 0; column[c] >= bound && row < rows; row++) {
+            uint32_t whole = bits_of(x[row * columns + c]) & MAGNITUDE;
+            place[found] = (uint16_t)(row * columns + c);
+            magnitude[found] = whole;
+            found += whole >= bound;
+        }
+    return found;
+}
+INLINE void pack_topk(char *to, float *x, size_t count, const struct packing *how)
+{
+    uint16_t place[PACKING_GROUP];
+    uint32_t magnitude[PACKING_GROUP];
+    size_t kept = packing_kept(how, count), taken = 0;
+    memset(x + count, 0, (PACKING_GROUP - count) * sizeof *x);
+    size_t found = kept <= 32 ? find_candidates(x, 64, kept, place, magnitude)
+        : kept <= 128         ? find_candidates(x, 256, kept, place, magnitude)
+                              : find_candidates(x, PACKING_GROUP, kept, place, magnitude);
+    uint32_t bound = bound_of(magnitude, found, kept);
+    for (int equal = 0; equal < 2; equal++)             /* what is beyond the bound, then what lies on it */
+        for (size_t i = 0; i < found && taken < kept; i++) {
+            if (equal ? magnitude[i] != bound : magnitude[i] <= bound) continue;
+            memcpy(to + taken * sizeof *x, &x[place[i]], sizeof *x);
+            memcpy(to + kept * sizeof *x + taken++ * sizeof *place, &place[i], sizeof *place);
+            x[place[i]] = 0;
+        }
+}
+INLINE void add_topk(float *x, const char *from, size_t count, const struct packing *how)
+{
+    size_t kept = packing_kept(how, count);
+    for (size_t i = 0; i < kept; i++) {
+        float number;
+        uint16_t place;
+        memcpy(&number, from + i * sizeof number, sizeof number);
+        memcpy(&place, from + kept * sizeof number + i * sizeof place, sizeof place);
+        x[place % PACKING_GROUP] += number;
+    }
+}
+INLINE size_t place_drawn(const struct packing *how, size_t count, size_t kept, size_t i, uint32_t first)
+{
+    size_t begin = i * count / kept, end = (i + 1) * count / kept;
+    return begin + draw(how->seed, first + (uint32_t)begin) % (end - begin);
+}
+INLINE void pack_randomk(float *to, float *x, size_t count, const struct packing *how, uint32_t first)
+{
+    size_t kept = packing_kept(how, count);
+    for (size_t i = 0; i < kept; i++) {
+        size_t place = place_drawn(how, count, kept, i, first);
+        to[i] = x[place];
+        x[place] = 0;
+    }
+}
+INLINE void add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
+{
+    size_t kept = packing_kept(how, count);
+    for (size_t i = 0; i < kept; i++) x[place_drawn(how, count, kept, i, first)] += from[i];
+}
+
+/* ---- all ---- */
+static void pack_group(void *to, float *x, size_t count, const struct packing *how, uint32_t first)
+{
+    switch (how->form) {
+    case PACKING_FLOAT16: pack_narrow(to, x, count, true); break;
+    case PACKING_BFLOAT16: pack_narrow(to, x, count, false); break;
+    case PACKING_INT8: pack_integers(to, x, count, how, first, false); break;
+    case PACKING_INT4: pack_integers(to, x, count, how, first, true); break;
+    case PACKING_TOPK: pack_topk(to, x, count, how); break;
+    default: pack_randomk(to, x, count, how, first);
+    }
+}
+static void add_group(float *x, const void *from, size_t count, const struct packing *how, uint32_t first)
+{
+    switch (how->form) {
+    case PACKING_FLOAT16: add_narrow(x, from, count, true); break;
+    case PACKING_BFLOAT16: add_narrow(x, from, count, false); break;
+    case PACKING_INT8: add_integers(x, from, count, false); break;
+    case PACKING_INT4: add_integers(x, from, count, true); break;
+    case PACKING_TOPK: add_topk(x, from, count, how); break;
+    default: add_randomk(x, from, count, how, first);
+    }
+}
+INLINE void pack_all(char *packed, const void *from, float *restrict lost, size_t count, const struct packing *how,
+    uint64_t first, bool wide)
+{
+    float x[PACKING_GROUP];
+    for (size_t at = 0; at < count; at += PACKING_GROUP) {
+        size_t n = count - at < PACKING_GROUP ? count - at : PACKING_GROUP;
+        for (size_t i = 0; i < n; i++) x[i] = update_gradient(from, at + i, wide);
+        for (size_t i = 0; lost && i < n; i++) x[i] += lost[at + i];
+        pack_group(packed, x, n, how, (uint32_t)(first + at));
+        if (lost) memcpy(lost + at, x, n * sizeof *x);
+        packed += packing_bytes(how, n);
+    }
+}
+INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t count, const struct packing *how,
+    uint64_t first, float factor, bool wide)
+{
+    float x[PACKING_GROUP];
+    const size_t whole = packing_bytes(how, PACKING_GROUP);
+    for (size_t at = 0; at < count; at += PACKING_GROUP) {
+        size_t n = count - at < PACKING_GROUP ? count - at : PACKING_GROUP;
+        memset(x, 0, sizeof x);
+        for (int s = 0; s < sources; s++)
+            add_group(x, (const char *)packed[s] + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
+        for (size_t i = 0; wide && i < n; i++) ((float *)to)[at + i] = x[i] * factor;
+        for (size_t i = 0; !wide && i < n; i++) ((uint16_t *)to)[at + i] = update_narrow(x[i] * factor);
+    }
+}
+#define X(dtype, wide)                                                                                                 \
+    static void pack_##dtype(void *packed, const void *from, float *lost, size_t count, const struct packing *how,     \
+        uint64_t first)                                                                                                \
+    {                                                                                                                  \
+        pack_all(packed, from, lost, count, how, first, wide);                                                         \
+    }                                                                                                                  \
+    static void unpack_##dtype(void *to, const void *const *packed, int sources, size_t count,                         \
+        const struct packing *how, uint64_t first, float factor)                                                       \
+    {                                                                                                                  \
+        unpack_all(to, packed, sources, count, how, first, factor, wide);                                              \
+    }
+UPDATE_MAP(X)
+#undef X

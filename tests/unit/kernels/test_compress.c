@@ -1,0 +1,291 @@
+/* Packed gradients: what arrives and what was lost are what was given, each form keeps what it promises, and all
+   instruction sets give the same bits. */
+#include "kernels/compress.h"
+#include "kernels/reduce.h"
+#include "tests/unit/kernels/data.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum { COUNT_MAX = 3000, GUARD = 16, SOURCES = 3 };
+static const size_t counts[] = { 1, 2, 3, 7, 31, 127, 128, 129, 255, 1000, 1023, 1024, 1025, 1153, 2048, COUNT_MAX };
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+static const struct packing forms[] = {
+    { .form = PACKING_FLOAT16 },
+    { .form = PACKING_BFLOAT16 },
+    { .form = PACKING_INT8 },
+    { .form = PACKING_INT8, .stochastic = true, .seed = 5 },
+    { .form = PACKING_INT4 },
+    { .form = PACKING_INT4, .stochastic = true, .seed = 6 },
+    { .form = PACKING_TOPK, .kept = 1 },
+    { .form = PACKING_TOPK, .kept = 10 },
+    { .form = PACKING_TOPK, .kept = 33 },
+    { .form = PACKING_TOPK, .kept = 300 },
+    { .form = PACKING_TOPK, .kept = PACKING_GROUP },
+    { .form = PACKING_RANDOMK, .kept = 1, .seed = 7 },
+    { .form = PACKING_RANDOMK, .kept = 100, .seed = 8 },
+    { .form = PACKING_RANDOMK, .kept = PACKING_GROUP, .seed = 9 },
+};
+enum { FORMS = sizeof forms / sizeof forms[0] };
+static float from[COUNT_MAX], before[COUNT_MAX], lost[COUNT_MAX], arrived[COUNT_MAX + GUARD];
+static char packed[COUNT_MAX * 8 + GUARD];
+
+static bool same(float a, float b) { return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0; }
+static void fill_ordinary(void)
+{
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        from[i] = (float)ldexp((double)(int64_t)random_bits(), -63 - (int)(random_bits() % 6));
+        before[i] = (float)ldexp((double)(int64_t)random_bits(), -66);
+    }
+}
+/* Packs and unpacks; nothing is written beside the arrays. */
+static void carry(const struct packing *how, size_t count, bool keeps)
+{
+    const void *sources[1] = { packed };
+    size_t bytes = packing_bytes(how, count);
+    assert_true(bytes % 4 == 0 && bytes <= sizeof packed - GUARD);
+    memset(packed, 0x5a, sizeof packed);
+    memset(arrived, 0x5a, sizeof arrived);
+    memcpy(lost, before, sizeof lost);
+    pack_find(TUTTI_FLOAT32)(packed, from, keeps ? lost : NULL, count, how, 1000);
+    unpack_find(TUTTI_FLOAT32)(arrived, sources, 1, count, how, 1000, 1.0f);
+    for (size_t i = 0; i < GUARD; i++) assert_int_equal(packed[bytes + i], 0x5a);
+    for (size_t i = 0; i < GUARD * sizeof(float); i++) assert_int_equal(((char *)&arrived[count])[i], 0x5a);
+    for (size_t i = count; i < COUNT_MAX; i++) assert_true(lost[i] == before[i]);
+}
+static void test_nothing_gets_lost_that_is_not_kept(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++)
+        for (int c = 0; c < COUNTS; c++) {
+            fill_ordinary();
+            carry(&forms[f], counts[c], true);
+            for (size_t i = 0; i < counts[c]; i++) {
+                float given = from[i] + before[i];
+                assert_true(fabsf(arrived[i] + lost[i] - given) <= 0x1p-23f * (fabsf(given) + fabsf(arrived[i])));
+            }
+        }
+}
+static void test_all_sets_give_the_same_bits(void **state)
+{
+    (void)state;
+    static float first_lost[COUNT_MAX], first_arrived[COUNT_MAX];
+    static char first_packed[sizeof packed];
+    for (int f = 0; f < FORMS; f++)
+        for (int c = 0; c < COUNTS; c++) {
+            if (c % 2) fill_ordinary();
+            else fill(from, COUNT_MAX, TUTTI_FLOAT32);
+            for (int i = 0; kernels_isa_name(i); i++) {
+                assert_true(kernels_use(kernels_isa_name(i)));
+                carry(&forms[f], counts[c], true);
+                if (i == 0) {
+                    memcpy(first_lost, lost, sizeof lost);
+                    memcpy(first_arrived, arrived, sizeof first_arrived);
+                    memcpy(first_packed, packed, sizeof packed);
+                }
+                assert_memory_equal(first_packed, packed, packing_bytes(&forms[f], counts[c]));
+                for (size_t k = 0; k < counts[c]; k++) {
+                    assert_true(same(first_lost[k], lost[k]));
+                    assert_true(same(first_arrived[k], arrived[k]));
+                }
+            }
+        }
+}
+
+/* ---- each form ---- */
+static void test_sixteen_bits_are_the_nearest(void **state)
+{
+    (void)state;
+    for (int half = 0; half < 2; half++) {
+        struct format f = format_of(half ? TUTTI_FLOAT16 : TUTTI_BFLOAT16);
+        double most = half ? 65504 : decode(f, 0x7f7f);
+        struct packing how = { .form = half ? PACKING_FLOAT16 : PACKING_BFLOAT16 };
+        for (int turn = 0; turn < 30; turn++) {
+            fill(from, COUNT_MAX, TUTTI_FLOAT32);
+            for (size_t i = 0; i < COUNT_MAX; i += 3) from[i] = (float)ldexp(from[i], -20);
+            carry(&how, COUNT_MAX, false);
+            for (size_t i = 0; i < COUNT_MAX; i++) {
+                double number = (double)from[i], nearest = decode(f, encode(f, number));
+                if (isnan(from[i])) assert_true(isnan(arrived[i]));
+                else if (isfinite(from[i]) && fabs(nearest) > most) assert_true(fabs((double)arrived[i]) == most);
+                else assert_true((double)arrived[i] == nearest);
+            }
+        }
+    }
+}
+static void test_integers_share_a_scale(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++) {
+        if (forms[f].form != PACKING_INT8 && forms[f].form != PACKING_INT4) continue;
+        float most = forms[f].form == PACKING_INT8 ? 127 : 7, slack = forms[f].stochastic ? 1.0f : 0.5f;
+        fill_ordinary();
+        carry(&forms[f], COUNT_MAX, false);
+        for (size_t at = 0; at < COUNT_MAX; at += PACKING_BLOCK) {
+            float largest = 0;
+            for (size_t i = at; i < at + PACKING_BLOCK && i < COUNT_MAX; i++) largest = fmaxf(largest, fabsf(from[i]));
+            for (size_t i = at; i < at + PACKING_BLOCK && i < COUNT_MAX; i++) {
+                float code = arrived[i] / (largest / most);
+                assert_true(fabsf(code - roundf(code)) < 1e-3f && fabsf(code) <= most + 1e-3f);
+                assert_true(fabsf(arrived[i] - from[i]) <= (slack + 1e-3f) * largest / most);
+            }
+        }
+    }
+}
+/* Over many seeds the mean is what was given, to within what chance allows: some six standard deviations. */
+static void test_chance_is_fair(void **state)
+{
+    (void)state;
+    enum { TURNS = 4000, FEW = 64 };
+    static double sum[FEW];
+    memset(sum, 0, sizeof sum);
+    fill_ordinary();
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        struct packing how = { .form = PACKING_INT4, .stochastic = true, .seed = turn };
+        carry(&how, FEW, false);
+        for (size_t i = 0; i < FEW; i++) sum[i] += (double)arrived[i];
+    }
+    float largest = 0;
+    for (size_t i = 0; i < FEW; i++) largest = fmaxf(largest, fabsf(from[i]));
+    for (size_t i = 0; i < FEW; i++)
+        assert_true(fabs(sum[i] / TURNS - (double)from[i]) < 6 * 0.5 * (double)(largest / 7) / sqrt(TURNS));
+}
+static int by_magnitude(const void *a, const void *b)
+{
+    float x = fabsf(*(const float *)a), y = fabsf(*(const float *)b);
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+static void check_largest(const struct packing *how, size_t at, size_t count)
+{
+    static float sorted[PACKING_GROUP];
+    size_t kept = packing_kept(how, count), found = 0;
+    memcpy(sorted, from + at, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_magnitude);
+    for (size_t i = at; i < at + count; i++) {
+        assert_true(arrived[i] == from[i] || arrived[i] == 0);
+        if (fabsf(from[i]) > fabsf(sorted[kept - 1])) assert_true(arrived[i] == from[i]);
+        if (fabsf(from[i]) < fabsf(sorted[kept - 1])) assert_true(arrived[i] == 0);
+        found += arrived[i] != 0;
+    }
+    assert_true(found <= kept);
+    if (sorted[kept - 1] != 0) assert_int_equal(found, kept);
+}
+static void test_the_largest_are_kept(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++)
+        for (int c = 0; c < COUNTS; c++) {
+            if (forms[f].form != PACKING_TOPK) continue;
+            fill_ordinary();
+            /* equal ones, too */
+            for (size_t i = 0; c % 3 == 0 && i < COUNT_MAX; i++) from[i] = (float)(random_bits() % 5) - 2;
+            carry(&forms[f], counts[c], false);
+            for (size_t at = 0; at < counts[c]; at += PACKING_GROUP)
+                check_largest(&forms[f], at, counts[c] - at < PACKING_GROUP ? counts[c] - at : PACKING_GROUP);
+        }
+}
+static void test_the_drawn_are_spread(void **state)
+{
+    (void)state;
+    enum { KEPT = 64, PART = PACKING_GROUP / KEPT, TURNS = 2000 };
+    static int drawn[PART];
+    memset(drawn, 0, sizeof drawn);
+    for (size_t i = 0; i < COUNT_MAX; i++) from[i] = 1;
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        struct packing how = { .form = PACKING_RANDOMK, .kept = KEPT, .seed = turn * 77 };
+        carry(&how, PACKING_GROUP, false);
+        for (size_t part = 0; part < KEPT; part++) {
+            int of_part = 0;
+            for (size_t i = 0; i < PART; i++) {
+                of_part += arrived[part * PART + i] == 1;
+                drawn[i] += arrived[part * PART + i] == 1;
+            }
+            assert_int_equal(of_part, 1);
+        }
+    }
+    double each = (double)TURNS * KEPT / PART;
+    for (size_t i = 0; i < PART; i++) assert_true(fabs(drawn[i] - each) < 6 * sqrt(each));
+}
+
+/* ---- what is not finite, sums, types ---- */
+static void test_what_is_no_number_arrives(void **state)
+{
+    (void)state;
+    static const float bad[] = { NAN, INFINITY, -INFINITY };
+    for (int f = 0; f < FORMS; f++)
+        for (int b = 0; b < 3; b++) {
+            size_t at = 1500, block = at / PACKING_BLOCK * PACKING_BLOCK;
+            bool drawn = forms[f].form == PACKING_RANDOMK,
+                 shares = forms[f].form == PACKING_INT8 || forms[f].form == PACKING_INT4;
+            fill_ordinary();
+            from[at] = bad[b];
+            carry(&forms[f], COUNT_MAX, true);
+            if (!drawn) assert_true(shares ? isnan(arrived[at]) : same(arrived[at], bad[b]));
+            if (!drawn) assert_true(lost[at] == 0);
+            if (drawn) assert_true(same(arrived[at], bad[b]) || same(lost[at], bad[b]));
+            for (size_t i = 0; i < COUNT_MAX; i++) {
+                bool near = shares && i >= block && i < block + PACKING_BLOCK;
+                if (i != at) assert_true((near ? isnan(arrived[i]) : isfinite(arrived[i])) && isfinite(lost[i]));
+            }
+        }
+}
+static void test_sources_are_added_in_order(void **state)
+{
+    (void)state;
+    static char three[SOURCES][sizeof packed];
+    static float sum[COUNT_MAX];
+    const void *sources[SOURCES] = { three[0], three[1], three[2] };
+    for (int f = 0; f < FORMS; f++) {
+        memset(sum, 0, sizeof sum);
+        for (int s = 0; s < SOURCES; s++) {
+            fill_ordinary();
+            carry(&forms[f], COUNT_MAX, false);
+            memcpy(three[s], packed, sizeof packed);
+            for (size_t i = 0; i < COUNT_MAX; i++) sum[i] += arrived[i];
+        }
+        unpack_find(TUTTI_FLOAT32)(arrived, sources, SOURCES, COUNT_MAX, &forms[f], 1000, 1.0f / SOURCES);
+        for (size_t i = 0; i < COUNT_MAX; i++) assert_true(arrived[i] == sum[i] * (1.0f / SOURCES));
+    }
+}
+static void test_bfloat16_goes_in_and_out(void **state)
+{
+    (void)state;
+    static uint16_t narrow[COUNT_MAX], out[COUNT_MAX];
+    static float wide[COUNT_MAX];
+    static char other[sizeof packed];
+    const void *sources[1] = { packed };
+    struct format format = format_of(TUTTI_BFLOAT16);
+    for (int f = 0; f < FORMS; f++) {
+        for (size_t i = 0; i < COUNT_MAX; i++) {
+            narrow[i] = (uint16_t)ordinary_code(TUTTI_BFLOAT16);
+            wide[i] = (float)decode(format, narrow[i]);
+        }
+        pack_find(TUTTI_BFLOAT16)(packed, narrow, NULL, COUNT_MAX, &forms[f], 0);
+        pack_find(TUTTI_FLOAT32)(other, wide, NULL, COUNT_MAX, &forms[f], 0);
+        assert_memory_equal(packed, other, packing_bytes(&forms[f], COUNT_MAX));
+        unpack_find(TUTTI_BFLOAT16)(out, sources, 1, COUNT_MAX, &forms[f], 0, 1.0f);
+        unpack_find(TUTTI_FLOAT32)(arrived, sources, 1, COUNT_MAX, &forms[f], 0, 1.0f);
+        for (size_t i = 0; i < COUNT_MAX; i++) assert_int_equal(out[i], encode(format, (double)arrived[i]));
+    }
+    assert_null(pack_find(TUTTI_FLOAT64));
+    assert_null(unpack_find(TUTTI_DTYPE_COUNT));
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nothing_gets_lost_that_is_not_kept),
+        cmocka_unit_test(test_all_sets_give_the_same_bits),
+        cmocka_unit_test(test_sixteen_bits_are_the_nearest),
+        cmocka_unit_test(test_integers_share_a_scale),
+        cmocka_unit_test(test_chance_is_fair),
+        cmocka_unit_test(test_the_largest_are_kept),
+        cmocka_unit_test(test_the_drawn_are_spread),
+        cmocka_unit_test(test_what_is_no_number_arrives),
+        cmocka_unit_test(test_sources_are_added_in_order),
+        cmocka_unit_test(test_bfloat16_goes_in_and_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
