@@ -27,26 +27,18 @@ static void pause_for(int n)
 }
 
 /* ---- making it ---- */
-static tutti_status find_place(struct home *h)
+static tutti_status find_places(struct home *h)
 {
-    int largest = 0;
-    h->rank_here = memory_zeroed((size_t)h->partition->ranks, sizeof *h->rank_here);
-    h->lengths = memory_zeroed((size_t)h->partition->ranks, sizeof *h->lengths);
-    h->offsets = memory_zeroed((size_t)h->partition->ranks, sizeof *h->offsets);
-    if (!h->rank_here || !h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for ranks");
-    TRY(tutti_comm_place(h->all, h->partition->rank, &h->host, &h->index));
-    for (int r = 0; r < h->partition->ranks; r++) {
-        int host, index;
-        TRY(tutti_comm_place(h->all, r, &host, &index));
-        if (host == h->host) h->rank_here[h->here++] = r;
-        if (host >= h->hosts) h->hosts = host + 1;
-        if (index >= largest) largest = index + 1;
-    }
-    if (h->kind == TUTTI_ZERO_SHARED && largest * h->hosts != h->partition->ranks)
+    const struct places *p = &h->places;
+    TRY(places_init(&h->places, h->all));
+    h->lengths = memory_zeroed((size_t)p->hosts, sizeof *h->lengths);
+    h->offsets = memory_zeroed((size_t)p->hosts, sizeof *h->offsets);
+    if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
+    if (h->kind == TUTTI_ZERO_SHARED && !p->even)
         return status_refuse(TUTTI_UNSUPPORTED,
             "zero: parameters shared by the ranks of a host need as many ranks on each host; here %d ranks are on %d "
             "hosts, and %d on the largest. Start as many on each, or keep parameters replicated",
-            h->partition->ranks, h->hosts, largest);
+            p->ranks, p->hosts, p->largest);
     return TUTTI_OK;
 }
 static tutti_status make_flat(struct home *h, int unit)
@@ -55,7 +47,7 @@ static tutti_status make_flat(struct home *h, int unit)
     size_t bytes = partition_bytes(h->partition, unit);
     house->home = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
-        house->said = h->versions + (size_t)unit * (size_t)h->here;
+        house->said = h->versions + (size_t)unit * (size_t)h->places.here;
         return tutti_mem_alloc_common(&house->flat, bytes, h->all);
     }
     return tutti_mem_alloc(&house->flat, bytes);
@@ -66,13 +58,14 @@ tutti_status home_init(struct home *h, const struct partition *partition, const 
     *h = (struct home){ .kind = c->home, .partition = partition, .all = all, .word = word };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
     if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all);
-    TRY(find_place(h));
+    TRY(find_places(h));
     h->house = memory_zeroed((size_t)partition->units, sizeof *h->house);
     if (!h->house) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
     if (h->kind == TUTTI_ZERO_SHARED) {
-        size_t words = (size_t)partition->units * (size_t)h->here;
+        size_t words = (size_t)partition->units * (size_t)h->places.here;
         TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
-        if (h->hosts > 1) TRY(tutti_comm_split(all, h->index, h->host, &h->across));
+        const struct places *p = &h->places;
+        if (p->hosts > 1) TRY(tutti_comm_split(all, p->index, p->host, &h->across));
     }
     for (int u = 0; u < partition->units; u++) TRY(make_flat(h, u));
     return TUTTI_OK;
@@ -89,7 +82,7 @@ void home_finish(struct home *h)
     for (int u = 0; h->house && u < h->partition->units; u++) tutti_mem_free(h->house[u].flat);
     tutti_mem_free(h->versions);
     free(h->house);
-    free(h->rank_here);
+    places_finish(&h->places);
     free(h->lengths);
     free(h->offsets);
 }
@@ -115,7 +108,8 @@ tutti_status home_begin(struct home *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_begin(&h->gatherer);
     tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->across : h->all;
-    bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || h->index == 0); /* rank 0 is the first of the first host */
+    bool first = h->places.index == 0;                  /* as rank 0 is, of its host */
+    bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
     for (int u = 0; joins && u < h->partition->units; u++)
         TRY(tutti_broadcast(h->house[u].flat, h->house[u].flat, h->partition->unit[u].count,
             h->partition->unit[u].dtype, 0, comm, NULL));
@@ -130,7 +124,7 @@ void *home_slice(const struct home *h, int unit)
 uint64_t home_sharers(const struct home *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return (uint64_t)h->partition->ranks;
-    return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->here : 1;
+    return h->kind == TUTTI_ZERO_SHARED ? (uint64_t)h->places.here : 1;
 }
 void *home_flat(const struct home *h, int unit)
 {
@@ -140,7 +134,7 @@ void *home_flat(const struct home *h, int unit)
 /* ---- telling ---- */
 static void say(struct house *house)
 {
-    atomic_store_explicit(&house->said[house->home->index].steps, house->steps, memory_order_release);
+    atomic_store_explicit(&house->said[house->home->places.index].steps, house->steps, memory_order_release);
 }
 static void say_gathered(tutti_request *request, void *context)        /* on the thread that has ended it */
 {
@@ -148,17 +142,15 @@ static void say_gathered(tutti_request *request, void *context)        /* on the
 }
 static tutti_status gather_across(struct home *h, struct house *house, const struct unit_partition *u)
 {
-    for (int host = 0; host < h->hosts; host++) h->lengths[host] = u->slice;
-    for (int r = 0; r < h->partition->ranks; r++) {
-        int host, index;
-        TRY(tutti_comm_place(h->all, r, &host, &index));
-        if (index == h->index) h->offsets[host] = u->slice * (size_t)r;
+    for (int host = 0; host < h->places.hosts; host++) {
+        h->lengths[host] = u->slice;
+        h->offsets[host] = u->slice * (size_t)places_rank(&h->places, host, h->places.index);
     }
     void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
     house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
     house->gathering.done = say_gathered;
     house->gathering.context = house;
-    h->moved_bytes += u->slice * u->element * (size_t)(h->hosts - 1);
+    h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
     return tutti_all_gather_v(mine, house->flat, h->lengths, h->offsets, u->dtype, h->across, &house->gathering);
 }
 static tutti_status gather(struct home *h, struct house *house, const struct unit_partition *u)
@@ -174,7 +166,7 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
     struct house *house = &h->house[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
     house->steps = steps;
-    if (h->kind == TUTTI_ZERO_SHARED && h->hosts == 1) {
+    if (h->kind == TUTTI_ZERO_SHARED && h->places.hosts == 1) {
         say(house);
         return TUTTI_OK;
     }
@@ -186,7 +178,7 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 /* ---- waiting ---- */
 static int find_late(const struct home *h, const struct house *house, uint64_t steps)  /* an index, or -1 */
 {
-    for (int i = 0; i < h->here; i++)
+    for (int i = 0; i < h->places.here; i++)
         if (atomic_load_explicit(&house->said[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
@@ -200,8 +192,8 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
         if (h->across) TRY(tutti_comm_get_async_error(h->across));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
-                "zero: rank %d has not updated its slice of unit %d in %lld ms; is it stopped?", h->rank_here[late],
-                unit, (long long)h->timeout_ms);
+                "zero: rank %d has not updated its slice of unit %d in %lld ms; is it stopped?",
+                places_rank(&h->places, h->places.host, late), unit, (long long)h->timeout_ms);
     }
     return TUTTI_OK;
 }

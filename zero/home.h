@@ -2,6 +2,7 @@
  * of steps that have updated it: each rank says so of its slice, in a word that the ranks of its host see. */
 #pragma once
 #include "zero/gather.h"
+#include "zero/places.h"
 #include <stdatomic.h>
 
 struct version { _Alignas(64) _Atomic uint64_t steps; };
@@ -19,8 +20,7 @@ struct home {
     int64_t timeout_ms;
     tutti_comm *all, *word;                             /* for slices; for small words, and this host's failures */
     tutti_comm *across;                                 /* SHARED on several hosts: the ranks of my index */
-    int host, index, hosts, here;                       /* my place; how many hosts, and ranks on mine */
-    int *rank_here;                                     /* [here] */
+    struct places places;
     size_t *lengths, *offsets;                           /* [hosts]: what `across` gathers */
     struct version *versions;                           /* [units][here] */
     struct house *house;                                /* [units] */
