@@ -75,12 +75,20 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
+static struct sum *flying(struct reducer *r, int n)     /* the n-th oldest */
+{
+    return &r->unit[r->flying[(r->oldest + n) % r->partition->units]].flight;
+}
+static void advance(struct reducer *r)
+{
+    for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
+}
 static tutti_status land_oldest(struct reducer *r)
 {
     int unit = r->flying[r->oldest];
     struct gathering_sum *g = &r->unit[unit];
     int64_t began_ns = clock_ns();
-    TRY(tutti_wait(&g->request, 0));
+    TRY(sum_wait(&r->sums, &g->flight));
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
     r->oldest = (r->oldest + 1) % r->partition->units;
     r->flies--;
@@ -93,11 +101,13 @@ static tutti_status land_oldest(struct reducer *r)
 static bool is_soon_over(struct reducer *r)
 {
     int64_t began_ns = clock_ns();
-    tutti_request *request = &r->unit[r->flying[r->oldest]].request;
-    while (tutti_test(request) == TUTTI_IN_PROGRESS && clock_ns() < began_ns + PATIENCE_NS)
+    bool over;
+    while (!(over = sum_is_over(flying(r, 0))) && clock_ns() < began_ns + PATIENCE_NS) {
         nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
+        advance(r);
+    }
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
-    return tutti_test(request) != TUTTI_IN_PROGRESS;
+    return over;
 }
 static tutti_status take_buffer(struct reducer *r, int unit)
 {
@@ -122,19 +132,13 @@ static tutti_status place_of_sum(struct reducer *r, int unit, void **out)
     *out = *place;
     return TUTTI_OK;
 }
-/* DistributedDataParallel multiplies by 1 / ranks, then sums. With a power of two an average has the same bits, as
-   either way of dividing is exact but for subnormal numbers and sums that overflow, and is quicker. */
-static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
 static tutti_status start_sum(struct reducer *r, int unit)
 {
     const struct unit_partition *u = &r->partition->unit[unit];
     struct gathering_sum *g = &r->unit[unit];
     void *into;
     TRY(place_of_sum(r, unit, &into));
-    g->request = (tutti_request)TUTTI_REQUEST_INIT;
-    g->request.factor = 1.0 / r->partition->ranks;
-    TRY(tutti_reduce_scatter(g->buffer->memory, into, u->slice, u->dtype, op_for(r->partition->ranks), r->all,
-        &g->request));
+    TRY(sum_start(&r->sums, &g->flight, unit, g->buffer->memory, into));
     g->sent = g->buffer;
     g->buffer = NULL;
     g->ready = 0;
@@ -161,6 +165,7 @@ tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: the gradients of this step have been averaged, and parameter %d has another: take the step first",
             parameter);
+    advance(r);
     TRY(take_buffer(r, p->unit));
     *out = (char *)r->unit[p->unit].buffer->memory + p->offset * r->partition->unit[p->unit].element;
     *adds = r->presence[parameter] != ABSENT;
@@ -214,6 +219,7 @@ static tutti_status finish_round(struct reducer *r, int round)
         if (!r->unit[unit].complete) TRY(fill_absent(r, unit));
         TRY(start_sum(r, unit));
     }
+    for (int n = 0; n < r->flies; n++) TRY(sum_cross(&r->sums, flying(r, n)));
     while (r->flies) TRY(land_oldest(r));
     return TUTTI_OK;
 }
@@ -262,24 +268,25 @@ tutti_status reducer_drop(struct reducer *r)
 }
 
 /* ---- lifetime ---- */
-tutti_status reducer_init(struct reducer *r, const struct partition *partition, int buffers, tutti_comm *all,
-    tutti_comm *word)
+tutti_status reducer_init(struct reducer *r, const struct partition *partition, const tutti_zero_config *c,
+    tutti_comm *all, tutti_comm *word)
 {
-    *r = (struct reducer){
-        .partition = partition, .all = all, .word = word, .buffers = buffers ? buffers : USUAL_BUFFERS
-    };
+    *r = (struct reducer){ .partition = partition, .word = word, .buffers = c->buffers ? c->buffers : USUAL_BUFFERS };
     r->unit = memory_zeroed((size_t)partition->units, sizeof *r->unit);
     r->flying = memory_zeroed((size_t)partition->units, sizeof *r->flying);
     r->presence = memory_zeroed((size_t)partition->parameters, 1);
     r->asked = memory_zeroed((size_t)partition->parameters, 1);
     r->used = memory_zeroed((size_t)partition->parameters + FLAGS, 1);
     bool fine = order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->asked && r->used;
-    return fine ? TUTTI_OK
-                : status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
+    if (!fine)
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
+    return sums_init(&r->sums, partition, &c->compression, all);
 }
 void reducer_finish(struct reducer *r)
 {
+    sums_finish(&r->sums);                              /* first, as above: no sum is on its way any more */
     for (int u = 0; r->unit && u < r->partition->units; u++) {
+        sum_finish(&r->sums, &r->unit[u].flight);
         free_buffer(r->unit[u].buffer);
         free_buffer(r->unit[u].sent);
         tutti_mem_free(r->unit[u].sum);

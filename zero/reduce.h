@@ -8,7 +8,7 @@
  * other may be waiting for this one in a call of its own. */
 #pragma once
 #include "zero/order.h"
-#include "zero/partition.h"
+#include "zero/sum.h"
 
 enum presence { ABSENT, HELD, READY };                  /* of a parameter's gradient in its unit's buffer */
 struct buffer { void *memory; size_t bytes; struct buffer *next; };
@@ -19,11 +19,12 @@ struct gathering_sum {                                  /* of one unit */
     int ready;                                          /* parameters that are READY */
     bool complete;                                      /* all are */
     int started, rounds;                                /* its sums of this step; those that are in `sum` */
-    tutti_request request;
+    struct sum flight;                                  /* of the one that is on its way */
 };
 struct reducer {
     const struct partition *partition;
-    tutti_comm *all, *word;
+    struct sums sums;
+    tutti_comm *word;
     struct gathering_sum *unit;                         /* [units] */
     uint8_t *presence, *asked;                          /* [parameters]; asked: for the place of its gradient */
     uint8_t *used;                                      /* [parameters] in this step, here, then anywhere; and FLAGS */
@@ -36,8 +37,8 @@ struct reducer {
     uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;
 };
 /* `all` and `word` stay the caller's. reducer_finish is due in every case, after their destruction. */
-tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, int buffers, tutti_comm *all,
-    tutti_comm *word);
+tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
+    tutti_comm *all, tutti_comm *word);
 void reducer_finish(struct reducer *reducer);
 tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
 tutti_status reducer_ready(struct reducer *reducer, int parameter);

@@ -34,6 +34,7 @@ static void abandon(tutti_zero *z)
     if (z->all) tutti_comm_abort(z->all);
     if (z->word) tutti_comm_abort(z->word);
     home_abandon(&z->home);
+    crossing_abandon(&z->reducer.sums.crossing);
 }
 static tutti_status keep(tutti_zero *z, tutti_status status)
 {
@@ -81,7 +82,7 @@ static tutti_status check_choices(const tutti_zero_config *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: home %d, rule %d, %d buffers or %d units gathered ahead cannot be", (int)c->home, (int)c->rule,
             c->buffers, c->prefetch);
-    return TUTTI_OK;
+    return crossing_check(&c->compression);
 }
 
 /* ---- lifetime ---- */
@@ -90,7 +91,7 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
 {
     char why[STATUS_DETAIL_BYTES] = "";
     if (mine != TUTTI_OK) snprintf(why, sizeof why, "%s", status_detail());
-    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) : 0;
+    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) ^ crossing_digest(&c->compression) : 0;
     uint64_t range[3] = { digest, ~digest, mine != TUTTI_OK };
     TRY(tutti_all_reduce(range, range, 3, TUTTI_UINT64, TUTTI_MAX, c->comm, NULL));
     if (mine != TUTTI_OK) return status_repeat_refusal(mine, why);
@@ -99,7 +100,7 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
         "zero: rank %d has another model than some other rank: parameters must have the same shapes and types, and be "
-        "in the same units and groups, and the home and the optimizer be the same, on all ranks",
+        "in the same units and groups, and the home, the optimizer and the compression be the same, on all ranks",
         z->partition.rank);
 }
 static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
@@ -110,7 +111,7 @@ static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->all));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
     TRY(home_init(&z->home, &z->partition, c, z->all, z->word));
-    TRY(reducer_init(&z->reducer, &z->partition, c->buffers, z->all, z->word));
+    TRY(reducer_init(&z->reducer, &z->partition, c, z->all, z->word));
     return optimizer_init(&z->optimizer, &z->partition, c->rule);
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
@@ -321,6 +322,24 @@ tutti_status tutti_zero_set_steps(tutti_zero *z, int parameter, uint64_t steps)
     z->optimizer.steps[parameter] = steps;
     return TUTTI_OK;
 }
+static tutti_status check_lost(const tutti_zero *z, int parameter, const void *array)
+{
+    TRY(check_parameter(z, parameter));
+    if (array && reducer_is_at_rest(&z->reducer)) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "zero: what compression has lost is read and written between steps, and needs an array");
+}
+tutti_status tutti_zero_get_lost(const tutti_zero *z, int parameter, float *out)
+{
+    TRY(check_lost(z, parameter, out));
+    return sums_get_lost(&z->reducer.sums, parameter, out, z->word);
+}
+tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
+{
+    TRY(check_lost(z, parameter, in));
+    sums_set_lost(&z->reducer.sums, parameter, in);
+    return TUTTI_OK;
+}
 tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
 {
     TRY(check(z));
@@ -333,7 +352,8 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     out->late_units = z->reducer.late_units;
     out->sum_bytes = z->reducer.sum_bytes;
     out->moved_bytes = z->home.moved_bytes + z->home.gatherer.moved_bytes;
-    out->gradient_bytes = z->reducer.gradient_bytes;
+    out->gradient_bytes = z->reducer.gradient_bytes + z->reducer.sums.lost_bytes;
+    out->packed_bytes = z->reducer.sums.packed_bytes;
     out->state_bytes = z->optimizer.state_bytes;
     out->parameter_bytes = z->home.gatherer.most_bytes;
     for (int u = 0; u < z->partition.units; u++)

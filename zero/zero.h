@@ -46,6 +46,30 @@ typedef enum tutti_zero_rule {
     TUTTI_ZERO_RULES
 } tutti_zero_rule;
 
+/* ---- gradients in fewer bytes ---- */
+/* How they are packed on their way: rounded to 16 bits; as integers of 8 or 4 bits, times a scale that 128 numbers
+   share; of 1,024 numbers the `kept` largest (TOPK), or as many that all ranks draw alike (RANDOMK). Where hosts have
+   as many ranks each, the ranks of a host add theirs up first, and only what crosses between hosts is packed; else, and
+   on one host, what goes from rank to rank. What is no number arrives as such, or makes 128 numbers so. */
+typedef enum tutti_compression_form {
+    TUTTI_COMPRESS_NONE,
+    TUTTI_COMPRESS_FLOAT16,
+    TUTTI_COMPRESS_BFLOAT16,
+    TUTTI_COMPRESS_INT8,
+    TUTTI_COMPRESS_INT4,
+    TUTTI_COMPRESS_TOPK,
+    TUTTI_COMPRESS_RANDOMK,
+    TUTTI_COMPRESS_FORMS
+} tutti_compression_form;
+typedef struct tutti_compression {                      /* the same on all ranks */
+    tutti_compression_form form;
+    int kept;                                           /* TOPK, RANDOMK: of 1,024 numbers, 1 to 1,024 */
+    bool stochastic;                                    /* INT8, INT4: up or down by chance, right in the mean */
+    bool feedback; /* what is lost joins the gradients of the next step (error feedback); 4 bytes for each number that a
+                      rank packs: all of the model, or its part of that if ranks of a host add up first */
+    uint64_t seed;                                      /* of all chance */
+} tutti_compression;
+
 typedef struct tutti_zero_parameter {
     size_t count;                                       /* elements, at least 1 */
     int unit;                                           /* not less than that of the parameter before */
@@ -62,9 +86,11 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     int buffers;                                        /* for gradients on their way, of units of one length; 0: two */
     int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
     int prefetch;                                       /* SHARDED: units that are gathered before they are used */
+    tutti_compression compression;                      /* of gradients */
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
-    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1 }
+    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, \
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0 } }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
 /* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of
@@ -126,6 +152,11 @@ TUTTI_API tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, in
 /* After a checkpoint was written into the pieces: how many steps have updated a parameter. */
 TUTTI_API tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t steps);
 
+/* Collective, between steps. Of a parameter, what its averages have not had yet, as compression has lost it: `count`
+   elements, in the scale of an average, the same on all ranks (zeros: nothing). `set` divides it among the ranks. */
+TUTTI_API tutti_status tutti_zero_get_lost(const tutti_zero *zero, int parameter, float *out);
+TUTTI_API tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, const float *in);
+
 typedef struct tutti_zero_report {                      /* begin with struct_size; since `create` */
     size_t struct_size;                                 /* sizeof(tutti_zero_report) */
     uint64_t steps;
@@ -137,8 +168,24 @@ typedef struct tutti_zero_report {                      /* begin with struct_siz
                                                            share of those it shares, or its slices and the most that was
                                                            whole; of buffers and sums; of moments */
     uint64_t unforeseen;                                /* uses of SHARDED units that nothing was gathered ahead for */
+    uint64_t packed_bytes;                              /* of gradients, packed, that this rank has sent to others */
 } tutti_zero_report;
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
+
+/* ---- the same for gradients that somebody else keeps: averages of arrays ---- */
+typedef struct tutti_compressor tutti_compressor;
+/* Collective. MISMATCH where ranks ask for different ones. One thread at a time. */
+TUTTI_API tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how);
+TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);         /* NULL is fine */
+/* Of arrays of `count`, the elements whose losses this rank keeps: *at to *at + *kept. */
+TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at,
+    size_t *kept);
+/* Collective: the average of `data` over all ranks, in place, the same bits on all. FLOAT32 or BFLOAT16. lost: what
+   this rank has not sent of gradients before, as many as span says, begun with zeros; NULL: nothing is fed back. Chance
+   follows from the seed and `turn`, a number of the call that is the same on all ranks. *sent grows by the bytes that
+   this rank has sent packed. */
+TUTTI_API tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, size_t count,
+    tutti_dtype dtype, float *lost, uint64_t turn, uint64_t *sent);
 #if defined(__cplusplus)
 }
 #endif

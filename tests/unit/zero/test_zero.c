@@ -54,6 +54,9 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
     m.passes = 1 + below(&seed, 3);
     m.holds = below(&seed, 2);
     m.leaves_out = below(&seed, 2);
+    if (below(&seed, 3) == 0) m.config.compression.form = TUTTI_COMPRESS_TOPK; /* all are kept: nothing is lost */
+    m.config.compression.kept = 1024;
+    m.config.compression.feedback = below(&seed, 2);
     return m;
 }
 /* Numbers of which sums and averages over four ranks are exact, so that no order of adding shows. */
@@ -188,6 +191,7 @@ static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, in
         int buffers = m->config.buffers ? m->config.buffers : 2, alike = 0;
         for (int v = 0; v < u; v++) alike += (unit[v] + pages - 1) / pages * pages == bytes;
         most += 2 * bytes / (size_t)ranks + (alike ? 0 : bytes * (size_t)buffers);
+        if (m->config.compression.feedback) most += bytes;
     }
     REQUIRE(report.gradient_bytes <= most);
 }

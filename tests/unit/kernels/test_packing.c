@@ -139,18 +139,18 @@ static void test_integers_share_a_scale(void **state)
 static void test_chance_is_fair(void **state)
 {
     (void)state;
-    enum { TURNS = 4000, FEW = 64 };
-    static double sum[FEW];
+    enum { TURNS = 4000, NUMBERS = 64 };
+    static double sum[NUMBERS];
     memset(sum, 0, sizeof sum);
     fill_ordinary();
     for (uint32_t turn = 0; turn < TURNS; turn++) {
         struct packing how = { .form = PACKING_INT4, .stochastic = true, .seed = turn };
-        carry(&how, FEW, false);
-        for (size_t i = 0; i < FEW; i++) sum[i] += (double)arrived[i];
+        carry(&how, NUMBERS, false);
+        for (size_t i = 0; i < NUMBERS; i++) sum[i] += (double)arrived[i];
     }
     float largest = 0;
-    for (size_t i = 0; i < FEW; i++) largest = fmaxf(largest, fabsf(from[i]));
-    for (size_t i = 0; i < FEW; i++)
+    for (size_t i = 0; i < NUMBERS; i++) largest = fmaxf(largest, fabsf(from[i]));
+    for (size_t i = 0; i < NUMBERS; i++)
         assert_true(fabs(sum[i] / TURNS - (double)from[i]) < 6 * 0.5 * (double)(largest / 7) / sqrt(TURNS));
 }
 static int by_magnitude(const void *a, const void *b)

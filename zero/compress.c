@@ -1,0 +1,160 @@
+/* Averages of arrays that somebody else keeps. Each part of an array is averaged where its slices meet, packed once
+   more, and goes back to all. What that loses is kept where it was averaged, by the rank that sends it. */
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "zero/crossing.h"
+#include <stdlib.h>
+
+struct tutti_compressor {
+    struct crossing crossing;
+    struct parcel parcel;
+    size_t room;                                        /* numbers of a slice that there is memory for */
+    float *rest;                                        /* [room] what is lost on the way back */
+    size_t *lengths, *offsets;                           /* [here] */
+};
+/* Ranks of one host have a part each, the sides of a crossing a slice of it each. */
+enum { LEAST_SLICE = 16 };
+struct cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
+
+static struct cut cut(const tutti_compressor *c, size_t count)
+{
+    const struct crossing *x = &c->crossing;
+    size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
+    struct cut k = { .part = (count + parts - 1) / parts };
+    k.slice = size_round_up((k.part + (size_t)x->sides - 1) / (size_t)x->sides, LEAST_SLICE);
+    k.at = size_smaller(index * k.part, count);
+    k.kept = size_smaller(k.part, count - k.at);
+    return k;
+}
+/* Of a side's slice: it may be short, or empty. */
+static struct numbers slice_of(struct cut k, int side, void *data, tutti_dtype dtype, uint64_t turn)
+{
+    size_t begin = size_smaller(k.slice * (size_t)side, k.kept), end = size_smaller(begin + k.slice, k.kept);
+    return (struct numbers){ (char *)data + (k.at + begin) * tutti_dtype_bytes(dtype), end - begin, k.at + begin, dtype,
+        turn };
+}
+
+/* ---- lifetime ---- */
+static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
+{
+    uint64_t digest = crossing_digest(how), range[2] = { digest, ~digest };
+    TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
+    if (range[0] == ~range[1]) return TUTTI_OK;
+    return status_refuse(TUTTI_MISMATCH,
+        "rank %d asks for another compression of gradients than some other rank: form, share kept, rounding, feedback "
+        "and seed must be the same on all",
+        tutti_comm_user_rank(comm));
+}
+static tutti_status init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
+{
+    TRY(compare(comm, how));
+    TRY(crossing_init(&c->crossing, how, comm));
+    c->lengths = memory_zeroed((size_t)c->crossing.places.here, sizeof *c->lengths);
+    c->offsets = memory_zeroed((size_t)c->crossing.places.here, sizeof *c->offsets);
+    return c->lengths && c->offsets ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
+}
+tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
+{
+    if (!out || !comm || !how)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_compressor_create needs a place, a communicator and a form");
+    *out = NULL;
+    TRY(crossing_check(how));
+    if (how->form == TUTTI_COMPRESS_NONE)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a tutti_compressor needs a form other than NONE");
+    tutti_compressor *c = memory_zeroed(1, sizeof *c);
+    if (!c) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
+    tutti_status status = init(c, comm, how);
+    if (status == TUTTI_OK) *out = c;
+    else tutti_compressor_destroy(c);
+    return status;
+}
+tutti_status tutti_compressor_destroy(tutti_compressor *c)
+{
+    if (!c) return TUTTI_OK;
+    crossing_finish(&c->crossing);                      /* first: nothing runs any more on the memory below */
+    parcel_finish(&c->parcel);
+    free(c->rest);
+    free(c->lengths);
+    free(c->offsets);
+    free(c);
+    return TUTTI_OK;
+}
+tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size_t *at, size_t *kept)
+{
+    if (!c || !at || !kept) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span needs two places");
+    struct cut k = cut(c, count);
+    *at = k.at;
+    *kept = k.kept;
+    return TUTTI_OK;
+}
+
+/* ---- averaging ---- */
+static tutti_status make_room(tutti_compressor *c, size_t slice)
+{
+    TRY(parcel_fit(&c->parcel, &c->crossing, slice));
+    if (slice <= c->room) return TUTTI_OK;
+    free(c->rest);
+    c->room = 0;
+    c->rest = memory_zeroed(slice, sizeof *c->rest);
+    if (!c->rest) return status_fail(TUTTI_NO_MEMORY, "no memory to compress slices of %zu numbers", slice);
+    c->room = slice;
+    return TUTTI_OK;
+}
+static void find_parts(tutti_compressor *c, struct cut k, size_t count)
+{
+    for (int i = 0; i < c->crossing.places.here; i++) {
+        c->offsets[i] = size_smaller((size_t)i * k.part, count);
+        c->lengths[i] = size_smaller(k.part, count - c->offsets[i]);
+    }
+}
+/* Arrays of other lengths may be packed in as many bytes. */
+static uint64_t label_of(size_t count, tutti_dtype dtype, uint64_t turn)
+{
+    return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ turn;
+}
+/* This rank's slice is averaged; what packing it again loses joins what this rank has lost, in the scale of a sum. */
+static void average_mine(tutti_compressor *c, struct numbers mine, float *lost)
+{
+    const struct crossing *x = &c->crossing;
+    parcel_average(&c->parcel, x, mine);
+    for (size_t i = 0; i < mine.count; i++) c->rest[i] = 0;
+    parcel_pack_back(&c->parcel, x, mine, lost ? c->rest : NULL);
+    for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
+}
+static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *lost, uint64_t turn,
+    uint64_t label)
+{
+    const struct crossing *x = &c->crossing;
+    struct numbers mine = slice_of(k, x->side, data, dtype, turn);
+    tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
+    for (int side = 0; side < x->sides; side++) {
+        struct numbers n = slice_of(k, side, data, dtype, turn);
+        parcel_pack(&c->parcel, x, side, n, lost ? lost + (n.first - k.at) : NULL);
+    }
+    TRY(parcel_send(&c->parcel, x, &request));
+    average_mine(c, mine, lost ? lost + (mine.first - k.at) : NULL);
+    TRY(parcel_share(&c->parcel, x));
+    for (int side = 0; side < x->sides; side++)
+        parcel_unpack(&c->parcel, x, side, slice_of(k, side, data, dtype, turn));
+    return TUTTI_OK;
+}
+tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
+    uint64_t turn, uint64_t *sent)
+{
+    if (!c || !data || !sent) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average needs an array");
+    if (!pack_find(dtype))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "gradients of type %s are not compressed; float32 and bfloat16 are",
+            tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
+    struct cut k = cut(c, count);
+    char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
+    TRY(make_room(c, k.slice));
+    find_parts(c, k, count);
+    if (c->crossing.here)
+        TRY(tutti_reduce_scatter_v(data, c->lengths, c->offsets, mine, dtype, TUTTI_SUM, c->crossing.here, NULL));
+    TRY(cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn)));
+    *sent += 2 * c->parcel.slot * (size_t)(c->crossing.sides - 1);
+    if (!c->crossing.here) return TUTTI_OK;
+    return tutti_all_gather_v(mine, data, c->lengths, c->offsets, dtype, c->crossing.here, NULL);
+}

@@ -1,0 +1,132 @@
+#include "zero/crossing.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+
+enum { SLOT_BYTES = 64 };
+
+/* ---- what may be asked for ---- */
+static bool keeps_some(tutti_compression_form form) { return form >= TUTTI_COMPRESS_TOPK; }
+tutti_status crossing_check(const tutti_compression *how)
+{
+    if ((unsigned)how->form >= TUTTI_COMPRESS_FORMS)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no compression of number %d", (int)how->form);
+    if (keeps_some(how->form) && (how->kept < 1 || how->kept > PACKING_GROUP))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression keeps 1 to %d of %d numbers; %d cannot be",
+            PACKING_GROUP, PACKING_GROUP, how->kept);
+    return TUTTI_OK;
+}
+uint64_t crossing_digest(const tutti_compression *how)
+{
+    uint64_t kept = keeps_some(how->form) ? (uint64_t)how->kept : 0, flags = how->stochastic * 2u + how->feedback;
+    return ((uint64_t)how->form << 32 | kept << 8 | flags) * UINT64_C(0x9e3779b97f4a7c15) ^ how->seed;
+}
+
+/* ---- who takes part ---- */
+tutti_status crossing_init(struct crossing *x, const tutti_compression *how, tutti_comm *all)
+{
+    const struct places *p = &x->places;
+    *x = (struct crossing){ .how = *how, .ranks = tutti_comm_count(all) };
+    TRY(places_init(&x->places, all));
+    if (p->even && p->hosts > 1 && p->largest > 1) {
+        x->sides = p->hosts;
+        x->side = p->host;
+        TRY(tutti_comm_split(all, p->host, p->index, &x->here));
+        return tutti_comm_split(all, p->index, p->host, &x->across);
+    }
+    x->sides = x->ranks;
+    x->side = tutti_comm_user_rank(all);
+    return tutti_comm_split(all, 0, x->side, &x->across);
+}
+void crossing_abandon(struct crossing *x)
+{
+    if (x->here) tutti_comm_abort(x->here);
+    if (x->across) tutti_comm_abort(x->across);
+}
+void crossing_finish(struct crossing *x)
+{
+    tutti_comm_destroy(x->here);
+    tutti_comm_destroy(x->across);
+    places_finish(&x->places);
+}
+int crossing_rank(const struct crossing *x, int side)
+{
+    return x->here ? places_rank(&x->places, side, x->places.index) : side;
+}
+
+/* ---- packing ---- */
+static uint32_t mix(uint64_t seed, uint64_t number)
+{
+    uint64_t x = (seed + number * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xbf58476d1ce4e5b9);
+    return (uint32_t)((x ^ x >> 31) * UINT64_C(0x94d049bb133111eb) >> 32);
+}
+/* Ranks round by chances of their own, there and back. Which numbers are drawn they must agree on. */
+static struct packing packing_of(const struct crossing *x, uint64_t turn, bool back)
+{
+    static const enum packing_form forms[TUTTI_COMPRESS_FORMS] = {
+        [TUTTI_COMPRESS_FLOAT16] = PACKING_FLOAT16,
+        [TUTTI_COMPRESS_BFLOAT16] = PACKING_BFLOAT16,
+        [TUTTI_COMPRESS_INT8] = PACKING_INT8,
+        [TUTTI_COMPRESS_INT4] = PACKING_INT4,
+        [TUTTI_COMPRESS_TOPK] = PACKING_TOPK,
+        [TUTTI_COMPRESS_RANDOMK] = PACKING_RANDOMK,
+    };
+    uint32_t seed = mix(x->how.seed, turn);
+    if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)crossing_rank(x, x->side) + back);
+    return (struct packing){ forms[x->how.form], x->how.kept, x->how.stochastic, seed };
+}
+static tutti_status make_room(struct parcel *p, const struct crossing *x)
+{
+    size_t sides = (size_t)x->sides, slot = p->slot;
+    if (slot <= p->room) return TUTTI_OK;
+    parcel_finish(p);
+    p->sources = memory_zeroed(sides, sizeof *p->sources);
+    if (!p->sources) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d sides", x->sides);
+    TRY(tutti_mem_alloc((void **)&p->out, slot * sides));
+    TRY(tutti_mem_alloc((void **)&p->in, slot * sides));
+    p->room = p->slot = slot;
+    return TUTTI_OK;
+}
+tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count)
+{
+    struct packing how = packing_of(x, 0, false);
+    p->slot = size_round_up(packing_bytes(&how, count), SLOT_BYTES);
+    TRY(make_room(p, x));
+    for (int side = 0; side < x->sides; side++) p->sources[side] = p->in + p->slot * (size_t)side;
+    return TUTTI_OK;
+}
+void parcel_finish(struct parcel *p)
+{
+    tutti_mem_free(p->out);
+    tutti_mem_free(p->in);
+    free(p->sources);
+    *p = (struct parcel){ 0 };
+}
+void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct numbers from, float *lost)
+{
+    struct packing how = packing_of(x, from.turn, false);
+    pack_find(from.dtype)(p->out + p->slot * (size_t)side, from.at, lost, from.count, &how, from.first);
+}
+void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers from, float *lost)
+{
+    struct packing how = packing_of(x, from.turn, true);
+    pack_find(from.dtype)(p->out, from.at, lost, from.count, &how, from.first);
+}
+tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_request *request)
+{
+    return tutti_all_to_all(p->out, p->in, p->slot, TUTTI_UINT8, x->across, request);
+}
+tutti_status parcel_share(struct parcel *p, const struct crossing *x)
+{
+    return tutti_all_gather(p->out, p->in, p->slot, TUTTI_UINT8, x->across, NULL);
+}
+void parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
+{
+    struct packing how = packing_of(x, to.turn, false);
+    unpack_find(to.dtype)(to.at, p->sources, x->sides, to.count, &how, to.first, 1.0f / (float)x->ranks);
+}
+void parcel_unpack(const struct parcel *p, const struct crossing *x, int side, struct numbers to)
+{
+    struct packing how = packing_of(x, to.turn, true);
+    unpack_find(to.dtype)(to.at, &p->sources[side], 1, to.count, &how, to.first, 1.0f);
+}

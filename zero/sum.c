@@ -1,0 +1,184 @@
+/* As they are: a reduce-scatter. Packed: the ranks of a host add up the slices of all sides, where there are several
+   hosts; then what each side's slice has is packed, and sent to it. */
+#include "zero/sum.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_packed(const struct sums *s) { return s->crossing.how.form != TUTTI_COMPRESS_NONE; }
+
+/* ---- lifetime ---- */
+static size_t lost_count(const struct sums *s, int unit)
+{
+    return s->partition->unit[unit].slice * (size_t)s->crossing.sides;
+}
+tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how, tutti_comm *all)
+{
+    *s = (struct sums){ .partition = partition, .all = all };
+    if (how->form == TUTTI_COMPRESS_NONE) return TUTTI_OK;
+    TRY(crossing_init(&s->crossing, how, all));
+    if (!how->feedback) return TUTTI_OK;
+    s->lost = memory_zeroed((size_t)partition->units, sizeof *s->lost);
+    bool fine = s->lost;
+    for (int u = 0; fine && u < partition->units; u++) {
+        s->lost[u] = memory_zeroed(lost_count(s, u), sizeof(float));
+        s->lost_bytes += lost_count(s, u) * sizeof(float);
+        fine = s->lost[u];
+    }
+    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for what compression loses");
+}
+void sums_finish(struct sums *s)
+{
+    for (int u = 0; s->lost && u < s->partition->units; u++) free(s->lost[u]);
+    free(s->lost);
+    if (is_packed(s)) crossing_finish(&s->crossing);
+}
+void sum_finish(struct sums *s, struct sum *sum)
+{
+    if (!is_packed(s)) return;
+    tutti_mem_free(sum->part);
+    free(sum->here);
+    parcel_finish(&sum->parcel);
+    sum->part = NULL;
+    sum->here = NULL;
+}
+
+/* ---- as they are ---- */
+/* DistributedDataParallel multiplies by 1 / ranks, then sums. With a power of two an average has the same bits, as
+   either way of dividing is exact but for subnormal numbers and sums that overflow, and is quicker. */
+static tutti_op op_for(int ranks) { return (ranks & (ranks - 1)) == 0 ? TUTTI_AVG : TUTTI_PREMUL_SUM; }
+static tutti_status start_whole(struct sums *s, struct sum *sum)
+{
+    const struct unit_partition *u = &s->partition->unit[sum->unit];
+    sum->request.factor = 1.0 / s->partition->ranks;
+    return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op_for(s->partition->ranks), s->all,
+        &sum->request);
+}
+
+/* ---- packed ---- */
+static struct numbers slice_of(const struct sums *s, const struct sum *sum, int side)
+{
+    const struct unit_partition *u = &s->partition->unit[sum->unit];
+    size_t first = u->slice * (size_t)crossing_rank(&s->crossing, side);
+    char *at =
+        sum->part ? (char *)sum->part + u->slice * u->element * (size_t)side : (char *)sum->from + first * u->element;
+    return (struct numbers){ at, u->slice, first, u->dtype, sum->turn };
+}
+/* Nobody has written between parameters, nor behind the last one; what is packed takes all for numbers. */
+static void clear_gaps(const struct sums *s, int unit, void *array)
+{
+    const struct unit_partition *u = &s->partition->unit[unit];
+    size_t end = 0;
+    for (int i = 0; i <= u->parameters; i++) {
+        const struct place_of_parameter *p = &s->partition->parameter[u->first_parameter + i];
+        size_t begin = i < u->parameters ? p->offset : u->count;
+        memset((char *)array + end * u->element, 0, (begin - end) * u->element);
+        end = i < u->parameters ? p->offset + p->count : 0;
+    }
+}
+static tutti_status cross(struct sums *s, struct sum *sum)
+{
+    float *lost = s->lost ? s->lost[sum->unit] : NULL;
+    size_t slice = s->partition->unit[sum->unit].slice;
+    TRY(parcel_fit(&sum->parcel, &s->crossing, slice));
+    for (int side = 0; side < s->crossing.sides; side++)
+        parcel_pack(&sum->parcel, &s->crossing, side, slice_of(s, sum, side),
+            lost ? lost + slice * (size_t)side : NULL);
+    s->packed_bytes += sum->parcel.slot * (size_t)(s->crossing.sides - 1);
+    sum->request.label = sum->turn;
+    return parcel_send(&sum->parcel, &s->crossing, &sum->request);
+}
+/* Of each side's slice, the sum of this host: on the rank that has my index there. */
+static tutti_status add_here(struct sums *s, struct sum *sum)
+{
+    const struct unit_partition *u = &s->partition->unit[sum->unit];
+    const struct places *p = &s->crossing.places;
+    size_t *counts = memory_zeroed((size_t)p->here * 2, sizeof *counts), *offsets = counts + p->here;
+    sum->here = memory_zeroed((size_t)s->crossing.sides, sizeof *sum->here);
+    tutti_status status = counts && sum->here ? tutti_mem_alloc(&sum->part, u->slice * u->element * (size_t)p->hosts)
+                                              : status_fail(TUTTI_NO_MEMORY, "zero: no memory to add up a unit");
+    for (int side = 0; status == TUTTI_OK && side < p->hosts; side++) {
+        for (int i = 0; i < p->here; i++) {
+            counts[i] = u->slice;
+            offsets[i] = u->slice * (size_t)places_rank(p, side, i);
+        }
+        sum->here[side] = (tutti_request)TUTTI_REQUEST_INIT;
+        status = tutti_reduce_scatter_v(sum->from, counts, offsets, slice_of(s, sum, side).at, u->dtype, TUTTI_SUM,
+            s->crossing.here, &sum->here[side]);
+    }
+    free(counts);
+    sum->adds = true;
+    return status;
+}
+bool sum_advance(struct sums *s, struct sum *sum)
+{
+    if (!sum->adds) return true;
+    for (int side = 0; side < s->crossing.sides; side++)
+        if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
+    sum->adds = false;
+    for (int side = 0; side < s->crossing.sides && sum->status == TUTTI_OK; side++)
+        sum->status = tutti_wait(&sum->here[side], 0);
+    if (sum->status == TUTTI_OK) sum->status = cross(s, sum);
+    return true;
+}
+
+/* ---- one ---- */
+tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, void *into)
+{
+    *sum = (struct sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
+    sum->request = (tutti_request)TUTTI_REQUEST_INIT;
+    if (!is_packed(s)) return start_whole(s, sum);
+    clear_gaps(s, unit, from);
+    return s->crossing.here ? add_here(s, sum) : cross(s, sum);
+}
+bool sum_is_over(struct sum *sum)
+{
+    return !sum->adds && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
+}
+tutti_status sum_cross(struct sums *s, struct sum *sum)
+{
+    for (int side = 0; sum->adds && side < s->crossing.sides; side++) TRY(tutti_wait(&sum->here[side], 0));
+    sum_advance(s, sum);
+    return sum->status;
+}
+tutti_status sum_wait(struct sums *s, struct sum *sum)
+{
+    const struct unit_partition *u = &s->partition->unit[sum->unit];
+    TRY(sum_cross(s, sum));
+    TRY(tutti_wait(&sum->request, 0));
+    if (!is_packed(s)) return TUTTI_OK;
+    size_t first = u->slice * (size_t)s->partition->rank;
+    parcel_average(&sum->parcel, &s->crossing, (struct numbers){ sum->into, u->slice, first, u->dtype, sum->turn });
+    sum_finish(s, sum);
+    return TUTTI_OK;
+}
+
+/* ---- what was lost ---- */
+/* The piece of a parameter in a side's slice, and where what this rank has lost of it lies. */
+static float *lost_of(const struct sums *s, int parameter, int side, struct piece *out)
+{
+    int unit = s->partition->parameter[parameter].unit;
+    *out = partition_piece(s->partition, parameter, crossing_rank(&s->crossing, side));
+    return s->lost[unit] + s->partition->unit[unit].slice * (size_t)side + out->from;
+}
+tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti_comm *word)
+{
+    size_t count = s->partition->parameter[parameter].count;
+    struct piece piece;
+    memset(to, 0, count * sizeof *to);
+    for (int side = 0; s->lost && side < s->crossing.sides; side++) {
+        const float *lost = lost_of(s, parameter, side, &piece);
+        for (size_t i = 0; i < piece.count; i++) to[piece.at + i] = lost[i] / (float)s->partition->ranks;
+    }
+    return s->lost ? tutti_all_reduce(to, to, count, TUTTI_FLOAT32, TUTTI_SUM, word, NULL) : TUTTI_OK;
+}
+void sums_set_lost(struct sums *s, int parameter, const float *from)
+{
+    float share = (float)s->partition->ranks / (float)s->crossing.sides;
+    struct piece piece;
+    for (int side = 0; s->lost && side < s->crossing.sides; side++) {
+        float *lost = lost_of(s, parameter, side, &piece);
+        for (size_t i = 0; i < piece.count; i++) lost[i] = from[piece.at + i] * share;
+    }
+}

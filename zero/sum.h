@@ -1,0 +1,39 @@
+/* One sum: from the gradients of a unit to the average of this rank's slice, as they are or packed. */
+#pragma once
+#include "zero/crossing.h"
+#include "zero/partition.h"
+
+struct sums {                                           /* what all of them have in common */
+    const struct partition *partition;
+    tutti_comm *all;
+    struct crossing crossing;                           /* how.form NONE: gradients travel as they are */
+    uint64_t begun, packed_bytes, lost_bytes;
+    float **lost;                                       /* [units] of each side's slice, what was not packed; or NULL */
+};
+struct sum {
+    int unit;
+    const void *from;
+    void *into, *part;                                  /* part: of each side's slice, the sum of this host */
+    struct parcel parcel;
+    tutti_request request, *here;                       /* here: [sides], of `part` */
+    bool adds;                                          /* `here` is on its way */
+    tutti_status status;                                /* of what followed it */
+    uint64_t turn;
+};
+/* Collective, where gradients are packed. sums_finish is due in every case. */
+tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
+    tutti_comm *all);
+void sums_finish(struct sums *sums);
+/* Both stay until sum_wait has returned. All ranks start the same ones in the same order, and each goes through
+   sum_advance or sum_wait in that order. */
+tutti_status sum_start(struct sums *sums, struct sum *sum, int unit, void *from, void *into);
+/* False: a later one has to wait until this one is further. sum_cross waits until it is. */
+bool sum_advance(struct sums *sums, struct sum *sum);
+tutti_status sum_cross(struct sums *sums, struct sum *sum);
+bool sum_is_over(struct sum *sum);
+tutti_status sum_wait(struct sums *sums, struct sum *sum);
+void sum_finish(struct sums *sums, struct sum *sum);    /* when nothing runs any more */
+
+/* Of a parameter, what averages have not had yet: [count], the same on all ranks. Collective. */
+tutti_status sums_get_lost(const struct sums *sums, int parameter, float *out, tutti_comm *word);
+void sums_set_lost(struct sums *sums, int parameter, const float *in);
