@@ -4,9 +4,10 @@
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
 `monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, tensors that peers
-can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`), `info()`, `schedule()`,
-`dump_trace()`, `get_include()`, `Options` and the exceptions. Importing it imports neither torch nor the library: torch
-itself imports it at start-up, through the entry point in `_autoload`, so everything here loads when used.
+can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`), gradients in fewer bytes
+(`compression.compress()`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
+Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
+`_autoload`, so everything here loads when used.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_tutti import zero
+    from torch_tutti import compression, zero
     from torch_tutti._C import Options, ProcessGroupTutti, options
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
@@ -37,7 +38,7 @@ _HOMES = {
     "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_PARTS = ("zero",)
+_PARTS = ("compression", "zero")
 __all__ = sorted([*_HOME_OF, *_PARTS])
 
 

@@ -38,6 +38,17 @@ def _check(status: int) -> None:
     raise exceptions._BY_STATUS.get(status, exceptions.InternalError)(text)
 
 
+@functools.cache
+def dtype_numbers() -> dict[bytes, int]:
+    """Of element types, by their names."""
+    library = _library()
+    library.tutti_dtype_name.restype = ctypes.c_char_p
+    found: dict[bytes, int] = {}
+    while (text := library.tutti_dtype_name(len(found))) is not None and library.tutti_dtype_bytes(len(found)):
+        found[text] = len(found)
+    return found
+
+
 def _text(call: Callable[..., int], *arguments: Any) -> str:
     """What a call of the kind (…, buffer, capacity, &bytes) writes: asked for its length first."""
     needed = ctypes.c_size_t(0)

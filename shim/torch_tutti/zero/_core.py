@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Sequence
 
 import torch
 
-from torch_tutti._library import _check, _library
+from torch_tutti._library import _check, _library, dtype_numbers
+from torch_tutti.compression import Compression, _Compression, described
 
 HOMES = {"shared": 0, "replicated": 1, "sharded": 2}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
@@ -21,7 +22,8 @@ class _Parameter(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("home", c_int),
-                ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int)]
+                ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
+                ("compression", _Compression)]
 
 
 class Rates(ctypes.Structure):
@@ -36,7 +38,7 @@ class _Piece(ctypes.Structure):
 class _Report(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
         "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
-        "gradient_bytes", "state_bytes", "unforeseen"))]
+        "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes"))]
 
 
 class Described(NamedTuple):
@@ -56,27 +58,19 @@ class Piece(NamedTuple):
     used: bool
 
 
-def _numbers() -> dict[bytes, int]:
-    name, library = _library().tutti_dtype_name, _library()
-    name.restype = ctypes.c_char_p
-    found: dict[bytes, int] = {}
-    while (text := name(len(found))) is not None and library.tutti_dtype_bytes(len(found)):
-        found[text] = len(found)
-    return found
-
-
 class Core:
     """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
 
     def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
-                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int) -> None:
-        numbers = _numbers()
-        described = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
+                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int,
+                 compression: str | Compression | None) -> None:
+        numbers = dtype_numbers()
+        model = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
         types = (c_int * len(dtypes))(*(numbers[_DTYPES[d]] for d in dtypes))
-        config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, described, types,
-                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch)
+        config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, model, types,
+                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch, described(compression))
         self._zero = c_void_p()
-        self.home = home
+        self.home, self.feeds_back = home, bool(config.compression.form and config.compression.feedback)
         self._counts = [p.count for p in parameters]
         self._dtypes = [dtypes[p.unit] for p in parameters]
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}
@@ -169,6 +163,16 @@ class Core:
 
     def set_steps(self, number: int, steps: int) -> None:
         _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
+
+    def lost(self, number: int) -> torch.Tensor:
+        """Flat, the same on all ranks: what averages have not had yet. Collective."""
+        found = torch.empty(self._counts[number])
+        _check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
+        return found
+
+    def set_lost(self, number: int, lost: torch.Tensor) -> None:
+        flat = lost.detach().float().contiguous()
+        _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
 
     def report(self) -> dict[str, Any]:
         report = _Report(ctypes.sizeof(_Report))

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tutti._extension import load
+from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, Described
 from torch_tutti.zero._direct import write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
@@ -45,12 +46,13 @@ class Settings(NamedTuple):
     reshard: bool
     init: Callable[[nn.Module], None] | None
     dtype: torch.dtype | None           # of all parameters; None: of each unit its own
+    compression: str | Compression | None
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
-          precision: str | None = None,
+          precision: str | None = None, compression: str | Compression | None = None,
           init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
@@ -74,6 +76,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
     the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
 
+    compression: of gradients on their way, a form ("int8") or a torch_tutti.compression.Compression; where hosts have
+    as many ranks each, of what crosses between hosts. What is lost joins the next gradients.
+
     A model may be on the meta device, the optimizer made of its parameters there: then no rank but 0 ever has all of
     it in memory of its own. init: called on rank 0 with each module that has parameters or buffers of its own there,
     and is to give them their first values; default: the module's reset_parameters().
@@ -89,7 +94,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
     settings = Settings(home, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch, reshard,
-                        init, _PRECISIONS[precision])
+                        init, _PRECISIONS[precision], compression)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
     return model, manager.optimizer
 
@@ -212,6 +217,7 @@ class Manager:
         limit = backend.options.timeout
         make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
                                  buffers=settings.buffers, prefetch=settings.prefetch,
+                                 compression=settings.compression,
                                  timeout_ms=math.ceil(limit.total_seconds() * 1000) if limit else 0)
         try:
             return make(home=settings.home)

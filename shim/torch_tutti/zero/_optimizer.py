@@ -158,7 +158,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         gradients; late_units, whose gradients came before it was their turn; sum_bytes, moved_bytes, of gradients
         given to be summed and of parameters that came from elsewhere; parameter_bytes (shared ones in part, of
         sharded ones this rank's and the most that was whole), gradient_bytes, state_bytes: memory; unforeseen, units
-        that were not gathered ahead; hosts: "shared", "sharded" or "replicated"."""
+        that were not gathered ahead; packed_bytes, of gradients that were sent compressed; hosts: "shared", "sharded"
+        or "replicated"."""
         return self._manager.report()
 
     @staticmethod
@@ -218,7 +219,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """The whole state, on every rank, as torch's optimizer of the unsharded model has it: to be loaded there, or
-        here with any number of ranks and any stage. Of bfloat16 parameters also the float32 values, `master`."""
+        here with any number of ranks and any stage. Of bfloat16 parameters also the float32 values, `master`; with
+        compression also what gradients have `lost` and not had back: then between steps only."""
         mine = {number: self._parts(number) for number in range(len(self._manager.owned))}
         outline = {number: {name: value.dtype if _is_part(name, value) else value for name, value in parts.items()}
                    for number, parts in mine.items() if parts}
@@ -231,6 +233,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if known:
                 state[at] = {name: self._whole(number, p, mine[number].get(name, torch.empty(0, dtype=value)))
                              if isinstance(value, torch.dtype) else value for name, value in known.items()}
+            if number is not None and self._core.feeds_back:
+                state.setdefault(at, {})["lost"] = self._core.lost(number).view(p.shape)
         return {"state": state, "param_groups": self._numbered()}
 
     def _numbered(self) -> list[dict[str, Any]]:
@@ -267,6 +271,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _load(self, number: int, p: torch.Tensor, values: dict[str, Any]) -> None:
         piece, own = self._core.piece(number), {}
+        values = dict(values)
+        lost = values.pop("lost", None)
+        if self._core.feeds_back:
+            self._core.set_lost(number, lost if lost is not None else torch.zeros(p.numel()))
         for name, value in values.items():
             if not (torch.is_tensor(value) and _is_part(name, value)):
                 own[name] = value

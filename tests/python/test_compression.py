@@ -1,0 +1,286 @@
+"""Gradients that travel packed, in DistributedDataParallel and in zero.shard: all ranks get the same, and what has
+come and what is still kept are together what was given, whatever is left out on the way."""
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+from training import flat, same_on_all_ranks
+from zero_training import Network, ids_of, loss_of, refused
+
+from torch_tutti import compression, zero
+from torch_tutti.compression import Compression
+
+STEPS = 5
+FORMS = [Compression("fp16"), Compression("bf16"), Compression("int8"), Compression("int4"),
+         Compression("int8", stochastic=True, seed=3), Compression("topk", 0.02), Compression("randomk", 0.1)]
+
+
+class Part(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, 1))
+
+    def forward(self, gradient):
+        return (self.weight.flatten() * gradient).sum()
+
+
+class Given(nn.Module):
+    """Gradients are what it is called with, whatever the parameters are. These begin with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = (5000, 7, 3000, 1100)
+        self.parts = nn.ModuleList(map(Part, self.counts))
+
+    def forward(self, gradient):
+        return sum(part(given) for part, given in zip(self.parts, gradient.split(self.counts)))
+
+
+def gradient_of(step, rank):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(9107, generator=generator) * torch.rand(9107, generator=generator).pow(4)
+
+
+def given(world, steps):
+    """What all steps have given on average."""
+    return sum(gradient_of(step, rank).double() for step in steps for rank in range(world.size)) / world.size
+
+
+def adds_up(world, steps, parameters, lost):
+    """A rate of 1: parameters have gone down by what came."""
+    values, kept = flat(parameters), flat(lost)
+    torch.testing.assert_close(kept - values, given(world, steps), rtol=1e-4, atol=1e-4)
+    same_on_all_ranks(world, values)
+    same_on_all_ranks(world, kept)
+
+
+# ---- DistributedDataParallel ----
+def ddp(how, **options):
+    """With small buckets, which torch puts together anew after the first step."""
+    model = DistributedDataParallel(Given(), bucket_cap_mb=0.01, **options)
+    return model, compression.compress(model, how), torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def train(world, model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model(gradient_of(step, world.rank)).backward()
+        optimizer.step()
+
+
+def run_hook(world, how):
+    model, compressor, optimizer = ddp(how)
+    train(world, model, optimizer, range(STEPS))
+    adds_up(world, range(STEPS), model.parameters(), compressor.state_dict()["lost"].values())
+    report = compressor.report()
+    assert report["calls"] >= STEPS and report["array_bytes"] == STEPS * 4 * 9107 and report["seconds"] > 0
+    assert (report["sent_bytes"] > 0) == (world.size > 1)
+
+
+@pytest.mark.parametrize("how", FORMS, ids=lambda how: how.form + how.stochastic * "-stochastic")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_hook_loses_nothing(shared, size, how):
+    shared(size).run(run_hook, how)
+
+
+def run_whole(world):
+    """What keeps all is the average."""
+    models = [ddp(Compression("topk", 1.0))[0], DistributedDataParallel(Given())]
+    for model in models:
+        model(gradient_of(0, world.rank)).backward()
+    mine, theirs = (flat(p.grad for p in model.parameters()) for model in models)
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_keeps_all_is_the_average(shared, size):
+    shared(size).run(run_whole)
+
+
+def run_resumed(world, how):
+    """What was lost is had back by a run that goes on, here with the same ranks; chance goes on as well."""
+    model, compressor, optimizer = ddp(how)
+    train(world, model, optimizer, range(3))
+    kept = compressor.state_dict()
+    other, resumed, follows = ddp(how)
+    other.module.load_state_dict(model.module.state_dict())
+    resumed.load_state_dict(kept)
+    for name, value in resumed.state_dict()["lost"].items():
+        torch.testing.assert_close(value, kept["lost"][name])
+    train(world, other, follows, range(3, STEPS))
+    assert resumed.state_dict()["turn"] > kept["turn"] > 0
+    adds_up(world, range(STEPS), other.parameters(), resumed.state_dict()["lost"].values())
+    wrong = {**kept, "lost": {"parts.0.weight": torch.zeros(3)}}
+    refused(ValueError, "parts.0.weight of shape .3,., the model of .5000, 1.", lambda: resumed.load_state_dict(wrong))
+    wrong["lost"] = {"head": torch.zeros(3)}
+    refused(ValueError, "has none of that name", lambda: resumed.load_state_dict(wrong))
+
+
+@pytest.mark.parametrize("form", ["int4", "topk", "randomk"])
+def test_state_is_kept(shared, form):
+    shared(2).run(run_resumed, Compression(form, 0.1, seed=5))
+
+
+def run_alike(world):
+    """The same seed gives the same bits, without feedback as well; another seed others."""
+    runs = []
+    for seed in (1, 1, 2):
+        model, compressor, optimizer = ddp(Compression("int4", feedback=False, stochastic=True, seed=seed))
+        train(world, model, optimizer, range(2))
+        runs.append(flat(model.parameters()))
+        assert compressor.state_dict()["lost"] == {}
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_chance_follows_from_the_seed(shared):
+    shared(2).run(run_alike)
+
+
+def run_learning(world, how):
+    """A real model, with weights that are used twice, gradient accumulation and bfloat16 gradients too."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = DistributedDataParallel(Network(16).to(dtype))
+        compression.compress(model, how)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            with model.no_sync():
+                loss_of(model(ids_of(0, world.rank))).backward()
+            loss = loss_of(model(ids_of(1, world.rank)))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.9 * losses[0], losses
+        same_on_all_ranks(world, flat(model.parameters()))
+
+
+@pytest.mark.parametrize("form", ["int8", "topk"])
+def test_models_learn(shared, form):
+    shared(2).run(run_learning, Compression(form, 0.1))
+
+
+# ---- zero.shard ----
+def shard(how, stage, hosts=None):
+    model = Given()
+    return zero.shard(model, torch.optim.SGD(model.parameters(), lr=1.0), stage=stage, hosts=hosts, compression=how)
+
+
+def lost_of(optimizer):
+    return [state["lost"] for _, state in sorted(optimizer.state_dict()["state"].items())]
+
+
+def run_shard(world, how, stage, hosts):
+    model, optimizer = shard(how, stage, hosts)
+    train(world, model, optimizer, range(STEPS))
+    with optimizer.whole():
+        adds_up(world, range(STEPS), model.parameters(), lost_of(optimizer))
+    assert (optimizer.report()["packed_bytes"] > 0) == (world.size > 1)
+
+
+@pytest.mark.parametrize("how", FORMS, ids=lambda how: how.form + how.stochastic * "-stochastic")
+@pytest.mark.parametrize("size, stage, hosts", [(2, 1, None), (4, 2, None), (4, 3, None), (2, 3, "sharded")])
+@pytest.mark.filterwarnings("ignore:zero.shard. parameters are sharded")
+def test_shard_loses_nothing(shared, size, how, stage, hosts):
+    shared(size).run(run_shard, how, stage, hosts)
+
+
+def run_moved(world):
+    """What one stage has lost another goes on with; without compression it is left out."""
+    how = Compression("topk", 0.02)
+    model, optimizer = shard(how, 2)
+    train(world, model, optimizer, range(3))
+    state, values = optimizer.state_dict(), model.state_dict()
+    other, follows = shard(how, 3)
+    other.load_state_dict(values)
+    follows.load_state_dict(state)
+    train(world, other, follows, range(3, STEPS))
+    with follows.whole():
+        adds_up(world, range(STEPS), other.parameters(), lost_of(follows))
+    plain, optimizer = shard(None, 2)
+    optimizer.load_state_dict(state)
+    assert "lost" not in optimizer.state_dict()["state"].get(0, {})
+    theirs = torch.optim.SGD(Given().parameters(), lr=1.0)
+    theirs.load_state_dict(state)
+
+
+def test_state_moves_between_stages(shared):
+    shared(2).run(run_moved)
+
+
+# ---- what goes wrong ----
+def test_what_cannot_be():
+    refused(ValueError, "compression 'int7': there are fp16, bf16, int8, int4, topk, randomk",
+            lambda: Compression("int7"))
+    refused(ValueError, "share=0; it is above 0, and 1 at most", lambda: Compression("topk", 0))
+    refused(ValueError, "seed=-1; it is a number of 64 bits", lambda: Compression("int8", seed=-1))
+    refused(TypeError, "takes a DistributedDataParallel, not Linear; zero.shard has compression=",
+            lambda: compression.compress(nn.Linear(1, 1), "int8"))
+
+
+def run_refusals(world):
+    refused(ValueError, "the group of the model is not of tutti",
+            lambda: compression.compress(DistributedDataParallel(Given(), process_group=world.gloo), "int8"))
+    wide = DistributedDataParallel(nn.Linear(3, 3).double())
+    compression.compress(wide, "int8")
+    refused(Exception, "gradients are torch.float64 on cpu; they can be float32 or bfloat16",
+            lambda: wide(torch.ones(1, 3).double()).sum().backward())
+    model = DistributedDataParallel(Given())
+    with pytest.raises(Exception, match="asks for another compression of gradients than some other rank") as raised:
+        compression.compress(model, Compression("int8", seed=world.rank))
+    assert type(raised.value).__name__ == "MismatchError"
+    with pytest.raises(Exception, match="the optimizer and the compression be the same") as raised:
+        shard("int8" if world.rank else "int4", 2)
+    assert type(raised.value).__name__ == "MismatchError"
+    refused(ValueError, "compression 'int7'", lambda: shard("int7", 2))
+    dist.barrier()
+
+
+def test_what_is_refused(shared):
+    shared(2).run(run_refusals)
+
+
+def run_unsettled(world):
+    model, optimizer = shard("int8", 2)
+    model(gradient_of(0, world.rank)).backward()
+    refused(ValueError, "what compression has lost is read and written between steps", optimizer.state_dict)
+    optimizer.step()
+    assert len(lost_of(optimizer)) == 4
+
+
+def test_state_in_the_middle_of_a_step(shared):
+    shared(2).run(run_unsettled)
+
+
+def run_bad_numbers(world, form):
+    """What is no number reaches all ranks, and leaves nothing behind."""
+    model, compressor, _ = ddp(form)
+    gradient = gradient_of(0, world.rank)
+    gradient[4000] = float("nan") if world.rank == 0 else 1
+    model(gradient).backward()
+    grad = model.module.parts[0].weight.grad.flatten()
+    assert grad[4000].isnan() and grad[:3000].isfinite().all()
+    assert all(value.isfinite().all() for value in compressor.state_dict()["lost"].values())
+
+
+@pytest.mark.parametrize("form", ["fp16", "bf16", "int8", "int4", "topk"])
+def test_what_is_no_number(shared, form):
+    shared(2).run(run_bad_numbers, form)
+
+
+def run_death(world):
+    model, _, optimizer = ddp("int8")
+    train(world, model, optimizer, range(1))
+    if world.rank == 1:
+        import os
+        os.kill(os.getpid(), 9)
+    try:
+        train(world, model, optimizer, range(1, 3))
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def test_a_rank_dies(fresh):
+    outcomes = fresh(2).outcomes(run_death)
+    assert outcomes[1].died is not None and "rank 1" in outcomes[0].value[1], outcomes
