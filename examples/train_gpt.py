@@ -3,6 +3,7 @@
     python examples/train_gpt.py                         two ranks here, on tutti (starts torchrun itself)
     python examples/train_gpt.py --compare               the same training on tutti and on gloo, side by side
     python examples/train_gpt.py --zero 3                one copy of the parameters for all ranks, on tutti
+    python examples/train_gpt.py --compress int8         gradients that travel in a quarter of the bytes, on tutti
     torchrun --nproc-per-node 4 examples/train_gpt.py    any other number of ranks
 
 The text is the source of the Python standard library (or --data FILE), a character is a byte. What a rank reads at
@@ -181,6 +182,7 @@ class Trainer:
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.note_gradient)
         self.module = model                             # without what wraps it
+        self.compressor = None                          # of gradients, with DDP
         self.model, self.optimizer = self.divide(model, group)
         self.losses, self.step_seconds, self.waits = [], [], []
         if options.resume:
@@ -189,11 +191,22 @@ class Trainer:
     def divide(self, model, group):
         """The model to train, and its optimizer: whole on each rank, or divided among them."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
+        compression = self.compression()
         if self.options.zero and self.backend == "tutti":
             import torch_tutti
             return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group,
-                                          precision=self.options.precision)
-        return data_parallel(model, group, shared=self.backend == "tutti" and self.device.type == "cpu"), optimizer
+                                          precision=self.options.precision, compression=compression)
+        model = data_parallel(model, group, shared=self.backend == "tutti" and self.device.type == "cpu")
+        if compression:
+            import torch_tutti
+            self.compressor = torch_tutti.compression.compress(model, compression)
+        return model, optimizer
+
+    def compression(self):
+        if not self.options.compress:
+            return None
+        import torch_tutti
+        return torch_tutti.compression.Compression(self.options.compress, self.options.share, seed=self.options.seed)
 
     def note_gradient(self, _):
         self.last_gradient = time.perf_counter()
@@ -278,11 +291,13 @@ class Trainer:
         or the new one. The losses kept are those averaged over the ranks, so they mean the same to every rank."""
         losses = self.mean_over_ranks(self.losses)
         model, optimizer = self.module.state_dict(), self.optimizer.state_dict()
+        compression = self.compressor.state_dict() if self.compressor else None
         if self.rank != 0:
             return
         beside = f"{path}.{os.getpid()}"
         try:
-            torch.save({"model": model, "optimizer": optimizer, "losses": losses, "seed": self.options.seed}, beside)
+            torch.save({"model": model, "optimizer": optimizer, "compression": compression, "losses": losses,
+                        "seed": self.options.seed}, beside)
             os.replace(beside, path)
         finally:
             Path(beside).unlink(missing_ok=True)
@@ -293,6 +308,8 @@ class Trainer:
             raise SystemExit(f"{path} was written with --seed {saved['seed']}, not {self.options.seed}")
         self.module.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        if self.compressor and saved["compression"]:
+            self.compressor.load_state_dict(saved["compression"])
         self.losses = saved["losses"]
 
 
@@ -372,6 +389,8 @@ def parse(arguments):
     parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
     parser.add_argument("--zero", type=int, default=0, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (0: DDP)")
     parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
+    parser.add_argument("--compress", metavar="FORM", help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk")
+    parser.add_argument("--share", type=float, default=0.01, help="what topk and randomk keep (default 0.01)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
     parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")
@@ -392,6 +411,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if options.compare and options.resume:
         parser.error("--compare starts from the beginning; leave out --resume")
+    if options.compress and (options.compare or options.backend != "tutti"):
+        parser.error("--compress is tutti's, and rounds otherwise than what --compare would compare it with")
     if options.precision and (options.compare or not options.zero):
         parser.error("--precision goes with --zero, and rounds otherwise than what --compare would compare it with")
     return options

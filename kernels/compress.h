@@ -1,9 +1,10 @@
-/* Gradients in fewer bytes. Numbers are packed in groups of 1,024, each group by itself; the last one may be shorter.
+/* Gradients in fewer bytes.
  *     FLOAT16, BFLOAT16   every number, rounded to nearest; what is too large becomes the largest there is
  *     INT8, INT4          every number, as an integer of -127 .. 127 or -7 .. 7 times a scale that 128 numbers share
- *     TOPK                of each group the `kept` numbers of largest magnitude, and where they lie
- *     RANDOMK             of each group `kept` numbers, one from each of as many equal parts, drawn by `seed`
- * `kept` is that of a whole group; a shorter one keeps the same share, and at least one.
+ *     TOPK                the numbers of largest magnitude, `kept` of each 1,024 on average, and where they lie; those
+ *                         that differ by less than a thousandth count as equal
+ *     RANDOMK             `kept` of each group of 1,024, one from each of as many equal parts, drawn by `seed`
+ * The last group may be shorter: it keeps the same share, and at least one.
  *
  * What packing loses can be kept and added the next time (error feedback). What is no number, or infinite, loses
  * nothing: in the first two forms and in TOPK, where it comes first, it arrives as it is; in INT8 and INT4 the 128

@@ -80,12 +80,14 @@ tutti_status tutti_compressor_destroy(tutti_compressor *c)
     free(c);
     return TUTTI_OK;
 }
-tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size_t *at, size_t *kept)
+tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size_t *at, size_t *kept, int *keepers)
 {
-    if (!c || !at || !kept) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span needs two places");
+    if (!c || !at || !kept || !keepers)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span needs three places");
     struct cut k = cut(c, count);
     *at = k.at;
     *kept = k.kept;
+    *keepers = c->crossing.sides;
     return TUTTI_OK;
 }
 
@@ -122,18 +124,19 @@ static void average_mine(tutti_compressor *c, struct numbers mine, float *lost)
     parcel_pack_back(&c->parcel, x, mine, lost ? c->rest : NULL);
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
 }
-static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *lost, uint64_t turn,
+static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *array, uint64_t turn,
     uint64_t label)
 {
     const struct crossing *x = &c->crossing;
     struct numbers mine = slice_of(k, x->side, data, dtype, turn);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
+    struct kept kept = crossing_keep(x, array, k.kept);
     for (int side = 0; side < x->sides; side++) {
         struct numbers n = slice_of(k, side, data, dtype, turn);
-        parcel_pack(&c->parcel, x, side, n, lost ? lost + (n.first - k.at) : NULL);
+        parcel_pack(&c->parcel, x, side, n, kept_from(kept, n.first - k.at));
     }
     TRY(parcel_send(&c->parcel, x, &request));
-    average_mine(c, mine, lost ? lost + (mine.first - k.at) : NULL);
+    average_mine(c, mine, kept_from(kept, mine.first - k.at).lost);
     TRY(parcel_share(&c->parcel, x));
     for (int side = 0; side < x->sides; side++)
         parcel_unpack(&c->parcel, x, side, slice_of(k, side, data, dtype, turn));

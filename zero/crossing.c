@@ -1,6 +1,7 @@
 #include "zero/crossing.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "kernels/update.h"
 #include <stdlib.h>
 
 enum { SLOT_BYTES = 64 };
@@ -14,12 +15,20 @@ tutti_status crossing_check(const tutti_compression *how)
     if (keeps_some(how->form) && (how->kept < 1 || how->kept > PACKING_GROUP))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression keeps 1 to %d of %d numbers; %d cannot be",
             PACKING_GROUP, PACKING_GROUP, how->kept);
+    bool may = keeps_some(how->form) && how->feedback && how->momentum > 0 && how->momentum < 1;
+    if (how->momentum != 0 && !may)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: compression with momentum %g: it is below 1, and goes with forms that leave numbers out, and with "
+            "feedback",
+            how->momentum);
     return TUTTI_OK;
 }
 uint64_t crossing_digest(const tutti_compression *how)
 {
     uint64_t kept = keeps_some(how->form) ? (uint64_t)how->kept : 0, flags = how->stochastic * 2u + how->feedback;
-    return ((uint64_t)how->form << 32 | kept << 8 | flags) * UINT64_C(0x9e3779b97f4a7c15) ^ how->seed;
+    uint64_t momentum;
+    memcpy(&momentum, &how->momentum, sizeof momentum);
+    return (((uint64_t)how->form << 32 | kept << 8 | flags) ^ momentum) * UINT64_C(0x9e3779b97f4a7c15) ^ how->seed;
 }
 
 /* ---- who takes part ---- */
@@ -102,10 +111,28 @@ void parcel_finish(struct parcel *p)
     free(p->sources);
     *p = (struct parcel){ 0 };
 }
-void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct numbers from, float *lost)
+size_t crossing_kept(const struct crossing *x, size_t count) { return x->how.momentum > 0 ? 2 * count : count; }
+struct kept crossing_keep(const struct crossing *x, float *array, size_t count)
+{
+    return (struct kept){ array, array && x->how.momentum > 0 ? array + count : NULL };
+}
+static void gather_momentum(struct numbers n, float *momentum, float factor)
+{
+    float *wide = n.at;
+    uint16_t *narrow = n.at;
+    for (size_t i = 0; i < n.count; i++) {
+        momentum[i] = momentum[i] * factor + (n.dtype == TUTTI_FLOAT32 ? wide[i] : update_widen(narrow[i]));
+        if (n.dtype == TUTTI_FLOAT32) wide[i] = momentum[i];
+        else narrow[i] = update_narrow(momentum[i]);
+    }
+}
+void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct numbers from, struct kept kept)
 {
     struct packing how = packing_of(x, from.turn, false);
-    pack_find(from.dtype)(p->out + p->slot * (size_t)side, from.at, lost, from.count, &how, from.first);
+    if (kept.momentum) gather_momentum(from, kept.momentum, (float)x->how.momentum);
+    pack_find(from.dtype)(p->out + p->slot * (size_t)side, from.at, kept.lost, from.count, &how, from.first);
+    for (size_t i = 0; kept.momentum && i < from.count; i++)
+        if (kept.lost[i] == 0) kept.momentum[i] = 0;    /* it was sent */
 }
 void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers from, float *lost)
 {

@@ -27,8 +27,17 @@ void parcel_finish(struct parcel *parcel);
 /* Numbers, which begin at `first` of their array. Chance follows from the seed and `turn`, which are the same on all
    ranks. */
 struct numbers { void *at; size_t count, first; tutti_dtype dtype; uint64_t turn; };
-/* For a side, or back from mine to all; lost: see kernels/compress.h. */
-void parcel_pack(struct parcel *parcel, const struct crossing *crossing, int side, struct numbers from, float *lost);
+/* What stays on this rank of numbers that are packed, or NULL. */
+struct kept { float *lost, *momentum; };
+static inline struct kept kept_from(struct kept kept, size_t first)
+{
+    return (struct kept){ kept.lost ? kept.lost + first : NULL, kept.momentum ? kept.momentum + first : NULL };
+}
+size_t crossing_kept(const struct crossing *crossing, size_t count);   /* numbers that are kept of so many */
+struct kept crossing_keep(const struct crossing *crossing, float *array, size_t count);         /* in such an array */
+/* For a side, or back from mine to all. Momentum changes what is packed. */
+void parcel_pack(struct parcel *parcel, const struct crossing *crossing, int side, struct numbers from,
+    struct kept kept);
 void parcel_pack_back(struct parcel *parcel, const struct crossing *crossing, struct numbers from, float *lost);
 tutti_status parcel_send(struct parcel *parcel, const struct crossing *crossing, tutti_request *request);
 /* The average over all ranks of what came from all sides. */

@@ -22,8 +22,9 @@ tutti_status sums_init(struct sums *s, const struct partition *partition, const 
     s->lost = memory_zeroed((size_t)partition->units, sizeof *s->lost);
     bool fine = s->lost;
     for (int u = 0; fine && u < partition->units; u++) {
-        s->lost[u] = memory_zeroed(lost_count(s, u), sizeof(float));
-        s->lost_bytes += lost_count(s, u) * sizeof(float);
+        size_t kept = crossing_kept(&s->crossing, lost_count(s, u));
+        s->lost[u] = memory_zeroed(kept, sizeof(float));
+        s->lost_bytes += kept * sizeof(float);
         fine = s->lost[u];
     }
     return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for what compression loses");
@@ -79,12 +80,11 @@ static void clear_gaps(const struct sums *s, int unit, void *array)
 }
 static tutti_status cross(struct sums *s, struct sum *sum)
 {
-    float *lost = s->lost ? s->lost[sum->unit] : NULL;
     size_t slice = s->partition->unit[sum->unit].slice;
+    struct kept kept = crossing_keep(&s->crossing, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
     TRY(parcel_fit(&sum->parcel, &s->crossing, slice));
     for (int side = 0; side < s->crossing.sides; side++)
-        parcel_pack(&sum->parcel, &s->crossing, side, slice_of(s, sum, side),
-            lost ? lost + slice * (size_t)side : NULL);
+        parcel_pack(&sum->parcel, &s->crossing, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
     s->packed_bytes += sum->parcel.slot * (size_t)(s->crossing.sides - 1);
     sum->request.label = sum->turn;
     return parcel_send(&sum->parcel, &s->crossing, &sum->request);

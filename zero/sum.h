@@ -8,7 +8,7 @@ struct sums {                                           /* what all of them have
     tutti_comm *all;
     struct crossing crossing;                           /* how.form NONE: gradients travel as they are */
     uint64_t begun, packed_bytes, lost_bytes;
-    float **lost;                                       /* [units] of each side's slice, what was not packed; or NULL */
+    float **lost;                                       /* [units] what is kept of each side's slice; or NULL */
 };
 struct sum {
     int unit;

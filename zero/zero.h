@@ -48,7 +48,7 @@ typedef enum tutti_zero_rule {
 
 /* ---- gradients in fewer bytes ---- */
 /* How they are packed on their way: rounded to 16 bits; as integers of 8 or 4 bits, times a scale that 128 numbers
-   share; of 1,024 numbers the `kept` largest (TOPK), or as many that all ranks draw alike (RANDOMK). Where hosts have
+   share; the largest, `kept` of each 1,024 (TOPK), or as many that all ranks draw alike (RANDOMK). Where hosts have
    as many ranks each, the ranks of a host add theirs up first, and only what crosses between hosts is packed; else, and
    on one host, what goes from rank to rank. What is no number arrives as such, or makes 128 numbers so. */
 typedef enum tutti_compression_form {
@@ -67,6 +67,9 @@ typedef struct tutti_compression {                      /* the same on all ranks
     bool stochastic;                                    /* INT8, INT4: up or down by chance, right in the mean */
     bool feedback; /* what is lost joins the gradients of the next step (error feedback); 4 bytes for each number that a
                       rank packs: all of the model, or its part of that if ranks of a host add up first */
+    double momentum; /* TOPK, RANDOMK with feedback: gradients gather it before they are packed, and lose it where they
+                        are sent (Lin et al., Deep Gradient Compression, 2018); 4 bytes more for each number; 0: none.
+                        For optimizers that have none of their own */
     uint64_t seed;                                      /* of all chance */
 } tutti_compression;
 
@@ -90,7 +93,7 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0 } }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0 } }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
 /* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of
@@ -177,11 +180,12 @@ typedef struct tutti_compressor tutti_compressor;
 /* Collective. MISMATCH where ranks ask for different ones. One thread at a time. */
 TUTTI_API tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how);
 TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);         /* NULL is fine */
-/* Of arrays of `count`, the elements whose losses this rank keeps: *at to *at + *kept. */
-TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at,
-    size_t *kept);
+/* Of arrays of `count`, the elements whose losses this rank keeps: *at to *at + *kept; with momentum twice as many
+   numbers, first all losses, then all momentum. *keepers: how many ranks keep losses of each element. */
+TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at, size_t *kept,
+    int *keepers);
 /* Collective: the average of `data` over all ranks, in place, the same bits on all. FLOAT32 or BFLOAT16. lost: what
-   this rank has not sent of gradients before, as many as span says, begun with zeros; NULL: nothing is fed back. Chance
+   this rank has not sent of gradients before, see span, begun with zeros; NULL: nothing is fed back. Chance
    follows from the seed and `turn`, a number of the call that is the same on all ranks. *sent grows by the bytes that
    this rank has sent packed. */
 TUTTI_API tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, size_t count,

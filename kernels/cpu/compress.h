@@ -142,70 +142,7 @@ INLINE void add_integers(float *x, const char *from, size_t count, bool small)
 }
 
 /* ---- a few of many ---- */
-/* One that at least `kept` of the magnitudes reach, and no more unless others are equal to it. */
-INLINE uint32_t bound_of(const uint32_t *magnitude, size_t count, size_t kept)
-{
-    uint32_t bound = 0;
-    for (int bit = 30; bit >= 0; bit--) {
-        uint32_t reach = 0, tried = bound | 1u << bit;
-        for (size_t i = 0; i < count; i++) reach += magnitude[i] >= tried;
-        if (reach >= kept) bound = tried;
-        if (reach == kept) break;
-    }
-    return bound;
-}
-/* The numbers lie in columns. At least `kept` of them reach what `kept` columns reach, and few more, so the bound is
-   looked for among those alone. Returns how many; they come by column. */
-INLINE size_t find_candidates(const float *x, size_t columns, size_t kept, uint16_t *place, uint32_t *magnitude)
-{
-    const size_t rows = PACKING_GROUP / columns;
-    uint32_t column[PACKING_GROUP];
-    size_t found = 0;
-    for (size_t c = 0; c < columns; c++) column[c] = bits_of(x[c]) & MAGNITUDE;
-    for (size_t row = 1; row < rows; row++)
-        for (size_t c = 0; c < columns; c++) {
-            uint32_t whole = bits_of(x[row * columns + c]) & MAGNITUDE;
-            column[c] = whole > column[c] ? whole : column[c];
-        }
-    uint32_t bound = bound_of(column, columns, kept);
-    for (size_t c = 0; c < columns; c++)
-        for (size_t row = 0; column[c] >= bound && row < rows; row++) {
-            uint32_t whole = bits_of(x[row * columns + c]) & MAGNITUDE;
-            place[found] = (uint16_t)(row * columns + c);
-            magnitude[found] = whole;
-            found += whole >= bound;
-        }
-    return found;
-}
-INLINE void pack_topk(char *to, float *x, size_t count, const struct packing *how)
-{
-    uint16_t place[PACKING_GROUP];
-    uint32_t magnitude[PACKING_GROUP];
-    size_t kept = packing_kept(how, count), taken = 0;
-    memset(x + count, 0, (PACKING_GROUP - count) * sizeof *x);
-    size_t found = kept <= 32 ? find_candidates(x, 64, kept, place, magnitude)
-        : kept <= 128         ? find_candidates(x, 256, kept, place, magnitude)
-                              : find_candidates(x, PACKING_GROUP, kept, place, magnitude);
-    uint32_t bound = bound_of(magnitude, found, kept);
-    for (int equal = 0; equal < 2; equal++)             /* what is beyond the bound, then what lies on it */
-        for (size_t i = 0; i < found && taken < kept; i++) {
-            if (equal ? magnitude[i] != bound : magnitude[i] <= bound) continue;
-            memcpy(to + taken * sizeof *x, &x[place[i]], sizeof *x);
-            memcpy(to + kept * sizeof *x + taken++ * sizeof *place, &place[i], sizeof *place);
-            x[place[i]] = 0;
-        }
-}
-INLINE void add_topk(float *x, const char *from, size_t count, const struct packing *how)
-{
-    size_t kept = packing_kept(how, count);
-    for (size_t i = 0; i < kept; i++) {
-        float number;
-        uint16_t place;
-        memcpy(&number, from + i * sizeof number, sizeof number);
-        memcpy(&place, from + kept * sizeof number + i * sizeof place, sizeof place);
-        x[place % PACKING_GROUP] += number;
-    }
-}
+#include "kernels/cpu/largest.h"
 INLINE size_t place_drawn(const struct packing *how, size_t count, size_t kept, size_t i, uint32_t first)
 {
     size_t begin = i * count / kept, end = (i + 1) * count / kept;
@@ -234,7 +171,6 @@ static void pack_group(void *to, float *x, size_t count, const struct packing *h
     case PACKING_BFLOAT16: pack_narrow(to, x, count, false); break;
     case PACKING_INT8: pack_integers(to, x, count, how, first, false); break;
     case PACKING_INT4: pack_integers(to, x, count, how, first, true); break;
-    case PACKING_TOPK: pack_topk(to, x, count, how); break;
     default: pack_randomk(to, x, count, how, first);
     }
 }
@@ -245,7 +181,6 @@ static void add_group(float *x, const void *from, size_t count, const struct pac
     case PACKING_BFLOAT16: add_narrow(x, from, count, false); break;
     case PACKING_INT8: add_integers(x, from, count, false); break;
     case PACKING_INT4: add_integers(x, from, count, true); break;
-    case PACKING_TOPK: add_topk(x, from, count, how); break;
     default: add_randomk(x, from, count, how, first);
     }
 }
@@ -253,6 +188,10 @@ INLINE void pack_all(char *packed, const void *from, float *restrict lost, size_
     uint64_t first, bool wide)
 {
     float x[PACKING_GROUP];
+    if (how->form == PACKING_TOPK) {
+        if (count) pack_largest(packed, &(struct strips){ from, lost, count, wide }, packing_kept(how, count));
+        return;
+    }
     for (size_t at = 0; at < count; at += PACKING_GROUP) {
         size_t n = count - at < PACKING_GROUP ? count - at : PACKING_GROUP;
         for (size_t i = 0; i < n; i++) x[i] = update_gradient(from, at + i, wide);
@@ -270,8 +209,11 @@ INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t 
     for (size_t at = 0; at < count; at += PACKING_GROUP) {
         size_t n = count - at < PACKING_GROUP ? count - at : PACKING_GROUP;
         memset(x, 0, sizeof x);
-        for (int s = 0; s < sources; s++)
-            add_group(x, (const char *)packed[s] + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
+        for (int s = 0; s < sources; s++) {
+            const char *from = packed[s];
+            if (how->form == PACKING_TOPK) add_largest(x, from, packing_kept(how, count), at, n);
+            else add_group(x, from + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
+        }
         for (size_t i = 0; wide && i < n; i++) ((float *)to)[at + i] = x[i] * factor;
         for (size_t i = 0; !wide && i < n; i++) ((uint16_t *)to)[at + i] = update_narrow(x[i] * factor);
     }

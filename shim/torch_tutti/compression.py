@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from ctypes import byref, c_bool, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_bool, c_double, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,16 +31,19 @@ _DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 class Compression:
     """How gradients are packed; the same on all ranks.
 
-    form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale that 128 numbers share. "topk": the largest
-    of each 1,024; "randomk": as many that are drawn, the same on all ranks. share: of these two, what is kept, above 0
-    and up to 1 (rounded to a number of 1,024). feedback: what is lost joins the next gradients; it takes 4 bytes for
+    form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale that 128 numbers share. "topk": the largest;
+    "randomk": as many that are drawn, the same on all ranks. share: of these two, what is kept, above 0 and up to 1
+    (rounded to a number of 1,024). feedback: what is lost joins the next gradients; it takes 4 bytes for
     each number that a rank packs. stochastic: integers are rounded up or down by chance, so that the mean is right.
-    seed: of all chance. Raises ValueError.
+    momentum: of "topk" and "randomk" with feedback, what gradients gather before they are packed, for an optimizer that
+    has none of its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all chance. Raises
+    ValueError.
     """
     form: str
     share: float = 0.01
     feedback: bool = True
     stochastic: bool = False
+    momentum: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,12 +51,20 @@ class Compression:
             raise ValueError(f"compression {self.form!r}: there are {', '.join(_FORMS)}")
         if not 0 < self.share <= 1:
             raise ValueError(f"compression: share={self.share}; it is above 0, and 1 at most")
+        if self.momentum and not (0 < self.momentum < 1 and self.leaves_out and self.feedback):
+            raise ValueError(f"compression: momentum={self.momentum} with {self.form}; it is above 0 and below 1, and "
+                             "goes with topk and randomk, and with feedback")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"compression: seed={self.seed}; it is a number of 64 bits")
 
+    @property
+    def leaves_out(self) -> bool:
+        return self.form in ("topk", "randomk")
+
 
 class _Compression(ctypes.Structure):
-    _fields_ = [("form", c_int), ("kept", c_int), ("stochastic", c_bool), ("feedback", c_bool), ("seed", c_uint64)]
+    _fields_ = [("form", c_int), ("kept", c_int), ("stochastic", c_bool), ("feedback", c_bool), ("momentum", c_double),
+                ("seed", c_uint64)]
 
 
 def described(how: str | Compression | None) -> _Compression:
@@ -62,7 +73,8 @@ def described(how: str | Compression | None) -> _Compression:
         return _Compression()
     given = Compression(how) if isinstance(how, str) else how
     kept = max(1, round(given.share * _GROUP))
-    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.seed)
+    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum,
+                        given.seed)
 
 
 class _Core:
@@ -77,29 +89,32 @@ class _Core:
         if getattr(self, "_made", None):
             self._calls.tutti_compressor_destroy(self._made)
 
-    def span(self, count: int) -> tuple[int, int]:
-        at, kept = c_size_t(), c_size_t()
-        _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(at), byref(kept)))
-        return at.value, kept.value
+    def span(self, count: int) -> tuple[int, int, int]:
+        at, kept, keepers = c_size_t(), c_size_t(), c_int()
+        _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(at), byref(kept), byref(keepers)))
+        return at.value, kept.value, keepers.value
 
-    def average(self, data: torch.Tensor, lost: torch.Tensor | None, turn: int) -> int:
+    def average(self, data: torch.Tensor, kept: torch.Tensor | None, turn: int) -> int:
         """In place; the bytes that were sent."""
         sent = c_uint64()
         _check(self._calls.tutti_compressor_average(
             self._made, c_void_p(data.data_ptr()), c_size_t(data.numel()), dtype_numbers()[_DTYPES[data.dtype]],
-            c_void_p(lost.data_ptr() if lost is not None else None), c_uint64(turn), byref(sent)))
+            c_void_p(kept.data_ptr() if kept is not None else None), c_uint64(turn), byref(sent)))
         return sent.value
 
 
 class _Kept:
     """Of one bucket: its parameters and where they lie in it, and what this rank has lost of a part of it."""
 
-    def __init__(self, bucket: dist.GradBucket, core: _Core, feedback: bool) -> None:
+    def __init__(self, bucket: dist.GradBucket, core: _Core, how: Compression) -> None:
         buffer = bucket.buffer()
         self.parameters = bucket.parameters()
         self.places = [gradient.storage_offset() - buffer.storage_offset() for gradient in bucket.gradients()]
-        self.at, kept = core.span(buffer.numel())
-        self.lost = torch.zeros(kept) if feedback else None
+        self.at, kept, self.keepers = core.span(buffer.numel())
+        self.kept = None                # losses, then momentum
+        if how.feedback:
+            self.kept = torch.zeros(kept * (2 if how.momentum else 1))
+        self.lost = None if self.kept is None else self.kept[:kept]
 
     def is_of(self, bucket: dist.GradBucket) -> bool:
         theirs = bucket.parameters()
@@ -117,7 +132,8 @@ class _Kept:
 
 
 class Compressor:
-    """The state of `hook`. Buckets are averaged one after another on a thread of its own, beside the backward pass."""
+    """The state of `hook`. Buckets are averaged one after another on a thread of its own, beside the backward pass; in
+    the first pass as they are."""
 
     def __init__(self, model: DistributedDataParallel, how: str | Compression) -> None:
         self.how = Compression(how) if isinstance(how, str) else how
@@ -128,8 +144,8 @@ class Compressor:
         self._core = _Core(backend._communicator, self.how)
         self._names = {p: name for name, p in model.module.named_parameters()}
         self._buckets: dict[int, _Kept] = {}
-        self._joins: dict[torch.Tensor, torch.Tensor] = {}             # the next gradient
-        self._turn = 0
+        self._loaded: dict[torch.Tensor, torch.Tensor] = {}            # lost, and in no bucket yet
+        self._passes = self._turn = 0
         self._told = {"calls": 0, "array_bytes": 0, "sent_bytes": 0, "seconds": 0.0}
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -147,34 +163,33 @@ class Compressor:
         if buffer.dtype not in _DTYPES or buffer.device.type != "cpu":
             raise TypeError(f"compression: gradients are {buffer.dtype} on {buffer.device}; they can be float32 or "
                             "bfloat16, on the CPU")
-        kept = self._buckets.get(bucket.index())
-        if kept is None or not kept.is_of(bucket):
-            self._forget(bucket)
-            kept = self._buckets[bucket.index()] = _Kept(bucket, self._core, self.how.feedback)
-        for p, gradient in zip(kept.parameters, bucket.gradients()):
-            if p in self._joins:
-                gradient.add_(self._joins.pop(p).view_as(gradient))
+        passes, self._passes = self._passes, self._passes + bucket.is_last()
+        if passes == 0:                 # torch puts buckets together anew after the first
+            work = dist.all_reduce(buffer, dist.ReduceOp.AVG, self.group, async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         with self._idle:
             self._pending += 1
-        self._work.put((future, buffer, kept, self._turn))
+        self._work.put((future, buffer, self._kept_of(bucket), self._turn))
         self._turn += 1
         return future
 
-    def _forget(self, new: dist.GradBucket) -> None:
-        """Torch has put buckets together anew. What was lost in those that had parameters of the new one joins the
-        gradients of this rank."""
-        parameters = set(new.parameters())
-        for index, kept in list(self._buckets.items()):
-            if parameters.isdisjoint(kept.parameters):
-                continue
-            for p, where, lost in kept.parts():
-                self._joins.setdefault(p, torch.zeros(p.numel()))[where] += lost
-            del self._buckets[index]
+    def _kept_of(self, bucket: dist.GradBucket) -> _Kept:
+        kept = self._buckets.get(bucket.index())
+        if kept is None:
+            kept = self._buckets[bucket.index()] = _Kept(bucket, self._core, self.how)
+            for p, where, lost in kept.parts():         # of a state that was loaded
+                if p in self._loaded:
+                    lost += self._loaded[p][where] * (self.group.size() / kept.keepers)
+            for p in kept.parameters:
+                self._loaded.pop(p, None)
+        if not kept.is_of(bucket):
+            raise RuntimeError("compression: torch has put the buckets together anew; what they lost cannot follow")
+        return kept
 
     def _average(self, buffer: torch.Tensor, kept: _Kept, turn: int) -> None:
         began = time.perf_counter()
-        sent = self._core.average(buffer, kept.lost, turn)
+        sent = self._core.average(buffer, kept.kept, turn)
         self._told["calls"] += 1
         self._told["array_bytes"] += buffer.nbytes
         self._told["sent_bytes"] += sent
@@ -194,12 +209,12 @@ class Compressor:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """What gradients have lost and not had back, by parameter, the same on all ranks: to be loaded with any number
-        of ranks. Collective, between steps."""
+        of ranks. Momentum is not kept. Collective, between steps."""
         self._settle()
         lost = {}
         for p, name in self._names.items():
             if p.requires_grad and self.how.feedback:
-                lost[name] = self._joins.get(p, torch.zeros(p.numel())).clone()
+                lost[name] = self._loaded.get(p, torch.zeros(p.numel())).clone()
         for kept in self._buckets.values():
             for p, where, part in kept.parts():
                 lost[self._names[p]][where] += part
@@ -220,8 +235,8 @@ class Compressor:
         self._settle()
         self._buckets.clear()
         self._turn = state["turn"]
-        self._joins = {p: state["lost"][name].detach().float().flatten().clone()
-                       for p, name in self._names.items() if name in state["lost"]}
+        self._loaded = {p: state["lost"][name].detach().float().flatten().clone()
+                        for p, name in self._names.items() if name in state["lost"]}
 
 
 def _run(compressor: weakref.ref[Compressor], work: queue.SimpleQueue[Any]) -> None:

@@ -63,6 +63,18 @@ def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
     assert "identical" in train("--zero", 3, "--precision", "bf16")
 
 
+def test_compressed_gradients(tmp_path):
+    """What compression has lost is in the checkpoint, of DistributedDataParallel and of ZeRO."""
+    for way in ([], ["--zero", 2]):
+        paths = [tmp_path / f"{name}{len(way)}" for name in ("at8", "whole", "resumed")]
+        packed = [*way, "--compress", "topk", "--share", 0.1]
+        train(*packed, "--checkpoint", paths[0], "--every", 8, "--losses", paths[1])
+        shown = train(*packed, "--resume", paths[0], "--losses", paths[2])
+        whole, resumed = (torch.load(path)["tutti"] for path in paths[1:])
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0.01)
+        assert resumed[:8] == whole[:8] and "identical" in shown
+
+
 def processes_of(run):
     """Those whose environment carries the mark of this run."""
     mark, found = f"TEST_RUN={run}".encode(), []

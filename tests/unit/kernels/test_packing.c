@@ -158,20 +158,22 @@ static int by_magnitude(const void *a, const void *b)
     float x = fabsf(*(const float *)a), y = fabsf(*(const float *)b);
     return x < y ? 1 : x > y ? -1 : 0;
 }
-static void check_largest(const struct packing *how, size_t at, size_t count)
+/* All but those that hardly differ from the last one kept are told apart. */
+static void check_largest(size_t kept, size_t count)
 {
-    static float sorted[PACKING_GROUP];
-    size_t kept = packing_kept(how, count), found = 0;
-    memcpy(sorted, from + at, count * sizeof *sorted);
+    static float sorted[COUNT_MAX];
+    size_t found = 0;
+    memcpy(sorted, from, count * sizeof *sorted);
     qsort(sorted, count, sizeof *sorted, by_magnitude);
-    for (size_t i = at; i < at + count; i++) {
+    float bound = fabsf(sorted[kept - 1]), most = bound * 1.001f, least = bound * 0.999f;
+    for (size_t i = 0; i < count; i++) {
         assert_true(arrived[i] == from[i] || arrived[i] == 0);
-        if (fabsf(from[i]) > fabsf(sorted[kept - 1])) assert_true(arrived[i] == from[i]);
-        if (fabsf(from[i]) < fabsf(sorted[kept - 1])) assert_true(arrived[i] == 0);
+        if (fabsf(from[i]) > most) assert_true(arrived[i] == from[i]);
+        if (fabsf(from[i]) < least) assert_true(arrived[i] == 0);
         found += arrived[i] != 0;
     }
     assert_true(found <= kept);
-    if (sorted[kept - 1] != 0) assert_int_equal(found, kept);
+    if (bound != 0) assert_int_equal(found, kept);
 }
 static void test_the_largest_are_kept(void **state)
 {
@@ -183,8 +185,7 @@ static void test_the_largest_are_kept(void **state)
             /* equal ones, too */
             for (size_t i = 0; c % 3 == 0 && i < COUNT_MAX; i++) from[i] = (float)(random_bits() % 5) - 2;
             carry(&forms[f], counts[c], false);
-            for (size_t at = 0; at < counts[c]; at += PACKING_GROUP)
-                check_largest(&forms[f], at, counts[c] - at < PACKING_GROUP ? counts[c] - at : PACKING_GROUP);
+            check_largest(packing_kept(&forms[f], counts[c]), counts[c]);
         }
 }
 static void test_the_drawn_are_spread(void **state)

@@ -54,7 +54,9 @@ static void is_the_same_on_all(struct rank *me, const void *data, size_t bytes)
 static void gathers_lost(struct rank *me, tutti_compressor *c, const float *lost, size_t count, float *out)
 {
     size_t at, kept;
-    REQUIRE(tutti_compressor_span(c, count, &at, &kept) == TUTTI_OK && at + kept <= count);
+    int keepers;
+    REQUIRE(tutti_compressor_span(c, count, &at, &kept, &keepers) == TUTTI_OK && at + kept <= count);
+    REQUIRE(keepers >= 1 && me->size % keepers == 0);
     memset(out, 0, count * sizeof *out);
     for (size_t i = 0; i < kept; i++) out[at + i] = lost[i] / (float)me->size;
     REQUIRE(tutti_all_reduce(out, out, count, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
@@ -273,6 +275,11 @@ static void asks_wrongly(struct rank *me)
     how.form = TUTTI_COMPRESS_TOPK;
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
     SAYS("keeps 1 to 1024 of 1024 numbers; 0 cannot be");
+    how.kept = 5;
+    how.momentum = 0.9;
+    REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
+    SAYS("momentum 0.9: it is below 1, and goes with forms that leave numbers out, and with feedback");
+    how.momentum = 0;
     how.kept = 5 + me->rank;
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_MISMATCH && !c);
     SAYS("asks for another compression");

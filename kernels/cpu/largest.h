@@ -1,0 +1,149 @@
+/* The largest numbers of an array, in three passes and no memory but counters. A histogram of the largest of every few
+ * numbers gives a bound that at least as many as are wanted reach, and few more; one of what reaches it, a finer bound;
+ * then they are taken. Packed: their values, then their places, which ascend by strip. */
+#include "kernels/compress.h"
+
+enum { STRIP = 256, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
+/* Bins of 1/64 octave, from 2^-64 on; what is smaller is in the first of them, what is beyond 2^64 in the last. */
+enum { COARSE_SHIFT = 17, COARSE_FIRST = (127 - 64) << 23 };
+struct strips { const void *from; float *lost; size_t count; bool wide; };
+
+/* A strip, where it lies; or a copy in `room`, with zeros behind the end. */
+INLINE const float *strip_at(const struct strips *s, size_t at, float *room)
+{
+    size_t n = s->count - at;
+    bool lies = s->lost || s->wide, whole = n >= STRIP;
+    const float *numbers = s->lost ? s->lost + at : (const float *)s->from + at;
+    if (lies && whole) return numbers;
+    if (lies) memcpy(room, numbers, n * sizeof *room);
+    else if (whole)
+        for (size_t i = 0; i < STRIP; i++) room[i] = update_gradient(s->from, at + i, false);
+    else
+        for (size_t i = 0; i < n; i++) room[i] = update_gradient(s->from, at + i, false);
+    if (!whole) memset(room + n, 0, (STRIP - n) * sizeof *room);
+    return room;
+}
+INLINE void add_new(const struct strips *s, size_t at)
+{
+    float *restrict lost = s->lost + at;
+    if (s->count - at >= STRIP)
+        for (size_t i = 0; i < STRIP; i++) lost[i] += update_gradient(s->from, at + i, s->wide);
+    else
+        for (size_t i = 0; i < s->count - at; i++) lost[i] += update_gradient(s->from, at + i, s->wide);
+}
+/* In columns of `rows` numbers each, from row `top` on. */
+INLINE void find_columns(uint32_t *column, const float *x, size_t top, size_t rows)
+{
+    for (size_t c = 0; c < COLUMNS; c++) column[c] = bits_of(x[top * COLUMNS + c]) & MAGNITUDE;
+    for (size_t row = top + 1; row < top + rows; row++)
+        for (size_t c = 0; c < COLUMNS; c++) {
+            uint32_t whole = bits_of(x[row * COLUMNS + c]) & MAGNITUDE;
+            column[c] = whole > column[c] ? whole : column[c];
+        }
+}
+INLINE uint32_t coarse_bin(uint32_t magnitude)
+{
+    uint32_t bin = (magnitude > COARSE_FIRST ? magnitude - COARSE_FIRST : 0) >> COARSE_SHIFT;
+    return bin < BINS ? bin : BINS - 1;
+}
+/* The bin down to which there are `kept`; *above: how many are in the bins above it. */
+static size_t walk_down(const uint32_t *bin, size_t kept, size_t *above)
+{
+    size_t at = BINS - 1, seen = 0;
+    for (; at > 0 && seen + bin[at] < kept; at--) seen += bin[at];
+    *above = seen;
+    return at;
+}
+/* What is new joins what was lost. Few columns have several of the wanted where there are many more columns. */
+INLINE uint32_t find_bound(const struct strips *s, size_t kept, uint32_t *largest)
+{
+    const size_t rows = kept < s->count / 32 ? ROWS : kept < s->count / 8 ? 4 : 1;
+    uint32_t bin[BINS] = { 0 }, column[COLUMNS], most[COLUMNS] = { 0 };
+    size_t above;
+    float room[STRIP];
+    for (size_t at = 0; at < s->count; at += STRIP) {
+        if (s->lost) add_new(s, at);
+        const float *x = strip_at(s, at, room);
+        for (size_t top = 0; top < ROWS; top += rows) {
+            find_columns(column, x, top, rows);
+            for (size_t c = 0; c < COLUMNS; c++) most[c] = column[c] > most[c] ? column[c] : most[c];
+            for (size_t c = 0; c < COLUMNS; c++) column[c] = coarse_bin(column[c]);
+            for (size_t c = 0; c < COLUMNS; c++) bin[column[c]]++;
+        }
+    }
+    *largest = 0;
+    for (size_t c = 0; c < COLUMNS; c++) *largest = most[c] > *largest ? most[c] : *largest;
+    size_t at = walk_down(bin, kept, &above);
+    return at ? COARSE_FIRST + ((uint32_t)at << COARSE_SHIFT) : 0;
+}
+/* Those of a strip that reach the bound: their places in it. By column; returns how many. */
+INLINE size_t find_large(const float *x, uint32_t bound, uint16_t *place)
+{
+    uint32_t column[COLUMNS];
+    size_t found = 0;
+    find_columns(column, x, 0, ROWS);
+    for (size_t c = 0; c < COLUMNS; c++)
+        for (size_t i = c; column[c] >= bound && i < STRIP; i += COLUMNS) {
+            place[found] = (uint16_t)i;
+            found += (bits_of(x[i]) & MAGNITUDE) >= bound;
+        }
+    return found;
+}
+/* From `from` on all are wanted, of those between `least` and that the first `few`. */
+struct choice { uint32_t least, from; size_t few; };
+INLINE struct choice choose(const struct strips *s, size_t kept)
+{
+    uint32_t bin[BINS] = { 0 }, largest, bound = find_bound(s, kept, &largest);
+    uint16_t place[STRIP];
+    size_t above, at;
+    int shift = 0;
+    float room[STRIP];
+    while ((largest - bound) >> shift >= BINS) shift++;
+    for (at = 0; at < s->count; at += STRIP) {
+        const float *x = strip_at(s, at, room);
+        size_t found = find_large(x, bound, place);
+        for (size_t i = 0; i < found; i++) bin[((bits_of(x[place[i]]) & MAGNITUDE) - bound) >> shift]++;
+    }
+    at = walk_down(bin, kept, &above);
+    uint32_t least = bound + ((uint32_t)at << shift);
+    return (struct choice){ least, least + (1u << shift), kept - above };
+}
+INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
+{
+    struct choice choice = choose(s, kept);
+    uint16_t place[STRIP];
+    size_t taken = 0;
+    float room[STRIP];
+    for (size_t at = 0; at < s->count && taken < kept; at += STRIP) {
+        const float *x = strip_at(s, at, room);
+        size_t found = find_large(x, choice.least, place);
+        for (size_t i = 0; i < found; i++) {
+            uint32_t number = (uint32_t)(at + place[i]);
+            bool all = (bits_of(x[place[i]]) & MAGNITUDE) >= choice.from;
+            if ((!all && choice.few == 0) || number >= s->count) continue;
+            choice.few -= !all;
+            memcpy(packed + taken * sizeof(float), &x[place[i]], sizeof(float));
+            memcpy(packed + kept * sizeof(float) + taken++ * sizeof number, &number, sizeof number);
+            if (s->lost) s->lost[number] = 0;
+        }
+    }
+}
+/* Of numbers from `first` on, a group of `count`: strips do not cross its borders. */
+INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
+{
+    const char *places = packed + kept * sizeof *x;
+    size_t low = 0, high = kept;
+    uint32_t place;
+    while (low < high) {                                /* the first in this group */
+        memcpy(&place, places + (low + high) / 2 * sizeof place, sizeof place);
+        if (place < first) low = (low + high) / 2 + 1;
+        else high = (low + high) / 2;
+    }
+    for (; low < kept; low++) {
+        float number;
+        memcpy(&place, places + low * sizeof place, sizeof place);
+        if (place >= first + count) return;
+        memcpy(&number, packed + low * sizeof number, sizeof number);
+        x[place - first] += number;
+    }
+}
