@@ -2,13 +2,13 @@
  *     FLOAT16, BFLOAT16   every number, rounded to nearest; what is too large becomes the largest there is
  *     INT8, INT4          every number, as an integer of -127 .. 127 or -7 .. 7 times a scale that 128 numbers share
  *     TOPK                the numbers of largest magnitude, `kept` of each 1,024 on average, and where they lie; those
- *                         that differ by less than a thousandth count as equal
+ *                         that differ by less than a thousandth (a thirtieth, if most are zeros) count as equal
  *     RANDOMK             `kept` of each group of 1,024, one from each of as many equal parts, drawn by `seed`
  * The last group may be shorter: it keeps the same share, and at least one.
  *
- * What packing loses can be kept and added the next time (error feedback). What is no number, or infinite, loses
- * nothing: in the first two forms and in TOPK, where it comes first, it arrives as it is; in INT8 and INT4 the 128
- * numbers around it arrive as NaN; RANDOMK packs it when it is drawn.
+ * What packing loses can be kept and added the next time (error feedback). What is no number, or infinite, is not: it
+ * arrives as it is, in TOPK before all others, as far as it is kept; in INT8 and INT4 the 128 numbers around it arrive
+ * as NaN; in RANDOMK it arrives when it is drawn, else the first that is drawn of its group arrives as NaN.
  *
  * The same bits on all instruction sets. */
 #pragma once

@@ -145,6 +145,7 @@ static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_d
 tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
     uint64_t turn, uint64_t *sent)
 {
+    if (c && sent && count == 0) return TUTTI_OK;
     if (!c || !data || !sent) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average needs an array");
     if (!pack_find(dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -157,7 +158,7 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
     if (c->crossing.here)
         TRY(tutti_reduce_scatter_v(data, c->lengths, c->offsets, mine, dtype, TUTTI_SUM, c->crossing.here, NULL));
     TRY(cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn)));
-    *sent += 2 * c->parcel.slot * (size_t)(c->crossing.sides - 1);
+    *sent += (c->parcel.slot + c->parcel.back) * (size_t)(c->crossing.sides - 1);
     if (!c->crossing.here) return TUTTI_OK;
     return tutti_all_gather_v(mine, data, c->lengths, c->offsets, dtype, c->crossing.here, NULL);
 }

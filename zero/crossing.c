@@ -4,7 +4,7 @@
 #include "kernels/update.h"
 #include <stdlib.h>
 
-enum { SLOT_BYTES = 64 };
+enum { SLOT_BYTES = 64, MOST_TIMES = 4 };
 
 /* ---- what may be asked for ---- */
 static bool keeps_some(tutti_compression_form form) { return form >= TUTTI_COMPRESS_TOPK; }
@@ -69,7 +69,8 @@ static uint32_t mix(uint64_t seed, uint64_t number)
     uint64_t x = (seed + number * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xbf58476d1ce4e5b9);
     return (uint32_t)((x ^ x >> 31) * UINT64_C(0x94d049bb133111eb) >> 32);
 }
-/* Ranks round by chances of their own, there and back. Which numbers are drawn they must agree on. */
+/* Ranks round by chances of their own, there and back. Which numbers are drawn they must agree on. The largest that
+   several sides have sent are more than those of one: more of them go back. */
 static struct packing packing_of(const struct crossing *x, uint64_t turn, bool back)
 {
     static const enum packing_form forms[TUTTI_COMPRESS_FORMS] = {
@@ -82,24 +83,32 @@ static struct packing packing_of(const struct crossing *x, uint64_t turn, bool b
     };
     uint32_t seed = mix(x->how.seed, turn);
     if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)crossing_rank(x, x->side) + back);
-    return (struct packing){ forms[x->how.form], x->how.kept, x->how.stochastic, seed };
+    int times = back && x->how.form == TUTTI_COMPRESS_TOPK ? x->sides < MOST_TIMES ? x->sides : MOST_TIMES : 1;
+    int kept = x->how.kept * times < PACKING_GROUP ? x->how.kept * times : PACKING_GROUP;
+    return (struct packing){ forms[x->how.form], kept, x->how.stochastic, seed };
 }
 static tutti_status make_room(struct parcel *p, const struct crossing *x)
 {
-    size_t sides = (size_t)x->sides, slot = p->slot;
-    if (slot <= p->room) return TUTTI_OK;
+    size_t sides = (size_t)x->sides, slot = p->slot, back = p->back, room = size_larger(slot, back);
+    if (room <= p->room) return TUTTI_OK;
     parcel_finish(p);
     p->sources = memory_zeroed(sides, sizeof *p->sources);
     if (!p->sources) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d sides", x->sides);
-    TRY(tutti_mem_alloc((void **)&p->out, slot * sides));
-    TRY(tutti_mem_alloc((void **)&p->in, slot * sides));
-    p->room = p->slot = slot;
+    TRY(tutti_mem_alloc((void **)&p->out, room * sides));
+    TRY(tutti_mem_alloc((void **)&p->in, room * sides));
+    p->slot = slot;
+    p->back = back;
+    p->room = room;
     return TUTTI_OK;
 }
 tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count)
 {
-    struct packing how = packing_of(x, 0, false);
-    p->slot = size_round_up(packing_bytes(&how, count), SLOT_BYTES);
+    if (x->how.form == TUTTI_COMPRESS_TOPK && count > UINT32_MAX)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: a slice of %zu numbers has more places than 32 bits can name", count);
+    struct packing there = packing_of(x, 0, false), back = packing_of(x, 0, true);
+    p->slot = size_round_up(packing_bytes(&there, count), SLOT_BYTES);
+    p->back = size_round_up(packing_bytes(&back, count), SLOT_BYTES);
     TRY(make_room(p, x));
     for (int side = 0; side < x->sides; side++) p->sources[side] = p->in + p->slot * (size_t)side;
     return TUTTI_OK;
@@ -145,7 +154,7 @@ tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_reque
 }
 tutti_status parcel_share(struct parcel *p, const struct crossing *x)
 {
-    return tutti_all_gather(p->out, p->in, p->slot, TUTTI_UINT8, x->across, NULL);
+    return tutti_all_gather(p->out, p->in, p->back, TUTTI_UINT8, x->across, NULL);
 }
 void parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
 {
@@ -155,5 +164,6 @@ void parcel_average(const struct parcel *p, const struct crossing *x, struct num
 void parcel_unpack(const struct parcel *p, const struct crossing *x, int side, struct numbers to)
 {
     struct packing how = packing_of(x, to.turn, true);
-    unpack_find(to.dtype)(to.at, &p->sources[side], 1, to.count, &how, to.first, 1.0f);
+    const void *from = p->in + p->back * (size_t)side;
+    unpack_find(to.dtype)(to.at, &from, 1, to.count, &how, to.first, 1.0f);
 }

@@ -21,7 +21,11 @@ uint64_t crossing_digest(const tutti_compression *how);
 int crossing_rank(const struct crossing *crossing, int side);
 
 /* What is on its way of one array: a packed slice of up to `count` numbers for each side, and one from each. */
-struct parcel { char *out, *in; size_t slot, room; const void **sources; /* [sides] in `in` */ };
+struct parcel {
+    char *out, *in;
+    size_t slot, back, room; /* bytes of a packed slice, there and back; most there is room for */
+    const void **sources;                               /* [sides] in `in` */
+};
 tutti_status parcel_fit(struct parcel *parcel, const struct crossing *crossing, size_t count);  /* begun with zeros */
 void parcel_finish(struct parcel *parcel);
 /* Numbers, which begin at `first` of their array. Chance follows from the seed and `turn`, which are the same on all

@@ -248,6 +248,9 @@ static tutti_status learn(struct reducer *r)
 }
 tutti_status reducer_next(struct reducer *r)
 {
+    const struct place_of_parameter *p = r->partition->parameter;
+    for (int i = 0; i < r->partition->parameters; i++)
+        if (!r->used[i] && r->unit[p[i].unit].rounds) sums_give_back(&r->sums, i, r->unit[p[i].unit].sum);
     for (int u = 0; u < r->partition->units; u++) r->unit[u].started = r->unit[u].rounds = 0;
     memset(r->used, 0, (size_t)r->partition->parameters + FLAGS);
     r->begun = 0;
@@ -264,6 +267,7 @@ tutti_status reducer_drop(struct reducer *r)
 {
     if (reducer_is_at_rest(r)) return TUTTI_OK;
     TRY(settle(r, true));
+    sums_forget(&r->sums);                              /* parts of what is dropped are in it */
     return reducer_next(r);
 }
 

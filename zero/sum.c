@@ -3,6 +3,8 @@
 #include "zero/sum.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "kernels/update.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -179,6 +181,27 @@ void sums_set_lost(struct sums *s, int parameter, const float *from)
     struct piece piece;
     for (int side = 0; s->lost && side < s->crossing.sides; side++) {
         float *lost = lost_of(s, parameter, side, &piece);
+        float *momentum =
+            crossing_keep(&s->crossing, lost, lost_count(s, s->partition->parameter[parameter].unit)).momentum;
         for (size_t i = 0; i < piece.count; i++) lost[i] = from[piece.at + i] * share;
+        for (size_t i = 0; momentum && i < piece.count; i++) momentum[i] = 0;
     }
+}
+void sums_give_back(struct sums *s, int parameter, const void *sum)
+{
+    if (!s->lost) return;
+    struct piece piece;
+    float *lost = lost_of(s, parameter, s->crossing.side, &piece);
+    const float *wide = (const float *)sum + piece.from;
+    const uint16_t *narrow = (const uint16_t *)sum + piece.from;
+    bool is_wide = s->partition->unit[s->partition->parameter[parameter].unit].dtype == TUTTI_FLOAT32;
+    for (size_t i = 0; i < piece.count; i++) {
+        float came = is_wide ? wide[i] : update_widen(narrow[i]);
+        if (isfinite(came)) lost[i] += came * (float)s->partition->ranks;      /* else it is a neighbour's NaN */
+    }
+}
+void sums_forget(struct sums *s)
+{
+    for (int u = 0; s->lost && u < s->partition->units; u++)
+        memset(s->lost[u], 0, crossing_kept(&s->crossing, lost_count(s, u)) * sizeof(float));
 }

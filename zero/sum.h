@@ -36,4 +36,8 @@ void sum_finish(struct sums *sums, struct sum *sum);    /* when nothing runs any
 
 /* Of a parameter, what averages have not had yet: [count], the same on all ranks. Collective. */
 tutti_status sums_get_lost(const struct sums *sums, int parameter, float *out, tutti_comm *word);
-void sums_set_lost(struct sums *sums, int parameter, const float *in);
+void sums_set_lost(struct sums *sums, int parameter, const float *in);         /* its momentum begins anew */
+/* No rank has a gradient of this parameter, so nobody takes what came of what was lost: this rank's slice of it is kept
+   again. */
+void sums_give_back(struct sums *sums, int parameter, const void *sum);
+void sums_forget(struct sums *sums);                    /* all that was lost */

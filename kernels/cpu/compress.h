@@ -156,6 +156,10 @@ INLINE void pack_randomk(float *to, float *x, size_t count, const struct packing
         to[i] = x[place];
         x[place] = 0;
     }
+    if (largest_of(x, count) < NOT_FINITE) return;
+    to[0] = number_of(0x7fc00000u);                     /* what was not drawn is told of, too */
+    for (size_t i = 0; i < count; i++)
+        if ((bits_of(x[i]) & MAGNITUDE) >= NOT_FINITE) x[i] = 0;
 }
 INLINE void add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
 {

@@ -89,44 +89,75 @@ INLINE size_t find_large(const float *x, uint32_t bound, uint16_t *place)
         }
     return found;
 }
+INLINE uint32_t magnitude_at(const struct strips *s, size_t i)
+{
+    return bits_of(s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide)) & MAGNITUDE;
+}
 /* From `from` on all are wanted, of those between `least` and that the first `few`. */
-struct choice { uint32_t least, from; size_t few; };
-INLINE struct choice choose(const struct strips *s, size_t kept)
+struct choice { uint32_t least, from; size_t few; bool finite; };
+static bool is_chosen(struct choice *choice, uint32_t magnitude)
+{
+    if (magnitude >= choice->from) return true;
+    if (magnitude < choice->least || choice->few == 0) return false;
+    choice->few--;
+    return true;
+}
+/* `list`: the places of what reaches the bound, as far as there is room for them; returns how many do. */
+INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t room, struct choice *out)
 {
     uint32_t bin[BINS] = { 0 }, largest, bound = find_bound(s, kept, &largest);
     uint16_t place[STRIP];
-    size_t above, at;
+    size_t above, reach = 0;
     int shift = 0;
-    float room[STRIP];
+    float copy[STRIP];
     while ((largest - bound) >> shift >= BINS) shift++;
-    for (at = 0; at < s->count; at += STRIP) {
-        const float *x = strip_at(s, at, room);
+    for (size_t at = 0; at < s->count; at += STRIP) {
+        const float *x = strip_at(s, at, copy);
         size_t found = find_large(x, bound, place);
-        for (size_t i = 0; i < found; i++) bin[((bits_of(x[place[i]]) & MAGNITUDE) - bound) >> shift]++;
-    }
-    at = walk_down(bin, kept, &above);
-    uint32_t least = bound + ((uint32_t)at << shift);
-    return (struct choice){ least, least + (1u << shift), kept - above };
-}
-INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
-{
-    struct choice choice = choose(s, kept);
-    uint16_t place[STRIP];
-    size_t taken = 0;
-    float room[STRIP];
-    for (size_t at = 0; at < s->count && taken < kept; at += STRIP) {
-        const float *x = strip_at(s, at, room);
-        size_t found = find_large(x, choice.least, place);
         for (size_t i = 0; i < found; i++) {
-            uint32_t number = (uint32_t)(at + place[i]);
-            bool all = (bits_of(x[place[i]]) & MAGNITUDE) >= choice.from;
-            if ((!all && choice.few == 0) || number >= s->count) continue;
-            choice.few -= !all;
-            memcpy(packed + taken * sizeof(float), &x[place[i]], sizeof(float));
-            memcpy(packed + kept * sizeof(float) + taken++ * sizeof number, &number, sizeof number);
-            if (s->lost) s->lost[number] = 0;
+            if (at + place[i] >= s->count) continue;    /* behind the end */
+            bin[((bits_of(x[place[i]]) & MAGNITUDE) - bound) >> shift]++;
+            if (reach < room) list[reach] = (uint32_t)(at + place[i]);
+            reach++;
         }
     }
+    uint32_t least = bound + ((uint32_t)walk_down(bin, kept, &above) << shift);
+    *out = (struct choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
+    return reach;
+}
+/* When the list had no room for all: by strip and column, as it would have been. */
+INLINE void list_chosen(const struct strips *s, struct choice choice, uint32_t *list)
+{
+    uint16_t place[STRIP];
+    size_t taken = 0;
+    float copy[STRIP];
+    for (size_t at = 0; at < s->count; at += STRIP) {
+        const float *x = strip_at(s, at, copy);
+        size_t found = find_large(x, choice.least, place);
+        for (size_t i = 0; i < found; i++) {
+            bool lies = at + place[i] < s->count;
+            if (lies && is_chosen(&choice, bits_of(x[place[i]]) & MAGNITUDE)) list[taken++] = (uint32_t)(at + place[i]);
+        }
+    }
+}
+/* Values and places together have room for a list of twice as many places. */
+INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
+{
+    uint32_t *list = (void *)packed, *places = list + kept;
+    struct choice choice;
+    size_t reach = choose(s, kept, list, 2 * kept, &choice), taken = 0;
+    if (reach > 2 * kept) list_chosen(s, choice, list);
+    else
+        for (size_t i = 0; i < reach; i++)
+            if (is_chosen(&choice, magnitude_at(s, list[i]))) list[taken++] = list[i];
+    memcpy(places, list, kept * sizeof *places);
+    for (size_t i = 0; i < kept; i++) {
+        float number = s->lost ? s->lost[places[i]] : update_gradient(s->from, places[i], s->wide);
+        memcpy(packed + i * sizeof number, &number, sizeof number);
+        if (s->lost) s->lost[places[i]] = 0;
+    }
+    for (size_t i = 0; s->lost && !choice.finite && i < s->count; i++)
+        if ((bits_of(s->lost[i]) & MAGNITUDE) >= NOT_FINITE) s->lost[i] = 0;
 }
 /* Of numbers from `first` on, a group of `count`: strips do not cross its borders. */
 INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
