@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 from types import ModuleType
+from typing import Any
 
 from torch_tutti._ucx import look_for_wheel
 
@@ -53,3 +54,12 @@ def load() -> ModuleType:
         atexit.register(_C._quiesce)
         _loaded = _C
     return _loaded
+
+
+def backend_of(group: Any) -> Any:
+    """A group's backend for CPU tensors, if it is tutti's, also inside of what TORCH_DISTRIBUTED_DEBUG=DETAIL puts
+    around it; else None."""
+    import torch
+    found = group._get_backend(torch.device("cpu"))
+    found = getattr(found, "wrapped_pg", found)
+    return found if isinstance(found, load().ProcessGroupTutti) else None

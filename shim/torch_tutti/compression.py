@@ -5,6 +5,7 @@
 
     model, optimizer = torch_tutti.zero.shard(model, optimizer, compression="int8")
 """
+import atexit
 import ctypes
 import queue
 import threading
@@ -18,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_tutti._extension import load
+from torch_tutti._extension import backend_of
 from torch_tutti._library import _check, _library, dtype_numbers
 
 __all__ = ["Compression", "Compressor", "compress", "hook"]
 _FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6}
 _GROUP = 1024                           # numbers that are packed together
+PATIENCE_S = 5                          # with a thread that waits for other ranks while this one ends
 _DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
 
@@ -94,12 +96,12 @@ class _Core:
         _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(at), byref(kept), byref(keepers)))
         return at.value, kept.value, keepers.value
 
-    def average(self, data: torch.Tensor, kept: torch.Tensor | None, turn: int) -> int:
+    def average(self, data: torch.Tensor, kept: torch.Tensor, turn: int) -> int:
         """In place; the bytes that were sent."""
         sent = c_uint64()
         _check(self._calls.tutti_compressor_average(
             self._made, c_void_p(data.data_ptr()), c_size_t(data.numel()), dtype_numbers()[_DTYPES[data.dtype]],
-            c_void_p(kept.data_ptr() if kept is not None else None), c_uint64(turn), byref(sent)))
+            c_void_p(kept.data_ptr() or None), c_uint64(turn), byref(sent)))
         return sent.value
 
 
@@ -111,23 +113,22 @@ class _Kept:
         self.parameters = bucket.parameters()
         self.places = [gradient.storage_offset() - buffer.storage_offset() for gradient in bucket.gradients()]
         self.at, kept, self.keepers = core.span(buffer.numel())
-        self.kept = None                # losses, then momentum
-        if how.feedback:
-            self.kept = torch.zeros(kept * (2 if how.momentum else 1))
-        self.lost = None if self.kept is None else self.kept[:kept]
+        halves = 2 if how.momentum else 1
+        self.kept = torch.zeros(kept * halves if how.feedback else 0)          # losses, then momentum
+        self.lost = self.kept[:kept]
 
     def is_of(self, bucket: dist.GradBucket) -> bool:
         theirs = bucket.parameters()
         return len(theirs) == len(self.parameters) and all(a is b for a, b in zip(theirs, self.parameters))
 
-    def parts(self) -> list[tuple[torch.Tensor, slice, torch.Tensor]]:
-        """Parameters; which of their elements lie in this rank's part; what of them was lost."""
+    def parts(self, kept: torch.Tensor | None = None) -> list[tuple[torch.Tensor, slice, torch.Tensor]]:
+        """Parameters; which of their elements lie in this rank's part; what of them was lost. kept: with momentum."""
         found = []
         for p, place in zip(self.parameters, self.places):
-            begin, end = max(place, self.at), self.at if self.lost is None else self.at + self.lost.numel()
-            end = min(place + p.numel(), end)
-            if begin < end and self.lost is not None:
-                found.append((p, slice(begin - place, end - place), self.lost[begin - self.at: end - self.at]))
+            begin, end = max(place, self.at), min(place + p.numel(), self.at + len(self.lost))
+            for half in [self.lost] if kept is None else kept.split(len(self.lost)) if len(self.lost) else []:
+                if begin < end:
+                    found.append((p, slice(begin - place, end - place), half[begin - self.at: end - self.at]))
         return found
 
 
@@ -137,9 +138,11 @@ class Compressor:
 
     def __init__(self, model: DistributedDataParallel, how: str | Compression) -> None:
         self.how = Compression(how) if isinstance(how, str) else how
+        if not isinstance(self.how, Compression):
+            raise TypeError(f"compression: {how!r}; it is a name, or a Compression")
         self.group = model.process_group
-        backend = self.group._get_backend(torch.device("cpu"))
-        if not isinstance(backend, load().ProcessGroupTutti):
+        backend = backend_of(self.group)
+        if backend is None:
             raise ValueError("compression: the group of the model is not of tutti; make it with backend=\"tutti\"")
         self._core = _Core(backend._communicator, self.how)
         self._names = {p: name for name, p in model.module.named_parameters()}
@@ -150,12 +153,19 @@ class Compressor:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._pending = 0
-        threading.Thread(target=_run, args=(weakref.ref(self), self._work), name="tutti compression",
-                         daemon=True).start()
+        self._may_be_unused = model.find_unused_parameters
+        thread = threading.Thread(target=_run, args=(weakref.ref(self), self._work), name="tutti compression",
+                                  daemon=True)
+        _threads[thread] = self._work
+        thread.start()
 
     def __del__(self) -> None:
         if hasattr(self, "_work"):
             self._work.put(None)
+
+    def __reduce__(self) -> Any:
+        """A copy of the model averages its gradients in its own way: torch does not copy hooks."""
+        return type(None), ()
 
     # ---- a bucket ----
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -167,12 +177,19 @@ class Compressor:
         if passes == 0:                 # torch puts buckets together anew after the first
             work = dist.all_reduce(buffer, dist.ReduceOp.AVG, self.group, async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        kept, future = self._kept_of(bucket), torch.futures.Future()
+        absent = self._absent(bucket, kept) if self._may_be_unused else []
         with self._idle:
             self._pending += 1
-        self._work.put((future, buffer, self._kept_of(bucket), self._turn))
+        self._work.put((future, buffer, kept, absent, self._turn))
         self._turn += 1
-        return future
+        return future.then(lambda done: done.wait())    # raises what the thread has met
+
+    @staticmethod
+    def _absent(bucket: dist.GradBucket, kept: _Kept) -> list[torch.Tensor]:
+        """What is kept of parameters without a gradient here. If no rank has one, nobody would take what was sent."""
+        zeros = {p for p, gradient in zip(kept.parameters, bucket.gradients()) if not gradient.any()}
+        return [part for p, _, part in kept.parts(kept.kept) if p in zeros]
 
     def _kept_of(self, bucket: dist.GradBucket) -> _Kept:
         kept = self._buckets.get(bucket.index())
@@ -187,9 +204,14 @@ class Compressor:
             raise RuntimeError("compression: torch has put the buckets together anew; what they lost cannot follow")
         return kept
 
-    def _average(self, buffer: torch.Tensor, kept: _Kept, turn: int) -> None:
+    def _average(self, buffer: torch.Tensor, kept: _Kept, absent: list[torch.Tensor], turn: int) -> None:
         began = time.perf_counter()
+        aside = [part.clone() for part in absent]
+        for part in absent:
+            part.zero_()
         sent = self._core.average(buffer, kept.kept, turn)
+        for part, was in zip(absent, aside):
+            part.add_(was)
         self._told["calls"] += 1
         self._told["array_bytes"] += buffer.nbytes
         self._told["sent_bytes"] += sent
@@ -213,7 +235,7 @@ class Compressor:
         self._settle()
         lost = {}
         for p, name in self._names.items():
-            if p.requires_grad and self.how.feedback:
+            if self.how.feedback:
                 lost[name] = self._loaded.get(p, torch.zeros(p.numel())).clone()
         for kept in self._buckets.values():
             for p, where, part in kept.parts():
@@ -239,14 +261,27 @@ class Compressor:
                         for p, name in self._names.items() if name in state["lost"]}
 
 
+_threads: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _stop() -> None:
+    """A thread that Python takes down in the middle of a call into torch ends the process."""
+    running = list(_threads.items())
+    for _, work in running:
+        work.put(None)
+    for thread, _ in running:
+        thread.join(PATIENCE_S)
+
+
 def _run(compressor: weakref.ref[Compressor], work: queue.SimpleQueue[Any]) -> None:
     while (task := work.get()) is not None:
-        future, buffer, kept, turn = task
+        future, buffer, *rest = task
         owner = compressor()
         if owner is None:
             return
         try:
-            owner._average(buffer, kept, turn)
+            owner._average(buffer, *rest)
         except Exception as error:      # DistributedDataParallel raises it where it waits
             future.set_exception(error)
         else:
@@ -254,7 +289,7 @@ def _run(compressor: weakref.ref[Compressor], work: queue.SimpleQueue[Any]) -> N
         with owner._idle:
             owner._pending -= 1
             owner._idle.notify_all()
-        del owner, task, future, buffer, kept
+        del owner, task, future, buffer, rest
 
 
 # torch looks at the annotations, and takes no texts for them: so this module does not put them off.

@@ -1,5 +1,11 @@
 """Gradients that travel packed, in DistributedDataParallel and in zero.shard: all ranks get the same, and what has
 come and what is still kept are together what was given, whatever is left out on the way."""
+import contextlib
+import copy
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,15 +32,16 @@ class Part(nn.Module):
 
 
 class Given(nn.Module):
-    """Gradients are what it is called with, whatever the parameters are. These begin with zeros."""
+    """Gradients are what it is called with, whatever the parameters are. These begin with zeros. used: how many of the
+    parts have one."""
 
     def __init__(self):
         super().__init__()
         self.counts = (5000, 7, 3000, 1100)
         self.parts = nn.ModuleList(map(Part, self.counts))
 
-    def forward(self, gradient):
-        return sum(part(given) for part, given in zip(self.parts, gradient.split(self.counts)))
+    def forward(self, gradient, used=4):
+        return sum(part(given) for part, given in list(zip(self.parts, gradient.split(self.counts)))[:used])
 
 
 def gradient_of(step, rank):
@@ -62,10 +69,10 @@ def ddp(how, **options):
     return model, compression.compress(model, how), torch.optim.SGD(model.parameters(), lr=1.0)
 
 
-def train(world, model, optimizer, steps):
+def train(world, model, optimizer, steps, used=4):
     for step in steps:
         optimizer.zero_grad()
-        model(gradient_of(step, world.rank)).backward()
+        model(gradient_of(step, world.rank), used).backward()
         optimizer.step()
 
 
@@ -220,7 +227,7 @@ def shard(how, stage, hosts=None):
 
 
 def lost_of(optimizer):
-    return [state["lost"] for _, state in sorted(optimizer.state_dict()["state"].items())]
+    return optimizer.state_dict()["lost"].values()
 
 
 def run_shard(world, how, stage, hosts):
@@ -252,13 +259,121 @@ def run_moved(world):
         adds_up(world, range(STEPS), other.parameters(), lost_of(follows))
     plain, optimizer = shard(None, 2)
     optimizer.load_state_dict(state)
-    assert "lost" not in optimizer.state_dict()["state"].get(0, {})
+    assert "lost" not in optimizer.state_dict()
     theirs = torch.optim.SGD(Given().parameters(), lr=1.0)
     theirs.load_state_dict(state)
+    state["lost"]["parts.1.weight"] = torch.zeros(3)
+    refused(ValueError, "parameter parts.1.weight has lost has the shape .3,. in the state, and should have .7, 1.",
+            lambda: follows.load_state_dict(state))
 
 
 def test_state_moves_between_stages(shared):
     shared(2).run(run_moved)
+
+
+# ---- steps that are not like the others ----
+def run_unused(world, how, stage):
+    """Nobody takes what is sent for a parameter without a gradient, so what it has lost stays."""
+    if stage:
+        model, optimizer = shard(how, stage)
+    else:
+        model, compressor, optimizer = ddp(how, find_unused_parameters=True)
+    train(world, model, optimizer, range(3))
+    train(world, model, optimizer, range(3, 6), used=2)
+    alike = stage == 3 and optimizer.report()["hosts"] == "sharded"                # all ranks use the same units then
+    least = 4 if alike else 3
+    train(world, model, optimizer, range(6, 8), used=4 if world.rank else least)
+    lost = lost_of(optimizer) if stage else compressor.state_dict()["lost"].values()
+    expected = torch.zeros(9107, dtype=torch.float64)
+    for step in range(8):
+        for rank in range(world.size):
+            used = 2 if 3 <= step < 6 else 4 if step < 3 or rank else least
+            expected[:sum((5000, 7, 3000, 1100)[:used])] += gradient_of(step, rank)[:sum((5000, 7, 3000, 1100)[:used])]
+    with optimizer.whole() if stage else contextlib.nullcontext():
+        values, kept = flat(model.parameters()), flat(lost)
+    torch.testing.assert_close(kept - values, expected / world.size, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["topk", "int4"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.filterwarnings("ignore:zero.shard. parameters are sharded")
+def test_parameters_without_gradients(shared, form, stage):
+    shared(4).run(run_unused, Compression(form, 0.02), stage)
+
+
+def run_dropped(world, form):
+    """A step that went wrong and is dropped takes what was lost with it, and nothing of it comes later."""
+    model, optimizer = shard(Compression(form, 0.05), 2)
+    train(world, model, optimizer, range(2))
+    before = flat(model.parameters())
+    bad = gradient_of(9, world.rank) * 1000
+    bad[::3] = float("nan")
+    model(bad).backward()
+    refused(RuntimeError, "cannot be clipped", lambda: optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True))
+    optimizer.zero_grad()
+    assert not any(value.any() for value in lost_of(optimizer))
+    train(world, model, optimizer, range(2, STEPS))
+    torch.testing.assert_close(flat(lost_of(optimizer)) - flat(model.parameters()) + before,
+                               given(world, range(2, STEPS)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["int8", "topk", "randomk"])
+def test_a_step_is_dropped(shared, form):
+    shared(2).run(run_dropped, form)
+
+
+def run_copied(world):
+    """A copy of the model averages without the hook; a frozen parameter keeps what it has lost."""
+    model, compressor, optimizer = ddp(Compression("topk", 0.02))
+    train(world, model, optimizer, range(3))
+    other = copy.deepcopy(model)
+    other.zero_grad()
+    other(gradient_of(5, world.rank)).backward()
+    torch.testing.assert_close(flat(p.grad for p in other.parameters()), given(world, [5]), rtol=1e-5, atol=1e-6)
+    model.module.parts[0].weight.requires_grad_(False)
+    assert compressor.state_dict()["lost"]["parts.0.weight"].any()
+
+
+def test_copies_and_frozen_parameters(shared):
+    shared(2).run(run_copied)
+
+
+def run_loaded_momentum(world):
+    model, optimizer = shard(Compression("topk", 0.02, momentum=0.9), 2)
+    fresh = optimizer.state_dict()
+    train(world, model, optimizer, range(3))
+    optimizer.load_state_dict(fresh)
+    before = flat(model.parameters())
+    train(world, model, optimizer, [7])
+    torch.testing.assert_close(flat(lost_of(optimizer)) - flat(model.parameters()) + before, given(world, [7]),
+                               rtol=1e-4, atol=1e-4)
+
+
+def test_momentum_begins_anew(shared):
+    shared(2).run(run_loaded_momentum)
+
+
+LEAVES = """
+import os, torch, torch.distributed as dist, torch_tutti
+dist.init_process_group("tutti")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+torch_tutti.compression.compress(model, "int8")
+for _ in range(4):
+    model(torch.ones(2, 300)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_a_program_just_ends(tmp_path, debug):
+    """Python takes threads down when it ends, and a call into torch that is taken down ends the process."""
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                              str(program)], capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug, "OMP_NUM_THREADS": "1",
+                                  "TUTTI_HOSTS": ""})
+        assert run.returncode == 0, run.stderr
 
 
 # ---- what goes wrong ----
@@ -277,6 +392,8 @@ def test_what_cannot_be():
 def run_refusals(world):
     refused(ValueError, "the group of the model is not of tutti",
             lambda: compression.compress(DistributedDataParallel(Given(), process_group=world.gloo), "int8"))
+    refused(TypeError, "compression: 8; it is a name, or a Compression",
+            lambda: compression.compress(DistributedDataParallel(Given()), 8))
     wide = DistributedDataParallel(nn.Linear(3, 3).double())
     compression.compress(wide, "int8")
     refused(Exception, "gradients are torch.float64 on cpu; they can be float32 or bfloat16",
@@ -330,7 +447,6 @@ def run_death(world):
     model, _, optimizer = ddp("int8")
     train(world, model, optimizer, range(2))
     if world.rank == 1:
-        import os
         os.kill(os.getpid(), 9)
     try:
         train(world, model, optimizer, range(2, 5))

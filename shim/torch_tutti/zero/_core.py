@@ -172,6 +172,7 @@ class Core:
 
     def set_lost(self, number: int, lost: torch.Tensor) -> None:
         flat = lost.detach().float().contiguous()
+        assert flat.numel() == self._counts[number]
         _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
 
     def report(self) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from torch_tutti._extension import load
+from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, Described
 from torch_tutti.zero._direct import write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
-_C = load()
 _managers: Any = WeakTensorKeyDictionary()              # of parameters that are sharded; weak references
 _PRECISIONS = {None: None, "bf16": torch.bfloat16}
 MANY = 1 << 20                          # buffers: no unit waits for another's, as stage 1 keeps all gradients
@@ -113,7 +112,7 @@ def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
-    if not isinstance(chosen._get_backend(torch.device("cpu")), _C.ProcessGroupTutti):
+    if backend_of(chosen) is None:
         raise ValueError(f"zero.shard: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
     return chosen
 
@@ -213,7 +212,7 @@ class Manager:
         self.optimizer = ZeroOptimizer(self, optimizer)
 
     def _core(self, described: list[Described], groups: int, settings: Settings) -> Core:
-        backend = self.group._get_backend(torch.device("cpu"))
+        backend = backend_of(self.group)
         limit = backend.options.timeout
         make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
                                  buffers=settings.buffers, prefetch=settings.prefetch,

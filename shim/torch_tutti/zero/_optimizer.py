@@ -220,7 +220,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The whole state, on every rank, as torch's optimizer of the unsharded model has it: to be loaded there, or
         here with any number of ranks and any stage. Of bfloat16 parameters also the float32 values, `master`; with
-        compression also what gradients have `lost` and not had back: then between steps only."""
+        compression also what gradients have `lost` and not had back, by name: then between steps only."""
         mine = {number: self._parts(number) for number in range(len(self._manager.owned))}
         outline = {number: {name: value.dtype if _is_part(name, value) else value for name, value in parts.items()}
                    for number, parts in mine.items() if parts}
@@ -233,9 +233,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if known:
                 state[at] = {name: self._whole(number, p, mine[number].get(name, torch.empty(0, dtype=value)))
                              if isinstance(value, torch.dtype) else value for name, value in known.items()}
-            if number is not None and self._core.feeds_back:
-                state.setdefault(at, {})["lost"] = self._core.lost(number).view(p.shape)
-        return {"state": state, "param_groups": self._numbered()}
+        found = {"state": state, "param_groups": self._numbered()}
+        if self._core.feeds_back:
+            found["lost"] = {o.name: self._core.lost(number).view(o.parameter.shape)
+                             for number, o in enumerate(self._manager.owned)}
+        return found
 
     def _numbered(self) -> list[dict[str, Any]]:
         groups, index = [], 0
@@ -261,6 +263,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if lengths != [len(group["params"]) for group in self.param_groups]:
             raise ValueError(f"zero: the state is of an optimizer with groups of {lengths} parameters; this one has "
                              f"{[len(group['params']) for group in self.param_groups]}")
+        self._load_lost(state_dict.get("lost", {}))
         for mine, other in zip(self.param_groups, theirs):
             mine.update({name: value for name, value in other.items() if name != "params"})
         keys = itertools.chain.from_iterable(group["params"] for group in theirs)
@@ -269,12 +272,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if number is not None:
                 self._load(number, p, state_dict["state"].get(key, {}))
 
+    def _load_lost(self, lost: dict[str, torch.Tensor]) -> None:
+        owned = self._manager.owned if self._core.feeds_back else []
+        found = [lost.get(o.name, torch.zeros(o.parameter.shape)) for o in owned]
+        for o, value in zip(owned, found):
+            if value.shape != o.parameter.shape:
+                raise ValueError(f"zero: what parameter {o.name} has lost has the shape {tuple(value.shape)} in the "
+                                 f"state, and should have {tuple(o.parameter.shape)}")
+        for number, value in enumerate(found):
+            self._core.set_lost(number, value)
+
     def _load(self, number: int, p: torch.Tensor, values: dict[str, Any]) -> None:
         piece, own = self._core.piece(number), {}
-        values = dict(values)
-        lost = values.pop("lost", None)
-        if self._core.feeds_back:
-            self._core.set_lost(number, lost if lost is not None else torch.zeros(p.numel()))
         for name, value in values.items():
             if not (torch.is_tensor(value) and _is_part(name, value)):
                 own[name] = value
