@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 BUCKET_MB = 1           # several buckets even for a model this small, so that reduction overlaps with the backward pass
 WARM_STEPS = 5          # not timed: DDP regroups its buckets after the first step
+MOMENTUM = 0.9          # of SGD
+SIZES = {"1.8M": {}, "120M": {"layers": 12, "heads": 12, "width": 912, "batch": 1}}
 LOSS_TOLERANCE = 1e-5   # of a loss near 5, in fp32; with two ranks the sums are a + b, so the difference ought to be 0
 
 
@@ -190,8 +192,12 @@ class Trainer:
 
     def divide(self, model, group):
         """The model to train, and its optimizer: whole on each rank, or divided among them."""
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
         compression = self.compression()
+        if self.options.optimizer == "sgd":             # momentum is gathered once: before what is left out, or here
+            momentum = 0.0 if compression and compression.momentum else MOMENTUM
+            optimizer = torch.optim.SGD(model.parameters(), lr=self.options.rate, momentum=momentum)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
         if self.options.zero and self.backend == "tutti":
             import torch_tutti
             return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group,
@@ -206,7 +212,9 @@ class Trainer:
         if not self.options.compress:
             return None
         import torch_tutti
-        return torch_tutti.compression.Compression(self.options.compress, self.options.share, seed=self.options.seed)
+        gathers = self.options.optimizer == "sgd" and self.options.compress in ("topk", "randomk")
+        return torch_tutti.compression.Compression(self.options.compress, self.options.share, seed=self.options.seed,
+                                                   momentum=MOMENTUM if gathers else 0.0)
 
     def note_gradient(self, _):
         self.last_gradient = time.perf_counter()
@@ -308,7 +316,7 @@ class Trainer:
             raise SystemExit(f"{path} was written with --seed {saved['seed']}, not {self.options.seed}")
         self.module.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        if self.compressor and saved["compression"]:
+        if self.compressor and saved.get("compression"):
             self.compressor.load_state_dict(saved["compression"])
         self.losses = saved["losses"]
 
@@ -398,17 +406,22 @@ def parse(arguments):
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=8, help="sequences of a rank and step (default 8)")
     parser.add_argument("--context", type=int, default=64, help="characters of a sequence (default 64)")
+    parser.add_argument("--size", choices=SIZES, default="1.8M", help="parameters: sets layers, heads, width and batch")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate (default 1e-3)")
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="(default adamw)")
+    parser.add_argument("--rate", type=float, help="highest learning rate (default 1e-3, of sgd 0.03)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=240, help="characters to write at the end (default 240)")
     parser.add_argument("--checkpoint", metavar="FILE", help="save there every --every steps")
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
     parser.add_argument("--losses", metavar="FILE", help="save the loss of every step, for tests")
+    parser.set_defaults(**SIZES[parser.parse_known_args(arguments)[0].size])
     options = parser.parse_args(arguments)
+    if options.rate is None:
+        options.rate = 0.03 if options.optimizer == "sgd" else 1e-3
     if options.compare and options.resume:
         parser.error("--compare starts from the beginning; leave out --resume")
     if options.compress and (options.compare or options.backend != "tutti"):
