@@ -10,7 +10,6 @@ struct tutti_compressor {
     struct parcel parcel;
     size_t room;                                        /* numbers of a slice that there is memory for */
     float *rest;                                        /* [room] what is lost on the way back */
-    size_t *lengths, *offsets;                           /* [here] */
 };
 /* Ranks of one host have a part each, the sides of a crossing a slice of it each. */
 enum { LEAST_SLICE = 16 };
@@ -41,17 +40,14 @@ static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
     TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
-        "rank %d asks for another compression of gradients than some other rank: form, share kept, rounding, feedback "
-        "and seed must be the same on all",
+        "rank %d asks for another compression of gradients than some other rank: form, share kept, rounding, feedback, "
+        "momentum and seed must be the same on all",
         tutti_comm_user_rank(comm));
 }
 static tutti_status init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
 {
     TRY(compare(comm, how));
-    TRY(crossing_init(&c->crossing, how, comm));
-    c->lengths = memory_zeroed((size_t)c->crossing.places.here, sizeof *c->lengths);
-    c->offsets = memory_zeroed((size_t)c->crossing.places.here, sizeof *c->offsets);
-    return c->lengths && c->offsets ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_compressor");
+    return crossing_init(&c->crossing, how, comm);
 }
 tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
 {
@@ -75,8 +71,6 @@ tutti_status tutti_compressor_destroy(tutti_compressor *c)
     crossing_finish(&c->crossing);                      /* first: nothing runs any more on the memory below */
     parcel_finish(&c->parcel);
     free(c->rest);
-    free(c->lengths);
-    free(c->offsets);
     free(c);
     return TUTTI_OK;
 }
@@ -103,11 +97,11 @@ static tutti_status make_room(tutti_compressor *c, size_t slice)
     c->room = slice;
     return TUTTI_OK;
 }
-static void find_parts(tutti_compressor *c, struct cut k, size_t count)
+static void find_parts(const struct crossing *x, struct cut k, size_t count)
 {
-    for (int i = 0; i < c->crossing.places.here; i++) {
-        c->offsets[i] = size_smaller((size_t)i * k.part, count);
-        c->lengths[i] = size_smaller(k.part, count - c->offsets[i]);
+    for (int i = 0; i < x->places.here; i++) {
+        x->offsets[i] = size_smaller((size_t)i * k.part, count);
+        x->lengths[i] = size_smaller(k.part, count - x->offsets[i]);
     }
 }
 /* Arrays of other lengths may be packed in as many bytes. */
@@ -151,14 +145,13 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "gradients of type %s are not compressed; float32 and bfloat16 are",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
+    const struct crossing *x = &c->crossing;
     struct cut k = cut(c, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
     TRY(make_room(c, k.slice));
-    find_parts(c, k, count);
-    if (c->crossing.here)
-        TRY(tutti_reduce_scatter_v(data, c->lengths, c->offsets, mine, dtype, TUTTI_SUM, c->crossing.here, NULL));
+    find_parts(x, k, count);
+    if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
     TRY(cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn)));
-    *sent += (c->parcel.slot + c->parcel.back) * (size_t)(c->crossing.sides - 1);
-    if (!c->crossing.here) return TUTTI_OK;
-    return tutti_all_gather_v(mine, data, c->lengths, c->offsets, dtype, c->crossing.here, NULL);
+    *sent += (c->parcel.slot + c->parcel.back) * (size_t)(x->sides - 1);
+    return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;
 }

@@ -37,6 +37,9 @@ tutti_status crossing_init(struct crossing *x, const tutti_compression *how, tut
     const struct places *p = &x->places;
     *x = (struct crossing){ .how = *how, .ranks = tutti_comm_count(all) };
     TRY(places_init(&x->places, all));
+    x->lengths = memory_zeroed((size_t)p->here, sizeof *x->lengths);
+    x->offsets = memory_zeroed((size_t)p->here, sizeof *x->offsets);
+    if (!x->lengths || !x->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d ranks", p->here);
     if (p->even && p->hosts > 1 && p->largest > 1) {
         x->sides = p->hosts;
         x->side = p->host;
@@ -57,6 +60,8 @@ void crossing_finish(struct crossing *x)
     tutti_comm_destroy(x->here);
     tutti_comm_destroy(x->across);
     places_finish(&x->places);
+    free(x->lengths);
+    free(x->offsets);
 }
 int crossing_rank(const struct crossing *x, int side)
 {

@@ -11,6 +11,7 @@ struct crossing {
     struct places places;
     tutti_comm *here, *across;                          /* here: NULL where nothing is added up before */
     int ranks, sides, side;                             /* side: mine */
+    size_t *lengths, *offsets;                          /* [here]: room for what is added up there */
 };
 /* Collective: TUTTI_MISMATCH is the caller's to find. crossing_finish is due in every case. */
 tutti_status crossing_init(struct crossing *crossing, const tutti_compression *how, tutti_comm *all);
@@ -23,7 +24,7 @@ int crossing_rank(const struct crossing *crossing, int side);
 /* What is on its way of one array: a packed slice of up to `count` numbers for each side, and one from each. */
 struct parcel {
     char *out, *in;
-    size_t slot, back, room; /* bytes of a packed slice, there and back; most there is room for */
+    size_t slot, back, room;                            /* bytes of a packed slice, there, back, and at most */
     const void **sources;                               /* [sides] in `in` */
 };
 tutti_status parcel_fit(struct parcel *parcel, const struct crossing *crossing, size_t count);  /* begun with zeros */

@@ -95,23 +95,22 @@ static tutti_status cross(struct sums *s, struct sum *sum)
 static tutti_status add_here(struct sums *s, struct sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
-    const struct places *p = &s->crossing.places;
-    size_t *counts = memory_zeroed((size_t)p->here * 2, sizeof *counts), *offsets = counts + p->here;
-    sum->here = memory_zeroed((size_t)s->crossing.sides, sizeof *sum->here);
-    tutti_status status = counts && sum->here ? tutti_mem_alloc(&sum->part, u->slice * u->element * (size_t)p->hosts)
-                                              : status_fail(TUTTI_NO_MEMORY, "zero: no memory to add up a unit");
-    for (int side = 0; status == TUTTI_OK && side < p->hosts; side++) {
+    const struct crossing *x = &s->crossing;
+    const struct places *p = &x->places;
+    sum->here = memory_zeroed((size_t)x->sides, sizeof *sum->here);
+    if (!sum->here) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to add up a unit");
+    TRY(tutti_mem_alloc(&sum->part, u->slice * u->element * (size_t)p->hosts));
+    for (int side = 0; side < p->hosts; side++) {
         for (int i = 0; i < p->here; i++) {
-            counts[i] = u->slice;
-            offsets[i] = u->slice * (size_t)places_rank(p, side, i);
+            x->lengths[i] = u->slice;
+            x->offsets[i] = u->slice * (size_t)places_rank(p, side, i);
         }
         sum->here[side] = (tutti_request)TUTTI_REQUEST_INIT;
-        status = tutti_reduce_scatter_v(sum->from, counts, offsets, slice_of(s, sum, side).at, u->dtype, TUTTI_SUM,
-            s->crossing.here, &sum->here[side]);
+        TRY(tutti_reduce_scatter_v(sum->from, x->lengths, x->offsets, slice_of(s, sum, side).at, u->dtype, TUTTI_SUM,
+            x->here, &sum->here[side]));
     }
-    free(counts);
     sum->adds = true;
-    return status;
+    return TUTTI_OK;
 }
 bool sum_advance(struct sums *s, struct sum *sum)
 {

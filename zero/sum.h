@@ -12,8 +12,7 @@ struct sums {                                           /* what all of them have
 };
 struct sum {
     int unit;
-    const void *from;
-    void *into, *part;                                  /* part: of each side's slice, the sum of this host */
+    void *from, *into, *part;                           /* part: of each side's slice, the sum of this host */
     struct parcel parcel;
     tutti_request request, *here;                       /* here: [sides], of `part` */
     bool adds;                                          /* `here` is on its way */
@@ -24,8 +23,8 @@ struct sum {
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
     tutti_comm *all);
 void sums_finish(struct sums *sums);
-/* Both stay until sum_wait has returned. All ranks start the same ones in the same order, and each goes through
-   sum_advance or sum_wait in that order. */
+/* Both stay until sum_wait has returned; what is in `from` may change. All ranks start the same ones in the same order,
+   and each goes through sum_advance or sum_wait in that order. */
 tutti_status sum_start(struct sums *sums, struct sum *sum, int unit, void *from, void *into);
 /* False: a later one has to wait until this one is further. sum_cross waits until it is. */
 bool sum_advance(struct sums *sums, struct sum *sum);

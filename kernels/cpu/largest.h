@@ -1,6 +1,7 @@
-/* The largest numbers of an array, in three passes and no memory but counters. A histogram of the largest of every few
- * numbers gives a bound that at least as many as are wanted reach, and few more; one of what reaches it, a finer bound;
- * then they are taken. Packed: their values, then their places, which ascend by strip. */
+/* The largest numbers of an array, in two passes and no memory but counters. A histogram of the largest of every few
+ * numbers gives a bound that at least as many as are wanted reach, and few more; one of what reaches it, a finer bound.
+ * What reaches the first is listed meanwhile; where the list has no room, a third pass looks for it again. Packed:
+ * values, then places, which ascend by strip. */
 #include "kernels/compress.h"
 
 enum { STRIP = 256, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };

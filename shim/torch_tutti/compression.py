@@ -24,7 +24,7 @@ from torch_tutti._library import _check, _library, dtype_numbers
 
 __all__ = ["Compression", "Compressor", "compress", "hook"]
 _FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6}
-_GROUP = 1024                           # numbers that are packed together
+_GROUP = 1024                           # numbers, of which the core keeps so many
 PATIENCE_S = 5                          # with a thread that waits for other ranks while this one ends
 _DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
@@ -35,11 +35,10 @@ class Compression:
 
     form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale that 128 numbers share. "topk": the largest;
     "randomk": as many that are drawn, the same on all ranks. share: of these two, what is kept, above 0 and up to 1
-    (rounded to a number of 1,024). feedback: what is lost joins the next gradients; it takes 4 bytes for
-    each number that a rank packs. stochastic: integers are rounded up or down by chance, so that the mean is right.
-    momentum: of "topk" and "randomk" with feedback, what gradients gather before they are packed, for an optimizer that
-    has none of its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all chance. Raises
-    ValueError.
+    (rounded to a number of 1,024). feedback: what is lost joins the next gradients; it takes 4 bytes for each number
+    that a rank packs. stochastic: integers are rounded up or down by chance, so that the mean is right. momentum: of
+    "topk" and "randomk" with feedback, what gradients gather before they are packed, for an optimizer that has none of
+    its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all chance. Raises ValueError.
     """
     form: str
     share: float = 0.01
@@ -75,8 +74,7 @@ def described(how: str | Compression | None) -> _Compression:
         return _Compression()
     given = Compression(how) if isinstance(how, str) else how
     kept = max(1, round(given.share * _GROUP))
-    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum,
-                        given.seed)
+    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum, given.seed)
 
 
 class _Core:
@@ -233,10 +231,8 @@ class Compressor:
         """What gradients have lost and not had back, by parameter, the same on all ranks: to be loaded with any number
         of ranks. Momentum is not kept. Collective, between steps."""
         self._settle()
-        lost = {}
-        for p, name in self._names.items():
-            if self.how.feedback:
-                lost[name] = self._loaded.get(p, torch.zeros(p.numel())).clone()
+        names = self._names.items() if self.how.feedback else ()
+        lost = {name: self._loaded.get(p, torch.zeros(p.numel())).clone() for p, name in names}
         for kept in self._buckets.values():
             for p, where, part in kept.parts():
                 lost[self._names[p]][where] += part
