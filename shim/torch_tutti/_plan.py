@@ -55,6 +55,8 @@ MODELS = {
 }
 PRECISIONS = {"bf16": (2, 12), "fp32": (4, 8)}          # bytes of a value and a gradient; of what the optimizer keeps
 WAYS = ("DDP", "stage 1", "stage 2", "stage 3", "stage 3, sharded")
+# by form of torch_tutti.compression: bytes of a gradient on its way; topk, randomk: of one that is kept
+FORMS = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 128, "int4": 0.5 + 4 / 128, "topk": 8.0, "randomk": 4.0}
 
 
 class Need(NamedTuple):
@@ -63,6 +65,28 @@ class Need(NamedTuple):
     gradients: float
     state: float
     sent: float
+
+
+class Packing(NamedTuple):
+    """How gradients travel, see docs/compression.md; share: what topk and randomk keep."""
+    form: str
+    share: float = 0.01
+
+    def number_bytes(self, sides: int = 1) -> float:
+        """Of all gradients, on average; sides: on the way back from so many."""
+        if self.form == "topk":
+            return FORMS["topk"] * min(1.0, self.share * min(sides, 4))
+        return FORMS[self.form] * (self.share if self.form == "randomk" else 1)
+
+
+def packed(need: Need, model: Model, way: str, ranks: int, hosts: int, precision: str, packing: Packing) -> Need:
+    """The same, where gradients travel packed, and what is lost joins the next ones."""
+    count, across = model.parameters, (hosts - 1) / hosts
+    plain = across * PRECISIONS[precision][0] * count
+    there, back = across * packing.number_bytes() * count, across * packing.number_bytes(hosts) * count
+    sent = there + back if way == "DDP" else need.sent - plain + there
+    sums_first = ranks // hosts if hosts > 1 else 1
+    return need._replace(gradients=need.gradients + 4 * count / sums_first, sent=sent)
 
 
 def needs(model: Model, way: str, ranks: int, hosts: int, precision: str) -> Need:
@@ -103,6 +127,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, above 0 and 1 at most")
+    return share
+
+
 def _model_of(options: argparse.Namespace) -> Model:
     sizes = (options.parameters, options.layers, options.width, options.heads)
     if options.model:
@@ -134,10 +168,15 @@ def report(options: argparse.Namespace) -> list[str]:
              f"{'bytes':<18}{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'a rank':>12}{'a host':>12}"
              f"{'sent':>12}"]
     for way in WAYS:
-        need = needs(model, way, options.ranks, options.hosts, options.precision)
+        sizes = (options.ranks, options.hosts, options.precision)
+        need = needs(model, way, *sizes)
+        if options.compress:
+            need = packed(need, model, way, *sizes, Packing(options.compress, options.share))
         rank = need.parameters + need.gradients + need.state + passing
         cells = (need.parameters, need.gradients, need.state, rank, rank * options.ranks / options.hosts, need.sent)
         lines.append(f"{way:<18}" + "".join(f"{_shown(cell):>12}" for cell in cells))
+    if options.compress:
+        lines[0] += f"; gradients travel as {options.compress}"
     return [*lines, "", "a rank, a host: with activations; stage 3: a host's one copy counts in part for each rank; "
                         "sent: by a host in a step"]
 
@@ -163,6 +202,8 @@ def add_parser(commands: Any) -> None:
         plan.add_argument(f"--{name}", type=_positive, default=usual, help=f"{what} (default: %(default)s)")
     plan.add_argument("--precision", choices=PRECISIONS, default="bf16",
                       help="of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
+    plan.add_argument("--compress", choices=FORMS, help="gradients on their way, with error feedback")
+    plan.add_argument("--share", type=_share, default=0.01, help="what topk and randomk keep (default: %(default)s)")
     plan.add_argument("--recompute", choices=("none", "selective", "full"), default="none",
                       help="activations that are computed again in the backward pass (default: %(default)s)")
     plan.set_defaults(run=_run)

@@ -1,10 +1,11 @@
 """tutti plan: parameters as published, formulas as in docs/zero.md and as what zero.shard reports."""
 import pytest
 import torch
+import torch.nn as nn
 from zero_training import Network, go_back
 
-from torch_tutti import zero
-from torch_tutti._plan import MODELS, WAYS, Model, activations, needs
+from torch_tutti import compression, zero
+from torch_tutti._plan import MODELS, WAYS, Model, Packing, activations, needs, packed
 from torch_tutti.cli import main
 
 PUBLISHED = {"llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-33b": 32_528_943_616,
@@ -69,6 +70,42 @@ def test_is_what_is_reported(shared, stage, hosts, way):
     shared(2).run(run_reported, stage, hosts, way)
 
 
+def run_packed(world, form, stage):
+    """What a rank says it has sent packed, and keeps of what was lost, is what the plan says, but for padding."""
+    model, way, how = Network(256), WAYS[stage], compression.Compression(form, 0.1)
+    own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("blocks"))
+    plan = Model(sum(p.numel() for p in model.parameters()), own, 3, 256, 1)
+
+    def planned(hosts):
+        sizes = (world.size, hosts, "fp32")
+        need = needs(plan, way, *sizes)
+        return need, packed(need, plan, way, *sizes, Packing(form, 0.1))
+
+    if stage:
+        model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=1e-3), stage=stage, compression=how)
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+        compressor, optimizer = compression.compress(model, how), torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(5):
+        optimizer.zero_grad()
+        go_back(model, optimizer, step, world.rank)
+        optimizer.step()
+    sides = world.hosts if world.hosts > 1 else world.size             # on one host ranks are as hosts
+    plain, need = planned(sides)
+    gradients = (need.sent - (plain.sent / 2 if stage else 0)) * sides / world.size      # half of it is parameters
+    sent = optimizer.report()["packed_bytes"] / 5 if stage else compressor.report()["sent_bytes"] / 4
+    assert gradients * 0.98 <= sent <= gradients * 1.05 + 4096 * 4
+    if stage:
+        _, need = planned(world.hosts)
+        assert need.gradients <= optimizer.report()["gradient_bytes"] <= need.gradients + 16 * 4096 * world.size
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4", "topk", "randomk"])
+@pytest.mark.parametrize("stage", [0, 2])
+def test_what_is_sent_packed(shared, form, stage):
+    shared(2).run(run_packed, form, stage)
+
+
 # ---- the command ----
 def test_the_command(capsys):
     assert main(["plan", "--model", "llama-7b", "--ranks", "16", "--hosts", "2"]) == 0
@@ -77,6 +114,11 @@ def test_the_command(capsys):
     rows = {line[:18].strip(): line[18:].split() for line in lines[4:9]}
     assert list(rows) == list(WAYS) and rows["DDP"][:6] == ["13.5", "GB", "13.5", "GB", "80.9", "GB"]
     assert rows["stage 3"][:2] == ["1.7", "GB"]
+    assert main(["plan", "--model", "llama-7b", "--ranks", "16", "--hosts", "2", "--compress", "int8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("; gradients travel as int8")
+    rows = {line[:18].strip(): line[18:].split() for line in lines[4:9]}
+    assert rows["DDP"][2:4] == ["16.8", "GB"] and rows["DDP"][-2:] == ["6.9", "GB"]
     assert main(["plan", "--parameters", "350M", "--layers", "24", "--width", "1024", "--heads", "16", "--ranks", "4",
                  "--precision", "fp32"]) == 0
     assert "0.35 B parameters, fp32" in capsys.readouterr().out
@@ -95,6 +137,7 @@ def test_what_is_refused(capsys, words, text):
 @pytest.mark.parametrize("words, text", [
     (["--ranks", "0"], "no number from 1 on"), (["--ranks", "4", "--parameters", "many"], "such as 350M or 1.3B"),
     (["--ranks", "4", "--model", "gpt5"], "invalid choice"),
+    (["--ranks", "4", "--share", "2"], "no share, above 0 and 1 at most"),
 ])
 def test_what_is_not_understood(capsys, words, text):
     with pytest.raises(SystemExit):
