@@ -17,6 +17,12 @@ INLINE float number_of(uint32_t bits)
     memcpy(&number, &bits, sizeof number);
     return number;
 }
+INLINE uint32_t magnitude_of(float number) { return bits_of(number) & MAGNITUDE; } /* in the order of the numbers */
+INLINE bool is_finite(float number) { return magnitude_of(number) < NOT_FINITE; }
+INLINE void clear_infinite(float *x, size_t count)
+{
+    for (size_t i = 0; i < count; i++) x[i] = is_finite(x[i]) ? x[i] : 0;
+}
 /* Constants: Wellons, hash-prospector ("lowbias32"). */
 INLINE uint32_t draw(uint32_t seed, uint32_t number)
 {
@@ -29,7 +35,7 @@ INLINE uint32_t draw(uint32_t seed, uint32_t number)
 /* ---- 16 bits ---- */
 INLINE uint16_t narrow_float16(float number)            /* nearest, ties to even, by integers: all sets can */
 {
-    uint32_t sign = bits_of(number) >> 16 & 0x8000u, whole = bits_of(number) & MAGNITUDE;
+    uint32_t sign = bits_of(number) >> 16 & 0x8000u, whole = magnitude_of(number);
     uint32_t magnitude = whole < 0x477fe000u ? whole : 0x477fe000u; /* 65504, the largest */
     uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
     uint32_t denormal = bits_of(number_of(magnitude) + 0.5f) - 0x3f000000u;
@@ -48,7 +54,7 @@ INLINE float widen_float16(uint16_t half)
 INLINE uint16_t narrow_bfloat16(float number)
 {
     uint16_t rounded = update_narrow(number);
-    bool grew = (bits_of(number) & MAGNITUDE) < NOT_FINITE && (rounded & 0x7fffu) == 0x7f80u;
+    bool grew = is_finite(number) && (rounded & 0x7fffu) == 0x7f80u;
     return grew ? (uint16_t)(rounded - 1) : rounded;
 }
 INLINE void pack_narrow(uint16_t *restrict to, float *restrict x, size_t count, bool half)
@@ -57,7 +63,7 @@ INLINE void pack_narrow(uint16_t *restrict to, float *restrict x, size_t count, 
         uint16_t code = half ? narrow_float16(x[i]) : narrow_bfloat16(x[i]);
         float rest = x[i] - (half ? widen_float16(code) : update_widen(code));
         to[i] = code;
-        x[i] = (bits_of(x[i]) & MAGNITUDE) < NOT_FINITE ? rest : 0;
+        x[i] = is_finite(x[i]) ? rest : 0;
     }
 }
 INLINE void add_narrow(float *restrict x, const uint16_t *restrict from, size_t count, bool half)
@@ -70,7 +76,7 @@ INLINE uint32_t largest_of(const float *x, size_t count)
 {
     uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
-        uint32_t magnitude = bits_of(x[i]) & MAGNITUDE;
+        uint32_t magnitude = magnitude_of(x[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
@@ -158,8 +164,7 @@ INLINE void pack_randomk(float *to, float *x, size_t count, const struct packing
     }
     if (largest_of(x, count) < NOT_FINITE) return;
     to[0] = number_of(0x7fc00000u);                     /* what was not drawn is told of, too */
-    for (size_t i = 0; i < count; i++)
-        if ((bits_of(x[i]) & MAGNITUDE) >= NOT_FINITE) x[i] = 0;
+    clear_infinite(x, count);
 }
 INLINE void add_randomk(float *x, const float *from, size_t count, const struct packing *how, uint32_t first)
 {

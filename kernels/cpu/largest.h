@@ -35,10 +35,10 @@ INLINE void add_new(const struct strips *s, size_t at)
 /* In columns of `rows` numbers each, from row `top` on. */
 INLINE void find_columns(uint32_t *column, const float *x, size_t top, size_t rows)
 {
-    for (size_t c = 0; c < COLUMNS; c++) column[c] = bits_of(x[top * COLUMNS + c]) & MAGNITUDE;
+    for (size_t c = 0; c < COLUMNS; c++) column[c] = magnitude_of(x[top * COLUMNS + c]);
     for (size_t row = top + 1; row < top + rows; row++)
         for (size_t c = 0; c < COLUMNS; c++) {
-            uint32_t whole = bits_of(x[row * COLUMNS + c]) & MAGNITUDE;
+            uint32_t whole = magnitude_of(x[row * COLUMNS + c]);
             column[c] = whole > column[c] ? whole : column[c];
         }
 }
@@ -86,13 +86,13 @@ INLINE size_t find_large(const float *x, uint32_t bound, uint16_t *place)
     for (size_t c = 0; c < COLUMNS; c++)
         for (size_t i = c; column[c] >= bound && i < STRIP; i += COLUMNS) {
             place[found] = (uint16_t)i;
-            found += (bits_of(x[i]) & MAGNITUDE) >= bound;
+            found += magnitude_of(x[i]) >= bound;
         }
     return found;
 }
-INLINE uint32_t magnitude_at(const struct strips *s, size_t i)
+INLINE float number_at(const struct strips *s, size_t i)
 {
-    return bits_of(s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide)) & MAGNITUDE;
+    return s->lost ? s->lost[i] : update_gradient(s->from, i, s->wide);
 }
 /* From `from` on all are wanted, of those between `least` and that the first `few`. */
 struct choice { uint32_t least, from; size_t few; bool finite; };
@@ -117,7 +117,7 @@ INLINE size_t choose(const struct strips *s, size_t kept, uint32_t *list, size_t
         size_t found = find_large(x, bound, place);
         for (size_t i = 0; i < found; i++) {
             if (at + place[i] >= s->count) continue;    /* behind the end */
-            bin[((bits_of(x[place[i]]) & MAGNITUDE) - bound) >> shift]++;
+            bin[(magnitude_of(x[place[i]]) - bound) >> shift]++;
             if (reach < room) list[reach] = (uint32_t)(at + place[i]);
             reach++;
         }
@@ -137,7 +137,7 @@ INLINE void list_chosen(const struct strips *s, struct choice choice, uint32_t *
         size_t found = find_large(x, choice.least, place);
         for (size_t i = 0; i < found; i++) {
             bool lies = at + place[i] < s->count;
-            if (lies && is_chosen(&choice, bits_of(x[place[i]]) & MAGNITUDE)) list[taken++] = (uint32_t)(at + place[i]);
+            if (lies && is_chosen(&choice, magnitude_of(x[place[i]]))) list[taken++] = (uint32_t)(at + place[i]);
         }
     }
 }
@@ -150,15 +150,14 @@ INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
     if (reach > 2 * kept) list_chosen(s, choice, list);
     else
         for (size_t i = 0; i < reach; i++)
-            if (is_chosen(&choice, magnitude_at(s, list[i]))) list[taken++] = list[i];
+            if (is_chosen(&choice, magnitude_of(number_at(s, list[i])))) list[taken++] = list[i];
     memcpy(places, list, kept * sizeof *places);
     for (size_t i = 0; i < kept; i++) {
-        float number = s->lost ? s->lost[places[i]] : update_gradient(s->from, places[i], s->wide);
+        float number = number_at(s, places[i]);
         memcpy(packed + i * sizeof number, &number, sizeof number);
         if (s->lost) s->lost[places[i]] = 0;
     }
-    for (size_t i = 0; s->lost && !choice.finite && i < s->count; i++)
-        if ((bits_of(s->lost[i]) & MAGNITUDE) >= NOT_FINITE) s->lost[i] = 0;
+    if (s->lost && !choice.finite) clear_infinite(s->lost, s->count);
 }
 /* Of numbers from `first` on, a group of `count`: strips do not cross its borders. */
 INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)

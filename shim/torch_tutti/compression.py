@@ -26,7 +26,7 @@ __all__ = ["Compression", "Compressor", "compress", "hook"]
 _FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6}
 _GROUP = 1024                           # numbers, of which the core keeps so many
 PATIENCE_S = 5                          # with a thread that waits for other ranks while this one ends
-_DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
+DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Core:
         """In place; the bytes that were sent."""
         sent = c_uint64()
         _check(self._calls.tutti_compressor_average(
-            self._made, c_void_p(data.data_ptr()), c_size_t(data.numel()), dtype_numbers()[_DTYPES[data.dtype]],
+            self._made, c_void_p(data.data_ptr()), c_size_t(data.numel()), dtype_numbers()[DTYPES[data.dtype]],
             c_void_p(kept.data_ptr() or None), c_uint64(turn), byref(sent)))
         return sent.value
 
@@ -168,7 +168,7 @@ class Compressor:
     # ---- a bucket ----
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        if buffer.dtype not in _DTYPES or buffer.device.type != "cpu":
+        if buffer.dtype not in DTYPES or buffer.device.type != "cpu":
             raise TypeError(f"compression: gradients are {buffer.dtype} on {buffer.device}; they can be float32 or "
                             "bfloat16, on the CPU")
         passes, self._passes = self._passes, self._passes + bucket.is_last()

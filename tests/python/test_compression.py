@@ -146,23 +146,26 @@ def test_chance_follows_from_the_seed(shared):
     shared(2).run(run_alike)
 
 
+def learns(world, model, optimizer, steps, passes=1):
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for turn in range(passes):
+            with contextlib.nullcontext() if turn == passes - 1 else model.no_sync():
+                loss = loss_of(model(ids_of(turn, world.rank)))
+                loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+    same_on_all_ranks(world, flat(model.parameters()))
+
+
 def run_learning(world, how):
     """A real model, with weights that are used twice, gradient accumulation and bfloat16 gradients too."""
     for dtype in (torch.float32, torch.bfloat16):
         model = DistributedDataParallel(Network(16).to(dtype))
         compression.compress(model, how)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        losses = []
-        for _ in range(8):
-            optimizer.zero_grad()
-            with model.no_sync():
-                loss_of(model(ids_of(0, world.rank))).backward()
-            loss = loss_of(model(ids_of(1, world.rank)))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < 0.9 * losses[0], losses
-        same_on_all_ranks(world, flat(model.parameters()))
+        learns(world, model, torch.optim.SGD(model.parameters(), lr=0.05), 8, passes=2)
 
 
 @pytest.mark.parametrize("form", ["int8", "topk"])
@@ -204,15 +207,7 @@ def run_momentum_learns(world, stage):
     else:
         model = DistributedDataParallel(model)
         compression.compress(model, how)
-    losses = []
-    for _ in range(12):
-        optimizer.zero_grad()
-        loss = loss_of(model(ids_of(0, world.rank)))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0], losses
-    same_on_all_ranks(world, flat(model.parameters()))
+    learns(world, model, optimizer, 12)
 
 
 @pytest.mark.parametrize("stage", [0, 2])

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Sequence
 import torch
 
 from torch_tutti._library import _check, _library, dtype_numbers
-from torch_tutti.compression import Compression, _Compression, described
+from torch_tutti.compression import DTYPES, Compression, _Compression, described
 
 HOMES = {"shared": 0, "replicated": 1, "sharded": 2}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
-_DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
 
 
 class _Parameter(ctypes.Structure):
@@ -66,7 +65,7 @@ class Core:
                  compression: str | Compression | None) -> None:
         numbers = dtype_numbers()
         model = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
-        types = (c_int * len(dtypes))(*(numbers[_DTYPES[d]] for d in dtypes))
+        types = (c_int * len(dtypes))(*(numbers[DTYPES[d]] for d in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, model, types,
                          HOMES[home], RULES[rule], buffers, timeout_ms, prefetch, described(compression))
         self._zero = c_void_p()
