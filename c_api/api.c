@@ -125,6 +125,15 @@ tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms)
     comm->timeout_ms = timeout_ms;
     return TUTTI_OK;
 }
+tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority)
+{
+    TRY(call_check_comm(comm));
+    if (priority < 0 || priority >= TUTTI_PRIORITIES)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a priority of %d: it must be 0 to %d", priority,
+            TUTTI_PRIORITIES - 1);
+    comm->priority = priority;
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm)
 {
     TRY(call_check_comm(comm));

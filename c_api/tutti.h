@@ -211,6 +211,12 @@ TUTTI_API int tutti_comm_user_rank(const tutti_comm *comm);
 TUTTI_API tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index);
 /* of operations started from now on */
 TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms);
+/* 0 (the usual one) to TUTTI_PRIORITIES - 1. While collectives of a communicator with a higher priority get on, those of
+   others that this process has under way rest at the next part of theirs (2 MiB at most), and let it have the network.
+   Nobody waits for one that waits for another rank, and small ones take no part. Only how long calls take depends on
+   it: ranks may say different things. Of operations started from now on. */
+enum { TUTTI_PRIORITIES = 8 };
+TUTTI_API tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority);
 /* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next
    operation. */
 TUTTI_API tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm);

@@ -23,6 +23,7 @@ struct tutti_comm {
     struct accord *accord;                              /* between its hosts; NULL: it has one */
     _Atomic(const struct algorithm *) chosen[FAMILY_COUNT];            /* by the user; of any thread */
     _Atomic int64_t timeout_ms;
+    _Atomic int priority;
     struct gate gate;
     struct listing listing;
     struct executor executor;                           /* of the driver, from here on */

@@ -106,6 +106,7 @@ bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
             blocked->core_is_wanted |= b->core_is_wanted;
+            blocked->soon |= b->soon;
             for (int i = 0; i < b->count; i++)
                 wait_add(blocked, b->item[i].word, b->item[i].seen, b->item[i].waiters, b->item[i].shared);
             break;
@@ -188,8 +189,7 @@ void driver_drive(tutti_comm *comm, struct operation *op)
     comm_awake(comm);
     for (int n = 0; !operation_is_over(op); n++) {
         struct wait_set blocked;
-        blocked.count = 0;
-        blocked.core_is_wanted = false;
+        wait_clear(&blocked);
         uint32_t bell = atomic_load_explicit(&comm->gate.bell, memory_order_acquire);
         if (driver_progress(comm, &blocked) || driver_check(comm, n)) { n = -1; continue; }
         bool alone = op->family == POINT_TO_POINT && message_is_alone(comm, op);
@@ -207,8 +207,7 @@ bool driver_drive_briefly(tutti_comm *comm, int turns)
     bool moved = false;
     for (int n = 0; n < turns && driver_has_open(comm); n++) {
         struct wait_set blocked;
-        blocked.count = 0;
-        blocked.core_is_wanted = false;
+        wait_clear(&blocked);
         if (driver_progress(comm, &blocked)) { moved = true; continue; }
         if (blocked.core_is_wanted || n == turns - 1) break;
         pause_briefly();

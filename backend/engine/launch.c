@@ -254,6 +254,7 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
 {
     TRY(bind_call(comm, op));
+    router_set_priority(comm->router, atomic_load_explicit(&comm->priority, memory_order_relaxed));
     return executor_begin(&comm->executor);
 }
 tutti_status launch_step(tutti_comm *comm, struct operation *op)

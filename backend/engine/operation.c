@@ -102,7 +102,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
     for (int n = 0;; n++) {
         struct wait_set set;
-        set.count = 0;
+        wait_clear(&set);
         set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();   /* the driver's */
         completions_await(&set);
         if (operation_is_over(op)) break;

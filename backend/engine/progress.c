@@ -111,8 +111,7 @@ static void *progress_main(void *unused)
     for (int n = 0; !atomic_load(&engine.stop); n++) {
         struct wait_set blocked;
         bool moved = false;
-        blocked.count = 0;
-        blocked.core_is_wanted = false;
+        wait_clear(&blocked);
         wait_add(&blocked, &engine.bell, atomic_load(&engine.bell), &engine.sleepers, false);
         tutti_comm *arrived = atomic_exchange(&engine.intake, NULL), *next;
         for (; arrived; arrived = next) {

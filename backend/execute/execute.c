@@ -142,7 +142,7 @@ tutti_status executor_begin(struct executor *x)
 tutti_status executor_roll_call(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    x->blocked.count = 0;
+    wait_clear(&x->blocked);
     x->blocked_peer = -1;
     if (!x->run.arrived && !roll_call(x, &status)) {
         x->blocked.core_is_wanted = executor_core_is_wanted(x);
@@ -155,7 +155,7 @@ tutti_status executor_roll_call(struct executor *x)
 tutti_status executor_step(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    x->blocked.count = 0;
+    wait_clear(&x->blocked);
     x->blocked_peer = -1;
     bool messages = x->launch.program->schedule->first_message >= 0;
     uint32_t bell = 0;                                  /* as it was before the first poll */

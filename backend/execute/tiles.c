@@ -4,7 +4,10 @@
 #include "backend/execute/tiles.h"
 #include "backend/execute/bind.h"
 #include "backend/execute/counters.h"
+#include "backend/execute/precedence.h"
 #include "backend/execute/roll_call.h"
+
+enum { LARGE_BYTES = 64 << 10 };                        /* of one rank's part: it makes others rest, or rests itself */
 
 /* ---- one step ---- */
 static struct transfer *transfer_at(const struct executor *x, int tile, int step)
@@ -86,6 +89,15 @@ static int program_end(const struct schedule *s)        /* LEAVE belongs to the 
 {
     return s->step_count && s->steps[s->step_count - 1].kind == LEAVE ? s->step_count - 1 : s->step_count;
 }
+/* What is small is over before others would notice. */
+static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
+/* Something more urgent moves: no tile is begun. Nobody rings when it has ended. */
+static bool rests(struct executor *x)
+{
+    bool rests = is_large(x) && precedence_rests(router_priority(x->site.router));
+    x->blocked.soon |= rests;
+    return rests;
+}
 /* Runs the most urgent step that can run; among equals the oldest tile's. */
 static const struct step *advance(struct executor *x, tutti_status *status)            /* NULL: none could */
 {
@@ -95,6 +107,7 @@ static const struct step *advance(struct executor *x, tutti_status *status)     
         for (int tile = x->run.low; tile < x->run.cut->tiles && tile < window; tile++) {
             int *pc = &x->run.pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
+            if (*pc == 0 && rests(x)) continue;
             perform(x, *pc, tile);
             return &s->steps[(*pc)++];
         }
@@ -113,15 +126,18 @@ static bool is_over(struct executor *x, int tile)
 __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
 {
     const struct schedule *s = x->launch.program->schedule;
+    int priority = is_large(x) ? router_priority(x->site.router) : 0;
     tutti_status status = TUTTI_IN_PROGRESS;
     while (x->run.low < x->run.cut->tiles) {
         const struct step *done = advance(x, &status);
-        bool moved = done, polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1);
-        if (polls && s->first_message >= 0) moved |= router_poll(x->site.router);
+        bool moved = done, polls = !done || (!step_is_message(done) && x->run.cut->tiles > 1), came = false;
+        if (polls && s->first_message >= 0) came = router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
-        if (!moved || status != TUTTI_IN_PROGRESS) return status;
+        if (moved && priority) precedence_note(priority, false);       /* what has come may be for others */
+        if (!(moved | came) || status != TUTTI_IN_PROGRESS) return status;
     }
+    if (priority) precedence_note(priority, true);
     if (!x->run.arrived && !roll_call(x, &status)) return status;
     return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->run.cut->tiles - 1, &status) ? TUTTI_OK
                                                                                                              : status;

@@ -95,6 +95,7 @@ static void sleep_counted(const struct wait_set *set, int most_ms)
 }
 void wait_sleep(const struct wait_set *set, int most_ms)
 {
+    if (set->soon && most_ms > 1) most_ms = 1;
     struct timespec most = time_of_ms(most_ms);
     if (most_ms <= 0) return;
     if (set->count == 0) { clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL); return; }

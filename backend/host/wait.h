@@ -14,8 +14,14 @@ enum { WAIT_WORDS = 16 };
 struct wait_set {                                      /* words whose change is worth waking up for               */
     int count;
     bool core_is_wanted;                               /* somebody who is to write one of them needs this core     */
+    bool soon;                                         /* some of what is waited for rings nobody: a sleep is short */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
+static inline void wait_clear(struct wait_set *set)    /* the words need none of it */
+{
+    set->count = 0;
+    set->core_is_wanted = set->soon = false;
+}
 /* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
    ignores it, and then sleeps for 1 ms at most. */
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);

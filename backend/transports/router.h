@@ -24,6 +24,7 @@ struct route {
 struct router {
     int rank, size;
     uint64_t comm; /* the communicator, by a number that its members agree on; networks carry it */
+    _Atomic int priority; /* of the operation that runs: where it is higher, what waits to leave leaves first */
     struct bell bell;
     tutti_status failure; /* OK, or why nothing goes any more */
     struct transport *transports; /* in the order of router_add */
@@ -42,6 +43,15 @@ void router_destroy(struct router *router); /* with its transports; NULL is fine
    yet; member i is ranks[i]. Both ends of a pair must come to the same one. */
 void router_add(struct router *router, struct transport *transport, const int *ranks, int count);
 
+/* Of any thread. */
+static inline int router_priority(const struct router *router)
+{
+    return atomic_load_explicit(&router->priority, memory_order_relaxed);
+}
+static inline void router_set_priority(struct router *router, int priority)
+{
+    atomic_store_explicit(&router->priority, priority, memory_order_relaxed);
+}
 void router_post(struct router *router, struct transfer *transfer);
 bool router_end(struct router *router); /* after a failure: fails all transfers; true */
 /* Moves what can be moved. true: something moved or is about to. */

@@ -44,7 +44,7 @@ static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, cons
         return NULL;
     }
     errand_begin_part(errand);
-    errands_push(&e->pulled, errand);
+    errands_push_by_priority(&e->pulled, errand);
     if (!(e->handle.events & EPOLLOUT)) endpoint_make_busy(fabric, e);
     return NULL;
 }

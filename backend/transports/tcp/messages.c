@@ -29,6 +29,24 @@ void errands_push(struct errands *list, struct errand *errand)
     else list->first = errand;
     list->last = errand;
 }
+static int priority_of(const struct errand *errand)
+{
+    const struct port *owner = errand->flight ? errand->flight->owner : NULL;
+    return owner ? router_priority(owner->base.router) : 0;
+}
+void errands_push_by_priority(struct errands *list, struct errand *errand)
+{
+    int priority = priority_of(errand);
+    struct errand **at = &list->first;
+    if (!priority) {
+        errands_push(list, errand);
+        return;
+    }
+    while (*at && priority_of(*at) >= priority) at = &(*at)->next;
+    errand->next = *at;
+    *at = errand;
+    if (!errand->next) list->last = errand;
+}
 void errands_remove(struct errands *list, const struct errand *errand)
 {
     struct errand *before = NULL, *at = list->first;

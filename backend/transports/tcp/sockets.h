@@ -137,6 +137,7 @@ void endpoints_free(struct fabric *fabric);
 struct errand *errand_new(struct fabric *fabric, struct tcp_endpoint *e); /* NULL: no memory */
 void errand_free(struct fabric *fabric, struct errand *errand);
 void errands_push(struct errands *list, struct errand *errand);
+void errands_push_by_priority(struct errands *list, struct errand *errand); /* behind its equals */
 void errands_remove(struct errands *list, const struct errand *errand);
 struct errand *errands_find(const struct errands *list, uint64_t id); /* NULL: it has none of it */
 void errand_land(struct fabric *fabric, struct errand *errand, const char *why);

@@ -1,5 +1,5 @@
 foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages crowd
-    repeats ring late_reasons stopped versions prediction uneven queue properties network eviction)
+    repeats ring late_reasons stopped versions prediction uneven queue properties network eviction priority)
   tutti_world(engine/test_${name})
 endforeach()
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it is of arithmetic
@@ -13,7 +13,7 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")
   set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
 endif()
-foreach(name messages async queue properties)
+foreach(name messages async queue properties priority)
   tutti_over_inproc(test_${name} "*")
 endforeach()
 tutti_over_inproc(test_errors "*hosts*")

@@ -1,0 +1,171 @@
+/* What is more urgent goes first; nobody waits for what waits for another rank; what each rank wants may differ. */
+#include "backend/execute/precedence.h"
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };
+
+/* An all-reduce on its way: so many of these bytes are many tiles. */
+struct flight { tutti_comm *comm; int32_t *data; size_t count; tutti_request request; };
+static void prepare(struct flight *f, const struct rank *me, size_t count, int priority)
+{
+    *f = (struct flight){ .data = calloc(count, sizeof *f->data), .count = count };
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &f->comm) == TUTTI_OK);
+    REQUIRE(tutti_comm_set_priority(f->comm, priority) == TUTTI_OK);
+}
+static void start(struct flight *f, const struct rank *me)
+{
+    f->request = (tutti_request)TUTTI_REQUEST_INIT;
+    for (size_t i = 0; i < f->count; i++) f->data[i] = me->rank + 1;
+    REQUIRE(tutti_all_reduce(f->data, f->data, f->count, TUTTI_INT32, TUTTI_SUM, f->comm, &f->request) == TUTTI_OK);
+}
+static void end(struct flight *f, const struct rank *me)
+{
+    REQUIRE(tutti_wait(&f->request, 0) == TUTTI_OK);
+    for (size_t i = 0; i < f->count; i++) REQUIRE(f->data[i] == me->size * (me->size + 1) / 2);
+}
+static void give_back(struct flight *f)
+{
+    REQUIRE(tutti_comm_destroy(f->comm) == TUTTI_OK);
+    free(f->data);
+}
+
+/* ---- who rests ---- */
+/* As if another of this process were on its way, until rank 0 says that it is over. */
+enum { ANOTHER = 6 };
+static void run(struct rank *me, size_t count, int priority)
+{
+    struct flight f;
+    prepare(&f, me, count, priority);
+    start(&f, me);
+    end(&f, me);
+    give_back(&f);
+}
+static void while_another_moves(struct rank *me)
+{
+    struct flight usual;
+    prepare(&usual, me, LARGE, ANOTHER - 1);
+    precedence_note(ANOTHER, false);
+    start(&usual, me);
+    run(me, LARGE, ANOTHER + 1);
+    run(me, 1, 0);
+    world_meet(me);
+    REQUIRE(tutti_test(&usual.request) == TUTTI_IN_PROGRESS);
+    world_meet(me);
+    precedence_note(ANOTHER, true);
+    end(&usual, me);
+    give_back(&usual);
+}
+static void with_tiles(const char *bytes, int64_t moment_ns)
+{
+    alarm(100);
+    setenv("TUTTI_TILE_BYTES", bytes, 1);
+    atomic_store(&precedence_moment_ns, moment_ns);
+}
+static void test_what_is_large_rests_while_more_urgent_ones_move(void **state)
+{
+    (void)state;
+    with_tiles("65536", INT64_C(100000) * MILLISECOND);
+    world_threads_on("2", 2, NULL, while_another_moves, NULL);
+    world_threads_on("2", 4, NULL, while_another_moves, NULL);
+    world_threads_on("", 2, NULL, while_another_moves, NULL);
+}
+
+/* ---- nobody waits for nothing ---- */
+static void one_is_late(struct rank *me)
+{
+    struct flight urgent, usual;
+    prepare(&urgent, me, LARGE, 7);
+    prepare(&usual, me, LONG, 0);
+    if (me->rank == 0) start(&urgent, me);
+    start(&usual, me);
+    end(&usual, me);
+    world_meet(me);
+    if (me->rank != 0) start(&urgent, me);
+    end(&urgent, me);
+    give_back(&urgent);
+    give_back(&usual);
+}
+static void each_wants_another(struct rank *me)
+{
+    struct flight one, other;
+    prepare(&one, me, LARGE, me->rank == 0 ? 5 : 1);
+    prepare(&other, me, LARGE, me->rank == 0 ? 1 : 5);
+    for (int round = 0; round < ROUNDS; round++) {
+        start(&one, me);
+        start(&other, me);
+        end(&one, me);
+        end(&other, me);
+    }
+    give_back(&one);
+    give_back(&other);
+}
+static void test_what_waits_for_a_rank_keeps_nobody(void **state)
+{
+    (void)state;
+    with_tiles("65536", MILLISECOND);
+    world_threads_on("2", 2, NULL, one_is_late, NULL);
+    world_threads_on("2", 3, NULL, one_is_late, NULL);
+}
+static void test_ranks_may_want_different_things(void **state)
+{
+    (void)state;
+    with_tiles("65536", MILLISECOND);
+    world_threads_on("2", 2, NULL, each_wants_another, NULL);
+#ifndef NO_PROCESSES
+    world_pretend("2");
+    assert_int_equal(world_processes(2, 60, each_wants_another, NULL), 0);     /* each a process: a view of its own */
+#endif
+}
+
+/* ---- words ---- */
+static void ask(struct rank *me)
+{
+    REQUIRE(tutti_comm_set_priority(me->comm, TUTTI_PRIORITIES - 1) == TUTTI_OK);
+    REQUIRE(tutti_comm_set_priority(me->comm, TUTTI_PRIORITIES) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(strcmp(tutti_get_last_error(), "a priority of 8: it must be 0 to 7") == 0);
+    REQUIRE(tutti_comm_set_priority(me->comm, -1) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_comm_set_priority(NULL, 1) == TUTTI_INVALID_ARGUMENT);
+}
+static void test_what_is_no_priority(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, ask, NULL);
+}
+static void test_precedence(void **state)
+{
+    (void)state;
+    atomic_store(&precedence_moment_ns, INT64_C(100000) * MILLISECOND);
+    assert_false(precedence_rests(0));
+    precedence_note(2, false);
+    assert_true(precedence_rests(0) && precedence_rests(1));
+    assert_false(precedence_rests(2) || precedence_rests(3));
+    precedence_note(5, false);
+    precedence_note(2, true);
+    assert_true(precedence_rests(0) && precedence_rests(4));
+    precedence_note(5, true);
+    assert_false(precedence_rests(0));
+    precedence_note(1, false);
+    atomic_store(&precedence_moment_ns, 0);             /* it is over in no time */
+    assert_false(precedence_rests(0));
+    precedence_note(1, true);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_no_priority),
+        cmocka_unit_test(test_precedence),
+        cmocka_unit_test(test_what_is_large_rests_while_more_urgent_ones_move),
+        cmocka_unit_test(test_what_waits_for_a_rank_keeps_nobody),
+        cmocka_unit_test(test_ranks_may_want_different_things),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
