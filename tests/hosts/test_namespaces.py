@@ -203,15 +203,15 @@ def test_torch_over_two_hosts(tmp_path):
     assert found == [("h0", "0", "h0"), ("h0", "1", "h0"), ("h1", "2", "h1"), ("h1", "3", "h1")]
 
 
-@pytest.mark.parametrize("asked, expected", [([], "cubic"), (["--congestion", "reno"], "reno")])
+@pytest.mark.parametrize("asked, expected", [([], ("cubic", "reno")), (["--congestion", "reno"], ("reno",))])
 def test_congestion_control_is_not_the_machines(asked, expected):
     run = command("1", *asked, "--", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
-    assert run.stdout == f"h0 | {expected}\n", run.stderr
+    assert run.stdout in [f"h0 | {name}\n" for name in expected], run.stderr
 
 
 def test_unknown_congestion_control():
     run = command("1", "--congestion", "prayer", "--", "true")
-    assert run.returncode == 1 and "TCP has no prayer here; there are " in run.stderr
+    assert run.returncode == 1 and "TCP of a namespace cannot have prayer here; it can have " in run.stderr
 
 
 def marked(mark):

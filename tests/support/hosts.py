@@ -10,6 +10,7 @@ util-linux. script/hosts is this as a command.
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -145,10 +146,11 @@ class Keeper:
 class Hosts:
     """`count` hosts, h0, h1, …; use it as a context. rate as in 1gbit, delay as in 1ms, loss as in 1%: of what each of
     them sends. ipv6: they have no other addresses. congestion: how their TCP limits itself, whatever this machine's
-    does; cubic is Linux's own choice, and bbr takes twice as long between such hosts (docs/decisions/ucx.md)."""
+    does. "": cubic, Linux's own choice, or reno where cubic is not for namespaces; bbr takes twice as long between such
+    hosts (docs/decisions/ucx.md)."""
 
     def __init__(self, count: int, rate: str = "", delay: str = "", loss: str = "", ipv6: bool = False,
-                 congestion: str = "cubic"):
+                 congestion: str = ""):
         for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
             if not shutil.which(tool):
                 raise CannotPretend(f"there is no `{tool}`; Debian has it in the package {package}")
@@ -196,11 +198,13 @@ class Hosts:
     def limit(self, host: int, congestion: str) -> None:
         """How its TCP limits itself."""
         enter = self.entering(self.keepers[host].inside, "-n", "-m", "-p")
-        try:
-            said(*enter, "sh", "-c", f"echo {congestion} >/proc/sys/net/ipv4/tcp_congestion_control")
-        except CannotPretend:
-            there = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-            raise CannotPretend(f"TCP has no {congestion} here; there are {', '.join(there)}") from None
+        for name in [congestion] if congestion else ["cubic", "reno"]:
+            with contextlib.suppress(CannotPretend):
+                said(*enter, "sh", "-c", f"echo {name} >/proc/sys/net/ipv4/tcp_congestion_control")
+                return
+        allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+        raise CannotPretend(f"TCP of a namespace cannot have {congestion or 'cubic'} here; it can have "
+                            f"{', '.join(allowed)} (sysctl net.ipv4.tcp_allowed_congestion_control)")
 
     # ---- running things ----
     def entering(self, process: int, *kinds: str) -> list[str]:
