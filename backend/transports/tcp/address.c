@@ -100,6 +100,7 @@ int address_call(const struct sockets *s, const struct card *card)
     int descriptor = open_socket(card->family);
     if (descriptor < 0) return descriptor;
     set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     if (connect(descriptor, &name.any, bytes_of(&name)) == 0 || errno == EINPROGRESS) return descriptor;
     int error = errno;
     close(descriptor);
@@ -112,6 +113,7 @@ int address_accept(int listener)
     while (descriptor < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (descriptor < 0) return -errno;
     set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     return descriptor;
 }
 int address_error(int descriptor)

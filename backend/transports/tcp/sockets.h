@@ -18,6 +18,7 @@ enum {
     PART_BYTES = 2 << 20,     /* of DATA */
     READ_BYTES = 512 << 10,   /* of one connection, before it is another's turn */
     WRITE_BYTES = 512 << 10,  /* likewise */
+    NOT_SENT_BYTES = 128 << 10, /* of what the kernel has taken: more would only stand before what is small */
     UNASKED = 2,                  /* so many connections are read without asking which of them has something */
     ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
 };
