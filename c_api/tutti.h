@@ -212,9 +212,9 @@ TUTTI_API tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, i
 /* of operations started from now on */
 TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_ms);
 /* 0 (the usual one) to TUTTI_PRIORITIES - 1. While collectives of a communicator with a higher priority get on, those of
-   others that this process has under way rest at the next part of theirs (2 MiB at most), and let it have the network.
-   Nobody waits for one that waits for another rank, and small ones take no part. Only how long calls take depends on
-   it: ranks may say different things. Of operations started from now on. */
+   others that this process has under way have one part of theirs (2 MiB at most) on its way at a time, and what waits
+   to leave leaves by priority. Nobody waits for one that waits for another rank, and small ones take no part. Only how
+   long calls take depends on it: ranks may say different things. Of operations started from now on. */
 enum { TUTTI_PRIORITIES = 8 };
 TUTTI_API tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority);
 /* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next

@@ -1,7 +1,6 @@
 /* Which of the operations that this process has under way go first. While those of a communicator with a higher
- * priority move, others begin no tile; what has begun goes on. Who is more urgent but waits for another rank keeps
- * nobody: it counts for a moment after it has last moved. So no order of priorities, nor ranks that have different
- * ones, can deadlock. */
+ * priority move, each other one has one tile under way at a time: enough to fill what they leave of the network. Who is
+ * more urgent but waits for another rank keeps nobody: it counts for a moment after it has last moved. */
 #pragma once
 #include "c_api/tutti.h"
 #include <stdatomic.h>
@@ -9,4 +8,4 @@
 extern _Atomic int64_t precedence_moment_ns;            /* how long a moment is */
 /* An operation of this priority, not the usual one, has moved; or is over. */
 void precedence_note(int priority, bool over);
-bool precedence_rests(int priority);                    /* true: it is not to begin anything now */
+bool precedence_rests(int priority);                    /* true: it is not to begin more now */

@@ -91,7 +91,7 @@ static int program_end(const struct schedule *s)        /* LEAVE belongs to the 
 }
 /* What is small is over before others would notice. */
 static bool is_large(const struct executor *x) { return x->run.cut->tiles > 1 || x->launch.part_bytes >= LARGE_BYTES; }
-/* Something more urgent moves: no tile is begun. Nobody rings when it has ended. */
+/* Something more urgent moves: one tile at a time is enough. Nobody rings when it has ended. */
 static bool rests(struct executor *x)
 {
     bool rests = is_large(x) && precedence_rests(router_priority(x->site.router));
@@ -107,7 +107,7 @@ static const struct step *advance(struct executor *x, tutti_status *status)     
         for (int tile = x->run.low; tile < x->run.cut->tiles && tile < window; tile++) {
             int *pc = &x->run.pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
-            if (*pc == 0 && rests(x)) continue;
+            if (*pc == 0 && tile > x->run.low && rests(x)) continue;
             perform(x, *pc, tile);
             return &s->steps[(*pc)++];
         }

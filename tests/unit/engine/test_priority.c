@@ -1,4 +1,5 @@
 /* What is more urgent goes first; nobody waits for what waits for another rank; what each rank wants may differ. */
+#include "backend/engine/comm.h"
 #include "backend/execute/precedence.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
@@ -11,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };
+enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };       /* elements */
 
 /* An all-reduce on its way: so many of these bytes are many tiles. */
 struct flight { tutti_comm *comm; int32_t *data; size_t count; tutti_request request; };
@@ -39,46 +40,58 @@ static void give_back(struct flight *f)
 }
 
 /* ---- who rests ---- */
-/* As if another of this process were on its way, until rank 0 says that it is over. */
-enum { ANOTHER = 6 };
-static void run(struct rank *me, size_t count, int priority)
+static void drive_until_still(tutti_comm *comm)
 {
-    struct flight f;
-    prepare(&f, me, count, priority);
-    start(&f, me);
-    end(&f, me);
-    give_back(&f);
+    struct wait_set unused;
+    do wait_clear(&unused);
+    while (driver_progress(comm, &unused));
 }
+static int tiles_on_their_way(const tutti_comm *comm)
+{
+    const struct program *p = comm->executor.launch.program;
+    int steps = p->schedule->step_count, tiles = 0;
+    for (int slot = 0; slot < p->plan->slots; slot++) {
+        bool any = false;
+        for (int i = 0; i < steps; i++) any |= p->transfers[slot * steps + i].state == TRANSFER_POSTED;
+        tiles += any;
+    }
+    return tiles;
+}
+/* As if another of this process moved, and then did not; rank 1 comes later, so nothing that rank 0 begins ends. */
 static void while_another_moves(struct rank *me)
 {
-    struct flight usual;
-    prepare(&usual, me, LARGE, ANOTHER - 1);
-    precedence_note(ANOTHER, false);
-    start(&usual, me);
-    run(me, LARGE, ANOTHER + 1);
-    run(me, 1, 0);
-    world_meet(me);
-    REQUIRE(tutti_test(&usual.request) == TUTTI_IN_PROGRESS);
-    world_meet(me);
-    precedence_note(ANOTHER, true);
-    end(&usual, me);
-    give_back(&usual);
+    enum { ANOTHER = 3 };
+    struct flight f;
+    for (int priority = ANOTHER - 1; priority <= ANOTHER; priority++) {
+        prepare(&f, me, LARGE, priority);
+        precedence_note(ANOTHER, false);
+        if (me->rank == 0) {
+            driver_acquire(f.comm);
+            start(&f, me);
+            drive_until_still(f.comm);
+            REQUIRE((tiles_on_their_way(f.comm) == 1) == (priority < ANOTHER));
+            REQUIRE(f.comm->executor.blocked.soon == (priority < ANOTHER));
+            precedence_note(ANOTHER, true);
+            drive_until_still(f.comm);
+            REQUIRE(tiles_on_their_way(f.comm) > 1);
+            driver_release(f.comm);
+        }
+        world_meet(me);
+        if (me->rank != 0) start(&f, me);
+        end(&f, me);
+        give_back(&f);
+    }
 }
-static void with_tiles(const char *bytes, int64_t moment_ns)
+static void small_ones(struct rank *me)
 {
-    alarm(100);
-    setenv("TUTTI_TILE_BYTES", bytes, 1);
-    atomic_store(&precedence_moment_ns, moment_ns);
+    struct flight f;
+    prepare(&f, me, 1000, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        start(&f, me);
+        end(&f, me);
+    }
+    give_back(&f);
 }
-static void test_what_is_large_rests_while_more_urgent_ones_move(void **state)
-{
-    (void)state;
-    with_tiles("65536", INT64_C(100000) * MILLISECOND);
-    world_threads_on("2", 2, NULL, while_another_moves, NULL);
-    world_threads_on("2", 4, NULL, while_another_moves, NULL);
-    world_threads_on("", 2, NULL, while_another_moves, NULL);
-}
-
 /* ---- nobody waits for nothing ---- */
 static void one_is_late(struct rank *me)
 {
@@ -108,6 +121,31 @@ static void each_wants_another(struct rank *me)
     give_back(&one);
     give_back(&other);
 }
+static void with_tiles(const char *bytes, int64_t moment_ns)
+{
+    alarm(100);
+    setenv("TUTTI_TILE_BYTES", bytes, 1);
+    atomic_store(&precedence_moment_ns, moment_ns);
+}
+static void test_one_tile_at_a_time_while_more_urgent_ones_move(void **state)
+{
+    (void)state;
+    with_tiles("65536", INT64_C(100000) * MILLISECOND);
+    world_threads_on("2", 2, NULL, while_another_moves, NULL);
+}
+static void test_priorities_change_no_results(void **state)
+{
+    (void)state;
+    for (int64_t moment_ms = 0; moment_ms <= 100000; moment_ms += 100000) {
+        with_tiles("65536", moment_ms * MILLISECOND);
+        precedence_note(7, false);
+        world_threads_on("2", 2, NULL, small_ones, NULL);
+        world_threads_on("2", 4, NULL, each_wants_another, NULL);
+        world_threads_on("", 2, NULL, each_wants_another, NULL);
+        precedence_note(7, true);
+    }
+}
+
 static void test_what_waits_for_a_rank_keeps_nobody(void **state)
 {
     (void)state;
@@ -163,7 +201,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_no_priority),
         cmocka_unit_test(test_precedence),
-        cmocka_unit_test(test_what_is_large_rests_while_more_urgent_ones_move),
+        cmocka_unit_test(test_one_tile_at_a_time_while_more_urgent_ones_move),
+        cmocka_unit_test(test_priorities_change_no_results),
         cmocka_unit_test(test_what_waits_for_a_rank_keeps_nobody),
         cmocka_unit_test(test_ranks_may_want_different_things),
     };
