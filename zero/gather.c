@@ -34,6 +34,7 @@ static tutti_status land(struct gatherer *g, int unit)
     tutti_status status = tutti_wait(&w->request, g->timeout_ms);
     g->waited_ns += (uint64_t)(clock_ns() - began_ns);
     if (status == TUTTI_OK) {
+        span_await(&w->span);
         w->state = WHOLE;
         return TUTTI_OK;
     }
@@ -52,9 +53,12 @@ static tutti_status start(struct gatherer *g, int unit)
     w->here = true;
     w->request = (tutti_request)TUTTI_REQUEST_INIT;
     w->request.label = (uint64_t)unit + 1;
+    size_t bytes = u->slice * u->element * (size_t)(g->partition->ranks - 1);
+    span_begin(&w->span, g->journal, TUTTI_ZERO_GATHERED, unit, bytes);
+    span_follow(&w->span, &w->request);
     TRY(tutti_all_gather(w->slice, w->flat, u->slice, u->dtype, g->comm, &w->request));
     w->state = COMING;
-    g->moved_bytes += u->slice * u->element * (size_t)(g->partition->ranks - 1);
+    g->moved_bytes += bytes;
     return TUTTI_OK;
 }
 static tutti_status close_unit(struct gatherer *g, int unit)
@@ -167,11 +171,12 @@ static tutti_status make_unit(struct gatherer *g, int unit)
     return TUTTI_OK;
 }
 tutti_status gatherer_init(struct gatherer *g, const struct partition *partition, int prefetch, int64_t timeout_ms,
-    tutti_comm *all)
+    tutti_comm *all, struct journal *journal)
 {
     size_t largest = 0;
     *g = (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
     g->pages.file = -1;
+    g->journal = journal;
     g->unit = memory_zeroed((size_t)partition->units, sizeof *g->unit);
     g->foreseen = memory_zeroed((size_t)prefetch + 1, sizeof *g->foreseen);
     if (!forecast_init(&g->forecast, partition->units) || !g->unit || !g->foreseen)

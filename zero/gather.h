@@ -2,6 +2,7 @@
  * and the pages given back after it. All ranks use units in the same order; that they do is compared. */
 #pragma once
 #include "zero/forecast.h"
+#include "zero/journal.h"
 #include "zero/pages.h"
 #include "zero/partition.h"
 
@@ -9,6 +10,7 @@ enum wholeness { CLOSED, COMING, WHOLE };
 struct whole {                                          /* of one unit */
     void *flat, *slice;                                 /* the whole array, at times; this rank's part, always */
     tutti_request request;                              /* while it is COMING */
+    struct span span;
     enum wholeness state;
     /* The same on all ranks, as only uses and releases change them: */
     bool here;                                          /* a use needs no gathering */
@@ -20,6 +22,7 @@ struct whole {                                          /* of one unit */
 struct gatherer {
     const struct partition *partition;
     tutti_comm *comm;
+    struct journal *journal;
     struct pages pages;
     struct whole *unit;                                 /* [units] */
     struct forecast forecast;
@@ -30,7 +33,7 @@ struct gatherer {
 };
 /* Collective. All units are whole at first, and their values nothing. gatherer_finish is due in every case. */
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
-    int64_t timeout_ms, tutti_comm *all);
+    int64_t timeout_ms, tutti_comm *all, struct journal *journal);
 void gatherer_finish(struct gatherer *gatherer);
 tutti_status gatherer_begin(struct gatherer *gatherer); /* collective: slices of what rank 0 has; nothing is whole */
 /* Collective: returns when it is whole. In a backward pass it ends by itself. */

@@ -30,7 +30,7 @@ static void pause_for(int n)
 static tutti_status find_places(struct home *h)
 {
     const struct places *p = &h->places;
-    TRY(places_init(&h->places, h->all));
+    TRY(places_init(&h->places, h->lanes->all[0]));
     h->lengths = memory_zeroed((size_t)p->hosts, sizeof *h->lengths);
     h->offsets = memory_zeroed((size_t)p->hosts, sizeof *h->offsets);
     if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
@@ -48,16 +48,18 @@ static tutti_status make_flat(struct home *h, int unit)
     house->home = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
         house->said = h->versions + (size_t)unit * (size_t)h->places.here;
-        return tutti_mem_alloc_common(&house->flat, bytes, h->all);
+        return tutti_mem_alloc_common(&house->flat, bytes, h->lanes->all[0]);
     }
     return tutti_mem_alloc(&house->flat, bytes);
 }
-tutti_status home_init(struct home *h, const struct partition *partition, const tutti_zero_config *c, tutti_comm *all,
-    tutti_comm *word)
+tutti_status home_init(struct home *h, const struct partition *partition, const tutti_zero_config *c,
+    struct lanes *lanes, tutti_comm *word, struct journal *journal)
 {
-    *h = (struct home){ .kind = c->home, .partition = partition, .all = all, .word = word };
+    tutti_comm *all = lanes->all[0];
+    *h = (struct home){ .kind = c->home, .partition = partition, .lanes = lanes, .word = word, .journal = journal };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
-    if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all);
+    if (h->kind == TUTTI_ZERO_SHARDED)
+        return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all, journal);
     TRY(find_places(h));
     h->house = memory_zeroed((size_t)partition->units, sizeof *h->house);
     if (!h->house) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
@@ -65,20 +67,18 @@ tutti_status home_init(struct home *h, const struct partition *partition, const 
         size_t words = (size_t)partition->units * (size_t)h->places.here;
         TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
         const struct places *p = &h->places;
-        if (p->hosts > 1) TRY(tutti_comm_split(all, p->index, p->host, &h->across));
+        if (p->hosts > 1) TRY(lanes_reach_across(lanes, p->index, p->host));
     }
     for (int u = 0; u < partition->units; u++) TRY(make_flat(h, u));
     return TUTTI_OK;
 }
 void home_abandon(struct home *h)
 {
-    if (h->across) tutti_comm_abort(h->across);
     if (h->gatherer.comm) tutti_comm_abort(h->gatherer.comm);
 }
 void home_finish(struct home *h)
 {
     gatherer_finish(&h->gatherer);
-    tutti_comm_destroy(h->across);
     for (int u = 0; h->house && u < h->partition->units; u++) tutti_mem_free(h->house[u].flat);
     tutti_mem_free(h->versions);
     free(h->house);
@@ -107,7 +107,7 @@ void home_land(struct home *h, int64_t until_ms)
 tutti_status home_begin(struct home *h)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return gatherer_begin(&h->gatherer);
-    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->across : h->all;
+    tutti_comm *comm = h->kind == TUTTI_ZERO_SHARED ? h->lanes->across[0] : h->lanes->all[0];
     bool first = h->places.index == 0;                  /* as rank 0 is, of its host */
     bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
     for (int u = 0; joins && u < h->partition->units; u++)
@@ -138,9 +138,12 @@ static void say(struct house *house)
 }
 static void say_gathered(tutti_request *request, void *context)        /* on the thread that has ended it */
 {
-    if (tutti_test(request) == TUTTI_OK) say(context);
+    struct house *house = context;
+    bool fine = tutti_test(request) == TUTTI_OK;
+    span_end(&house->span);                             /* first: who hears the other may use it again */
+    if (fine) say(house);
 }
-static tutti_status gather_across(struct home *h, struct house *house, const struct unit_partition *u)
+static tutti_status gather_across(struct home *h, struct house *house, const struct unit_partition *u, tutti_comm *comm)
 {
     for (int host = 0; host < h->places.hosts; host++) {
         h->lengths[host] = u->slice;
@@ -151,14 +154,15 @@ static tutti_status gather_across(struct home *h, struct house *house, const str
     house->gathering.done = say_gathered;
     house->gathering.context = house;
     h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
-    return tutti_all_gather_v(mine, house->flat, h->lengths, h->offsets, u->dtype, h->across, &house->gathering);
+    return tutti_all_gather_v(mine, house->flat, h->lengths, h->offsets, u->dtype, comm, &house->gathering);
 }
-static tutti_status gather(struct home *h, struct house *house, const struct unit_partition *u)
+static tutti_status gather(struct home *h, struct house *house, const struct unit_partition *u, tutti_comm *comm)
 {
     void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
     house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
+    span_follow(&house->span, &house->gathering);
     h->moved_bytes += u->slice * u->element * (size_t)(h->partition->ranks - 1);
-    return tutti_all_gather(mine, house->flat, u->slice, u->dtype, h->all, &house->gathering);
+    return tutti_all_gather(mine, house->flat, u->slice, u->dtype, comm, &house->gathering);
 }
 tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 {
@@ -170,7 +174,10 @@ tutti_status home_publish(struct home *h, int unit, uint64_t steps)
         say(house);
         return TUTTI_OK;
     }
-    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, house, u) : gather(h, house, u));
+    size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
+    span_begin(&house->span, h->journal, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
+    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, house, u, lanes_across(h->lanes, unit))
+                                     : gather(h, house, u, lanes_all(h->lanes, unit)));
     house->gathers = true;
     return TUTTI_OK;
 }
@@ -189,7 +196,7 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
         pause_for(n);
         if (n % LOOKS) continue;
         TRY(tutti_comm_get_async_error(h->word));
-        if (h->across) TRY(tutti_comm_get_async_error(h->across));
+        if (h->lanes->across[0]) TRY(tutti_comm_get_async_error(h->lanes->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
                 "zero: rank %d has not updated its slice of unit %d in %lld ms; is it stopped?",
@@ -200,12 +207,13 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
 static tutti_status await_gathering(struct home *h, int unit)
 {
     tutti_status status = tutti_wait(&h->house[unit].gathering, h->timeout_ms);
-    if (status != TUTTI_OK && h->across) {
+    if (status != TUTTI_OK && h->lanes->across[0]) {
         char why[STATUS_DETAIL_BYTES / 2];
         snprintf(why, sizeof why, "%s", status_detail());
         return status_fail(status, "zero: unit %d has not come from the other hosts; by their numbers: %s", unit, why);
     }
     h->house[unit].gathers = false;
+    span_await(&h->house[unit].span);
     return status;
 }
 tutti_status home_await(struct home *h, int unit, uint64_t steps)

@@ -2,6 +2,7 @@
  * of steps that have updated it: each rank says so of its slice, in a word that the ranks of its host see. */
 #pragma once
 #include "zero/gather.h"
+#include "zero/lanes.h"
 #include "zero/places.h"
 #include <stdatomic.h>
 
@@ -11,6 +12,7 @@ struct house {                                          /* of one unit, but SHAR
     struct version *said;                               /* [ranks of this host], of SHARED */
     struct home *home;
     tutti_request gathering;                            /* of what others have updated */
+    struct span span;
     uint64_t steps;                                     /* this rank has published */
     bool gathers;                                       /* `gathering` has been started */
 };
@@ -18,18 +20,20 @@ struct home {
     tutti_zero_home kind;
     const struct partition *partition;
     int64_t timeout_ms;
-    tutti_comm *all, *word;                             /* for slices; for small words, and this host's failures */
-    tutti_comm *across;                                 /* SHARED on several hosts: the ranks of my index */
+    struct lanes *lanes;                                /* for slices; `across`: SHARED, on several hosts */
+    tutti_comm *word;                                   /* for small words, and this host's failures */
+    struct journal *journal;
     struct places places;
     size_t *lengths, *offsets;                           /* [hosts]: what `across` gathers */
     struct version *versions;                           /* [units][here] */
     struct house *house;                                /* [units] */
     struct gatherer gatherer;                           /* SHARDED: all it has */
-    uint64_t waited_ns, moved_bytes;
+    _Atomic uint64_t waited_ns;                         /* of the caller, and of a step's tail */
+    uint64_t moved_bytes;
 };
-/* Collective. `all` and `word` stay the caller's. home_finish is due in every case. */
+/* Collective. `lanes` and `word` stay the caller's. home_finish is due in every case. */
 tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
-    tutti_comm *all, tutti_comm *word);
+    struct lanes *lanes, tutti_comm *word, struct journal *journal);
 void home_finish(struct home *home);
 void home_abandon(struct home *home);                   /* others are not to wait for this rank */
 tutti_status home_keep(struct home *home, uint64_t steps, bool kept);  /* collective: all units may be read */

@@ -115,7 +115,7 @@ static uint64_t mix(uint64_t digest, uint64_t number)
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *c)
 {
     uint64_t digest = mix(mix(mix(0, (uint64_t)partition->parameters), (uint64_t)c->home), (uint64_t)c->rule);
-    if (c->home == TUTTI_ZERO_SHARDED) digest = mix(digest, (uint64_t)c->prefetch);
+    digest = mix(digest, c->home == TUTTI_ZERO_SHARDED ? (uint64_t)c->prefetch : (uint64_t)c->ahead);
     for (int i = 0; i < partition->parameters; i++) {
         const struct place_of_parameter *p = &partition->parameter[i];
         digest = mix(mix(mix(mix(digest, p->count), p->offset), (uint64_t)p->unit), (uint64_t)p->group);

@@ -75,23 +75,20 @@ static void add_round(struct reducer *r, int unit)
     if (g->rounds++ == 0) return;
     reduce_find(u->dtype, TUTTI_SUM)(&g->sum, 1, from, 2, u->slice, 1);
 }
-static struct sum *flying(struct reducer *r, int n)     /* the n-th oldest */
-{
-    return &r->unit[r->flying[(r->oldest + n) % r->partition->units]].flight;
-}
+static struct sum *flying(struct reducer *r, int n) /* the n-th oldest */ { return &r->unit[r->flying[n]].flight; }
 static void advance(struct reducer *r)
 {
     for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
 }
-static tutti_status land_oldest(struct reducer *r)
+static tutti_status land(struct reducer *r, int n)
 {
-    int unit = r->flying[r->oldest];
+    int unit = r->flying[n];
     struct gathering_sum *g = &r->unit[unit];
     int64_t began_ns = clock_ns();
     TRY(sum_wait(&r->sums, &g->flight));
     r->waited_ns += (uint64_t)(clock_ns() - began_ns);
-    r->oldest = (r->oldest + 1) % r->partition->units;
     r->flies--;
+    memmove(&r->flying[n], &r->flying[n + 1], (size_t)(r->flies - n) * sizeof *r->flying);
     add_round(r, unit);
     give_back(r, g->sent);
     g->sent = NULL;
@@ -117,7 +114,7 @@ static tutti_status take_buffer(struct reducer *r, int unit)
         *out = find_spare(r, bytes);
         if (*out) return TUTTI_OK;
         bool waits = r->flies && count_buffers(r, bytes) >= r->buffers && is_soon_over(r);
-        TRY(waits ? land_oldest(r) : make_buffer(r, bytes, out));
+        TRY(waits ? land(r, 0) : make_buffer(r, bytes, out));
     }
     return TUTTI_OK;
 }
@@ -145,7 +142,7 @@ static tutti_status start_sum(struct reducer *r, int unit)
     g->complete = false;
     memset(r->presence + u->first_parameter, ABSENT, (size_t)u->parameters);
     g->started++;
-    r->flying[(r->oldest + r->flies++) % r->partition->units] = unit;
+    r->flying[r->flies++] = unit;
     r->begun++;
     r->sum_bytes += bytes_of(r, unit);
     return TUTTI_OK;
@@ -161,7 +158,7 @@ static tutti_status start_complete(struct reducer *r)
 tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool *adds)
 {
     const struct place_of_parameter *p = &r->partition->parameter[parameter];
-    if (r->settled)
+    if (r->closed)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: the gradients of this step have been averaged, and parameter %d has another: take the step first",
             parameter);
@@ -189,6 +186,7 @@ tutti_status reducer_ready(struct reducer *r, int parameter)
     r->presence[parameter] = r->held ? HELD : READY;
     if (r->held || ++g->ready < r->partition->unit[unit].parameters || g->started) return TUTTI_OK;
     g->complete = true;
+    journal_note(r->sums.journal, TUTTI_ZERO_READY, unit, journal_now(r->sums.journal), 0);
     order_note(&r->order, unit);
     if (unit != whose_turn(r)) r->late_units++;
     return start_complete(r);
@@ -212,7 +210,12 @@ static bool has_gradients(const struct reducer *r)
         if (r->unit[u].buffer) return true;
     return false;
 }
-static tutti_status finish_round(struct reducer *r, int round)
+static tutti_status land_all(struct reducer *r)
+{
+    while (r->flies) TRY(land(r, 0));
+    return TUTTI_OK;
+}
+static tutti_status start_round(struct reducer *r, int round)
 {
     while (r->begun < round * r->partition->units) {
         int unit = whose_turn(r);
@@ -220,14 +223,18 @@ static tutti_status finish_round(struct reducer *r, int round)
         TRY(start_sum(r, unit));
     }
     for (int n = 0; n < r->flies; n++) TRY(sum_cross(&r->sums, flying(r, n)));
-    while (r->flies) TRY(land_oldest(r));
     return TUTTI_OK;
 }
-static tutti_status settle(struct reducer *r, bool drops)
+static tutti_status start_again(struct reducer *r)
+{
+    TRY(land_all(r));
+    return start_round(r, 2);
+}
+static tutti_status close_step(struct reducer *r, bool drops)
 {
     uint8_t *flags = &r->used[r->partition->parameters];
-    if (r->settled) return TUTTI_OK;
-    TRY(finish_round(r, 1));
+    if (r->closed) return TUTTI_OK;
+    TRY(start_round(r, 1));
     flags[AGAIN] = has_gradients(r);
     flags[DROPS] = drops;
     flags[TAKES] = !drops;
@@ -235,16 +242,30 @@ static tutti_status settle(struct reducer *r, bool drops)
         NULL));
     if (flags[DROPS] && flags[TAKES])
         return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, and others use them");
-    if (flags[AGAIN]) TRY(finish_round(r, 2));
-    r->settled = true;
+    if (flags[AGAIN]) TRY(start_again(r));
+    r->closed = true;
     return TUTTI_OK;
 }
-tutti_status reducer_settle(struct reducer *r) { return settle(r, false); }
+tutti_status reducer_close(struct reducer *r) { return close_step(r, false); }
+tutti_status reducer_land(struct reducer *r, int unit)
+{
+    for (int n = 0; n < r->flies; n++)
+        if (r->flying[n] == unit) return land(r, n);
+    return TUTTI_OK;
+}
+tutti_status reducer_settle(struct reducer *r)
+{
+    TRY(reducer_close(r));
+    return land_all(r);
+}
 /* What rank 0 has seen in the first step is the order from then on. */
 static tutti_status learn(struct reducer *r)
 {
+    int *turn = r->order.turn;
     order_learned(&r->order);
-    return tutti_broadcast(r->order.turn, r->order.turn, (size_t)r->partition->units, TUTTI_INT32, 0, r->word, NULL);
+    TRY(tutti_broadcast(turn, turn, (size_t)r->partition->units, TUTTI_INT32, 0, r->word, NULL));
+    lanes_assign(r->lanes, r->partition, turn);
+    return TUTTI_OK;
 }
 tutti_status reducer_next(struct reducer *r)
 {
@@ -254,28 +275,30 @@ tutti_status reducer_next(struct reducer *r)
     for (int u = 0; u < r->partition->units; u++) r->unit[u].started = r->unit[u].rounds = 0;
     memset(r->used, 0, (size_t)r->partition->parameters + FLAGS);
     r->begun = 0;
-    r->settled = false;
+    r->closed = false;
     return r->order.learns ? learn(r) : TUTTI_OK;
 }
 bool reducer_is_at_rest(const struct reducer *r)
 {
-    bool any = r->settled;
+    bool any = r->closed;
     for (int i = 0; i < r->partition->parameters; i++) any |= r->used[i];
     return !any;
 }
 tutti_status reducer_drop(struct reducer *r)
 {
     if (reducer_is_at_rest(r)) return TUTTI_OK;
-    TRY(settle(r, true));
+    TRY(close_step(r, true));
+    TRY(land_all(r));
     sums_forget(&r->sums);                              /* parts of what is dropped are in it */
     return reducer_next(r);
 }
 
 /* ---- lifetime ---- */
 tutti_status reducer_init(struct reducer *r, const struct partition *partition, const tutti_zero_config *c,
-    tutti_comm *all, tutti_comm *word)
+    struct lanes *lanes, tutti_comm *word, struct journal *journal)
 {
-    *r = (struct reducer){ .partition = partition, .word = word, .buffers = c->buffers ? c->buffers : USUAL_BUFFERS };
+    *r = (struct reducer){ .partition = partition, .lanes = lanes, .word = word };
+    r->buffers = c->buffers ? c->buffers : USUAL_BUFFERS;
     r->unit = memory_zeroed((size_t)partition->units, sizeof *r->unit);
     r->flying = memory_zeroed((size_t)partition->units, sizeof *r->flying);
     r->presence = memory_zeroed((size_t)partition->parameters, 1);
@@ -284,7 +307,8 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
     bool fine = order_init(&r->order, partition->units) && r->unit && r->flying && r->presence && r->asked && r->used;
     if (!fine)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
-    return sums_init(&r->sums, partition, &c->compression, all);
+    lanes_assign(lanes, partition, r->order.turn);
+    return sums_init(&r->sums, partition, &c->compression, lanes, journal);
 }
 void reducer_finish(struct reducer *r)
 {

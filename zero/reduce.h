@@ -24,25 +24,29 @@ struct gathering_sum {                                  /* of one unit */
 struct reducer {
     const struct partition *partition;
     struct sums sums;
+    struct lanes *lanes;
     tutti_comm *word;
     struct gathering_sum *unit;                         /* [units] */
     uint8_t *presence, *asked;                          /* [parameters]; asked: for the place of its gradient */
     uint8_t *used;                                      /* [parameters] in this step, here, then anywhere; and FLAGS */
     struct order order;
     int begun;                                          /* sums started in this step */
-    int *flying, flies, oldest;                         /* [units] a ring of those on their way */
+    int *flying, flies;                                 /* [units] those on their way, oldest first */
     struct buffer *spare;
     int buffers;                                        /* of one length */
-    bool held, settled;
+    bool held, closed;                                  /* closed: no gradient comes until the next step */
     uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;
 };
-/* `all` and `word` stay the caller's. reducer_finish is due in every case, after their destruction. */
+/* `lanes` and `word` stay the caller's. reducer_finish is due in every case, when they have been left. */
 tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
-    tutti_comm *all, tutti_comm *word);
+    struct lanes *lanes, tutti_comm *word, struct journal *journal);
 void reducer_finish(struct reducer *reducer);
 tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
 tutti_status reducer_ready(struct reducer *reducer, int parameter);
-tutti_status reducer_settle(struct reducer *reducer);   /* collective */
+/* Collective: no gradient comes any more; all sums are on their way. */
+tutti_status reducer_close(struct reducer *reducer);
+tutti_status reducer_land(struct reducer *reducer, int unit);          /* returns when its sum is there */
+tutti_status reducer_settle(struct reducer *reducer);   /* collective: closes, and all land */
 tutti_status reducer_next(struct reducer *reducer);     /* collective: the next step begins */
 tutti_status reducer_drop(struct reducer *reducer);     /* collective, if there is any gradient */
 bool reducer_is_at_rest(const struct reducer *reducer); /* between steps, with no gradient */

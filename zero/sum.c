@@ -15,11 +15,12 @@ static size_t lost_count(const struct sums *s, int unit)
 {
     return s->partition->unit[unit].slice * (size_t)s->crossing.sides;
 }
-tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how, tutti_comm *all)
+tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how,
+    const struct lanes *lanes, struct journal *journal)
 {
-    *s = (struct sums){ .partition = partition, .all = all };
+    *s = (struct sums){ .partition = partition, .lanes = lanes, .journal = journal };
     if (how->form == TUTTI_COMPRESS_NONE) return TUTTI_OK;
-    TRY(crossing_init(&s->crossing, how, all));
+    TRY(crossing_init(&s->crossing, how, lanes->all[0]));
     if (!how->feedback) return TUTTI_OK;
     s->lost = memory_zeroed((size_t)partition->units, sizeof *s->lost);
     bool fine = s->lost;
@@ -55,8 +56,9 @@ static tutti_status start_whole(struct sums *s, struct sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     sum->request.factor = 1.0 / s->partition->ranks;
-    return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op_for(s->partition->ranks), s->all,
-        &sum->request);
+    span_follow(&sum->span, &sum->request);
+    return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op_for(s->partition->ranks),
+        lanes_all(s->lanes, sum->unit), &sum->request);
 }
 
 /* ---- packed ---- */
@@ -129,6 +131,7 @@ tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, vo
 {
     *sum = (struct sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
+    span_begin(&sum->span, s->journal, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
     if (!is_packed(s)) return start_whole(s, sum);
     clear_gaps(s, unit, from);
     return s->crossing.here ? add_here(s, sum) : cross(s, sum);
@@ -148,9 +151,11 @@ tutti_status sum_wait(struct sums *s, struct sum *sum)
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     TRY(sum_cross(s, sum));
     TRY(tutti_wait(&sum->request, 0));
+    span_await(&sum->span);
     if (!is_packed(s)) return TUTTI_OK;
     size_t first = u->slice * (size_t)s->partition->rank;
     parcel_average(&sum->parcel, &s->crossing, (struct numbers){ sum->into, u->slice, first, u->dtype, sum->turn });
+    span_end(&sum->span);
     sum_finish(s, sum);
     return TUTTI_OK;
 }

@@ -1,12 +1,14 @@
 /* One sum: from the gradients of a unit to the average of this rank's slice, as they are or packed. */
 #pragma once
 #include "zero/crossing.h"
-#include "zero/partition.h"
+#include "zero/journal.h"
+#include "zero/lanes.h"
 
 struct sums {                                           /* what all of them have in common */
     const struct partition *partition;
-    tutti_comm *all;
-    struct crossing crossing;                           /* how.form NONE: gradients travel as they are */
+    const struct lanes *lanes;
+    struct journal *journal;
+    struct crossing crossing;                           /* how.form NONE: gradients travel as they are, in lanes */
     uint64_t begun, packed_bytes, lost_bytes;
     float **lost;                                       /* [units] what is kept of each side's slice; or NULL */
 };
@@ -18,10 +20,11 @@ struct sum {
     bool adds;                                          /* `here` is on its way */
     tutti_status status;                                /* of what followed it */
     uint64_t turn;
+    struct span span;
 };
 /* Collective, where gradients are packed. sums_finish is due in every case. */
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
-    tutti_comm *all);
+    const struct lanes *lanes, struct journal *journal);
 void sums_finish(struct sums *sums);
 /* Both stay until sum_wait has returned; what is in `from` may change. All ranks start the same ones in the same order,
    and each goes through sum_advance or sum_wait in that order. */

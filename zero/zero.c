@@ -6,6 +6,7 @@
 #include "backend/base/status.h"
 #include "zero/home.h"
 #include "zero/reduce.h"
+#include "zero/tail.h"
 #include "zero/update.h"
 #include <math.h>
 #include <stdio.h>
@@ -13,13 +14,19 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { LANDING_MS = 2000, MOST_PREFETCH = 1000 };
+enum { LANDING_MS = 2000, MOST_PREFETCH = 1000, LOOK_NS = 10000, ALL_UNITS = -1 };
 struct tutti_zero {
     struct partition partition;
     struct home home;
     struct reducer reducer;
     struct optimizer optimizer;
-    tutti_comm *all, *word;                             /* for what is large; for what is waited for at once */
+    struct lanes lanes;                                 /* for what is large */
+    tutti_comm *word;                                   /* for what is waited for at once */
+    struct tail *tail;                                  /* of a step; NULL: it has none */
+    struct journal journal;
+    tutti_zero_rates *rates;                            /* [groups] of the step that is taken, and its scale */
+    double scale;
+    bool updates;                                       /* by a rule; else the caller has updated */
     uint64_t steps;                                     /* taken */
     bool begun, claimed;                                /* claimed: nobody reads parameters until the step is taken */
     pid_t process;                                      /* that made it */
@@ -31,7 +38,7 @@ struct tutti_zero {
 /* The others are not to wait for this rank. */
 static void abandon(tutti_zero *z)
 {
-    if (z->all) tutti_comm_abort(z->all);
+    lanes_abandon(&z->lanes);
     if (z->word) tutti_comm_abort(z->word);
     home_abandon(&z->home);
     crossing_abandon(&z->reducer.sums.crossing);
@@ -44,7 +51,7 @@ static tutti_status keep(tutti_zero *z, tutti_status status)
     abandon(z);
     return status_repeat(status, z->why);
 }
-static tutti_status check(const tutti_zero *z)
+static tutti_status check_now(const tutti_zero *z)
 {
     if (!z) return status_refuse(TUTTI_INVALID_ARGUMENT, "the tutti_zero is NULL");
     if (z->process != getpid())
@@ -52,6 +59,11 @@ static tutti_status check(const tutti_zero *z)
     if (z->failure) return status_repeat(z->failure, z->why);
     if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
+}
+static tutti_status check(const tutti_zero *z)          /* and no tail is at it any more */
+{
+    TRY(check_now(z));
+    return tail_await(z->tail);
 }
 static tutti_status check_parameter(const tutti_zero *z, int parameter)
 {
@@ -62,7 +74,7 @@ static tutti_status check_parameter(const tutti_zero *z, int parameter)
 }
 static tutti_status check_unit(const tutti_zero *z, int unit)
 {
-    TRY(check(z));
+    TRY(check_now(z));
     if (unit >= 0 && unit < z->partition.units) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no unit %d; there are %d", unit, z->partition.units);
 }
@@ -83,6 +95,73 @@ static tutti_status check_choices(const tutti_zero_config *c)
             "zero: home %d, rule %d, %d buffers or %d units gathered ahead cannot be", (int)c->home, (int)c->rule,
             c->buffers, c->prefetch);
     return crossing_check(&c->compression);
+}
+
+/* ---- a step ---- */
+/* All ranks have come to it when they have closed it; who had closed it before may have gone on reading. */
+static tutti_status arrive(tutti_zero *z)
+{
+    bool closed = z->reducer.closed;
+    TRY(reducer_close(&z->reducer));
+    return closed ? tutti_barrier(z->word, NULL) : TUTTI_OK;
+}
+/* Until no rank reads parameters any more. */
+static tutti_status claim(tutti_zero *z)
+{
+    if (z->claimed) return TUTTI_OK;
+    TRY(arrive(z));
+    TRY(reducer_settle(&z->reducer));
+    z->claimed = true;
+    return TUTTI_OK;
+}
+static tutti_status update(tutti_zero *z, int unit)
+{
+    struct reducer *r = &z->reducer;
+    TRY(reducer_land(r, unit));
+    TRY(home_await(&z->home, unit, z->steps - 1));      /* of a unit that nobody has used since the last step */
+    int64_t began_ns = journal_now(&z->journal);
+    if (!z->updates) optimizer_copy(&z->optimizer, unit);
+    else if (r->unit[unit].rounds)
+        optimizer_update(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
+    journal_note(&z->journal, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
+    return home_publish(&z->home, unit, z->steps);
+}
+/* What sums are there first is updated first; ahead, what is needed first. Either order is the same on all ranks. */
+static tutti_status update_all(tutti_zero *z)
+{
+    int units = z->partition.units, *turn = z->reducer.order.turn;
+    for (int i = 0; i < units; i++) {
+        int unit = turn[z->tail ? units - 1 - i : i];
+        TRY(update(z, unit));
+        if (z->tail) tail_say(z->tail, unit, z->steps);
+    }
+    TRY(reducer_next(&z->reducer));
+    return home_go_on(&z->home);
+}
+static tutti_status work_ahead(void *zero)              /* of the tail */
+{
+    tutti_status status = update_all(zero);
+    if (status == TUTTI_OK) return status;
+    char why[STATUS_DETAIL_BYTES];
+    snprintf(why, sizeof why, "%s", status_detail());
+    abandon(zero);
+    return status_repeat(status, why);
+}
+/* rates NULL: the caller has updated the pieces. */
+static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
+{
+    int64_t began_ns = journal_now(&z->journal);
+    if (!z->claimed) TRY(arrive(z));
+    TRY(home_rest(&z->home));
+    z->updates = rates;
+    z->scale = scale;
+    for (int g = 0; rates && g < z->partition.groups; g++) z->rates[g] = rates[g];
+    z->claimed = false;
+    z->steps++;
+    if (z->tail && rates) tail_start(z->tail);
+    else TRY(update_all(z));
+    journal_note(&z->journal, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
+    return TUTTI_OK;
 }
 
 /* ---- lifetime ---- */
@@ -108,11 +187,15 @@ static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
     tutti_status mine = partition_init(&z->partition, c, tutti_comm_user_rank(c->comm), tutti_comm_count(c->comm));
     if (mine == TUTTI_OK) mine = check_choices(c);
     TRY(compare(z, c, mine));
-    TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->all));
+    TRY(lanes_init(&z->lanes, &z->partition, c));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
-    TRY(home_init(&z->home, &z->partition, c, z->all, z->word));
-    TRY(reducer_init(&z->reducer, &z->partition, c, z->all, z->word));
-    return optimizer_init(&z->optimizer, &z->partition, c->rule);
+    TRY(home_init(&z->home, &z->partition, c, &z->lanes, z->word, &z->journal));
+    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->word, &z->journal));
+    TRY(optimizer_init(&z->optimizer, &z->partition, c->rule));
+    z->rates = memory_zeroed((size_t)z->partition.groups, sizeof *z->rates);
+    if (!z->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", z->partition.groups);
+    bool ahead = c->ahead && c->rule != TUTTI_ZERO_NONE && c->home != TUTTI_ZERO_SHARDED;
+    return ahead ? tail_create(z->partition.units, work_ahead, z, &z->tail) : TUTTI_OK;
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 {
@@ -122,6 +205,7 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     tutti_zero *z = memory_aligned(sizeof *z);
     if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
     z->process = getpid();
+    journal_init(&z->journal);
     tutti_status status = create(z, c);
     if (status == TUTTI_OK) {
         *out = z;
@@ -133,18 +217,28 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
     tutti_zero_destroy(z);
     return refusal ? status_repeat_refusal(status, why) : status_repeat(status, why);
 }
+/* What others still need of this rank reaches them, if it is soon. */
+static void leave(tutti_zero *z)
+{
+    int64_t until_ms = clock_ms() + LANDING_MS;
+    bool over = !z->tail || tail_is_over(z->tail, until_ms);
+    bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
+    if (midway && !z->failure) abandon(z);
+    else if (!z->failure && z->home.partition) home_land(&z->home, until_ms);
+    tail_destroy(z->tail);
+}
 tutti_status tutti_zero_destroy(tutti_zero *z)
 {
     if (!z) return TUTTI_OK;
-    bool mine = z->process == getpid(), midway = z->reducer.partition && !reducer_is_at_rest(&z->reducer);
-    if (mine && !z->failure && midway) abandon(z);
-    else if (mine && !z->failure && z->home.partition) home_land(&z->home, clock_ms() + LANDING_MS);
-    tutti_comm_destroy(z->all);                         /* first: nothing runs any more on the memory below */
+    if (z->process == getpid()) leave(z);
+    lanes_finish(&z->lanes);                            /* first: nothing runs any more on the memory below */
     tutti_comm_destroy(z->word);
     if (z->home.partition) home_finish(&z->home);
     if (z->reducer.partition) reducer_finish(&z->reducer);
     if (z->optimizer.partition) optimizer_finish(&z->optimizer);
     partition_finish(&z->partition);
+    journal_finish(&z->journal);
+    free(z->rates);
     free(z);
     return TUTTI_OK;
 }
@@ -164,6 +258,7 @@ tutti_status tutti_zero_begin(tutti_zero *z)
 {
     if (!z) return check(z);
     if (z->failure) return status_repeat(z->failure, z->why);
+    TRY(tail_await(z->tail));
     z->begun = true;
     z->claimed = false;
     tutti_status status = home_claim(&z->home, z->steps);
@@ -171,16 +266,17 @@ tutti_status tutti_zero_begin(tutti_zero *z)
 }
 
 /* ---- what happens ---- */
-tutti_status tutti_zero_use(tutti_zero *z, int unit)
+static tutti_status use(tutti_zero *z, int unit, bool backward)
 {
     TRY(check_unit(z, unit));
-    return keep(z, home_use(&z->home, unit, z->steps, false));
+    int64_t began_ns = journal_now(&z->journal);
+    TRY(tail_await_unit(z->tail, unit, z->steps));
+    TRY(keep(z, home_use(&z->home, unit, z->steps, backward)));
+    journal_note(&z->journal, TUTTI_ZERO_USED, unit, began_ns, 0);
+    return TUTTI_OK;
 }
-tutti_status tutti_zero_use_backward(tutti_zero *z, int unit)
-{
-    TRY(check_unit(z, unit));
-    return keep(z, home_use(&z->home, unit, z->steps, true));
-}
+tutti_status tutti_zero_use(tutti_zero *z, int unit) { return use(z, unit, false); }
+tutti_status tutti_zero_use_backward(tutti_zero *z, int unit) { return use(z, unit, true); }
 tutti_status tutti_zero_release(tutti_zero *z, int unit)
 {
     TRY(check_unit(z, unit));
@@ -194,9 +290,13 @@ tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
+    int64_t began_ns = z ? journal_now(&z->journal) : 0;
     TRY(check_parameter(z, parameter));
-    if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, z->partition.parameter[parameter].unit));
-    return keep(z, reducer_gradient(&z->reducer, parameter, out, adds));
+    int unit = z->partition.parameter[parameter].unit;
+    if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, unit));
+    TRY(keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
+    if (journal_now(&z->journal) > began_ns + LOOK_NS) journal_note(&z->journal, TUTTI_ZERO_ASKED, unit, began_ns, 0);
+    return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
 {
@@ -213,8 +313,11 @@ tutti_status tutti_zero_hold(tutti_zero *z, bool held)
 }
 tutti_status tutti_zero_settle(tutti_zero *z)
 {
+    int64_t began_ns = z ? journal_now(&z->journal) : 0;
     TRY(check(z));
-    return keep(z, reducer_settle(&z->reducer));
+    TRY(keep(z, reducer_settle(&z->reducer)));
+    journal_note(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
+    return TUTTI_OK;
 }
 static tutti_status norm(tutti_zero *z, double *out)
 {
@@ -228,37 +331,11 @@ static tutti_status norm(tutti_zero *z, double *out)
 }
 tutti_status tutti_zero_norm(tutti_zero *z, double *out)
 {
+    int64_t began_ns = z ? journal_now(&z->journal) : 0;
     TRY(check(z));
-    return keep(z, norm(z, out));
-}
-/* Until no rank reads parameters any more. All ranks have come to the step when they have settled in it; who had
-   settled before may have gone on reading. */
-static tutti_status claim(tutti_zero *z)
-{
-    if (z->claimed) return TUTTI_OK;
-    bool settled = z->reducer.settled;
-    TRY(reducer_settle(&z->reducer));
-    if (settled) TRY(tutti_barrier(z->word, NULL));
-    z->claimed = true;
+    TRY(keep(z, norm(z, out)));
+    journal_note(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
-}
-/* rates NULL: the caller has updated the pieces. In the order of the sums, the same on all ranks. */
-static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
-{
-    struct reducer *r = &z->reducer;
-    TRY(claim(z));
-    TRY(home_rest(&z->home));
-    for (int i = 0; i < z->partition.units; i++) {
-        int u = r->order.turn[i];
-        TRY(home_await(&z->home, u, z->steps));         /* of a unit that nobody has used since the last step */
-        if (!rates) optimizer_copy(&z->optimizer, u);
-        else if (r->unit[u].rounds) optimizer_update(&z->optimizer, u, r->unit[u].sum, r->used, rates, scale);
-        TRY(home_publish(&z->home, u, z->steps + 1));
-    }
-    z->steps++;
-    z->claimed = false;
-    TRY(reducer_next(r));
-    return home_go_on(&z->home);
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
@@ -283,7 +360,9 @@ tutti_status tutti_zero_publish(tutti_zero *z)
 }
 tutti_status tutti_zero_drop(tutti_zero *z)
 {
-    TRY(check(z));
+    TRY(check_now(z));
+    if (!tail_is_over(z->tail, 0)) return TUTTI_OK;     /* nothing has come since the step */
+    TRY(tail_await(z->tail));
     return keep(z, reducer_drop(&z->reducer));
 }
 
@@ -340,13 +419,26 @@ tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
     sums_set_lost(&z->reducer.sums, parameter, in);
     return TUTTI_OK;
 }
+tutti_status tutti_zero_watch(tutti_zero *z, size_t events)
+{
+    TRY(check(z));
+    return journal_open(&z->journal, events);
+}
+tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t capacity, size_t *count, size_t *missed)
+{
+    TRY(check(z));
+    if (!count || !missed || (capacity && !out))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: events need an array, and places for two numbers");
+    *count = journal_read(&z->journal, out, capacity, missed);
+    return TUTTI_OK;
+}
 tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
 {
     TRY(check(z));
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps };
-    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns;
+    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns + (z->tail ? z->tail->waited_ns : 0);
     out->unforeseen = z->home.gatherer.unforeseen;
     out->waited_sums_ns = z->reducer.waited_ns;
     out->late_units = z->reducer.late_units;

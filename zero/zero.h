@@ -18,6 +18,8 @@
  * one had them ready on rank 0. Gradients that come in another order are right as well, and wait. SHARDED units are
  * used in the same order on all ranks, else MISMATCH; what has followed the last two uses before is gathered ahead.
  *
+ * What is needed sooner has the higher priority where steps are *ahead*: see tutti_zero_config.
+ *
  * Errors are as in tutti.h. What is refused there, is here; any other error ends the tutti_zero: all that is left is
  * to destroy it. A rank that dies leaves its slice half updated: go on from a checkpoint.
  *
@@ -89,10 +91,12 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     int buffers;                                        /* for gradients on their way, of units of one length; 0: two */
     int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
     int prefetch;                                       /* SHARDED: units that are gathered before they are used */
+    bool ahead; /* `step` returns when all ranks have come to it: what the next forward pass uses first is averaged,
+                   updated and sent first, the rest while that computes. SHARED, REPLICATED; with a rule */
     tutti_compression compression;                      /* of gradients */
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
-    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, \
+    { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
         { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0 } }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
@@ -131,7 +135,8 @@ TUTTI_API tutti_status tutti_zero_settle(tutti_zero *zero);
 TUTTI_API tutti_status tutti_zero_norm(tutti_zero *zero, double *out);
 typedef struct tutti_zero_rates { double rate, decay, momentum, beta1, beta2, epsilon; } tutti_zero_rates;
 /* Collective: gradients, times `scale`, update this rank's slices by the rule, with the rates of each group. Returns
-   when its own part is done; `use` waits for that of others. */
+   when its own part is done, or earlier (ahead): a thread does the rest, and an error of it is the next call's. `use`
+   waits for what its unit needs, on all ranks; all other calls for all of this rank's. */
 TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates *rates, double scale);
 /* Collective: returns when all units are up to date and no rank reads parameters any more: it may be written to them,
    on rank 0 before tutti_zero_begin, or, when gradients are settled, to the pieces before tutti_zero_publish. */
@@ -174,6 +179,30 @@ typedef struct tutti_zero_report {                      /* begin with struct_siz
     uint64_t packed_bytes;                              /* of gradients, packed, that this rank has sent to others */
 } tutti_zero_report;
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);
+
+/* What happens when; times as of CLOCK_MONOTONIC. */
+typedef enum tutti_zero_event_kind {
+    TUTTI_ZERO_USED,                                    /* the caller's: use and use_backward, with their waiting */
+    TUTTI_ZERO_ASKED,                                   /* gradient, where it took longer than to look */
+    TUTTI_ZERO_READY,                                   /* the last gradient of a unit is written; takes no time */
+    TUTTI_ZERO_SETTLED,                                 /* settle, norm, claim */
+    TUTTI_ZERO_STEPPED,                                 /* step, publish */
+    TUTTI_ZERO_UPDATED, /* a unit's slice; in STEPPED, or ahead on a thread of its own */
+    TUTTI_ZERO_SUMMED,                                  /* a unit's gradients, from the start to the end of their sum */
+    TUTTI_ZERO_GATHERED,                                /* its slices, likewise */
+    TUTTI_ZERO_EVENT_KINDS
+} tutti_zero_event_kind;
+typedef struct tutti_zero_event {
+    tutti_zero_event_kind kind;
+    int unit;                                           /* -1: of none, or of all */
+    int64_t began_ns, ended_ns;
+    uint64_t bytes;                                     /* given to be summed; of slices of others */
+} tutti_zero_event;
+/* From now on keeps what happens, `events` of them; 0: no more. */
+TUTTI_API tutti_status tutti_zero_watch(tutti_zero *zero, size_t events);
+/* Those that were kept, by their ends: up to `capacity`, and how many there are; *missed: there was no room for. */
+TUTTI_API tutti_status tutti_zero_get_events(tutti_zero *zero, tutti_zero_event *out, size_t capacity, size_t *count,
+    size_t *missed);
 
 /* ---- the same for gradients that somebody else keeps: averages of arrays ---- */
 typedef struct tutti_compressor tutti_compressor;

@@ -22,7 +22,7 @@ class _Config(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("home", c_int),
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
-                ("compression", _Compression)]
+                ("ahead", c_bool), ("compression", _Compression)]
 
 
 class Rates(ctypes.Structure):
@@ -38,6 +38,10 @@ class _Report(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
         "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
         "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes"))]
+
+
+class _Event(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("unit", c_int), ("began_ns", c_int64), ("ended_ns", c_int64), ("bytes", c_uint64)]
 
 
 class Described(NamedTuple):
@@ -61,13 +65,13 @@ class Core:
     """One tutti_zero. It lives as long as a tensor that lies in its memory, or this object."""
 
     def __init__(self, communicator: int, parameters: Sequence[Described], dtypes: Sequence[torch.dtype], groups: int,
-                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int,
+                 home: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
                  compression: str | Compression | None) -> None:
         numbers = dtype_numbers()
         model = (_Parameter * len(parameters))(*(_Parameter(*p) for p in parameters))
         types = (c_int * len(dtypes))(*(numbers[DTYPES[d]] for d in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, model, types,
-                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch, described(compression))
+                         HOMES[home], RULES[rule], buffers, timeout_ms, prefetch, ahead, described(compression))
         self._zero = c_void_p()
         self.home, self.feeds_back = home, bool(config.compression.form and config.compression.feedback)
         self._counts = [p.count for p in parameters]
@@ -173,6 +177,17 @@ class Core:
         flat = lost.detach().float().contiguous()
         assert flat.numel() == self._counts[number]
         _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
+
+    def watch(self, events: int) -> None:
+        _check(self._calls.tutti_zero_watch(self._zero, c_size_t(events)))
+
+    def events(self) -> tuple[list[tuple[int, ...]], int]:
+        """What was kept, as in tutti_zero_event, and how many there was no room for."""
+        count, missed = c_size_t(), c_size_t()
+        _check(self._calls.tutti_zero_get_events(self._zero, None, c_size_t(0), byref(count), byref(missed)))
+        kept = (_Event * count.value)()
+        _check(self._calls.tutti_zero_get_events(self._zero, kept, count, byref(count), byref(missed)))
+        return [(e.kind, e.unit, e.began_ns, e.ended_ns, e.bytes) for e in kept], missed.value
 
     def report(self) -> dict[str, Any]:
         report = _Report(ctypes.sizeof(_Report))

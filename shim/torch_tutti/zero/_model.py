@@ -66,11 +66,12 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     several that are not inside each other. group: of tutti's, None: the default group.
 
     buffers: for the gradients of units of one size that are on their way (stages 2 and 3); a backward pass that is
-    ahead waits for one. ahead: step() returns when this rank's part is updated, and modules wait for the others' when
-    they compute. Quicker, above all in stages 1 and 2; but what reads parameters elsewhere than in the forward() of
-    the module that has them must call optimizer.wait() first. For sharded parameters, prefetch: how many units are
-    gathered before they are used, in the order of the last time; reshard: a unit's memory is given back after its
-    forward(), and it is gathered again to go back.
+    ahead waits for one. ahead: step() returns when all ranks have come to it, and modules wait for their parameters
+    when they compute; what is used first is averaged, updated and sent first. Quicker, above all on a slow network
+    with many buffers. But what reads parameters elsewhere than in the forward() of the module that has them must call
+    optimizer.wait() first. For sharded parameters, prefetch: how many units are gathered before they are used, in the
+    order of the last time; reshard: a unit's memory is given back after its forward(), and it is gathered again to go
+    back.
 
     precision: "bf16", parameters become bfloat16, as gradients do, and floating-point inputs of the model's forward();
     the optimizer keeps float32 values, and begins with those that the model has. None: as they are.
@@ -216,7 +217,7 @@ class Manager:
         limit = backend.options.timeout
         make = functools.partial(Core, backend._communicator, described, self._dtypes(), groups, rule=self.rule,
                                  buffers=settings.buffers, prefetch=settings.prefetch,
-                                 compression=settings.compression,
+                                 ahead=settings.ahead, compression=settings.compression,
                                  timeout_ms=math.ceil(limit.total_seconds() * 1000) if limit else 0)
         try:
             return make(home=settings.home)
@@ -425,6 +426,10 @@ class Manager:
         if self.uses:
             self.uses.stepped()
         self.note()
+
+    def unit_names(self) -> list[str]:
+        name_of = {module: name or "model" for name, module in self.model.named_modules()}
+        return [name_of.get(module, type(module).__name__) for module in self.modules]
 
     def report(self) -> dict[str, Any]:
         return {**self.core.report(), "hosts": self.core.home}

@@ -49,6 +49,7 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
     m.config.home = home;
     m.config.rule = (tutti_zero_rule)(1 + below(&seed, TUTTI_ZERO_RULES - 1));
     m.config.buffers = below(&seed, 3);
+    m.config.ahead = below(&seed, 2);
     for (int u = 0; u < MOST_UNITS; u++) m.dtype[u] = TUTTI_FLOAT32;
     for (int g = 0; g < 2; g++) m.rates[g] = (tutti_zero_rates){ 0.01 * (g + 1), 0.1 * g, 0.9, 0.9, 0.99, 1e-8 };
     m.passes = 1 + below(&seed, 3);
@@ -195,6 +196,30 @@ static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, in
     }
     REQUIRE(report.gradient_bytes <= most);
 }
+/* Of a training that was watched from its beginning to its end. */
+static void has_told_all(const struct model *m, tutti_zero *zero)
+{
+    enum { ROOM = 4000 };
+    tutti_zero_event *event = calloc(ROOM, sizeof *event);
+    size_t count, missed, of_kind[TUTTI_ZERO_EVENT_KINDS] = { 0 }, units = (size_t)m->config.units;
+    REQUIRE(tutti_zero_watch(zero, 0) == TUTTI_OK);
+    REQUIRE(tutti_zero_get_events(zero, event, ROOM, &count, &missed) == TUTTI_OK && count <= ROOM && !missed);
+    for (size_t i = 0; i < count; i++) {
+        const tutti_zero_event *e = &event[i];
+        bool all = e->kind == TUTTI_ZERO_STEPPED || e->kind == TUTTI_ZERO_SETTLED;
+        REQUIRE(e->began_ns > 0 && e->ended_ns >= e->began_ns && e->kind < TUTTI_ZERO_EVENT_KINDS);
+        REQUIRE(all ? e->unit == -1 : e->unit >= 0 && e->unit < m->config.units);
+        of_kind[e->kind]++;
+    }
+    REQUIRE(of_kind[TUTTI_ZERO_STEPPED] == STEPS && of_kind[TUTTI_ZERO_SETTLED] == 1);
+    REQUIRE(of_kind[TUTTI_ZERO_UPDATED] == STEPS * units && of_kind[TUTTI_ZERO_SUMMED] >= STEPS * units);
+    REQUIRE(of_kind[TUTTI_ZERO_USED] >= (STEPS + 1) * units);
+    if (m->config.home == TUTTI_ZERO_REPLICATED) REQUIRE(of_kind[TUTTI_ZERO_GATHERED] == STEPS * units);
+    REQUIRE(tutti_zero_watch(zero, 1) == TUTTI_OK && tutti_zero_use(zero, 0) == TUTTI_OK
+        && tutti_zero_use(zero, 0) == TUTTI_OK);
+    REQUIRE(tutti_zero_get_events(zero, event, ROOM, &count, &missed) == TUTTI_OK && count == 1 && missed >= 1);
+    free(event);
+}
 static void trains(struct rank *me, struct model *m)
 {
     static _Thread_local struct reference all[MOST_PARAMETERS];
@@ -211,6 +236,7 @@ static void trains(struct rank *me, struct model *m)
             if (me->rank == 0) ((float *)tutti_zero_parameter_at(zero, p))[i] = all[p].value[i];
         }
     REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+    if (m->seed % 2) REQUIRE(tutti_zero_watch(zero, 4000) == TUTTI_OK);
     for (int step = 0; step < STEPS; step++) {
         double norm, scale = step % 2 ? 0.5 : 1;
         uses_all(m, zero, all);
@@ -224,6 +250,7 @@ static void trains(struct rank *me, struct model *m)
     }
     uses_all(m, zero, all);
     keeps_to_its_limit(m, zero, me->size);
+    if (m->seed % 2) has_told_all(m, zero);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
 static void trains_models(struct rank *me)
@@ -409,170 +436,15 @@ static void test_a_rank_that_dies(void **state)
     if (getenv("WORLD_NETWORK")) skip();                /* which is one of threads */
     assert_int_equal(world_processes(2, 60, waits_for_the_dead, NULL), 1);
 }
+#endif
+
+#ifndef NO_PROCESSES
 static void test_on_processes(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, 100, trains_models, &(uint64_t){ 41 }), 0);
 }
 #endif
-
-/* ---- what ranks do beside training ---- */
-static tutti_zero_parameter four[4] = { { 5000, 0, 0 }, { 5000, 1, 0 }, { 5000, 2, 0 }, { 5000, 3, 0 } };
-static const tutti_zero_rates descent = { .rate = 1 };
-static tutti_zero *make_four(struct rank *me, tutti_zero_home home, int buffers)
-{
-    static const tutti_dtype types[4] = { TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32 };
-    tutti_zero *zero;
-    tutti_zero_config c = config_of(me, home);
-    c.parameters = c.units = 4;
-    c.parameter = four;
-    c.dtype = types;
-    c.rule = TUTTI_ZERO_SGD;
-    c.buffers = buffers;
-    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
-    for (int p = 0; p < 4 && me->rank == 0; p++) memset(tutti_zero_parameter_at(zero, p), 0, 5000 * sizeof(float));
-    REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
-    return zero;
-}
-static void brings_number(tutti_zero *zero, int parameter, float number)
-{
-    float *at;
-    bool adds;
-    REQUIRE(tutti_zero_gradient(zero, parameter, (void **)&at, &adds) == TUTTI_OK);
-    for (int i = 0; i < 5000; i++) at[i] = adds ? at[i] + number : number;
-    REQUIRE(tutti_zero_ready(zero, parameter) == TUTTI_OK);
-}
-static bool is_all(tutti_zero *zero, int parameter, float number)
-{
-    const float *at = tutti_zero_parameter_at(zero, parameter);
-    int i = 0;
-    while (i < 5000 && at[i] == number) i++;
-    return i == 5000;
-}
-static void uses_four(tutti_zero *zero)
-{
-    for (int u = 0; u < 4; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
-}
-static const tutti_zero_home *home_of(const struct rank *me) { return me->context; }
-/* Who has the norm may read on until it steps, however long others have waited for it. */
-static void reads_before_it_steps(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, *home_of(me), 0);
-    for (int step = 0; step < 5; step++) {
-        double norm;
-        uses_four(zero);
-        for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
-        REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK);
-        if (me->rank == step % me->size) sleep_us(3000);
-        for (int p = 0; p < 4; p++) REQUIRE(is_all(zero, p, (float)-step));
-        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
-        uses_four(zero);
-    }
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-/* Gradients of one rank are missing, there are few buffers, and the ranks meet in a call of the caller's own before the
-   step. */
-static void meets_before_it_steps(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, *home_of(me), 1);
-    for (int step = 0; step < 3; step++) {
-        uses_four(zero);
-        for (int pass = 0; pass < 2; pass++)
-            for (int p = 3; p >= 0; p--)
-                if (p != 3 || me->rank == 0) brings_number(zero, p, (float)me->size);
-        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
-        uses_four(zero);
-        REQUIRE(is_all(zero, 3, (float)(-2 * (step + 1))) && is_all(zero, 0, (float)(-2 * me->size * (step + 1))));
-    }
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-/* Rank 0's values are everybody's, whatever was on its way. */
-static void begins_anew(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, *home_of(me), 0);
-    for (int step = 1; step < 6; step++) {
-        uses_four(zero);
-        for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
-        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK && tutti_zero_claim(zero) == TUTTI_OK);
-        for (int p = 0; p < 4 && me->rank == 0; p++)
-            for (int i = 0; i < 5000; i++) ((float *)tutti_zero_parameter_at(zero, p))[i] = (float)step;
-        REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
-        uses_four(zero);
-        for (int p = 0; p < 4; p++) REQUIRE(is_all(zero, p, (float)step));
-        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* read by all, before the next step */
-    }
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-/* The last step reaches those who come later than its owner has left. */
-static void leaves_after_its_step(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, *home_of(me), 0);
-    bool alone = *home_of(me) != TUTTI_ZERO_SHARDED;                   /* a rank can use a unit without the others */
-    uses_four(zero);
-    for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
-    REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
-    if (me->rank == 0) sleep_us(30000);
-    for (int u = 0; u < 4 && (me->rank == 0 || !alone); u++)
-        REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK && is_all(zero, u, -1));
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-static void test_beside_training(void **state)
-{
-    (void)state;
-    rank_function *all[] = { reads_before_it_steps, meets_before_it_steps, begins_anew, leaves_after_its_step };
-    for (int i = 0; i < 4; i++)
-        for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
-            world_threads(2, NULL, all[i], &home);
-            world_threads_on("0,1,0,1", 4, NULL, all[i], &home);
-        }
-}
-static void drops_what_others_use(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, TUTTI_ZERO_SHARED, 0);
-    brings_number(zero, 0, 1);
-    tutti_status status = me->rank == 1 ? tutti_zero_drop(zero) : tutti_zero_step(zero, &descent, 1);
-    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
-    world_meet(me);
-    REQUIRE(is_all(zero, 0, 0) && tutti_zero_settle(zero) == status);
-    world_meet(me);
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-/* A second gradient of a unit that waits for its turn is not summed while it is written. */
-static void adds_to_what_waits(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, TUTTI_ZERO_SHARED, 0);
-    float *at;
-    bool adds;
-    brings_number(zero, 0, 1);
-    REQUIRE(tutti_zero_gradient(zero, 0, (void **)&at, &adds) == TUTTI_OK && adds);
-    for (int p = 3; p > 0; p--) brings_number(zero, p, 1);
-    sleep_us(2000);
-    for (int i = 0; i < 5000; i++) at[i] += 1;
-    REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_OK && tutti_zero_ready(zero, 0) == TUTTI_INVALID_ARGUMENT);
-    REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK && tutti_zero_use(zero, 0) == TUTTI_OK);
-    REQUIRE(is_all(zero, 0, -2));
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-static void leaves_midway(struct rank *me)
-{
-    tutti_zero *zero = make_four(me, TUTTI_ZERO_SHARED, 0);
-    for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
-    REQUIRE(tutti_zero_settle(zero) == TUTTI_OK);
-    if (me->rank == 1) REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-    if (me->rank == 1) return;
-    tutti_status status = tutti_zero_step(zero, &descent, 1);
-    if (status == TUTTI_OK) status = tutti_zero_use(zero, 0);
-    REQUIRE(status == TUTTI_ABORTED || status == TUTTI_PEER_LOST);
-    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
-}
-static void test_ranks_that_do_not_agree(void **state)
-{
-    (void)state;
-    world_threads(4, NULL, drops_what_others_use, NULL);
-    world_threads(2, NULL, adds_to_what_waits, NULL);
-    world_threads(2, NULL, leaves_midway, NULL);
-}
 int main(int count, char **arguments)
 {
     if (count == 3 && strcmp(arguments[1], "--models") == 0) turns = atoi(arguments[2]);
@@ -584,8 +456,6 @@ int main(int count, char **arguments)
         cmocka_unit_test(test_calls_that_are_refused),
         cmocka_unit_test(test_uneven_hosts),
         cmocka_unit_test(test_a_rank_that_does_not_update),
-        cmocka_unit_test(test_beside_training),
-        cmocka_unit_test(test_ranks_that_do_not_agree),
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_on_processes),
         cmocka_unit_test(test_a_rank_that_dies),

@@ -1,0 +1,221 @@
+/* What ranks do beside training, and who leaves in the middle of it; with steps that are ahead, too. */
+#include "tests/support/world.h"
+#include "zero/zero.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+
+static tutti_zero_parameter four[4] = { { 5000, 0, 0 }, { 5000, 1, 0 }, { 5000, 2, 0 }, { 5000, 3, 0 } };
+static const tutti_zero_rates descent = { .rate = 1 };
+struct way { tutti_zero_home home; bool ahead; };
+static tutti_zero *make_four(struct rank *me, struct way way, int buffers)
+{
+    static const tutti_dtype types[4] = { TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32, TUTTI_FLOAT32 };
+    tutti_zero *zero;
+    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
+    c.comm = me->comm;
+    c.groups = 1;
+    c.home = way.home;
+    c.ahead = way.ahead;
+    c.parameters = c.units = 4;
+    c.parameter = four;
+    c.dtype = types;
+    c.rule = TUTTI_ZERO_SGD;
+    c.buffers = buffers;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
+    for (int p = 0; p < 4 && me->rank == 0; p++) memset(tutti_zero_parameter_at(zero, p), 0, 5000 * sizeof(float));
+    REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+    return zero;
+}
+static void brings_number(tutti_zero *zero, int parameter, float number)
+{
+    float *at;
+    bool adds;
+    REQUIRE(tutti_zero_gradient(zero, parameter, (void **)&at, &adds) == TUTTI_OK);
+    for (int i = 0; i < 5000; i++) at[i] = adds ? at[i] + number : number;
+    REQUIRE(tutti_zero_ready(zero, parameter) == TUTTI_OK);
+}
+static bool is_all(tutti_zero *zero, int parameter, float number)
+{
+    const float *at = tutti_zero_parameter_at(zero, parameter);
+    int i = 0;
+    while (i < 5000 && at[i] == number) i++;
+    return i == 5000;
+}
+static void uses_four(tutti_zero *zero)
+{
+    for (int u = 0; u < 4; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
+}
+static struct way way_of(const struct rank *me) { return *(struct way *)me->context; }
+/* Who has the norm may read on until it steps, however long others have waited for it. */
+static void reads_before_it_steps(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    for (int step = 0; step < 5; step++) {
+        double norm;
+        uses_four(zero);
+        for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
+        REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK);
+        if (me->rank == step % me->size) sleep_us(3000);
+        for (int p = 0; p < 4; p++) REQUIRE(is_all(zero, p, (float)-step));
+        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
+        uses_four(zero);
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+/* Gradients of one rank are missing, there are few buffers, and the ranks meet in a call of the caller's own before the
+   step. */
+static void meets_before_it_steps(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 1);
+    for (int step = 0; step < 3; step++) {
+        uses_four(zero);
+        for (int pass = 0; pass < 2; pass++)
+            for (int p = 3; p >= 0; p--)
+                if (p != 3 || me->rank == 0) brings_number(zero, p, (float)me->size);
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
+        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
+        uses_four(zero);
+        REQUIRE(is_all(zero, 3, (float)(-2 * (step + 1))) && is_all(zero, 0, (float)(-2 * me->size * (step + 1))));
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+/* Rank 0's values are everybody's, whatever was on its way. */
+static void begins_anew(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    for (int step = 1; step < 6; step++) {
+        uses_four(zero);
+        for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
+        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK && tutti_zero_claim(zero) == TUTTI_OK);
+        for (int p = 0; p < 4 && me->rank == 0; p++)
+            for (int i = 0; i < 5000; i++) ((float *)tutti_zero_parameter_at(zero, p))[i] = (float)step;
+        REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
+        uses_four(zero);
+        for (int p = 0; p < 4; p++) REQUIRE(is_all(zero, p, (float)step));
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* read by all, before the next step */
+    }
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+/* The last step reaches those who come later than its owner has left. */
+static void leaves_after_its_step(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    bool alone = way_of(me).home != TUTTI_ZERO_SHARDED;                 /* a rank can use a unit without the others */
+    uses_four(zero);
+    for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
+    REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
+    if (me->rank == 0) sleep_us(30000);
+    for (int u = 0; u < 4 && (me->rank == 0 || !alone); u++)
+        REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK && is_all(zero, u, -1));
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_beside_training(void **state)
+{
+    (void)state;
+    rank_function *all[] = { reads_before_it_steps, meets_before_it_steps, begins_anew, leaves_after_its_step };
+    for (int i = 0; i < 4; i++)
+        for (int n = 0; n < 2 * TUTTI_ZERO_HOMES; n++) {
+            struct way way = { n % TUTTI_ZERO_HOMES, n >= TUTTI_ZERO_HOMES };
+            world_threads(2, NULL, all[i], &way);
+            world_threads_on("0,1,0,1", 4, NULL, all[i], &way);
+        }
+}
+static void drops_what_others_use(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    brings_number(zero, 0, 1);
+    tutti_status status = me->rank == 1 ? tutti_zero_drop(zero) : tutti_zero_step(zero, &descent, 1);
+    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
+    world_meet(me);
+    REQUIRE(is_all(zero, 0, 0) && tutti_zero_settle(zero) == status);
+    world_meet(me);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+/* A second gradient of a unit that waits for its turn is not summed while it is written. */
+static void adds_to_what_waits(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    float *at;
+    bool adds;
+    brings_number(zero, 0, 1);
+    REQUIRE(tutti_zero_gradient(zero, 0, (void **)&at, &adds) == TUTTI_OK && adds);
+    for (int p = 3; p > 0; p--) brings_number(zero, p, 1);
+    sleep_us(2000);
+    for (int i = 0; i < 5000; i++) at[i] += 1;
+    REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_OK && tutti_zero_ready(zero, 0) == TUTTI_INVALID_ARGUMENT);
+    REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK && tutti_zero_use(zero, 0) == TUTTI_OK);
+    REQUIRE(is_all(zero, 0, -2));
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void leaves_midway(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    for (int p = 3; p >= 0; p--) brings_number(zero, p, 1);
+    REQUIRE(tutti_zero_settle(zero) == TUTTI_OK);
+    if (me->rank == 1) REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+    if (me->rank == 1) return;
+    tutti_status status = tutti_zero_step(zero, &descent, 1);
+    if (status == TUTTI_OK) status = tutti_zero_use(zero, 0);
+    REQUIRE(status == TUTTI_ABORTED || status == TUTTI_PEER_LOST);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+static void test_ranks_that_do_not_agree(void **state)
+{
+    (void)state;
+    for (int ahead = 0; ahead < 2; ahead++) {
+        struct way way = { TUTTI_ZERO_SHARED, ahead };
+        world_threads(4, NULL, drops_what_others_use, &way);
+        world_threads(2, NULL, adds_to_what_waits, &way);
+        world_threads(2, NULL, leaves_midway, &way);
+    }
+}
+#ifndef NO_PROCESSES
+static void dies_behind_its_step(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    tutti_status status = TUTTI_OK;
+    for (int step = 0; step < 1000 && status == TUTTI_OK; step++) {
+        for (int u = 0; u < 4 && status == TUTTI_OK; u++) status = tutti_zero_use(zero, u);
+        for (int p = 3; p >= 0 && status == TUTTI_OK; p--) {
+            void *at;
+            bool adds;
+            status = tutti_zero_gradient(zero, p, &at, &adds);
+            if (status == TUTTI_OK) status = tutti_zero_ready(zero, p);
+        }
+        if (status == TUTTI_OK) status = tutti_zero_step(zero, &descent, 1);
+        if (me->rank == 1 && step == 3) kill(getpid(), SIGKILL);
+    }
+    REQUIRE(status == TUTTI_PEER_LOST);
+    SAYS("rank 1");
+    REQUIRE(tutti_zero_settle(zero) == TUTTI_PEER_LOST);               /* from now on */
+    SAYS("rank 1");
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+    _exit(tutti_comm_destroy(me->comm) != TUTTI_OK);
+}
+static void test_a_rank_dies_behind_its_step(void **state)
+{
+    (void)state;
+    if (getenv("WORLD_NETWORK")) skip();                /* which is one of threads */
+    for (tutti_zero_home home = 0; home < TUTTI_ZERO_SHARDED; home++)
+        assert_int_equal(world_processes(2, 60, dies_behind_its_step, &(struct way){ home, true }), 1);
+}
+#endif
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_beside_training),
+        cmocka_unit_test(test_ranks_that_do_not_agree),
+#ifndef NO_PROCESSES
+        cmocka_unit_test(test_a_rank_dies_behind_its_step),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

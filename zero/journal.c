@@ -1,0 +1,83 @@
+/* An array that is filled once. */
+#include "zero/journal.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+void journal_init(struct journal *j)
+{
+    *j = (struct journal){ .room = 0 };
+    pthread_mutex_init(&j->lock, NULL);
+}
+void journal_finish(struct journal *j)
+{
+    pthread_mutex_destroy(&j->lock);
+    free(j->event);
+}
+tutti_status journal_open(struct journal *j, size_t events)
+{
+    tutti_zero_event *fresh = events ? memory_zeroed(events, sizeof *fresh) : NULL;
+    if (events && !fresh) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu events", events);
+    pthread_mutex_lock(&j->lock);
+    if (events) {
+        free(j->event);
+        j->event = fresh;
+        j->room = events;
+        j->count = j->missed = 0;
+    }
+    j->open = events > 0;
+    pthread_mutex_unlock(&j->lock);
+    return TUTTI_OK;
+}
+size_t journal_read(struct journal *j, tutti_zero_event *out, size_t capacity, size_t *missed)
+{
+    pthread_mutex_lock(&j->lock);
+    size_t count = j->count, copied = count < capacity ? count : capacity;
+    if (copied) memcpy(out, j->event, copied * sizeof *out);
+    *missed = j->missed;
+    pthread_mutex_unlock(&j->lock);
+    return count;
+}
+int64_t journal_now(struct journal *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
+static void keep(struct journal *j, const tutti_zero_event *event)
+{
+    pthread_mutex_lock(&j->lock);
+    if (j->open && j->count < j->room) j->event[j->count++] = *event;
+    else j->missed += j->open;
+    pthread_mutex_unlock(&j->lock);
+}
+void journal_note(struct journal *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
+{
+    if (began_ns) keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
+}
+void span_begin(struct span *s, struct journal *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+{
+    *s = (struct span){ j, { kind, unit, journal_now(j), 0, bytes }, false };
+}
+static void end_with(tutti_request *request, void *span)
+{
+    struct span *s = span;
+    (void)request;
+    span_end(s);
+    s->followed = false;
+}
+void span_follow(struct span *s, tutti_request *request)
+{
+    if (!s->event.began_ns) return;
+    request->done = end_with;
+    request->context = s;
+    s->followed = true;
+}
+void span_await(struct span *s)
+{
+    while (s->followed) sched_yield();
+}
+void span_end(struct span *s)
+{
+    if (!s->event.began_ns) return;
+    s->event.ended_ns = clock_ns();
+    keep(s->journal, &s->event);
+}

@@ -1,0 +1,57 @@
+/* A lane has twice the bytes of the more urgent one before it: what is needed soon waits for little, and what is
+   needed late for much that is needed earlier, whichever way it goes. */
+#include "zero/lanes.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+
+static tutti_status open_lane(struct lanes *l, tutti_comm *from, int color, int key, tutti_comm **out, int lane)
+{
+    TRY(tutti_comm_split(from, color, key, out));
+    return tutti_comm_set_priority(*out, l->count - 1 - lane);
+}
+tutti_status lanes_init(struct lanes *l, const struct partition *partition, const tutti_zero_config *c)
+{
+    *l = (struct lanes){ .count = c->ahead && c->home != TUTTI_ZERO_SHARDED ? MOST_LANES : 1 };
+    l->of_unit = memory_zeroed((size_t)partition->units, sizeof *l->of_unit);
+    if (!l->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
+    for (int i = 0; i < l->count; i++) TRY(open_lane(l, c->comm, 0, partition->rank, &l->all[i], i));
+    return TUTTI_OK;
+}
+tutti_status lanes_reach_across(struct lanes *l, int index, int host)
+{
+    for (int i = 0; i < l->count; i++) TRY(open_lane(l, l->all[0], index, host, &l->across[i], i));
+    return TUTTI_OK;
+}
+void lanes_assign(struct lanes *l, const struct partition *p, const int *turn)
+{
+    size_t all = 0, before = 0;
+    for (int u = 0; u < p->units; u++) all += partition_bytes(p, u);
+    size_t least = all / (((size_t)1 << l->count) - 1), end = least;
+    for (int i = p->units - 1, lane = 0; i >= 0; i--) {
+        while (before >= end && lane < l->count - 1) end += least << ++lane;
+        l->of_unit[turn[i]] = lane;
+        before += partition_bytes(p, turn[i]);
+    }
+}
+void lanes_abandon(struct lanes *l)
+{
+    for (int i = 0; i < l->count; i++) {
+        if (l->all[i]) tutti_comm_abort(l->all[i]);
+        if (l->across[i]) tutti_comm_abort(l->across[i]);
+    }
+}
+void lanes_leave(struct lanes *l)
+{
+    for (int i = 0; i < l->count; i++) {
+        tutti_comm_destroy(l->all[i]);
+        tutti_comm_destroy(l->across[i]);
+        l->all[i] = l->across[i] = NULL;
+    }
+}
+void lanes_finish(struct lanes *l)
+{
+    lanes_leave(l);
+    free(l->of_unit);
+    l->of_unit = NULL;
+}

@@ -1,0 +1,136 @@
+/* A lock, and one thread that sleeps until there is work. */
+#include "zero/tail.h"
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- the thread ---- */
+static void work_once(struct tail *t)
+{
+    pthread_mutex_unlock(&t->lock);
+    tutti_status status = t->work(t->context);
+    pthread_mutex_lock(&t->lock);
+    if (status != TUTTI_OK && t->status == TUTTI_OK) {
+        t->status = status;
+        snprintf(t->why, sizeof t->why, "%s", status_detail());
+    }
+    t->busy = false;
+    pthread_cond_broadcast(&t->changed);
+}
+static void *tail_main(void *tail)
+{
+    struct tail *t = tail;
+    pthread_mutex_lock(&t->lock);
+    while (!t->stop) {
+        if (t->busy) work_once(t);
+        else pthread_cond_wait(&t->changed, &t->lock);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+static int begin(struct tail *t)                        /* an error number */
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
+    int refused = pthread_create(&t->thread, NULL, tail_main, t);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!refused) pthread_setname_np(t->thread, "tutti-zero");
+    return refused;
+}
+static void give_back(struct tail *t)
+{
+    pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->changed);
+    free(t->steps);
+    free(t);
+}
+tutti_status tail_create(int units, tutti_status (*work)(void *), void *context, struct tail **out)
+{
+    struct tail *t = memory_zeroed(1, sizeof *t);
+    uint64_t *steps = memory_zeroed((size_t)units, sizeof *steps);
+    if (!t || !steps) {
+        free(t);
+        free(steps);
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", units);
+    }
+    *t = (struct tail){ .work = work, .context = context, .steps = steps };
+    pthread_mutex_init(&t->lock, NULL);
+    clock_condition_init(&t->changed);
+    int refused = begin(t);
+    if (refused) {
+        give_back(t);
+        return status_fail(TUTTI_SYSTEM,
+            "zero: no thread to update parameters while others are used: pthread_create gave error %d (limit on "
+            "threads? see ulimit -u)",
+            refused);
+    }
+    *out = t;
+    return TUTTI_OK;
+}
+void tail_destroy(struct tail *t)
+{
+    if (!t) return;
+    pthread_mutex_lock(&t->lock);
+    t->stop = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+    pthread_join(t->thread, NULL);
+    give_back(t);
+}
+
+/* ---- the caller ---- */
+void tail_start(struct tail *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->busy = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+void tail_say(struct tail *t, int unit, uint64_t steps)
+{
+    pthread_mutex_lock(&t->lock);
+    t->steps[unit] = steps;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+}
+static tutti_status result(const struct tail *t)
+{
+    return t->status == TUTTI_OK ? TUTTI_OK : status_repeat(t->status, t->why);
+}
+static void await_unit(struct tail *t, int unit, uint64_t steps)
+{
+    int64_t began_ns = clock_ns();
+    while (t->busy && t->steps[unit] < steps) pthread_cond_wait(&t->changed, &t->lock);
+    t->waited_ns += (uint64_t)(clock_ns() - began_ns);
+}
+tutti_status tail_await_unit(struct tail *t, int unit, uint64_t steps)
+{
+    if (!t) return TUTTI_OK;
+    pthread_mutex_lock(&t->lock);
+    if (t->busy && t->steps[unit] < steps) await_unit(t, unit, steps);
+    tutti_status status = result(t);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+tutti_status tail_await(struct tail *t)
+{
+    if (!t) return TUTTI_OK;
+    pthread_mutex_lock(&t->lock);
+    while (t->busy) pthread_cond_wait(&t->changed, &t->lock);
+    tutti_status status = result(t);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+bool tail_is_over(struct tail *t, int64_t until_ms)
+{
+    struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+    if (!t) return true;
+    pthread_mutex_lock(&t->lock);
+    while (t->busy && clock_ms() < until_ms) pthread_cond_timedwait(&t->changed, &t->lock, &until);
+    bool over = !t->busy;
+    pthread_mutex_unlock(&t->lock);
+    return over;
+}
