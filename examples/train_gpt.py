@@ -11,6 +11,7 @@ a step depends only on (seed, rank, step), so a run on another backend, or one r
 same batches and must show the same losses: that is what --compare checks.
 """
 import argparse
+import contextlib
 import hashlib
 import math
 import os
@@ -28,6 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 BUCKET_MB = 1           # several buckets even for a model this small, so that reduction overlaps with the backward pass
 WARM_STEPS = 5          # not timed: DDP regroups its buckets after the first step
+TRACED_STEPS = 8        # after them, with --trace
+MANY = 1000             # buffers: no gradient waits for another's
 MOMENTUM = 0.9          # of SGD
 SIZES = {"1.8M": {}, "120M": {"layers": 12, "heads": 12, "width": 912, "batch": 1}}
 LOSS_TOLERANCE = 1e-5   # of a loss near 5, in fp32; with two ranks the sums are a + b, so the difference ought to be 0
@@ -201,6 +204,7 @@ class Trainer:
         if self.options.zero and self.backend == "tutti":
             import torch_tutti
             return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group,
+                                          ahead=self.options.ahead, buffers=MANY if self.options.ahead else 2,
                                           precision=self.options.precision, compression=compression)
         model = data_parallel(model, group, shared=self.backend == "tutti" and self.device.type == "cpu")
         if compression:
@@ -248,12 +252,20 @@ class Trainer:
 
     def run(self):
         progress = Progress(self.backend, self.options.steps, self.rank == 0)
-        for step in range(len(self.losses), self.options.steps):
-            self.step(step)
-            tokens_per_second, waiting = self.speed()
-            progress.show(step, self.losses[-1], tokens_per_second, waiting)
-            if self.options.checkpoint and (step + 1) % self.options.every == 0:
-                self.save(self.options.checkpoint)
+        first = len(self.losses)
+        with contextlib.ExitStack() as tracing:
+            for step in range(first, self.options.steps):
+                if self.options.trace and step == first + WARM_STEPS:
+                    tracing.enter_context(self.optimizer.trace(self.options.trace))
+                self.step(step)
+                tokens_per_second, waiting = self.speed()
+                progress.show(step, self.losses[-1], tokens_per_second, waiting)
+                if self.options.checkpoint and (step + 1) % self.options.every == 0:
+                    self.save(self.options.checkpoint)
+                if step == first + WARM_STEPS + TRACED_STEPS:
+                    tracing.close()
+        if self.options.ahead:
+            self.optimizer.wait()
         return self.result()
 
     def speed(self):
@@ -396,6 +408,8 @@ def parse(arguments):
     parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
     parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
     parser.add_argument("--zero", type=int, default=0, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (0: DDP)")
+    parser.add_argument("--ahead", action="store_true", help="with --zero 1 to 3: what is used first is updated first")
+    parser.add_argument("--trace", metavar="FILE", help="with --zero: what a few steps wait for, for `tutti zero`")
     parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
     parser.add_argument("--compress", metavar="FORM", help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk")
     parser.add_argument("--share", type=float, default=0.01, help="what topk and randomk keep (default 0.01)")
@@ -428,6 +442,8 @@ def parse(arguments):
         parser.error("--compress is tutti's, and rounds otherwise than what --compare would compare it with")
     if options.precision and (options.compare or not options.zero):
         parser.error("--precision goes with --zero, and rounds otherwise than what --compare would compare it with")
+    if (options.ahead or options.trace) and (options.compare or not options.zero):
+        parser.error("--ahead and --trace go with --zero, without --compare")
     return options
 
 

@@ -10,6 +10,8 @@ import argparse
 import re
 from typing import Any, NamedTuple
 
+from torch_tutti._arguments import whole
+
 
 class Model(NamedTuple):
     """parameters: in all; own: of them, those outside of the layers. For activations: layers, width, heads."""
@@ -121,12 +123,6 @@ def _count(text: str) -> int:
     return count
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -195,11 +191,11 @@ def add_parser(commands: Any) -> None:
     plan.add_argument("--parameters", type=_count, metavar="COUNT", help="of another model, such as 350M")
     for name, what in (("layers", "its layers"), ("width", "numbers for each token between them"),
                        ("heads", "of its attention")):
-        plan.add_argument(f"--{name}", type=_positive, metavar="COUNT", help=what)
-    plan.add_argument("--ranks", type=_positive, required=True, help="processes that train")
+        plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=what)
+    plan.add_argument("--ranks", type=whole(1), required=True, help="processes that train")
     for name, usual, what in (("hosts", 1, "machines that they are on, as many on each"),
                               ("batch", 1, "sequences of a rank in a pass"), ("sequence", 2048, "tokens of each")):
-        plan.add_argument(f"--{name}", type=_positive, default=usual, help=f"{what} (default: %(default)s)")
+        plan.add_argument(f"--{name}", type=whole(1), default=usual, help=f"{what} (default: %(default)s)")
     plan.add_argument("--precision", choices=PRECISIONS, default="bf16",
                       help="of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
     plan.add_argument("--compress", choices=FORMS, help="gradients on their way, with error feedback")

@@ -1,6 +1,6 @@
 """The command `tutti`: what the library knows about this machine, the schedules of its algorithms, programs written for
 another backend, measuring, what the choice of algorithms rests on, the traces of programs that failed, what training
-a model takes, and what a C compiler needs."""
+a model takes, what it waits for, and what a C compiler needs."""
 from __future__ import annotations
 
 import argparse
@@ -12,6 +12,7 @@ from torch_tutti import _library, _run
 from torch_tutti._bench.options import add_parser as add_bench
 from torch_tutti._model.options import add_parser as add_model
 from torch_tutti._plan import add_parser as add_plan
+from torch_tutti._timeline import add_parser as add_zero
 
 
 def _shown(value: Any) -> str:
@@ -145,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add_model(commands).set_defaults(run=_model)
     _add_trace(commands)
     add_plan(commands)
+    add_zero(commands)
     config = commands.add_parser("config", help="print what a C compiler needs: cc program.c $(tutti config)",
                                  description="Prints what a C compiler needs for a program that includes tutti.h; both "
                                              "kinds of flags unless one is asked for.")

@@ -135,7 +135,8 @@ def test_what_is_refused(capsys, words, text):
 
 
 @pytest.mark.parametrize("words, text", [
-    (["--ranks", "0"], "no number from 1 on"), (["--ranks", "4", "--parameters", "many"], "such as 350M or 1.3B"),
+    (["--ranks", "0"], "is not a whole number of at least 1"),
+    (["--ranks", "4", "--parameters", "many"], "such as 350M or 1.3B"),
     (["--ranks", "4", "--model", "gpt5"], "invalid choice"),
     (["--ranks", "4", "--share", "2"], "no share, above 0 and 1 at most"),
 ])

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import re
 
+from torch_tutti._arguments import PICTURES, picture, whole
+
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "gather", "scatter",
                "sendrecv")
 OPERATIONS = ("sum", "prod", "max", "min", "avg")
@@ -15,7 +17,6 @@ OPERATIONS = ("sum", "prod", "max", "min", "avg")
 TYPES = {"int8": "int8", "uint8": "uint8", "int32": "int32", "int64": "int64", "half": "float16", "float": "float32",
          "double": "float64", "bfloat16": "bfloat16"}
 AVERAGES = ("rank 0", "mean", "least", "greatest")
-PICTURES = (".png", ".svg", ".pdf")
 DEFAULT_BYTES = 32 << 20
 COMMANDS = (*COLLECTIVES, "all", "compare")
 
@@ -26,14 +27,6 @@ def size(text: str) -> int:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; it is written as 8, 64K, 1.5M or 1G")
     return int(float(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found[2].upper()])
-
-
-def _whole(least: int):
-    def number(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-    return number
 
 
 def _choice(names: tuple[str, ...]):
@@ -48,7 +41,7 @@ def _choice(names: tuple[str, ...]):
 
 
 def _root(text: str) -> int | None:
-    return None if text.lower() == "all" else _whole(0)(text)
+    return None if text.lower() == "all" else whole(0)(text)
 
 
 def _backends(text: str) -> list[str]:
@@ -56,12 +49,6 @@ def _backends(text: str) -> list[str]:
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of different backends, such as tutti,gloo")
     return names
-
-
-def _picture(text: str) -> str:
-    if not text.lower().endswith(PICTURES):
-        raise argparse.ArgumentTypeError(f"{text!r} has to end in {', '.join(PICTURES)}")
-    return text
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +59,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     step = group.add_mutually_exclusive_group()
     step.add_argument("-i", "--stepbytes", type=size, default=1 << 20, metavar="SIZE",
                       help="the next size is so much more (default: 1M)")
-    step.add_argument("-f", "--stepfactor", type=_whole(2), metavar="FACTOR",
+    step.add_argument("-f", "--stepfactor", type=whole(2), metavar="FACTOR",
                       help="the next size is so many times more")
 
 
@@ -87,24 +74,24 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring")
-    group.add_argument("-n", "--iters", type=_whole(1), default=20, metavar="COUNT",
+    group.add_argument("-n", "--iters", type=whole(1), default=20, metavar="COUNT",
                        help="timed iterations (default: %(default)s)")
-    group.add_argument("-w", "--warmup_iters", type=_whole(0), default=5, metavar="COUNT",
+    group.add_argument("-w", "--warmup_iters", type=whole(0), default=5, metavar="COUNT",
                        help="iterations before them that are not timed (default: %(default)s)")
-    group.add_argument("-m", "--agg_iters", type=_whole(1), default=1, metavar="COUNT",
+    group.add_argument("-m", "--agg_iters", type=whole(1), default=1, metavar="COUNT",
                        help="operations of an iteration, timed together (default: %(default)s)")
     group.add_argument("-a", "--average", type=int, choices=range(4), default=3, metavar="0..3",
                        help="the time of an iteration is that of rank 0 (0), the mean of the ranks (1), the least (2) "
                             "or the greatest (3) of them (default: %(default)s)")
-    group.add_argument("-c", "--check", type=_whole(0), default=1, metavar="COUNT",
+    group.add_argument("-c", "--check", type=whole(0), default=1, metavar="COUNT",
                        help="further iterations whose results are checked (default: %(default)s)")
-    group.add_argument("-T", "--timeout", type=_whole(1), default=300, metavar="SECONDS",
+    group.add_argument("-T", "--timeout", type=whole(1), default=300, metavar="SECONDS",
                        help="what one operation may take before the run is given up (default: %(default)s)")
 
 
 def _add_ours(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("not in nccl-tests")
-    group.add_argument("--nproc", type=_whole(1), metavar="RANKS",
+    group.add_argument("--nproc", type=whole(1), metavar="RANKS",
                        help="ranks to start (default: one for each core, 2 to 4); under torchrun, torchrun says it")
     group.add_argument("--backend", type=_backends, default=["tutti"], metavar="NAMES",
                        help="backends of torch, such as tutti,gloo: measured turn by turn (default: tutti)")
@@ -119,7 +106,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--stats", action="store_true", help="columns for the median, the 99th percentile and the best")
     group.add_argument("-J", "--output_file", metavar="FILE", help="save everything in this file, as JSON")
-    group.add_argument("--plot", type=_picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
+    group.add_argument("--plot", type=picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -137,7 +124,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     compare = names.add_parser("compare", help="saved files side by side", allow_abbrev=False)
     compare.add_argument("first", metavar="A.json", help="written by tutti bench -J")
     compare.add_argument("second", metavar="B.json", help="the ratio is its time ÷ that of A.json")
-    compare.add_argument("--plot", type=_picture, metavar="FILE", help="draw both into this file")
+    compare.add_argument("--plot", type=picture, metavar="FILE", help="draw both into this file")
     return bench
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from torch_tutti._bench.options import PICTURES, _picture, _whole, size
+from torch_tutti._arguments import PICTURES, picture, whole
+from torch_tutti._bench.options import size
 
 # name in torch: name in the core. Counts of torch's all-to-all may differ from rank to rank, so none is chosen by size.
 FAMILIES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter",
@@ -32,19 +33,19 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     model.add_argument("-b", "--minbytes", type=size, default=1 << 10, metavar="SIZE",
                        help="the first size (default: 1K)")
     model.add_argument("-e", "--maxbytes", type=size, default=4 << 20, metavar="SIZE", help="the last (default: 4M)")
-    model.add_argument("-f", "--stepfactor", type=_whole(2), default=4, metavar="FACTOR",
+    model.add_argument("-f", "--stepfactor", type=whole(2), default=4, metavar="FACTOR",
                        help="the next size is so many times more (default: %(default)s)")
-    model.add_argument("-n", "--iters", type=_whole(1), default=10, metavar="COUNT",
+    model.add_argument("-n", "--iters", type=whole(1), default=10, metavar="COUNT",
                        help="timed calls of each algorithm, in turns with the others (default: %(default)s)")
     model.add_argument("--algorithms", type=_names, default=[ALL], metavar="NAMES",
                        help="which: a list as one_shot,two_shot; candidates, those that are chosen from when nobody "
                             "asks for one; or all that the group's hosts allow (default)")
-    model.add_argument("--nproc", type=_whole(2), metavar="RANKS",
+    model.add_argument("--nproc", type=whole(2), metavar="RANKS",
                        help="ranks to start (default: one for each core, 2 to 4); under torchrun, torchrun says it")
     model.add_argument("--no-bind", action="store_true",
                        help="do not bind every rank to a core of its own (done where there are enough cores)")
-    model.add_argument("-T", "--timeout", type=_whole(1), default=300, metavar="SECONDS",
+    model.add_argument("-T", "--timeout", type=whole(1), default=300, metavar="SECONDS",
                        help="what one operation may take before the run is given up (default: %(default)s)")
     model.add_argument("-J", "--output_file", metavar="FILE", help="save everything in this file, as JSON")
-    model.add_argument("--plot", type=_picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
+    model.add_argument("--plot", type=picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
     return model

@@ -1,0 +1,226 @@
+"""`tutti zero`: what each rank of a training did when, from the file that `optimizer.trace` has written: a table of its
+steps, and a picture. The file is also what Chrome's and Perfetto's viewers open. No torch here.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any, Iterator, NamedTuple
+
+from torch_tutti._arguments import PICTURES, picture, whole
+
+# as zero/zero.h numbers them
+USED, ASKED, READY, SETTLED, STEPPED, UPDATED, SUMMED, GATHERED = range(8)
+PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"        # rows of a rank
+_COLOURS = {"forward": "#9dc3e6", "backward": "#2e75b6", "wait": "#c00000", "step": "#ffd966", "update": "#70ad47",
+            "sum": "#f4b183", "slices": "#b4a7d6", "other": "#e7e6e6"}
+LATE_MS = 0.1                           # a use that has waited longer found its unit not there
+
+
+class Event(NamedTuple):
+    """As the core tells it; ms since the trace began."""
+    kind: int
+    unit: int
+    began: float
+    ended: float
+    bytes: int
+
+
+class Span(NamedTuple):
+    """What is shown. what: a colour's name."""
+    row: str
+    what: str
+    name: str
+    began: float
+    ended: float
+    bytes: int = 0
+
+
+class Step(NamedTuple):
+    """Of one rank, in ms; exposed communication is both waits together."""
+    length: float
+    parameters: float
+    gradients: float
+    updates: float
+    late: int
+    summed: int
+    gathered: int
+
+
+# ---- from events to spans ----
+def spans_of(events: list[Event], units: list[str]) -> list[Span]:
+    """The program's row has no gaps from its first event on: what lies between two events is computing."""
+    return [*_program(events, units), *_beside(events, units)]
+
+
+def _program(events: list[Event], units: list[str]) -> Iterator[Span]:
+    now, doing = None, ("other", "other")
+    for event in sorted((e for e in events if e.kind <= STEPPED), key=lambda e: (e.ended, e.began)):
+        name = units[event.unit] if event.unit >= 0 else ""
+        if event.kind == READY:
+            doing = ("backward", f"backward {name}")
+        if now is not None and event.began > now:
+            yield Span(PROGRAM, *doing, now, event.began)
+        now = event.ended
+        if event.kind == USED:
+            yield Span(PROGRAM, "wait", f"wait for {name}", event.began, event.ended)
+            doing = ("forward", f"forward {name}")
+        elif event.kind == ASKED:
+            yield Span(PROGRAM, "wait", f"wait for a buffer of {name}", event.began, event.ended)
+        elif event.kind != READY:
+            settles = event.kind == SETTLED
+            yield Span(PROGRAM, *(("wait", "settle") if settles else ("step", "step")), event.began, event.ended)
+            doing = ("other", "other")
+
+
+def _beside(events: list[Event], units: list[str]) -> Iterator[Span]:
+    rows = {UPDATED: (UPDATES, "update"), SUMMED: (SUMS, "sum"), GATHERED: (SLICES, "slices")}
+    for event in events:
+        if event.kind in rows:
+            row, what = rows[event.kind]
+            yield Span(row, what, f"{what} {units[event.unit]}", event.began, event.ended, event.bytes)
+
+
+def steps_of(events: list[Event]) -> list[Step]:
+    """From the end of one call of step to the end of the next."""
+    ends = sorted(e.ended for e in events if e.kind == STEPPED)
+    return [_step(events, begin, end) for begin, end in zip(ends, ends[1:])]
+
+
+def _step(events: list[Event], begin: float, end: float) -> Step:
+    mine = [e for e in events if begin < e.ended <= end]
+
+    def taken(*kinds: int) -> float:
+        return sum(e.ended - e.began for e in mine if e.kind in kinds)
+
+    called = [e for e in mine if e.kind == STEPPED]
+    inside = sum(e.ended - e.began for e in mine if e.kind == UPDATED
+                 and any(c.began <= e.began and e.ended <= c.ended for c in called))
+    late = sum(e.kind == USED and e.ended - e.began > LATE_MS for e in mine)
+    return Step(end - begin, taken(USED), taken(ASKED, SETTLED, STEPPED) - inside, taken(UPDATED), late,
+                *(sum(e.bytes for e in mine if e.kind == kind) for kind in (SUMMED, GATHERED)))
+
+
+# ---- the file ----
+def chrome(ranks: list[list[Event]], units: list[str], reports: list[dict[str, Any]], missed: int) -> dict[str, Any]:
+    """In the Trace Event Format: a process for each rank; sums and slices overlap, so they are its asynchronous
+    events. `tutti` is for this module."""
+    shown: list[dict[str, Any]] = []
+    for rank, events in enumerate(ranks):
+        shown.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for number, span in enumerate(spans_of(events, units)):
+            common = {"pid": rank, "tid": span.row, "cat": span.what, "name": span.name, "args": {"bytes": span.bytes}}
+            began, ended = round(span.began * 1e3, 3), round(span.ended * 1e3, 3)
+            if span.row in (PROGRAM, UPDATES):
+                shown.append({**common, "ph": "X", "ts": began, "dur": round(ended - began, 3)})
+            else:
+                shown += [{**common, "ph": "b", "id": number, "ts": began},
+                          {**common, "ph": "e", "id": number, "ts": ended}]
+    return {"traceEvents": shown, "displayTimeUnit": "ms",
+            "tutti": {"version": 1, "units": units, "ranks": ranks, "reports": reports, "missed": missed}}
+
+
+class Trace(NamedTuple):
+    units: list[str]
+    ranks: list[list[Event]]
+    reports: list[dict[str, Any]]
+    missed: int
+
+
+def read(path: str) -> Trace:
+    """Raises ValueError that says what is wrong with it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)["tutti"]
+        if found["version"] != 1:
+            raise ValueError(f"{path} is of version {found['version']}; this command reads version 1")
+        return Trace(found["units"], [[Event(*event) for event in events] for events in found["ranks"]],
+                     found["reports"], found["missed"])
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"{path} is not a trace of torch_tutti.zero: write one with `with optimizer.trace(PATH):`"
+                         ) from None
+
+
+# ---- the table ----
+def table(trace: Trace) -> list[str]:
+    """Means over the ranks."""
+    of_ranks = [steps_of(events) for events in trace.ranks]
+    count = min(map(len, of_ranks), default=0)
+    if not count:
+        raise ValueError("the trace has no whole step: let at least two calls of step() be in the block")
+    steps = [Step(*(statistics.fmean(values) for values in zip(*(steps[n] for steps in of_ranks))))
+             for n in range(count)]
+    lines = [f"{len(trace.ranks)} ranks, {len(trace.units)} units, {count} steps; ms and MB, means over the ranks", "",
+             f"{'step':>6}{'length':>10}{'computing':>11}{'waited for':>12}{'waited for':>12}{'exposed':>9}"
+             f"{'updating':>10}{'late':>6}{'summed':>9}{'slices':>9}",
+             f"{'':>27}{'parameters':>12}{'gradients':>12}"]
+    for number, step in enumerate(steps, 1):
+        lines.append(_row(str(number), step))
+    lines += [_row("median", Step(*(statistics.median(values) for values in zip(*steps)))), ""]
+    memory = {name: statistics.fmean(report[f"{name}_bytes"] for report in trace.reports) / 1e6
+              for name in ("parameter", "gradient", "state")}
+    lines.append("memory of a rank, MB: " + ", ".join(f"{value:.1f} {name}" for name, value in zip(
+        ("parameters", "gradients", "optimizer state"), memory.values())))
+    if trace.missed:
+        lines.append(f"{trace.missed} events had no room: trace fewer steps, or give events=")
+    return lines
+
+
+def _row(name: str, step: Step) -> str:
+    exposed = step.parameters + step.gradients
+    inside = max(0.0, step.length - exposed)
+    return (f"{name:>6}{step.length:>10.2f}{inside:>11.2f}{step.parameters:>12.2f}{step.gradients:>12.2f}"
+            f"{exposed / step.length:>9.1%}{step.updates:>10.2f}{step.late:>6.0f}{step.summed / 1e6:>9.2f}"
+            f"{step.gathered / 1e6:>9.2f}")
+
+
+# ---- the picture ----
+def draw(trace: Trace, path: str, steps: int) -> None:
+    """The last steps of all ranks, a row for each of what a rank does. Raises ImportError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
+    ends = sorted(e.ended for e in trace.ranks[0] if e.kind == STEPPED)
+    if len(ends) < 2:
+        raise ValueError("the trace has no whole step: let at least two calls of step() be in the block")
+    begin, end = ends[max(0, len(ends) - 1 - steps)], ends[-1]
+    rows = [(rank, row) for rank in range(len(trace.ranks)) for row in (PROGRAM, UPDATES, SUMS, SLICES)]
+    figure = Figure(figsize=(12, 1.2 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    named: dict[str, Any] = {}
+    for rank, events in enumerate(trace.ranks):
+        for span in spans_of(events, trace.units):
+            if span.ended < begin or span.began > end:
+                continue
+            bars = axes.broken_barh([(span.began - begin, span.ended - span.began)],
+                                    (rows.index((rank, span.row)) - 0.4, 0.8), facecolors=_COLOURS[span.what],
+                                    edgecolors="white", linewidth=0.3, alpha=1 if span.row == PROGRAM else 0.5)
+            named.setdefault(span.what, bars)
+    axes.set(xlim=(0, end - begin), ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="ms")
+    axes.set_yticklabels([f"rank {rank} {row}" if row == PROGRAM else row for rank, row in rows], fontsize=8)
+    axes.legend(named.values(), named, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncol=len(named), fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+# ---- the command ----
+def _run(options: argparse.Namespace) -> int:
+    trace = read(options.trace)
+    print("\n".join(table(trace)))
+    if options.picture:
+        draw(trace, options.picture, options.steps)
+    return 0
+
+
+def add_parser(commands: Any) -> None:
+    zero = commands.add_parser(
+        "zero", help="what a training with torch_tutti.zero waited for, from a trace",
+        description="Reads what `with optimizer.trace(PATH):` has written, and shows for each step how long it "
+                    "computed and what it waited for. The file itself opens in https://ui.perfetto.dev and in "
+                    "chrome://tracing.")
+    zero.add_argument("trace", help="the file")
+    zero.add_argument("--picture", type=picture, metavar="FILE",
+                      help=f"draw the last steps into this file ({', '.join(PICTURES)})")
+    zero.add_argument("--steps", type=whole(1), default=2, help="how many the picture has (default: %(default)s)")
+    zero.set_defaults(run=_run)
