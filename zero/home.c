@@ -1,7 +1,7 @@
 /* SHARED: whoever updates a slice needs to tell its own host no more than the version; a release store does, for the
    slice was written before it. On several hosts the ranks of equal index gather their slices into the pages of their
    hosts, and the version follows when they have arrived. REPLICATED: all gather, and each waits for its own gathering.
-   SHARDED: nobody is told, as whoever uses a unit gathers it.
+   SHARDED: nobody is told, as whoever uses a unit gathers it. WHOLE: all have updated it alike.
 
    When may a slice be overwritten? When no rank reads it any more. A step begins with a word from all ranks, that they
    have come to it: reads of theirs are over by then, or wait for the new version. */
@@ -119,7 +119,8 @@ void *home_slice(const struct home *h, int unit)
 {
     const struct unit_partition *u = &h->partition->unit[unit];
     if (h->kind == TUTTI_ZERO_SHARDED) return h->gatherer.unit[unit].slice;
-    return (char *)h->house[unit].flat + u->slice * u->element * (size_t)h->partition->rank;
+    return (char *)h->house[unit].flat
+        + u->slice * u->element * (size_t)partition_slice(h->partition, h->partition->rank);
 }
 uint64_t home_sharers(const struct home *h)
 {
@@ -166,7 +167,7 @@ static tutti_status gather(struct home *h, struct house *house, const struct uni
 }
 tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 {
-    if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK;
+    if (h->kind == TUTTI_ZERO_SHARDED || h->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
     struct house *house = &h->house[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
     house->steps = steps;

@@ -46,7 +46,7 @@ static tutti_status too_large(int unit)
 static tutti_status cut_unit(struct partition *partition, const tutti_zero_config *c, int number, int *next)
 {
     struct unit_partition *u = &partition->unit[number];
-    size_t end = 0, line, slices = SLICE_BYTES * (size_t)partition->ranks, bytes;
+    size_t end = 0, line, slices = SLICE_BYTES * (size_t)partition->slices, bytes;
     *u = (struct unit_partition){ .dtype = c->dtype[number], .first_parameter = *next };
     u->element = tutti_dtype_bytes(u->dtype);
     line = LINE_BYTES / u->element;
@@ -58,13 +58,14 @@ static tutti_status cut_unit(struct partition *partition, const tutti_zero_confi
     }
     if (!size_multiply(end, u->element, &bytes) || bytes > PTRDIFF_MAX - slices) return too_large(number);
     u->count = size_round_up(bytes ? bytes : 1, slices) / u->element;  /* a unit without parameters has pages, too */
-    u->slice = u->count / (size_t)partition->ranks;
+    u->slice = u->count / (size_t)partition->slices;
     return TUTTI_OK;
 }
 struct piece partition_piece(const struct partition *partition, int parameter, int rank)
 {
     const struct place_of_parameter *p = &partition->parameter[parameter];
-    size_t slice = partition->unit[p->unit].slice, begin = slice * (size_t)rank, end = begin + slice;
+    size_t slice = partition->unit[p->unit].slice;
+    size_t begin = slice * (size_t)partition_slice(partition, rank), end = begin + slice;
     size_t from = size_larger(p->offset, begin), to = size_smaller(p->offset + p->count, end);
     if (from >= to) return (struct piece){ .parameter = parameter };
     return (struct piece){ parameter, from - p->offset, from - begin, to - from };
@@ -85,7 +86,7 @@ static void find_pieces(struct partition *partition)
 tutti_status partition_init(struct partition *partition, const tutti_zero_config *c, int rank, int ranks)
 {
     int next = 0;
-    *partition = (struct partition){ .rank = rank, .ranks = ranks };
+    *partition = (struct partition){ .rank = rank, .ranks = ranks, .slices = c->home == TUTTI_ZERO_WHOLE ? 1 : ranks };
     TRY(check(c));
     partition->parameters = c->parameters;
     partition->units = c->units;

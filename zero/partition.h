@@ -7,12 +7,13 @@ struct piece { int parameter; size_t at, from, count; }; /* of a parameter, from
 struct unit_partition {
     tutti_dtype dtype;
     size_t element;                                     /* bytes of one */
-    size_t slice, count;                                /* elements of one rank, and of all, with padding */
+    size_t slice, count;                                /* elements of a slice, and of all, with padding */
     int first_parameter, parameters;
     int first_piece, pieces;                            /* of this rank */
 };
 struct partition {
     int rank, ranks, parameters, units, groups;
+    int slices;                                         /* of a unit: one for each rank, or one for all */
     struct place_of_parameter *parameter;               /* [parameters] */
     struct unit_partition *unit;                             /* [units] */
     struct piece *piece;                                /* [parameters] at most */
@@ -24,6 +25,11 @@ void partition_finish(struct partition *partition);
 static inline size_t partition_bytes(const struct partition *partition, int unit)
 {
     return partition->unit[unit].count * partition->unit[unit].element;
+}
+/* Which slice is that of a rank. */
+static inline int partition_slice(const struct partition *partition, int rank)
+{
+    return partition->slices == 1 ? 0 : rank;
 }
 /* What of a parameter lies in the slice of a rank. */
 struct piece partition_piece(const struct partition *partition, int parameter, int rank);

@@ -13,7 +13,10 @@ enum { USUAL_BUFFERS = 2, PATIENCE_NS = 50000000, NAP_NS = 50000 };
 enum { AGAIN, DROPS, TAKES, FLAGS };                    /* what ranks tell each other behind `used` */
 
 static size_t bytes_of(const struct reducer *r, int unit) { return partition_bytes(r->partition, unit); }
-static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r, unit) / (size_t)r->partition->ranks; }
+static size_t slice_bytes(const struct reducer *r, int unit)
+{
+    return bytes_of(r, unit) / (size_t)r->partition->slices;
+}
 
 /* ---- buffers ---- */
 static struct buffer *find_spare(struct reducer *r, size_t bytes)

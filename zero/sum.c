@@ -1,5 +1,5 @@
-/* As they are: a reduce-scatter. Packed: the ranks of a host add up the slices of all sides, where there are several
-   hosts; then what each side's slice has is packed, and sent to it. */
+/* As they are: a reduce-scatter, or an all-reduce where one slice is everybody's. Packed: the ranks of a host add up
+   the slices of all sides, where there are several hosts; then what each side's slice has is packed, and sent to it. */
 #include "zero/sum.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -57,8 +57,11 @@ static tutti_status start_whole(struct sums *s, struct sum *sum)
     const struct unit_partition *u = &s->partition->unit[sum->unit];
     sum->request.factor = 1.0 / s->partition->ranks;
     span_follow(&sum->span, &sum->request);
-    return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op_for(s->partition->ranks),
-        lanes_all(s->lanes, sum->unit), &sum->request);
+    tutti_op op = op_for(s->partition->ranks);
+    tutti_comm *comm = lanes_all(s->lanes, sum->unit);
+    if (s->partition->slices == 1)
+        return tutti_all_reduce(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);
+    return tutti_reduce_scatter(sum->from, sum->into, u->slice, u->dtype, op, comm, &sum->request);
 }
 
 /* ---- packed ---- */

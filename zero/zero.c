@@ -94,6 +94,10 @@ static tutti_status check_choices(const tutti_zero_config *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: home %d, rule %d, %d buffers or %d units gathered ahead cannot be", (int)c->home, (int)c->rule,
             c->buffers, c->prefetch);
+    if (c->home == TUTTI_ZERO_WHOLE && c->compression.form != TUTTI_COMPRESS_NONE)
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "zero: gradients that are summed to all ranks are not packed here; a tutti_compressor does it, or divide "
+            "the optimizer's state (REPLICATED)");
     return crossing_check(&c->compression);
 }
 
@@ -325,7 +329,7 @@ static tutti_status norm(tutti_zero *z, double *out)
     TRY(reducer_settle(&z->reducer));
     for (int u = 0; u < z->partition.units; u++)
         if (z->reducer.unit[u].rounds) sum += optimizer_squares(&z->optimizer, u, z->reducer.unit[u].sum);
-    TRY(tutti_all_reduce(&sum, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, z->word, NULL));
+    if (z->partition.slices > 1) TRY(tutti_all_reduce(&sum, &sum, 1, TUTTI_FLOAT64, TUTTI_SUM, z->word, NULL));
     *out = sqrt(sum);
     return TUTTI_OK;
 }

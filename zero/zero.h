@@ -10,6 +10,8 @@
  *     SHARDED      a rank has its own slices alone; a unit is gathered before each use, and whole until its release
  *                  (stage 3 with the least memory, or where hosts cannot share it).
  *                  Not whole, it reads as NaN.
+ *     WHOLE        nothing is divided: gradients are summed to all ranks, and each keeps all moments and updates all
+ *                  (stage 0, as DistributedDataParallel). One slice is everybody's.
  *
  * The training loop tells what happens, in this order in each step: `use` before a unit computes, `gradient` and
  * `ready` for each parameter as gradients appear, `step` at the end, and all else follows: a unit's gradients are
@@ -35,6 +37,7 @@ typedef enum tutti_zero_home {
     TUTTI_ZERO_SHARED,
     TUTTI_ZERO_REPLICATED,
     TUTTI_ZERO_SHARDED,
+    TUTTI_ZERO_WHOLE,
     TUTTI_ZERO_HOMES
 } tutti_zero_home;
 /* What `step` does to a slice. MOMENTUM is SGD with momentum, without dampening. NONE: the caller updates the pieces
@@ -92,8 +95,8 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
     int prefetch;                                       /* SHARDED: units that are gathered before they are used */
     bool ahead; /* `step` returns when all ranks have come to it: what the next forward pass uses first is averaged,
-                   updated and sent first, the rest while that computes. SHARED, REPLICATED; with a rule */
-    tutti_compression compression;                      /* of gradients */
+                   updated and sent first, the rest while that computes. Not SHARDED; with a rule */
+    tutti_compression compression;                      /* of gradients; not WHOLE */
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \

@@ -240,7 +240,7 @@ static void counts_up(struct rank *me, tutti_zero *zero, int p)
 }
 static void trains(struct rank *me)
 {
-    for (tutti_zero_home home = TUTTI_ZERO_REPLICATED; home < TUTTI_ZERO_HOMES; home++)
+    for (tutti_zero_home home = TUTTI_ZERO_REPLICATED; home < TUTTI_ZERO_WHOLE; home++)
         for (int f = 0; f < FORMS; f++) {
             tutti_zero_report report = { .struct_size = sizeof report };
             tutti_zero *zero = trainer(me, home, &forms[f]);

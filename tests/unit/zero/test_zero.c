@@ -55,9 +55,10 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
     m.passes = 1 + below(&seed, 3);
     m.holds = below(&seed, 2);
     m.leaves_out = below(&seed, 2);
-    if (below(&seed, 3) == 0) m.config.compression.form = TUTTI_COMPRESS_TOPK; /* all are kept: nothing is lost */
+    bool packs = below(&seed, 3) == 0 && home != TUTTI_ZERO_WHOLE;
+    if (packs) m.config.compression.form = TUTTI_COMPRESS_TOPK;        /* all are kept: nothing is lost */
     m.config.compression.kept = 1024;
-    m.config.compression.feedback = below(&seed, 2);
+    m.config.compression.feedback = below(&seed, 2) && packs;
     return m;
 }
 /* Numbers of which sums and averages over four ranks are exact, so that no order of adding shows. */
@@ -184,14 +185,14 @@ static double norm_of(const struct model *m, int ranks, int step)
 static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, int ranks)
 {
     tutti_zero_report report = { .struct_size = sizeof report };
-    size_t unit[MOST_UNITS] = { 0 }, most = 0;
+    size_t unit[MOST_UNITS] = { 0 }, most = 0, slices = m->config.home == TUTTI_ZERO_WHOLE ? 1 : (size_t)ranks;
     REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK && report.steps == STEPS);
     for (int p = 0; p < m->config.parameters; p++) unit[m->parameter[p].unit] += (m->parameter[p].count + 15) / 16 * 64;
     for (int u = 0; u < m->config.units; u++) {
-        size_t pages = 4096 * (size_t)ranks, bytes = (unit[u] + pages - 1) / pages * pages;
+        size_t pages = 4096 * slices, bytes = (unit[u] + pages - 1) / pages * pages;
         int buffers = m->config.buffers ? m->config.buffers : 2, alike = 0;
         for (int v = 0; v < u; v++) alike += (unit[v] + pages - 1) / pages * pages == bytes;
-        most += 2 * bytes / (size_t)ranks + (alike ? 0 : bytes * (size_t)buffers);
+        most += 2 * bytes / slices + (alike ? 0 : bytes * (size_t)buffers);
         if (m->config.compression.feedback) most += bytes;
     }
     REQUIRE(report.gradient_bytes <= most);
