@@ -233,6 +233,12 @@ tutti_status home_use(struct home *h, int unit, uint64_t steps, bool backward)
 {
     return h->kind == TUTTI_ZERO_SHARDED ? gatherer_use(&h->gatherer, unit, backward) : home_await(h, unit, steps);
 }
+tutti_status home_claim_pieces(struct home *h, uint64_t steps)
+{
+    if (h->kind != TUTTI_ZERO_SHARDED) return home_claim(h, steps);
+    TRY(gatherer_rest(&h->gatherer));
+    return tutti_barrier(h->word, NULL);
+}
 tutti_status home_rest(struct home *h)
 {
     return h->kind == TUTTI_ZERO_SHARDED ? gatherer_rest(&h->gatherer) : TUTTI_OK;

@@ -27,7 +27,7 @@ struct tutti_zero {
     tutti_zero_rates *rates;                            /* [groups] of the step that is taken, and its scale */
     double scale;
     bool updates;                                       /* by a rule; else the caller has updated */
-    uint64_t steps;                                     /* taken */
+    uint64_t steps, writes; /* that have changed parameters; those of them by the caller */
     bool begun, claimed;                                /* claimed: nobody reads parameters until the step is taken */
     pid_t process;                                      /* that made it */
     tutti_status failure;
@@ -399,6 +399,28 @@ tutti_status tutti_zero_get_piece(const tutti_zero *z, int parameter, tutti_zero
     out->gradient = g->sum && g->rounds ? (char *)g->sum + piece.from * element : NULL;
     return TUTTI_OK;
 }
+tutti_status tutti_zero_claim_pieces(tutti_zero *z)
+{
+    TRY(check(z));
+    return keep(z, home_claim_pieces(&z->home, z->steps));
+}
+static tutti_status begin_pieces(tutti_zero *z)
+{
+    TRY(home_rest(&z->home));
+    z->claimed = false;
+    z->steps++;
+    z->writes++;
+    for (int u = 0; u < z->partition.units; u++) {
+        optimizer_copy(&z->optimizer, u);
+        TRY(home_publish(&z->home, u, z->steps));
+    }
+    return TUTTI_OK;
+}
+tutti_status tutti_zero_begin_pieces(tutti_zero *z)
+{
+    TRY(check(z));
+    return keep(z, begin_pieces(z));
+}
 tutti_status tutti_zero_set_steps(tutti_zero *z, int parameter, uint64_t steps)
 {
     TRY(check_parameter(z, parameter));
@@ -441,7 +463,7 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     TRY(check(z));
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
-    *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps };
+    *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps - z->writes };
     out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns + (z->tail ? z->tail->waited_ns : 0);
     out->unforeseen = z->home.gatherer.unforeseen;
     out->waited_sums_ns = z->reducer.waited_ns;

@@ -158,6 +158,11 @@ typedef struct tutti_zero_piece {                       /* of one parameter, wha
     bool used;                                          /* some rank has brought a gradient; valid likewise */
 } tutti_zero_piece;
 TUTTI_API tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_zero_piece *out);
+/* Collective: returns when no rank reads what the pieces of another have; until its next call each rank may read its
+   own, values and moments, and write to them before tutti_zero_begin_pieces. Gradients stay. */
+TUTTI_API tutti_status tutti_zero_claim_pieces(tutti_zero *zero);
+/* Collective: all go on with what each rank has written to its pieces. WHOLE: the same on all ranks. */
+TUTTI_API tutti_status tutti_zero_begin_pieces(tutti_zero *zero);
 /* Of every rank: which elements of the parameter its slice has. */
 TUTTI_API tutti_status tutti_zero_span(const tutti_zero *zero, int parameter, int rank, size_t *at, size_t *count);
 /* After a checkpoint was written into the pieces: how many steps have updated a parameter. */

@@ -1,0 +1,159 @@
+/* What each rank writes to its own pieces, as from a checkpoint in parts, is what all go on with: values, moments and
+   numbers of steps, in each home. */
+#include "tests/support/world.h"
+#include "zero/zero.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+enum { PARAMETERS = 3, MOST = 5000 };
+static const tutti_zero_parameter three[PARAMETERS] = { { 5000, 0, 0 }, { 77, 1, 0 }, { 3000, 1, 0 } };
+static const tutti_zero_rates gentle = { .rate = 0.5, .momentum = 0.5 };
+static tutti_zero *make(struct rank *me, tutti_zero_home home, tutti_dtype dtype)
+{
+    tutti_zero *zero;
+    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
+    const tutti_dtype types[2] = { dtype, dtype };
+    c.comm = me->comm;
+    c.groups = 1;
+    c.home = home;
+    c.parameters = PARAMETERS;
+    c.units = 2;
+    c.parameter = three;
+    c.dtype = types;
+    c.rule = TUTTI_ZERO_MOMENTUM;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK && tutti_zero_begin(zero) == TUTTI_OK);
+    return zero;
+}
+static void brings_ones(tutti_zero *zero, tutti_dtype dtype)
+{
+    void *at;
+    bool adds;
+    for (int u = 0; u < 2; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
+    for (int p = PARAMETERS - 1; p >= 0; p--) {
+        REQUIRE(tutti_zero_gradient(zero, p, &at, &adds) == TUTTI_OK && !adds);
+        for (size_t i = 0; i < three[p].count; i++) {
+            if (dtype == TUTTI_FLOAT32) ((float *)at)[i] = 1;
+            else ((uint16_t *)at)[i] = 0x3f80;
+        }
+        REQUIRE(tutti_zero_ready(zero, p) == TUTTI_OK);
+    }
+}
+static float number(int parameter, size_t i) { return (float)((parameter + 1) * 8 + (int)(i % 16)); }
+static void writes_pieces(tutti_zero *zero)
+{
+    tutti_zero_piece piece;
+    for (int p = 0; p < PARAMETERS; p++) {
+        REQUIRE(tutti_zero_get_piece(zero, p, &piece) == TUTTI_OK);
+        for (size_t i = 0; i < piece.count; i++) {
+            piece.value[i] = number(p, piece.at + i);
+            piece.first[i] = 4;
+        }
+        REQUIRE(tutti_zero_set_steps(zero, p, 7) == TUTTI_OK);
+    }
+}
+static void has(struct rank *me, tutti_zero *zero, tutti_dtype dtype, float less)
+{
+    REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
+    for (int p = 0; p < PARAMETERS; p++) {
+        const void *at = tutti_zero_parameter_at(zero, p);
+        for (size_t i = 0; i < three[p].count; i++) {
+            float wanted = number(p, i) - less, found;
+            uint32_t wide = dtype == TUTTI_FLOAT32 ? 0 : (uint32_t)((const uint16_t *)at)[i] << 16;
+            if (dtype == TUTTI_FLOAT32) found = ((const float *)at)[i];
+            else memcpy(&found, &wide, sizeof found);
+            REQUIRE(found == wanted);
+        }
+    }
+    REQUIRE(tutti_zero_keep(zero, false) == TUTTI_OK);
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK); /* read by all, before the next step */
+}
+/* With a momentum of 4 and one half of it kept, a gradient of 1 is a step of 3, times a rate of 0.5. */
+static void goes_on(struct rank *me)
+{
+    tutti_zero_report report = { .struct_size = sizeof report };
+    tutti_zero_piece piece;
+    for (int n = 0; n < 2 * TUTTI_ZERO_HOMES; n++) {
+        tutti_dtype dtype = n < TUTTI_ZERO_HOMES ? TUTTI_FLOAT32 : TUTTI_BFLOAT16;
+        tutti_zero *zero = make(me, n % TUTTI_ZERO_HOMES, dtype);
+        brings_ones(zero, dtype);
+        REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);
+        for (int turn = 0; turn < 2; turn++) {          /* the second time with gradients, which stay */
+            if (turn) brings_ones(zero, dtype);
+            REQUIRE(tutti_zero_claim_pieces(zero) == TUTTI_OK);
+            writes_pieces(zero);
+            REQUIRE(tutti_zero_begin_pieces(zero) == TUTTI_OK);
+            has(me, zero, dtype, 0);
+            if (!turn) brings_ones(zero, dtype);
+            REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);
+            has(me, zero, dtype, 1.5f);
+            REQUIRE(tutti_zero_get_piece(zero, 0, &piece) == TUTTI_OK && piece.steps == 8);
+        }
+        REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK && report.steps == 3);
+        REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+    }
+}
+static void test_pieces_are_what_all_go_on_with(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 4; size *= 2) world_threads(size, NULL, goes_on, NULL);
+    world_threads_on("2", 4, NULL, goes_on, NULL);
+    world_threads_on("0,1,0,1", 4, NULL, goes_on, NULL);
+}
+/* Pieces may be read, and the training goes on without more ado. */
+static void reads_only(struct rank *me)
+{
+    tutti_zero_piece piece;
+    for (tutti_zero_home home = 0; home < TUTTI_ZERO_HOMES; home++) {
+        tutti_zero *zero = make(me, home, TUTTI_FLOAT32);
+        REQUIRE(tutti_zero_claim_pieces(zero) == TUTTI_OK);
+        writes_pieces(zero);
+        REQUIRE(tutti_zero_begin_pieces(zero) == TUTTI_OK && tutti_zero_claim_pieces(zero) == TUTTI_OK);
+        REQUIRE(tutti_zero_get_piece(zero, 2, &piece) == TUTTI_OK);
+        REQUIRE(home != TUTTI_ZERO_WHOLE || piece.count == three[2].count);
+        for (size_t i = 0; i < piece.count; i++) REQUIRE(piece.value[i] == number(2, piece.at + i));
+        brings_ones(zero, TUTTI_FLOAT32);
+        REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);
+        has(me, zero, TUTTI_FLOAT32, 1.5f);
+        REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+    }
+}
+static void test_pieces_are_read(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, reads_only, NULL);
+    world_threads_on("2", 4, NULL, reads_only, NULL);
+}
+static void packs_what_is_whole(struct rank *me)
+{
+    tutti_zero *zero = NULL;
+    const tutti_dtype types[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
+    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
+    c.comm = me->comm;
+    c.groups = 1;
+    c.home = TUTTI_ZERO_WHOLE;
+    c.parameters = PARAMETERS;
+    c.units = 2;
+    c.parameter = three;
+    c.dtype = types;
+    c.compression.form = TUTTI_COMPRESS_INT8;
+    REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_UNSUPPORTED && !zero && tutti_last_error_is_refusal());
+    SAYS("tutti_compressor");
+}
+static void test_what_is_whole_is_not_packed(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, packs_what_is_whole, NULL);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_are_what_all_go_on_with),
+        cmocka_unit_test(test_pieces_are_read),
+        cmocka_unit_test(test_what_is_whole_is_not_packed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
