@@ -201,7 +201,7 @@ class Trainer:
             optimizer = torch.optim.SGD(model.parameters(), lr=self.options.rate, momentum=momentum)
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=self.options.rate, betas=(0.9, 0.99), weight_decay=0.1)
-        if self.options.zero and self.backend == "tutti":
+        if self.options.zero is not None and self.backend == "tutti":
             import torch_tutti
             return torch_tutti.zero.shard(model, optimizer, stage=self.options.zero, group=group,
                                           ahead=self.options.ahead, buffers=MANY if self.options.ahead else 2,
@@ -407,8 +407,8 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description="Train a small character-level GPT with DDP.")
     parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
     parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
-    parser.add_argument("--zero", type=int, default=0, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (0: DDP)")
-    parser.add_argument("--ahead", action="store_true", help="with --zero 1 to 3: what is used first is updated first")
+    parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (none: DDP)")
+    parser.add_argument("--ahead", action="store_true", help="with --zero: what is used first is updated first")
     parser.add_argument("--trace", metavar="FILE", help="with --zero: what a few steps wait for, for `tutti zero`")
     parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
     parser.add_argument("--compress", metavar="FORM", help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk")
@@ -440,9 +440,9 @@ def parse(arguments):
         parser.error("--compare starts from the beginning; leave out --resume")
     if options.compress and (options.compare or options.backend != "tutti"):
         parser.error("--compress is tutti's, and rounds otherwise than what --compare would compare it with")
-    if options.precision and (options.compare or not options.zero):
+    if options.precision and (options.compare or options.zero is None):
         parser.error("--precision goes with --zero, and rounds otherwise than what --compare would compare it with")
-    if (options.ahead or options.trace) and (options.compare or not options.zero):
+    if (options.ahead or options.trace) and (options.compare or options.zero is None):
         parser.error("--ahead and --trace go with --zero, without --compare")
     return options
 

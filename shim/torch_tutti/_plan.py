@@ -56,7 +56,7 @@ MODELS = {
     "deepseek-v2": _deepseek_v2(),
 }
 PRECISIONS = {"bf16": (2, 12), "fp32": (4, 8)}          # bytes of a value and a gradient; of what the optimizer keeps
-WAYS = ("DDP", "stage 1", "stage 2", "stage 3", "stage 3, sharded")
+WAYS = ("DDP", "stage 0", "stage 1", "stage 2", "stage 3", "stage 3, sharded")
 # by form of torch_tutti.compression: bytes of a gradient on its way; topk, randomk: of one that is kept
 FORMS = {"fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / 128, "int4": 0.5 + 4 / 128, "topk": 8.0, "randomk": 4.0}
 
@@ -98,7 +98,8 @@ def needs(model: Model, way: str, ranks: int, hosts: int, precision: str) -> Nee
     across = (hosts - 1) / hosts
     if way == "DDP":
         return Need(whole, whole, kept * model.parameters, 2 * across * whole)
-    state, summed = kept * model.parameters / ranks, whole / ranks
+    parts = 1 if way == "stage 0" else ranks
+    state, summed = kept * model.parameters / parts, whole / parts
     buffers = whole if way == "stage 1" else min(whole, 2 * layer + own)
     if way == "stage 3, sharded":                       # gathered forward, and back but for what is still there
         return Need(summed + own + 2 * layer, buffers + summed, state, across * (3 * whole - own - 2 * layer))
@@ -164,6 +165,8 @@ def report(options: argparse.Namespace) -> list[str]:
              f"{'bytes':<18}{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'a rank':>12}{'a host':>12}"
              f"{'sent':>12}"]
     for way in WAYS:
+        if options.compress and way == "stage 0":       # which does not: it is DDP's
+            continue
         sizes = (options.ranks, options.hosts, options.precision)
         need = needs(model, way, *sizes)
         if options.compress:

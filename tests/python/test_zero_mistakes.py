@@ -15,7 +15,9 @@ from torch_tutti import zero
 def run_refusals(world):
     model = Network(16)
     adam = torch.optim.AdamW(model.parameters())
-    refused(ValueError, "stage 0; it can be 1, 2 or 3", lambda: zero.shard(model, adam, stage=0))
+    refused(ValueError, "stage 4; it can be 0, 1, 2 or 3", lambda: zero.shard(model, adam, stage=4))
+    refused(NotImplementedError, "stage 0 does not compress", lambda: zero.shard(model, adam, stage=0,
+                                                                                compression="int8"))
     refused(ValueError, "precision='fp8'; it can be 'bf16' or None", lambda: zero.shard(model, adam, precision="fp8"))
     refused(ValueError, "hosts='replicated' with stage 3", lambda: zero.shard(model, adam, hosts="replicated"))
     refused(ValueError, "backend for CPU tensors is gloo", lambda: zero.shard(model, adam, group=world.gloo))

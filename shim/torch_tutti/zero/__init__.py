@@ -7,7 +7,8 @@ rank has.
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
 """
+from torch_tutti.zero._ddp import wrap_ddp
 from torch_tutti.zero._model import shard
 from torch_tutti.zero._optimizer import ZeroOptimizer
 
-__all__ = ["ZeroOptimizer", "shard"]
+__all__ = ["ZeroOptimizer", "shard", "wrap_ddp"]

@@ -10,7 +10,7 @@ import torch
 from torch_tutti._library import _check, _library, dtype_numbers
 from torch_tutti.compression import DTYPES, Compression, _Compression, described
 
-HOMES = {"shared": 0, "replicated": 1, "sharded": 2}
+HOMES = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
 
 
@@ -155,6 +155,12 @@ class Core:
         gradient = self._tensor(p.gradient, p.count, self._dtypes[number]) if p.gradient else None
         value = self._tensor(p.value or 0, p.count, torch.float32)
         return Piece(p.at, value, (first, second), gradient, p.steps, p.used)
+
+    def claim_pieces(self) -> None:
+        _check(self._calls.tutti_zero_claim_pieces(self._zero))
+
+    def begin_pieces(self) -> None:
+        _check(self._calls.tutti_zero_begin_pieces(self._zero))
 
     def counts(self, number: int, ranks: int) -> list[int]:
         """How many elements of the parameter each rank keeps; they follow each other by rank."""

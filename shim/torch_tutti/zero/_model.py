@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -56,16 +57,17 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     """Has the ranks of a group train the model together; returns it, and the optimizer to use in place of the given
     one. Collective: all begin with rank 0's parameters and buffers.
 
-    stage: 1, optimizer state is divided among the ranks; 2, gradients as well; 3, parameters as well. hosts: how,
-    with stage 3: "shared", the ranks of a host map one copy, which each updates in part, so that no byte of
-    parameters moves on a host; "sharded", a rank has its part alone, and a unit is gathered when it is used: all ranks
-    use the same units in the same order then, and parameters that are not used read as NaN, except in a `with
-    optimizer.whole():` block. None: shared, or sharded where hosts cannot share, with a warning. units: modules whose
-    parameters are used together, each summed and updated as one; default: the elements of the model's outermost
-    ModuleLists and Sequentials. A parameter is of the innermost unit that has it; of the model itself if none has, or
-    several that are not inside each other. group: of tutti's, None: the default group.
+    stage: 0, nothing is divided, as with DistributedDataParallel; 1, optimizer state is divided among the ranks; 2,
+    gradients as well; 3, parameters as well. hosts: how, with stage 3: "shared", the ranks of a host map one copy,
+    which each updates in part, so that no byte of parameters moves on a host; "sharded", a rank has its part alone,
+    and a unit is gathered when it is used: all ranks use the same units in the same order then, and parameters that are
+    not used read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded where hosts cannot
+    share, with a warning. units: modules whose parameters are used together, each summed and updated as one; default:
+    the elements of the model's outermost ModuleLists and Sequentials. A parameter is of the innermost unit that has it;
+    of the model itself if none has, or several that are not inside each other. group: of tutti's, None: the default
+    group.
 
-    buffers: for the gradients of units of one size that are on their way (stages 2 and 3); a backward pass that is
+    buffers: for the gradients of units of one size that are on their way (all stages but 1); a backward pass that is
     ahead waits for one. ahead: step() returns when all ranks have come to it, and modules wait for their parameters
     when they compute; what is used first is averaged, updated and sent first. Quicker, above all on a slow network
     with many buffers. But what reads parameters elsewhere than in the forward() of the module that has them must call
@@ -90,7 +92,13 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     in C, with the bits of torch's fused ones; any other optimizer that treats all elements alike runs on flat
     parts.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; give its "
+                         "module, or use zero.wrap_ddp")
     home = _home_of(stage, hosts)
+    if home == "whole" and compression is not None:
+        raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
+                                  "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
     settings = Settings(home, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch, reshard,
@@ -100,9 +108,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
 
 
 def _home_of(stage: int, hosts: str | None) -> str:
-    if stage not in (1, 2, 3):
-        raise ValueError(f"zero.shard: stage {stage!r}; it can be 1, 2 or 3 (for 0 there is DistributedDataParallel)")
-    possible = ("shared", "sharded") if stage == 3 else ("replicated",)
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"zero.shard: stage {stage!r}; it can be 0, 1, 2 or 3")
+    possible = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
     if hosts not in (None, *possible):
         raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
                          f"{' or '.join(map(repr, possible))}")
@@ -426,6 +434,15 @@ class Manager:
         if self.uses:
             self.uses.stepped()
         self.note()
+
+    def entries(self) -> dict[str, tuple[int | None, Any]]:
+        """What the model's state_dict has, by name: the number of a parameter, or None, and the value (of a parameter
+        that is not whole, nothing)."""
+        number_at = {address: number for number, (address, _) in enumerate(self.seen)}
+        with self.uses.unread() if self.uses else contextlib.nullcontext():
+            state = self.model.state_dict(keep_vars=True)
+        return {name: (number_at.get(value.data_ptr()), value.detach()) if torch.is_tensor(value) else (None, value)
+                for name, value in state.items()}
 
     def unit_names(self) -> list[str]:
         name_of = {module: name or "model" for name, module in self.model.named_modules()}

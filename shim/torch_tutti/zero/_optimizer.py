@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import json
 import os
 import time
@@ -13,14 +12,12 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
+from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._core import Rates
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
-# by rule: what torch calls the moments
-_MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
-            "adamw": ("exp_avg", "exp_avg_sq")}
 _NEVER = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
 
 
@@ -52,8 +49,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._kind = type(given)
         self._scale = 1.0               # of this step's gradients
         self._held = 0                  # blocks of no_sync
-        self._probed = False            # its whole state was asked for before there is any
         self._inner = self._of_pieces(given) if self._rule == "none" else None
+        self._checkpoint = Checkpoint(self)
         if given.state:
             self.load_state_dict(given.state_dict())
 
@@ -71,7 +68,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         if self._is_probe():
-            self._make_state()
+            self.make_state()
             return result
         self._manager.check()
         if self._inner is None:
@@ -89,13 +86,23 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
                 and all(g is not None and not g.any() for g in gradients))
 
-    def _make_state(self) -> None:
+    @torch.no_grad()
+    def make_state(self) -> None:
         """Of parameters that no step has updated, zeros."""
-        self._probed = True
-        if self._inner is not None and not self._inner.state:
-            for flat in self._flat.values():
-                flat.grad = torch.zeros_like(flat)
-            self._inner.step()
+        self._checkpoint.probed = True
+        if self._inner is None or self._inner.state:
+            return
+        rates = [group.get("lr") for group in self._inner.param_groups]
+        for flat in self._flat.values():
+            flat.grad = torch.zeros_like(flat)
+        for group in self._inner.param_groups:
+            group.update({"lr": 0.0} if "lr" in group else {})
+        self._inner.step()
+        for group, rate in zip(self._inner.param_groups, rates):
+            group.update({"lr": rate} if "lr" in group else {})
+        for state in self._inner.state.values():        # no step was taken
+            if "step" in state:
+                state["step"] = state["step"] * 0
 
     def _check_rule(self) -> None:
         needed = rule_of(self._kind, self.param_groups)
@@ -233,109 +240,22 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._inner.step()
         self._core.publish()
 
-    # ---- checkpoints, as torch's own optimizer writes them ----
-    def _parts(self, number: int) -> dict[str, Any]:
-        """What this rank keeps of a parameter's state, by torch's names: flat parts, and numbers."""
-        piece = self._core.piece(number)
-        if self._inner is not None:
-            found = dict(self._inner.state.get(self._flat.get(number), {}))
-        elif (piece.steps or self._probed) and piece.value.numel() and _MOMENTS[self._rule]:
-            found = {"step": torch.tensor(float(piece.steps)), **dict(zip(_MOMENTS[self._rule], piece.moments))}
-        else:
-            found = {}
-        if piece.value.numel() and self._manager.owned[number].parameter.dtype != torch.float32:
-            found["master"] = piece.value
-        return found
-
+    # ---- checkpoints ----
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """The whole state, on every rank, as torch's optimizer of the unsharded model has it: to be loaded there, or
         here with any number of ranks and any stage. Of bfloat16 parameters also the float32 values, `master`; with
         compression also what gradients have `lost` and not had back, by name: then between steps only."""
-        mine = {number: self._parts(number) for number in range(len(self._manager.owned))}
-        outline = {number: {name: value.dtype if _is_part(name, value) else value for name, value in parts.items()}
-                   for number, parts in mine.items() if parts}
-        outlines: list[Any] = [None] * dist.get_world_size(self._manager.group)
-        dist.all_gather_object(outlines, outline, self._manager.group)
-        state = {}
-        for at, p in enumerate(p for group in self.param_groups for p in group["params"]):
-            number = self._manager.number_of.get(p)
-            known = next((o[number] for o in outlines if number in o), None)
-            if known:
-                state[at] = {name: self._whole(number, p, mine[number].get(name, torch.empty(0, dtype=value)))
-                             if isinstance(value, torch.dtype) else value for name, value in known.items()}
-        found = {"state": state, "param_groups": self._numbered()}
-        if self._core.feeds_back:
-            found["lost"] = {o.name: self._core.lost(number).view(o.parameter.shape)
-                             for number, o in enumerate(self._manager.owned)}
-        return found
-
-    def _numbered(self) -> list[dict[str, Any]]:
-        groups, index = [], 0
-        for group in self.param_groups:
-            numbers = list(range(index, index + len(group["params"])))
-            index += len(numbers)
-            groups.append({**{name: value for name, value in group.items() if name != "params"}, "params": numbers})
-        return groups
-
-    def _whole(self, number: int, p: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """A tensor of the parameter's shape, from the parts of all ranks."""
-        group = self._manager.group
-        whole = torch.empty(p.numel(), dtype=part.dtype)
-        parts = list(whole.split(self._core.counts(number, dist.get_world_size(group))))
-        dist.all_gather(parts, part.contiguous(), group)
-        return whole.view(p.shape)
+        return self._checkpoint.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` or torch's optimizer of the unsharded model has written; the same on all ranks."""
-        theirs = state_dict["param_groups"]
-        lengths = [len(group["params"]) for group in theirs]
-        if lengths != [len(group["params"]) for group in self.param_groups]:
-            raise ValueError(f"zero: the state is of an optimizer with groups of {lengths} parameters; this one has "
-                             f"{[len(group['params']) for group in self.param_groups]}")
-        self._load_lost(state_dict.get("lost", {}))
-        for mine, other in zip(self.param_groups, theirs):
-            mine.update({name: value for name, value in other.items() if name != "params"})
-        keys = itertools.chain.from_iterable(group["params"] for group in theirs)
-        for key, p in zip(keys, itertools.chain.from_iterable(group["params"] for group in self.param_groups)):
-            number = self._manager.number_of.get(p)
-            if number is not None:
-                self._load(number, p, state_dict["state"].get(key, {}))
+        self._checkpoint.load_state_dict(state_dict)
 
-    def _load_lost(self, lost: dict[str, torch.Tensor]) -> None:
-        owned = self._manager.owned if self._core.feeds_back else []
-        found = [lost.get(o.name, torch.zeros(o.parameter.shape)) for o in owned]
-        for o, value in zip(owned, found):
-            if value.shape != o.parameter.shape:
-                raise ValueError(f"zero: what parameter {o.name} has lost has the shape {tuple(value.shape)} in the "
-                                 f"state, and should have {tuple(o.parameter.shape)}")
-        for number, value in enumerate(found):
-            self._core.set_lost(number, value)
-
-    def _load(self, number: int, p: torch.Tensor, values: dict[str, Any]) -> None:
-        piece, own = self._core.piece(number), {}
-        for name, value in values.items():
-            if not (torch.is_tensor(value) and _is_part(name, value)):
-                own[name] = value
-                continue
-            if value.numel() != p.numel():
-                raise ValueError(f"zero: {name} of parameter {self._manager.owned[number].name} has {value.numel()} "
-                                 f"elements in the state, and should have {p.numel()}")
-            own[name] = value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
-        exact = own.pop("master", None)
-        if exact is not None and p.dtype != torch.float32:             # else the model's state has it
-            piece.value.copy_(exact)
-        if self._inner is not None:
-            if number in self._flat:
-                self._inner.state[self._flat[number]] = {name: value.clone() if torch.is_tensor(value) else value
-                                                         for name, value in own.items()}
-            return
-        self._core.set_steps(number, int(own.get("step", bool(own))))
-        for name, moment in zip(_MOMENTS[self._rule], piece.moments):
-            if moment is not None:
-                moment.copy_(own[name]) if own.get(name) is not None else moment.zero_()
-
-
-def _is_part(name: str, value: Any) -> bool:
-    return torch.is_tensor(value) and value.dim() > 0 and name != "step"
+    def sharded_state(self) -> ShardedState:
+        """The state of model and optimizer for torch.distributed.checkpoint, each rank its parts, without a copy:
+        `save({"training": optimizer.sharded_state()}, checkpoint_id=…)`, and the same with `load`. It is written as
+        torch's get_state_dict names it, so other numbers of ranks, other stages, and unsharded models read it, and it
+        reads theirs."""
+        return ShardedState(self._checkpoint)

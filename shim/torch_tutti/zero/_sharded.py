@@ -28,6 +28,7 @@ class Uses:
                      if any(other in manager.modules for other in module.modules() if other is not module)]
         self.again: set[int] = set()                    # whose backward pass can itself be gone back through
         self.depth = 0                                  # blocks of whole()
+        self.reads = True                               # a state_dict's values
         for unit, module in enumerate(manager.modules):
             self._watch(module, unit)
         unit_of = {p: unit for _, p, unit in manager.owned}
@@ -51,11 +52,11 @@ class Uses:
         uses, units = weakref.ref(self), sorted(set(own.values()))
 
         def gather(called: nn.Module, *_: Any) -> None:
-            for unit in units if called is module and (found := uses()) is not None else ():
+            for unit in units if called is module and (found := uses()) is not None and found.reads else ():
                 found.core.use(unit)
 
         def write(called: nn.Module, state: dict[str, Any], *_: Any) -> None:
-            if called is not module or (found := uses()) is None:
+            if called is not module or (found := uses()) is None or not found.reads:
                 return
             for name, value in state.items():
                 if torch.is_tensor(value) and value.untyped_storage().data_ptr() in own:
@@ -98,6 +99,15 @@ class Uses:
         self.again.clear()
         if self.depth:
             self.core.keep(True)
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """In the block a state_dict has the parameters themselves, which are not gathered."""
+        self.reads = False
+        try:
+            yield
+        finally:
+            self.reads = True
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

@@ -1,0 +1,56 @@
+"""A program that is written for DistributedDataParallel keeps it: its wrapper computes and synchronises buffers, zero
+sums gradients and takes the steps."""
+from __future__ import annotations
+
+import contextlib
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_tutti.zero._model import shard
+from torch_tutti.zero._optimizer import ZeroOptimizer
+
+
+def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, stage: int = 0,
+             **options: Any) -> ZeroOptimizer:
+    """Has zero sum the gradients of a DistributedDataParallel and take the steps of its optimizer; returns the
+    optimizer to use in its place. Collective. The rest of the program stays as it is: calls of `ddp`, `ddp.no_sync()`,
+    buffers that follow rank 0's before each forward(), state dicts.
+
+    stage: 0, each rank has all, as before; with ahead=True the step is taken while the next forward pass begins. 1 to 3
+    divide, as in `zero.shard`, whose other arguments may follow. Hooks of communication and join() are refused, as no
+    gradient passes through the wrapper any more: compression= of zero.shard (stages 1 to 3) is for the first."""
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(f"zero.wrap_ddp: a {type(ddp).__name__} is no DistributedDataParallel; zero.shard takes any "
+                         "model")
+    for what, there in (("a hook of communication", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
+                        ("parameters that it ignores or delays", ddp.parameters_to_ignore
+                         or ddp._delay_all_reduce_params)):
+        if there:
+            raise ValueError(f"zero.wrap_ddp: the DistributedDataParallel has {what}; make it without")
+    model, sharded = shard(ddp.module, optimizer, stage=stage, group=ddp.process_group, **options)
+    _rest(ddp, sharded)
+    return sharded
+
+
+def _rest(ddp: DistributedDataParallel, optimizer: ZeroOptimizer) -> None:
+    """Its reducer sees no backward pass; buffers are synchronised as if it did."""
+    ddp.require_backward_grad_sync = ddp.find_unused_parameters = ddp.static_graph = False
+
+    @contextlib.contextmanager
+    def no_sync(_: DistributedDataParallel) -> Any:
+        with optimizer.no_sync():
+            yield
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("zero.wrap_ddp: the gradients of this DistributedDataParallel are zero's; hooks of "
+                                  "communication and join() are not for it")
+
+    def synchronise(called: torch.nn.Module, _: Any) -> None:
+        if called is ddp:
+            ddp.require_forward_param_sync = True
+    ddp.no_sync = MethodType(no_sync, ddp)
+    ddp.register_comm_hook = ddp.join_hook = ddp.join = refuse
+    ddp.register_forward_pre_hook(synchronise)
