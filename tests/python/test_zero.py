@@ -6,8 +6,8 @@ import torch.nn as nn
 from ranks import hosts_of_job
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
-from zero_training import (STEPS, Images, Network, Picky, agree, equal, fused, go_back, ids_of, loss_of, pair,
-                           step_rounded, train_beside, trained, values)
+from zero_training import (STEPS, Images, Network, Picky, Words, agree, equal, fused, go_back, ids_of, loss_of,
+                           pair, step_rounded, train_beside, trained, values)
 
 from torch_tutti import zero
 
@@ -49,7 +49,8 @@ def checkpointed():
     return Network(16, checkpointed=True)
 
 
-@pytest.mark.parametrize("make, name", [(Picky, "momentum"), (Images, "sgd"), (checkpointed, "adamw"), (Picky, "none")])
+@pytest.mark.parametrize("make, name", [(Picky, "momentum"), (Images, "sgd"), (checkpointed, "adamw"), (Picky, "none"),
+                                        (Words, "momentum")])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_other_models(shared, make, name, stage):
     shared(2).run(run_other_models, make, name, stage)
@@ -100,9 +101,13 @@ def test_groups_and_schedules(shared):
     shared(2).run(run_scheduled)
 
 
-def run_bfloat16(world, stage):
+def network():
+    return Network(16)
+
+
+def run_bfloat16(world, make, stage):
     """The judge keeps float32 values beside the model's, and rounds after each step. Two ranks: a sum has one order."""
-    judge, model = Network(16).bfloat16(), Network(16).bfloat16()
+    judge, model = make().bfloat16(), make().bfloat16()
     kept = [p.detach().float().requires_grad_() for p in judge.parameters()]
     theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1, fused=True)
     model, mine = zero.shard(model, torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), stage=stage)
@@ -139,9 +144,9 @@ def test_precision_keeps_float32_values(shared, stage):
     shared(2).run(run_precision, stage)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_bfloat16_has_float32_values(shared, stage):
-    shared(2).run(run_bfloat16, stage)
+@pytest.mark.parametrize("make, stage", [(network, 2), (network, 3), (Words, 3)])
+def test_bfloat16_has_float32_values(shared, make, stage):
+    shared(2).run(run_bfloat16, make, stage)
 
 
 # ---- how much moves, and how much is kept ----

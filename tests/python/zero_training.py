@@ -69,6 +69,24 @@ class Picky(nn.Module):
         return self.out(self.experts[int(ids[0, 0]) % 2](x).tanh())
 
 
+class Words(nn.Module):
+    """Embeddings: looked up twice, with a row that is not trained, one of which has its gradient as torch gives it;
+    most words do not occur."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.words, self.places = nn.Embedding(500, 12, padding_idx=-498), nn.Embedding(64, 12)
+        self.common = nn.Embedding(48, 12, scale_grad_by_freq=True)
+        self.out = nn.Linear(12, 500, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids):
+        places = self.places(torch.arange(64))
+        x = self.words(ids) + self.words(ids.flip(0) % 5) + places + self.common(ids)
+        return self.out(x * self.places(ids % 7))
+
+
 class Images(nn.Module):
     def __init__(self):
         super().__init__()

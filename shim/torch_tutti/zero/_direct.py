@@ -1,6 +1,6 @@
-"""Linear layers whose weight's gradient is computed where it is summed: the matrix product writes into the unit's
-buffer, where autograd would allocate a gradient that a hook then copies. The products are autograd's own, so are the
-bits."""
+"""Linear layers and embeddings whose weight's gradient is computed where it is summed: the matrix product, or the sums
+of rows, are written into the unit's buffer, where autograd would allocate a gradient that a hook then copies. What is
+computed is autograd's own, so are the bits."""
 from __future__ import annotations
 
 import weakref
@@ -39,6 +39,30 @@ class _Product(torch.autograd.Function):
         return (rows.mm(weight).view(x.shape) if of_x else None, result, rows.sum(0) if of_bias else None, None, None)
 
 
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, manager: Manager, number: int) -> Tensor:
+        ctx.save_for_backward(ids, weight)
+        ctx.place = padding, manager, number
+        return torch.embedding(weight, ids, padding)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ids, weight = ctx.saved_tensors
+        padding, manager, number = ctx.place
+        result = None
+        if ctx.needs_input_grad[1] and _is_accumulated(weight):
+            result = manager.write_rows(number, ids, gradient, padding)
+        elif ctx.needs_input_grad[1]:
+            result = sum_rows(gradient, ids, len(weight), padding)
+        return None, result, None, None, None
+
+
+def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor:
+    """A matrix of so many rows, the gradient of an embedding."""
+    return torch.ops.aten.embedding_dense_backward(rows, ids, count, padding, False)
+
+
 def _is_accumulated(weight: Tensor) -> bool:
     """Whether this pass brings the weight its gradient: not torch.autograd.grad, nor backward(inputs=…) without it, nor
     a pass whose own graph is wanted."""
@@ -50,22 +74,38 @@ def _is_accumulated(weight: Tensor) -> bool:
         return False
 
 
-def _forward(self: nn.Linear, x: Tensor) -> Tensor:
-    """Ordinary wherever gradients go another way: compiled, in autocast, with another weight in this one's place."""
-    owner = _owners.get(self.weight)
-    if (owner is None or owner[0]() is None or not torch.is_grad_enabled() or torch.compiler.is_compiling()
-            or torch.is_autocast_enabled(x.device.type) or x.dtype != self.weight.dtype):
-        return F.linear(x, self.weight, self.bias)
+def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
+    """None wherever gradients go another way: compiled, with another weight in this one's place."""
+    owner = _owners.get(weight)
+    if owner is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
     manager, number = owner[0](), owner[1]
-    return _Product.apply(x, self.weight, self.bias, manager, number)
+    return None if manager is None else (manager, number)
 
 
-_forward.__name__ = "forward"                           # under which a method is pickled
+def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
+    owner = _owner_of(self.weight)
+    if owner is None or torch.is_autocast_enabled(x.device.type) or x.dtype != self.weight.dtype:
+        return F.linear(x, self.weight, self.bias)
+    return _Product.apply(x, self.weight, self.bias, *owner)
+
+
+def _look_up(self: nn.Embedding, ids: Tensor) -> Tensor:
+    owner = _owner_of(self.weight)
+    if owner is None or self.sparse or self.max_norm is not None or self.scale_grad_by_freq:
+        return nn.Embedding.forward(self, ids)
+    padding = -1 if self.padding_idx is None else self.padding_idx
+    return _Lookup.apply(ids, self.weight, padding, *owner)
+
+
+_FORWARDS: dict[type[nn.Module], Any] = {nn.Linear: _multiply, nn.Embedding: _look_up}
+_multiply.__name__ = _look_up.__name__ = "forward"      # under which a method is pickled
 
 
 def write_directly(manager: Manager, model: nn.Module) -> None:
     for layer in model.modules():
-        number = manager.number_of.get(layer.weight) if type(layer) is nn.Linear else None
+        forward = _FORWARDS.get(type(layer))
+        number = manager.number_of.get(layer.weight) if forward else None
         if number is not None and "forward" not in vars(layer):
             _owners[layer.weight] = (weakref.ref(manager), number)
-            layer.forward = MethodType(_forward, layer)
+            layer.forward = MethodType(forward, layer)

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, Described
-from torch_tutti.zero._direct import write_directly
+from torch_tutti.zero._direct import sum_rows, write_directly
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
@@ -390,6 +390,23 @@ class Manager:
         if adds:
             return left.mm(right)
         place.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=place)
+        self.written.add(number)
+        return None
+
+    def write_rows(self, number: int, ids: torch.Tensor, rows: torch.Tensor, padding: int) -> torch.Tensor | None:
+        """The same for an embedding: its gradient is the sum of rows by their ids, but for that of padding."""
+        flat, adds = self.core.gradient(number)
+        place = flat.view(self.owned[number].parameter.shape)
+        if adds:
+            return sum_rows(rows, ids, len(place), padding)
+        found, which = ids.unique(return_inverse=True)
+        sums = sum_rows(rows, which, len(found))
+        if padding >= 0:
+            found, sums = found[found != padding], sums[found != padding]
+        if number in self.written:
+            place.index_add_(0, found, sums)
+        else:
+            place.zero_().index_copy_(0, found, sums)
         self.written.add(number)
         return None
 
