@@ -115,6 +115,19 @@ def test_unknown_names_are_refused_with_the_nearest(shared):
 
 
 # ---- what it says ----
+def test_the_line_through_the_times():
+    """Of times that lie on one: a call of 20 us, 0.25 ns for a byte; half of the rate from 80,000 bytes on."""
+    found = report.fit([(n, 20 + n * 0.25e-3) for n in (1 << 10, 1 << 14, 1 << 18, 1 << 22)])
+    assert found == pytest.approx({"alpha_us": 20, "beta_ns": 0.25})
+    first, second = report.advice(found, 100 << 20)
+    assert "20 us" in first and "from 78.1 KiB on" in first and "from 703 KiB" in first
+    assert "2.76 MiB" in second and "bucket_cap_mb=2.8" in second      # √(104,857,600 x 80,000) bytes
+    assert "bucket_cap_mb=0.69" in report.advice(found, 1 << 20)[1]    # not less than nine tenths of the rate ask for
+    assert report.fit([(1, 1.0), (2, 1.0)]) is None                    # two points are no line
+    assert report.fit([(1 << 10, 30.0), (1 << 14, 20.0), (1 << 18, 10.0)]) is None
+    assert report.fit([]) is None
+
+
 def test_stretches():
     assert report.stretches([(1, "a"), (2, "a"), (3, "b"), (4, "a")]) == [
         {"algorithm": "a", "first_bytes": 1, "last_bytes": 2}, {"algorithm": "b", "first_bytes": 3, "last_bytes": 3},

@@ -40,6 +40,9 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     model.add_argument("--algorithms", type=_names, default=[ALL], metavar="NAMES",
                        help="which: a list as one_shot,two_shot; candidates, those that are chosen from when nobody "
                             "asks for one; or all that the group's hosts allow (default)")
+    model.add_argument("--gradients", type=size, default=100 << 20, metavar="SIZE",
+                       help="of all_reduce: bytes of a model's gradients, for which buckets of DistributedDataParallel "
+                            "are advised (default: 100M)")
     model.add_argument("--nproc", type=whole(2), metavar="RANKS",
                        help="ranks to start (default: one for each core, 2 to 4); under torchrun, torchrun says it")
     model.add_argument("--no-bind", action="store_true",

@@ -19,7 +19,7 @@ def begin(options: argparse.Namespace, words: list[str], group: dict[str, Any]) 
     """The document before anything is measured. group: what it goes by, of rank 0."""
     config = {"collective": options.what, "nranks": group["ranks"], "minimum_bytes": options.minbytes,
               "maximum_bytes": options.maxbytes, "step_factor": options.stepfactor, "iterations": options.iters,
-              "type": "float", "timeout": options.timeout}
+              "type": "float", "timeout": options.timeout, "gradients": options.gradients}
     return {"format": FORMAT, "version": VERSION, "start_time": _now(), "args": words,
             "env": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(SHARED_SETTINGS)},
             "machine": machine(), "versions": versions(), "config": config, "group": group, "results": []}
@@ -31,7 +31,32 @@ def finish(document: Document, choices: list[tuple[int, str]]) -> None:
     document["chosen"] = stretches(choices)
     document["fastest"] = stretches([(row["size"], row["fastest"]) for row in rows])
     document["regret"] = [{"size": row["size"], "ratio": regret(row)} for row in rows]
+    document["fit"] = fit([(row["size"], row["algorithms"][row["chosen"]]["measured"]) for row in rows
+                           if row["chosen"] in row["algorithms"]])
     document["end_time"] = _now()
+
+
+def fit(times: list[tuple[int, float]]) -> dict[str, float] | None:
+    """α in us and β in ns of the line T = α + nβ that has the least squares of relative errors; None: there is no such
+    line. times: (bytes, us)."""
+    terms = [(1 / t, n / t) for n, t in times if t]
+    ones, mixed, sizes = (sum(x * x for x, _ in terms), sum(x * y for x, y in terms), sum(y * y for _, y in terms))
+    first, second, divisor = sum(x for x, _ in terms), sum(y for _, y in terms), ones * sizes - mixed * mixed
+    if len(terms) < 3 or divisor <= 0:
+        return None
+    alpha, beta = (sizes * first - mixed * second) / divisor, (ones * second - mixed * first) / divisor
+    return {"alpha_us": alpha, "beta_ns": 1e3 * beta} if alpha > 0 and beta > 0 else None
+
+
+def advice(found: dict[str, float], gradients: int) -> list[str]:
+    """Each bucket costs α, and of the last one nothing hides nβ: together least at n = √(Nα/β) for N bytes of
+    gradients."""
+    ratio = 1e3 * found["alpha_us"] / found["beta_ns"]
+    best = max((gradients * ratio) ** 0.5, 9 * ratio)
+    return [f"# a call takes {found['alpha_us']:.3g} us (α) and {found['beta_ns']:.3g} ns for a byte (β): half of "
+            f"the full rate from {bytes_of(ratio)} on (α/β), nine tenths from {bytes_of(9 * ratio)}",
+            f"# buckets of DistributedDataParallel, for {bytes_of(gradients)} of gradients: {bytes_of(best)} "
+            f"(√(Nα/β), but at least nine tenths of the rate), bucket_cap_mb={max(0.1, best / (1 << 20)):.2g}"]
 
 
 def stretches(named: list[tuple[int, str]]) -> list[dict[str, Any]]:
@@ -140,4 +165,6 @@ def closing(document: Document) -> list[str]:
         mean = sum(ratio for ratio, _ in ratios) / len(ratios)
         text.append(f"# regret (chosen ÷ fastest): {mean:.2f} in the mean of the sizes, {worst:.2f} at most, "
                     f"at {size} bytes")
+    if document["fit"] and document["config"]["collective"] == "all_reduce":
+        text += advice(document["fit"], document["config"]["gradients"])
     return text
