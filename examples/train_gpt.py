@@ -216,8 +216,9 @@ class Trainer:
         if not self.options.compress:
             return None
         import torch_tutti
-        gathers = self.options.optimizer == "sgd" and self.options.compress in ("topk", "randomk")
+        gathers = self.options.optimizer == "sgd" and self.options.compress in ("topk", "randomk", "threshold")
         return torch_tutti.compression.Compression(self.options.compress, self.options.share, seed=self.options.seed,
+                                                   threshold=self.options.threshold,
                                                    momentum=MOMENTUM if gathers else 0.0)
 
     def note_gradient(self, _):
@@ -411,8 +412,10 @@ def parse(arguments):
     parser.add_argument("--ahead", action="store_true", help="with --zero: what is used first is updated first")
     parser.add_argument("--trace", metavar="FILE", help="with --zero: what a few steps wait for, for `tutti zero`")
     parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
-    parser.add_argument("--compress", metavar="FORM", help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk")
+    parser.add_argument("--compress", metavar="FORM",
+                        help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk, threshold")
     parser.add_argument("--share", type=float, default=0.01, help="what topk and randomk keep (default 0.01)")
+    parser.add_argument("--threshold", type=float, default=0.0, help="what threshold keeps: gradients of at least that")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
     parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")

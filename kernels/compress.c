@@ -1,7 +1,8 @@
 /* How long packed numbers are: what both sides of a connection must agree on, whatever their instruction sets. */
 #include "kernels/compress.h"
+#include <string.h>
 
-enum { PLACED_BYTES = sizeof(float) + sizeof(uint32_t) };
+enum { PLACED_BYTES = sizeof(float) + sizeof(uint32_t), HEAD_BYTES = sizeof(uint32_t) };
 
 size_t packing_kept(const struct packing *how, size_t count)
 {
@@ -23,7 +24,16 @@ static size_t bytes_of_group(const struct packing *how, size_t count)
 static size_t aligned(size_t bytes) { return (bytes + 3) / 4 * 4; }
 size_t packing_bytes(const struct packing *how, size_t count)
 {
-    if (how->form == PACKING_TOPK) return count ? packing_kept(how, count) * PLACED_BYTES : 0;
+    size_t head = how->form == PACKING_THRESHOLD ? HEAD_BYTES : 0;
+    if (how->form == PACKING_TOPK || how->form == PACKING_THRESHOLD)
+        return count ? head + packing_kept(how, count) * PLACED_BYTES : 0;
     return count / PACKING_GROUP * aligned(bytes_of_group(how, PACKING_GROUP))
         + aligned(bytes_of_group(how, count % PACKING_GROUP));
+}
+size_t packing_length(const struct packing *how, const void *packed, size_t count)
+{
+    uint32_t kept;
+    if (how->form != PACKING_THRESHOLD || count == 0) return packing_bytes(how, count);
+    memcpy(&kept, packed, sizeof kept);
+    return HEAD_BYTES + kept * (size_t)PLACED_BYTES;
 }

@@ -129,6 +129,8 @@ static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_d
         struct numbers n = slice_of(k, side, data, dtype, turn);
         parcel_pack(&c->parcel, x, side, n, kept_from(kept, n.first - k.at));
     }
+    if (crossing_tells(x)) TRY(parcel_tell(&c->parcel, x, &request));
+    request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
     TRY(parcel_send(&c->parcel, x, &request));
     average_mine(c, mine, kept_from(kept, mine.first - k.at).lost);
     TRY(parcel_share(&c->parcel, x));
@@ -152,6 +154,6 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
     find_parts(x, k, count);
     if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
     TRY(cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn)));
-    *sent += (c->parcel.slot + c->parcel.back) * (size_t)(x->sides - 1);
+    *sent += c->parcel.sent;
     return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;
 }

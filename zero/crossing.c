@@ -2,6 +2,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "kernels/update.h"
+#include <float.h>
 #include <stdlib.h>
 
 enum { SLOT_BYTES = 64, MOST_TIMES = 4 };
@@ -15,6 +16,9 @@ tutti_status crossing_check(const tutti_compression *how)
     if (keeps_some(how->form) && (how->kept < 1 || how->kept > PACKING_GROUP))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression keeps 1 to %d of %d numbers; %d cannot be",
             PACKING_GROUP, PACKING_GROUP, how->kept);
+    if (how->form == TUTTI_COMPRESS_THRESHOLD && !(how->threshold > 0 && how->threshold < FLT_MAX))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression with a threshold of %g: it is above 0",
+            how->threshold);
     bool may = keeps_some(how->form) && how->feedback && how->momentum > 0 && how->momentum < 1;
     if (how->momentum != 0 && !may)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -26,8 +30,10 @@ tutti_status crossing_check(const tutti_compression *how)
 uint64_t crossing_digest(const tutti_compression *how)
 {
     uint64_t kept = keeps_some(how->form) ? (uint64_t)how->kept : 0, flags = how->stochastic * 2u + how->feedback;
-    uint64_t momentum;
+    uint64_t momentum, threshold;
     memcpy(&momentum, &how->momentum, sizeof momentum);
+    memcpy(&threshold, &how->threshold, sizeof threshold);
+    if (how->form == TUTTI_COMPRESS_THRESHOLD) momentum ^= threshold * UINT64_C(0xbf58476d1ce4e5b9);
     return (((uint64_t)how->form << 32 | kept << 8 | flags) ^ momentum) * UINT64_C(0x9e3779b97f4a7c15) ^ how->seed;
 }
 
@@ -85,12 +91,15 @@ static struct packing packing_of(const struct crossing *x, uint64_t turn, bool b
         [TUTTI_COMPRESS_INT4] = PACKING_INT4,
         [TUTTI_COMPRESS_TOPK] = PACKING_TOPK,
         [TUTTI_COMPRESS_RANDOMK] = PACKING_RANDOMK,
+        [TUTTI_COMPRESS_THRESHOLD] = PACKING_THRESHOLD,
     };
     uint32_t seed = mix(x->how.seed, turn);
     if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)crossing_rank(x, x->side) + back);
-    int times = back && x->how.form == TUTTI_COMPRESS_TOPK ? x->sides < MOST_TIMES ? x->sides : MOST_TIMES : 1;
+    bool chosen = x->how.form == TUTTI_COMPRESS_TOPK || x->how.form == TUTTI_COMPRESS_THRESHOLD;
+    int times = back && chosen ? x->sides < MOST_TIMES ? x->sides : MOST_TIMES : 1;
     int kept = x->how.kept * times < PACKING_GROUP ? x->how.kept * times : PACKING_GROUP;
-    return (struct packing){ forms[x->how.form], kept, x->how.stochastic, seed };
+    float threshold = (float)(back ? x->how.threshold / x->ranks : x->how.threshold);
+    return (struct packing){ forms[x->how.form], kept, x->how.stochastic, seed, threshold };
 }
 static tutti_status make_room(struct parcel *p, const struct crossing *x)
 {
@@ -98,9 +107,12 @@ static tutti_status make_room(struct parcel *p, const struct crossing *x)
     if (room <= p->room) return TUTTI_OK;
     parcel_finish(p);
     p->sources = memory_zeroed(sides, sizeof *p->sources);
-    if (!p->sources) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d sides", x->sides);
+    p->given = memory_zeroed(3 * sides, sizeof *p->given);
+    if (!p->sources || !p->given) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d sides", x->sides);
     TRY(tutti_mem_alloc((void **)&p->out, room * sides));
     TRY(tutti_mem_alloc((void **)&p->in, room * sides));
+    p->taken = p->given + sides;
+    p->offsets = p->taken + sides;
     p->slot = slot;
     p->back = back;
     p->room = room;
@@ -108,7 +120,7 @@ static tutti_status make_room(struct parcel *p, const struct crossing *x)
 }
 tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count)
 {
-    if (x->how.form == TUTTI_COMPRESS_TOPK && count > UINT32_MAX)
+    if (keeps_some(x->how.form) && x->how.form != TUTTI_COMPRESS_RANDOMK && count > UINT32_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: a slice of %zu numbers has more places than 32 bits can name", count);
     struct packing there = packing_of(x, 0, false), back = packing_of(x, 0, true);
@@ -123,6 +135,7 @@ void parcel_finish(struct parcel *p)
     tutti_mem_free(p->out);
     tutti_mem_free(p->in);
     free(p->sources);
+    free(p->given);
     *p = (struct parcel){ 0 };
 }
 size_t crossing_kept(const struct crossing *x, size_t count) { return x->how.momentum > 0 ? 2 * count : count; }
@@ -144,7 +157,9 @@ void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct nu
 {
     struct packing how = packing_of(x, from.turn, false);
     if (kept.momentum) gather_momentum(from, kept.momentum, (float)x->how.momentum);
-    pack_find(from.dtype)(p->out + p->slot * (size_t)side, from.at, kept.lost, from.count, &how, from.first);
+    char *slot = p->out + p->slot * (size_t)side;
+    pack_find(from.dtype)(slot, from.at, kept.lost, from.count, &how, from.first);
+    p->given[side] = packing_length(&how, slot, from.count);
     for (size_t i = 0; kept.momentum && i < from.count; i++)
         if (kept.lost[i] == 0) kept.momentum[i] = 0;    /* it was sent */
 }
@@ -152,14 +167,33 @@ void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers
 {
     struct packing how = packing_of(x, from.turn, true);
     pack_find(from.dtype)(p->out, from.at, lost, from.count, &how, from.first);
+    p->given[x->side] = packing_length(&how, p->out, from.count);
+}
+bool crossing_tells(const struct crossing *x) { return x->how.form == TUTTI_COMPRESS_THRESHOLD; }
+tutti_status parcel_tell(struct parcel *p, const struct crossing *x, tutti_request *request)
+{
+    return tutti_all_to_all(p->given, p->taken, 1, TUTTI_UINT64, x->across, request);
 }
 tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_request *request)
 {
-    return tutti_all_to_all(p->out, p->in, p->slot, TUTTI_UINT8, x->across, request);
+    bool tells = crossing_tells(x);
+    p->sent = 0;
+    for (int side = 0; side < x->sides; side++) {
+        p->offsets[side] = p->slot * (size_t)side;
+        if (side != x->side) p->sent += tells ? p->given[side] : p->slot;
+    }
+    if (!tells) return tutti_all_to_all(p->out, p->in, p->slot, TUTTI_UINT8, x->across, request);
+    return tutti_all_to_all_v(p->out, p->given, p->offsets, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across,
+        request);
 }
 tutti_status parcel_share(struct parcel *p, const struct crossing *x)
 {
-    return tutti_all_gather(p->out, p->in, p->back, TUTTI_UINT8, x->across, NULL);
+    bool tells = crossing_tells(x);
+    p->sent += (tells ? p->given[x->side] : p->back) * (size_t)(x->sides - 1);
+    if (!tells) return tutti_all_gather(p->out, p->in, p->back, TUTTI_UINT8, x->across, NULL);
+    TRY(tutti_all_gather(&p->given[x->side], p->taken, 1, TUTTI_UINT64, x->across, NULL));
+    for (int side = 0; side < x->sides; side++) p->offsets[side] = p->back * (size_t)side;
+    return tutti_all_gather_v(p->out, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across, NULL);
 }
 void parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
 {

@@ -24,8 +24,10 @@ int crossing_rank(const struct crossing *crossing, int side);
 /* What is on its way of one array: a packed slice of up to `count` numbers for each side, and one from each. */
 struct parcel {
     char *out, *in;
-    size_t slot, back, room;                            /* bytes of a packed slice, there, back, and at most */
+    size_t slot, back, room;                            /* bytes of a packed slice, there, back, and at most: at most */
     const void **sources;                               /* [sides] in `in` */
+    size_t *given, *taken, *offsets;                    /* [sides] bytes for each side, from each, and where they lie */
+    size_t sent;                                        /* bytes that others were given of this array */
 };
 tutti_status parcel_fit(struct parcel *parcel, const struct crossing *crossing, size_t count);  /* begun with zeros */
 void parcel_finish(struct parcel *parcel);
@@ -44,6 +46,9 @@ struct kept crossing_keep(const struct crossing *crossing, float *array, size_t 
 void parcel_pack(struct parcel *parcel, const struct crossing *crossing, int side, struct numbers from,
     struct kept kept);
 void parcel_pack_back(struct parcel *parcel, const struct crossing *crossing, struct numbers from, float *lost);
+/* Where slices are packed in as many bytes as it takes, sides tell each other first how many; then they send. */
+bool crossing_tells(const struct crossing *crossing);
+tutti_status parcel_tell(struct parcel *parcel, const struct crossing *crossing, tutti_request *request);
 tutti_status parcel_send(struct parcel *parcel, const struct crossing *crossing, tutti_request *request);
 /* The average over all ranks of what came from all sides. */
 void parcel_average(const struct parcel *parcel, const struct crossing *crossing, struct numbers to);

@@ -85,16 +85,28 @@ static void clear_gaps(const struct sums *s, int unit, void *array)
         end = i < u->parameters ? p->offset + p->count : 0;
     }
 }
+static tutti_status send(struct sums *s, struct sum *sum)
+{
+    sum->stage = MOVING;
+    sum->request = (tutti_request)TUTTI_REQUEST_INIT;
+    sum->request.label = sum->turn;
+    TRY(parcel_send(&sum->parcel, &s->crossing, &sum->request));
+    s->packed_bytes += sum->parcel.sent;
+    return TUTTI_OK;
+}
 static tutti_status cross(struct sums *s, struct sum *sum)
 {
     size_t slice = s->partition->unit[sum->unit].slice;
     struct kept kept = crossing_keep(&s->crossing, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
+    sum->stage = MOVING;
     TRY(parcel_fit(&sum->parcel, &s->crossing, slice));
     for (int side = 0; side < s->crossing.sides; side++)
         parcel_pack(&sum->parcel, &s->crossing, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
-    s->packed_bytes += sum->parcel.slot * (size_t)(s->crossing.sides - 1);
+    if (!crossing_tells(&s->crossing)) return send(s, sum);
     sum->request.label = sum->turn;
-    return parcel_send(&sum->parcel, &s->crossing, &sum->request);
+    TRY(parcel_tell(&sum->parcel, &s->crossing, &sum->request));
+    sum->stage = TELLING;
+    return TUTTI_OK;
 }
 /* Of each side's slice, the sum of this host: on the rank that has my index there. */
 static tutti_status add_here(struct sums *s, struct sum *sum)
@@ -114,18 +126,35 @@ static tutti_status add_here(struct sums *s, struct sum *sum)
         TRY(tutti_reduce_scatter_v(sum->from, x->lengths, x->offsets, slice_of(s, sum, side).at, u->dtype, TUTTI_SUM,
             x->here, &sum->here[side]));
     }
-    sum->adds = true;
+    sum->stage = ADDING;
+    return TUTTI_OK;
+}
+static bool is_added(const struct sums *s, struct sum *sum)
+{
+    for (int side = 0; sum->here && side < s->crossing.sides; side++)
+        if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
+    return true;
+}
+static tutti_status await_added(const struct sums *s, struct sum *sum)
+{
+    for (int side = 0; sum->stage == ADDING && sum->here && side < s->crossing.sides; side++)
+        TRY(tutti_wait(&sum->here[side], 0));
     return TUTTI_OK;
 }
 bool sum_advance(struct sums *s, struct sum *sum)
 {
-    if (!sum->adds) return true;
-    for (int side = 0; side < s->crossing.sides; side++)
-        if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
-    sum->adds = false;
-    for (int side = 0; side < s->crossing.sides && sum->status == TUTTI_OK; side++)
-        sum->status = tutti_wait(&sum->here[side], 0);
-    if (sum->status == TUTTI_OK) sum->status = cross(s, sum);
+    if (sum->stage == ADDING) {
+        if (!is_added(s, sum)) return false;
+        sum->status = await_added(s, sum);
+        if (sum->status == TUTTI_OK) sum->status = cross(s, sum);
+        else sum->stage = MOVING;
+    }
+    if (sum->stage == TELLING) {
+        if (tutti_test(&sum->request) == TUTTI_IN_PROGRESS) return false;
+        sum->status = tutti_wait(&sum->request, 0);
+        if (sum->status == TUTTI_OK) sum->status = send(s, sum);
+        else sum->stage = MOVING;
+    }
     return true;
 }
 
@@ -137,15 +166,20 @@ tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, vo
     span_begin(&sum->span, s->journal, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
     if (!is_packed(s)) return start_whole(s, sum);
     clear_gaps(s, unit, from);
-    return s->crossing.here ? add_here(s, sum) : cross(s, sum);
+    if (s->crossing.here) return add_here(s, sum);
+    if (!crossing_tells(&s->crossing)) return cross(s, sum);
+    sum->stage = ADDING;                                /* nothing; but one tells when those before it have sent */
+    return TUTTI_OK;
 }
 bool sum_is_over(struct sum *sum)
 {
-    return !sum->adds && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
+    return sum->stage == MOVING && (sum->status != TUTTI_OK || tutti_test(&sum->request) != TUTTI_IN_PROGRESS);
 }
 tutti_status sum_cross(struct sums *s, struct sum *sum)
 {
-    for (int side = 0; sum->adds && side < s->crossing.sides; side++) TRY(tutti_wait(&sum->here[side], 0));
+    TRY(await_added(s, sum));
+    sum_advance(s, sum);
+    if (sum->stage == TELLING) TRY(tutti_wait(&sum->request, 0));
     sum_advance(s, sum);
     return sum->status;
 }

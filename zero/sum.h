@@ -12,12 +12,13 @@ struct sums {                                           /* what all of them have
     uint64_t begun, packed_bytes, lost_bytes;
     float **lost;                                       /* [units] what is kept of each side's slice; or NULL */
 };
+enum stage { MOVING, ADDING, TELLING }; /* what is on its way: `request`, or `here` before it, or how long slices are */
 struct sum {
     int unit;
     void *from, *into, *part;                           /* part: of each side's slice, the sum of this host */
     struct parcel parcel;
-    tutti_request request, *here;                       /* here: [sides], of `part` */
-    bool adds;                                          /* `here` is on its way */
+    tutti_request request, *here;                       /* here: [sides], of `part`; or NULL */
+    enum stage stage;
     tutti_status status;                                /* of what followed it */
     uint64_t turn;
     struct span span;

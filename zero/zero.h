@@ -53,7 +53,8 @@ typedef enum tutti_zero_rule {
 
 /* ---- gradients in fewer bytes ---- */
 /* How they are packed on their way: rounded to 16 bits; as integers of 8 or 4 bits, times a scale that 128 numbers
-   share; the largest, `kept` of each 1,024 (TOPK), or as many that all ranks draw alike (RANDOMK). Where hosts have
+   share; the largest, `kept` of each 1,024 (TOPK), those of at least the magnitude `threshold`, but no more than TOPK's
+   (THRESHOLD), or as many as those that all ranks draw alike (RANDOMK). Where hosts have
    as many ranks each, the ranks of a host add theirs up first, and only what crosses between hosts is packed; else, and
    on one host, what goes from rank to rank. What is no number arrives as such, or makes 128 numbers so. */
 typedef enum tutti_compression_form {
@@ -64,18 +65,21 @@ typedef enum tutti_compression_form {
     TUTTI_COMPRESS_INT4,
     TUTTI_COMPRESS_TOPK,
     TUTTI_COMPRESS_RANDOMK,
+    TUTTI_COMPRESS_THRESHOLD,
     TUTTI_COMPRESS_FORMS
 } tutti_compression_form;
 typedef struct tutti_compression {                      /* the same on all ranks */
     tutti_compression_form form;
-    int kept;                                           /* TOPK, RANDOMK: of 1,024 numbers, 1 to 1,024 */
+    int kept;                                           /* TOPK, RANDOMK, THRESHOLD: of 1,024 numbers, 1 to 1,024 */
     bool stochastic;                                    /* INT8, INT4: up or down by chance, right in the mean */
     bool feedback; /* what is lost joins the gradients of the next step (error feedback); 4 bytes for each number that a
                       rank packs: all of the model, or its part of that if ranks of a host add up first */
-    double momentum; /* TOPK, RANDOMK with feedback: gradients gather it before they are packed, and lose it where they
-                        are sent (Lin et al., Deep Gradient Compression, 2018); 4 bytes more for each number; 0: none.
-                        For optimizers that have none of their own */
+    double momentum; /* TOPK, RANDOMK, THRESHOLD with feedback: gradients gather it before they are packed, and lose it
+                        where they are sent (Lin et al., Deep Gradient Compression, 2018); 4 bytes more for each number;
+                        0: none. For optimizers that have none of their own */
     uint64_t seed;                                      /* of all chance */
+    double threshold; /* THRESHOLD: above 0, of a rank's gradients (on several hosts, of the sum of a host's) with what
+                         was lost; of an average on its way back, divided by the number of ranks */
 } tutti_compression;
 
 typedef struct tutti_zero_parameter {
@@ -100,7 +104,7 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0 } }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 } }
 /* Collective. MISMATCH where ranks describe different models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
 /* NULL is fine. Waits for no rank, but a moment for what others still gather. In the middle of a step it ends that of

@@ -198,7 +198,12 @@ INLINE void pack_all(char *packed, const void *from, float *restrict lost, size_
 {
     float x[PACKING_GROUP];
     if (how->form == PACKING_TOPK) {
-        if (count) pack_largest(packed, &(struct strips){ from, lost, count, wide }, packing_kept(how, count));
+        if (count) pack_largest(packed, &(struct strips){ from, lost, count, wide, false }, packing_kept(how, count));
+        return;
+    }
+    if (how->form == PACKING_THRESHOLD) {
+        struct strips s = { from, lost, count, wide, false };
+        if (count) pack_reaching(packed, &s, packing_kept(how, count), bits_of(how->threshold));
         return;
     }
     for (size_t at = 0; at < count; at += PACKING_GROUP) {
@@ -221,6 +226,7 @@ INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t 
         for (int s = 0; s < sources; s++) {
             const char *from = packed[s];
             if (how->form == PACKING_TOPK) add_largest(x, from, packing_kept(how, count), at, n);
+            else if (how->form == PACKING_THRESHOLD) add_reaching(x, from, at, n);
             else add_group(x, from + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
         }
         for (size_t i = 0; wide && i < n; i++) ((float *)to)[at + i] = x[i] * factor;

@@ -1,13 +1,19 @@
 /* The largest numbers of an array, in two passes and no memory but counters. A histogram of the largest of every few
  * numbers gives a bound that at least as many as are wanted reach, and few more; one of what reaches it, a finer bound.
- * What reaches the first is listed meanwhile; where the list has no room, a third pass looks for it again. Packed:
- * values, then places, which ascend by strip. */
+ * What reaches the first is listed meanwhile; where the list has no room, a third pass looks for it again. Where a
+ * bound is given, one pass lists what reaches it; if that is too much, the largest are looked for. Packed: values, then
+ * places, which ascend by strip. */
 #include "kernels/compress.h"
 
 enum { STRIP = 256, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
 /* Bins of 1/64 octave, from 2^-64 on; what is smaller is in the first of them, what is beyond 2^64 in the last. */
 enum { COARSE_SHIFT = 17, COARSE_FIRST = (127 - 64) << 23 };
-struct strips { const void *from; float *lost; size_t count; bool wide; };
+struct strips {
+    const void *from;
+    float *lost;
+    size_t count;
+    bool wide, added;
+}; /* added: what is new to what was lost */
 
 /* A strip, where it lies; or a copy in `room`, with zeros behind the end. */
 INLINE const float *strip_at(const struct strips *s, size_t at, float *room)
@@ -63,7 +69,7 @@ INLINE uint32_t find_bound(const struct strips *s, size_t kept, uint32_t *larges
     size_t above;
     float room[STRIP];
     for (size_t at = 0; at < s->count; at += STRIP) {
-        if (s->lost) add_new(s, at);
+        if (s->lost && !s->added) add_new(s, at);
         const float *x = strip_at(s, at, room);
         for (size_t top = 0; top < ROWS; top += rows) {
             find_columns(column, x, top, rows);
@@ -141,6 +147,15 @@ INLINE void list_chosen(const struct strips *s, struct choice choice, uint32_t *
         }
     }
 }
+INLINE void take(char *values, const struct strips *s, const uint32_t *places, size_t kept, bool finite)
+{
+    for (size_t i = 0; i < kept; i++) {
+        float number = number_at(s, places[i]);
+        memcpy(values + i * sizeof number, &number, sizeof number);
+        if (s->lost) s->lost[places[i]] = 0;
+    }
+    if (s->lost && !finite) clear_infinite(s->lost, s->count);
+}
 /* Values and places together have room for a list of twice as many places. */
 INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
 {
@@ -152,12 +167,43 @@ INLINE void pack_largest(char *packed, const struct strips *s, size_t kept)
         for (size_t i = 0; i < reach; i++)
             if (is_chosen(&choice, magnitude_of(number_at(s, list[i])))) list[taken++] = list[i];
     memcpy(places, list, kept * sizeof *places);
-    for (size_t i = 0; i < kept; i++) {
-        float number = number_at(s, places[i]);
-        memcpy(packed + i * sizeof number, &number, sizeof number);
-        if (s->lost) s->lost[places[i]] = 0;
+    take(packed, s, places, kept, choice.finite);
+}
+/* What is new joins what was lost; of those that reach the bound, the places. Returns how many there are, or that there
+   is no room for all. */
+INLINE size_t list_reaching(const struct strips *s, uint32_t bound, uint32_t *list, size_t room, bool *finite)
+{
+    uint16_t place[STRIP];
+    size_t reach = 0;
+    float copy[STRIP];
+    for (size_t at = 0; at < s->count; at += STRIP) {
+        if (s->lost) add_new(s, at);
+        if (reach > room) continue;
+        const float *x = strip_at(s, at, copy);
+        size_t found = find_large(x, bound, place);
+        for (size_t i = 0; i < found; i++) {
+            if (reach < room) list[reach] = (uint32_t)(at + place[i]);
+            if (magnitude_of(x[place[i]]) >= NOT_FINITE) *finite = false;
+            reach++;
+        }
     }
-    if (s->lost && !choice.finite) clear_infinite(s->lost, s->count);
+    return reach;
+}
+/* How many they are stands before them. */
+INLINE void pack_reaching(char *packed, struct strips *s, size_t most, uint32_t bound)
+{
+    uint32_t count, *list = (void *)(packed + sizeof count);
+    bool finite = true;
+    size_t reach = list_reaching(s, bound, list, most, &finite);
+    count = (uint32_t)(reach < most ? reach : most);
+    memcpy(packed, &count, sizeof count);
+    s->added = true;
+    if (reach > most) {
+        pack_largest(packed + sizeof count, s, most);
+        return;
+    }
+    memcpy(list + reach, list, reach * sizeof *list);
+    take(packed + sizeof count, s, list + reach, reach, finite);
 }
 /* Of numbers from `first` on, a group of `count`: strips do not cross its borders. */
 INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first, size_t count)
@@ -177,4 +223,10 @@ INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first,
         memcpy(&number, packed + low * sizeof number, sizeof number);
         x[place - first] += number;
     }
+}
+INLINE void add_reaching(float *x, const char *packed, size_t first, size_t count)
+{
+    uint32_t kept;
+    memcpy(&kept, packed, sizeof kept);
+    add_largest(x, packed + sizeof kept, kept, first, count);
 }

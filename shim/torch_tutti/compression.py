@@ -23,7 +23,7 @@ from torch_tutti._extension import backend_of
 from torch_tutti._library import _check, _library, dtype_numbers
 
 __all__ = ["Compression", "Compressor", "compress", "hook"]
-_FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6}
+_FORMS = {"fp16": 1, "bf16": 2, "int8": 3, "int4": 4, "topk": 5, "randomk": 6, "threshold": 7}
 _GROUP = 1024                           # numbers, of which the core keeps so many
 PATIENCE_S = 5                          # with a thread that waits for other ranks while this one ends
 DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16"}
@@ -34,11 +34,13 @@ class Compression:
     """How gradients are packed; the same on all ranks.
 
     form: "fp16", "bf16": rounded. "int8", "int4": integers, times a scale that 128 numbers share. "topk": the largest;
-    "randomk": as many that are drawn, the same on all ranks. share: of these two, what is kept, above 0 and up to 1
-    (rounded to a number of 1,024). feedback: what is lost joins the next gradients; it takes 4 bytes for each number
-    that a rank packs. stochastic: integers are rounded up or down by chance, so that the mean is right. momentum: of
-    "topk" and "randomk" with feedback, what gradients gather before they are packed, for an optimizer that has none of
-    its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all chance. Raises ValueError.
+    "randomk": as many that are drawn, the same on all ranks; "threshold": those of at least that magnitude. share: of
+    these, what is kept, of the last at most, above 0 and up to 1 (rounded to a number of 1,024). threshold: above 0, of
+    a rank's gradients, on several hosts of the sum of a host's. feedback: what is lost joins the next gradients; it
+    takes 4 bytes for each number that a rank packs. stochastic: integers are rounded up or down by chance, so that the
+    mean is right. momentum: of what leaves numbers out, with feedback: gradients gather it before they are packed, for
+    an optimizer that has none of its own (4 bytes more; where a number is sent, its momentum begins anew). seed: of all
+    chance. Raises ValueError.
     """
     form: str
     share: float = 0.01
@@ -46,6 +48,7 @@ class Compression:
     stochastic: bool = False
     momentum: float = 0.0
     seed: int = 0
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         if self.form not in _FORMS:
@@ -54,18 +57,21 @@ class Compression:
             raise ValueError(f"compression: share={self.share}; it is above 0, and 1 at most")
         if self.momentum and not (0 < self.momentum < 1 and self.leaves_out and self.feedback):
             raise ValueError(f"compression: momentum={self.momentum} with {self.form}; it is above 0 and below 1, and "
-                             "goes with topk and randomk, and with feedback")
+                             "goes with topk, randomk and threshold, and with feedback")
+        if (self.form == "threshold") != (0 < self.threshold < float("inf")):
+            raise ValueError(f"compression: threshold={self.threshold} with {self.form}; it is above 0, and goes with "
+                             "form=\"threshold\" alone")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"compression: seed={self.seed}; it is a number of 64 bits")
 
     @property
     def leaves_out(self) -> bool:
-        return self.form in ("topk", "randomk")
+        return self.form in ("topk", "randomk", "threshold")
 
 
 class _Compression(ctypes.Structure):
     _fields_ = [("form", c_int), ("kept", c_int), ("stochastic", c_bool), ("feedback", c_bool), ("momentum", c_double),
-                ("seed", c_uint64)]
+                ("seed", c_uint64), ("threshold", c_double)]
 
 
 def described(how: str | Compression | None) -> _Compression:
@@ -74,7 +80,8 @@ def described(how: str | Compression | None) -> _Compression:
         return _Compression()
     given = Compression(how) if isinstance(how, str) else how
     kept = max(1, round(given.share * _GROUP))
-    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum, given.seed)
+    return _Compression(_FORMS[given.form], kept, given.stochastic, given.feedback, given.momentum, given.seed,
+                        given.threshold)
 
 
 class _Core:

@@ -70,6 +70,7 @@ int main(int count, char **arguments)
         { "top 1 %", { .form = PACKING_TOPK, .kept = 10 } },
         { "top 10 %", { .form = PACKING_TOPK, .kept = 102 } },
         { "random 1 %", { .form = PACKING_RANDOMK, .kept = 10, .seed = 1 } },
+        { "from 1.4 on, some 1 %", { .form = PACKING_THRESHOLD, .kept = 102, .threshold = 1.4f } },
     };
     static const size_t sizes[] = { 64 << 10, COUNT };
     if (count > 1 && !kernels_use(arguments[1])) return 1;

@@ -19,7 +19,8 @@ from torch_tutti.compression import Compression
 
 STEPS = 5
 FORMS = [Compression("fp16"), Compression("bf16"), Compression("int8"), Compression("int4"),
-         Compression("int8", stochastic=True, seed=3), Compression("topk", 0.02), Compression("randomk", 0.1)]
+         Compression("int8", stochastic=True, seed=3), Compression("topk", 0.02), Compression("randomk", 0.1),
+         Compression("threshold", 0.5, threshold=0.3)]
 
 
 class Part(nn.Module):
@@ -379,7 +380,10 @@ def test_what_cannot_be():
     refused(ValueError, "seed=-1; it is a number of 64 bits", lambda: Compression("int8", seed=-1))
     for how in ({"form": "int8", "momentum": 0.9}, {"form": "topk", "momentum": 1},
                 {"form": "topk", "momentum": 0.9, "feedback": False}):
-        refused(ValueError, "momentum=.* goes with topk and randomk, and with feedback", lambda: Compression(**how))
+        refused(ValueError, "momentum=.* goes with topk, randomk and threshold, and with feedback",
+                lambda: Compression(**how))
+    for how in ({"form": "threshold"}, {"form": "topk", "threshold": 0.1}, {"form": "threshold", "threshold": -1.0}):
+        refused(ValueError, "it is above 0, and goes with form=\"threshold\" alone", lambda: Compression(**how))
     refused(TypeError, "takes a DistributedDataParallel, not Linear; zero.shard has compression=",
             lambda: compression.compress(nn.Linear(1, 1), "int8"))
 

@@ -28,10 +28,13 @@ static const struct packing forms[] = {
     { .form = PACKING_RANDOMK, .kept = 1, .seed = 7 },
     { .form = PACKING_RANDOMK, .kept = 100, .seed = 8 },
     { .form = PACKING_RANDOMK, .kept = PACKING_GROUP, .seed = 9 },
+    { .form = PACKING_THRESHOLD, .kept = PACKING_GROUP, .threshold = 0.3f },
+    { .form = PACKING_THRESHOLD, .kept = 300, .threshold = 0.7f },
+    { .form = PACKING_THRESHOLD, .kept = 20, .threshold = 1e-6f },
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 static float from[COUNT_MAX], before[COUNT_MAX], lost[COUNT_MAX], arrived[COUNT_MAX + GUARD];
-static char packed[COUNT_MAX * 8 + GUARD];
+static char packed[COUNT_MAX * 8 + 4 + GUARD];
 
 static bool same(float a, float b) { return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0; }
 static void fill_ordinary(void)
@@ -86,7 +89,7 @@ static void test_all_sets_give_the_same_bits(void **state)
                     memcpy(first_arrived, arrived, sizeof first_arrived);
                     memcpy(first_packed, packed, sizeof packed);
                 }
-                assert_memory_equal(first_packed, packed, packing_bytes(&forms[f], counts[c]));
+                assert_memory_equal(first_packed, packed, packing_length(&forms[f], packed, counts[c]));
                 for (size_t k = 0; k < counts[c]; k++) {
                     assert_true(same(first_lost[k], lost[k]));
                     assert_true(same(first_arrived[k], arrived[k]));
@@ -188,6 +191,24 @@ static void test_the_largest_are_kept(void **state)
             check_largest(packing_kept(&forms[f], counts[c]), counts[c]);
         }
 }
+/* All that reach the threshold, and no others, if there is room; else the largest. */
+static void test_what_reaches_the_threshold(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++)
+        for (int c = 0; c < COUNTS; c++) {
+            size_t reach = 0, count = counts[c], kept;
+            if (forms[f].form != PACKING_THRESHOLD) continue;
+            fill_ordinary();
+            carry(&forms[f], count, false);
+            for (size_t i = 0; i < count; i++) reach += fabsf(from[i]) >= forms[f].threshold;
+            kept = packing_kept(&forms[f], count);
+            assert_int_equal(packing_length(&forms[f], packed, count), 4 + 8 * (reach < kept ? reach : kept));
+            if (reach > kept) check_largest(kept, count);
+            for (size_t i = 0; i < count && reach <= kept; i++)
+                assert_true(arrived[i] == (fabsf(from[i]) >= forms[f].threshold ? from[i] : 0));
+        }
+}
 static void test_the_drawn_are_spread(void **state)
 {
     (void)state;
@@ -281,7 +302,7 @@ static void test_bfloat16_goes_in_and_out(void **state)
         }
         pack_find(TUTTI_BFLOAT16)(packed, narrow, NULL, COUNT_MAX, &forms[f], 0);
         pack_find(TUTTI_FLOAT32)(other, wide, NULL, COUNT_MAX, &forms[f], 0);
-        assert_memory_equal(packed, other, packing_bytes(&forms[f], COUNT_MAX));
+        assert_memory_equal(packed, other, packing_length(&forms[f], packed, COUNT_MAX));
         unpack_find(TUTTI_BFLOAT16)(out, sources, 1, COUNT_MAX, &forms[f], 0, 1.0f);
         unpack_find(TUTTI_FLOAT32)(arrived, sources, 1, COUNT_MAX, &forms[f], 0, 1.0f);
         for (size_t i = 0; i < COUNT_MAX; i++) assert_int_equal(out[i], encode(format, (double)arrived[i]));
@@ -298,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_integers_share_a_scale),
         cmocka_unit_test(test_chance_is_fair),
         cmocka_unit_test(test_the_largest_are_kept),
+        cmocka_unit_test(test_what_reaches_the_threshold),
         cmocka_unit_test(test_the_drawn_are_spread),
         cmocka_unit_test(test_what_is_no_number_arrives),
         cmocka_unit_test(test_too_much_that_is_no_number),

@@ -23,6 +23,8 @@ static const tutti_compression forms[] = {
     { .form = TUTTI_COMPRESS_INT4 },
     { .form = TUTTI_COMPRESS_TOPK, .kept = 20 },
     { .form = TUTTI_COMPRESS_RANDOMK, .kept = 50, .seed = 4 },
+    { .form = TUTTI_COMPRESS_THRESHOLD, .kept = 200, .threshold = 14 },
+    { .form = TUTTI_COMPRESS_THRESHOLD, .kept = 20, .threshold = 1e-3 },
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 static const size_t counts[] = { 1, 3, 17, 1000, MOST };
@@ -80,7 +82,7 @@ static void loses_nothing(struct rank *me, const tutti_compression *how, size_t 
     }
     gathers_lost(me, c, lost, count, left);
     for (size_t i = 0; i < count; i++) REQUIRE(fabs(came[i] + (double)left[i] - given[i]) < 1e-3);
-    REQUIRE((sent > 0) == (me->size > 1));
+    REQUIRE((sent > 0) == (me->size > 1) || how->form == TUTTI_COMPRESS_THRESHOLD); /* which may send nothing */
     REQUIRE(tutti_compressor_destroy(c) == TUTTI_OK);
 }
 /* Without feedback, close to the average; twice the same. */
@@ -269,10 +271,15 @@ static void asks_wrongly(struct rank *me)
     uint64_t sent = 0;
     tutti_compression how = { .form = TUTTI_COMPRESS_FORMS };
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
-    SAYS("there is no compression of number 7");
+    SAYS("there is no compression of number 8");
     how.form = TUTTI_COMPRESS_NONE;
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
-    how.form = TUTTI_COMPRESS_TOPK;
+    how = (tutti_compression){ .form = TUTTI_COMPRESS_THRESHOLD, .kept = 5 };
+    REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
+    SAYS("a threshold of 0: it is above 0");
+    how.threshold = 1 + me->rank;
+    REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_MISMATCH && !c);
+    how = (tutti_compression){ .form = TUTTI_COMPRESS_TOPK };
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_INVALID_ARGUMENT && !c);
     SAYS("keeps 1 to 1024 of 1024 numbers; 0 cannot be");
     how.kept = 5;

@@ -56,7 +56,9 @@ static struct model draw(uint64_t seed, tutti_zero_home home)
     m.holds = below(&seed, 2);
     m.leaves_out = below(&seed, 2);
     bool packs = below(&seed, 3) == 0 && home != TUTTI_ZERO_WHOLE;
-    if (packs) m.config.compression.form = TUTTI_COMPRESS_TOPK;        /* all are kept: nothing is lost */
+    if (packs)                                          /* all are kept: nothing is lost */
+        m.config.compression.form = below(&seed, 2) ? TUTTI_COMPRESS_TOPK : TUTTI_COMPRESS_THRESHOLD;
+    m.config.compression.threshold = 1e-3;
     m.config.compression.kept = 1024;
     m.config.compression.feedback = below(&seed, 2) && packs;
     return m;
