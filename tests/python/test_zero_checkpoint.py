@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.nn.parallel import DistributedDataParallel
 from training import flat, same_on_all_ranks
-from zero_training import OPTIMIZERS, Network, equal, fused, go_back, goes_on, refused, trained
+from zero_training import (OPTIMIZERS, Network, equal, fused, go_back, goes_on, ids_of, loss_of, refused, trained,
+                           values)
 
 from torch_tutti import zero
 from torch_tutti.zero._checkpoint import Parts, boxes
@@ -227,6 +228,90 @@ def run_without_files(world, folder, options):
                                      run_without_files])
 def test_keeps(shared, tmp_path, program, options):
     shared(2).run(program, str(tmp_path / "saved"), options)
+
+
+class Told(torch.nn.Module):
+    """Extra state, a buffer that each rank has its own values of, a parameter that no step updates."""
+
+    def __init__(self, number):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer, self.unused = torch.nn.Linear(64, 8), torch.nn.Linear(3, 3)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.number = number
+
+    def forward(self, ids):
+        return self.norm(self.layer(ids.float() / 48))
+
+    def get_extra_state(self):
+        return self.number
+
+    def set_extra_state(self, number):
+        self.number = number
+
+
+UPDATES = {"rmsprop": (torch.optim.RMSprop, {"weight_decay": 0.1, "momentum": 0.5}),
+           "nadam": (torch.optim.NAdam, {"weight_decay": 0.1}), "rprop": (torch.optim.Rprop, {"lr": 0.01}),
+           "amsgrad": (torch.optim.AdamW, {"amsgrad": True}), "adamw": (torch.optim.AdamW, {}),
+           "adagrad": (torch.optim.Adagrad, {})}
+
+
+def run_told(world, folder, name, options):
+    """Saving changes nothing, whenever; what is loaded goes on as who has saved it, who all have rank 0's buffers."""
+    kind, settings = UPDATES[name]
+
+    def made(number):
+        model = Told(number)
+        return zero.shard(model, kind(model.parameters(), **settings), **options)
+    (model, optimizer), (judge, theirs), (other, again) = made(world.rank), made(world.rank), made(7)
+    for step in range(2):
+        dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=f"{folder}/{step}")
+        dcp.load({"training": again.sharded_state()}, checkpoint_id=f"{folder}/{step}")
+        assert other.number == 0
+        same_on_all_ranks(world, other.norm.running_mean)
+        if world.rank == 0:
+            assert torch.equal(other.norm.running_mean, model.norm.running_mean)
+        for trained_, taken in ((model, optimizer), (judge, theirs), (other, again)):
+            taken.zero_grad()
+            loss_of(trained_(ids_of(step, world.rank))).backward()
+            taken.step()
+        for changed in (model, other):
+            with optimizer.whole(), theirs.whole(), again.whole():
+                equal(world, values(changed), values(judge))
+    with optimizer.whole():
+        dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=f"{folder}/whole")
+        assert not values(model).isnan().any()
+
+
+@pytest.mark.parametrize("options", [{}, SHARDED, {"stage": 0}])
+@pytest.mark.parametrize("name", UPDATES)
+def test_is_told_all(shared, tmp_path, name, options):
+    shared(2).run(run_told, str(tmp_path), name, options)
+
+
+class Renamed(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 4)
+        self.register_state_dict_post_hook(lambda module, state, *_: state.update(
+            {name: value.clone() for name, value in state.items()}))
+
+
+def run_hooked(world, folder):
+    """A model whose state_dict has copies is known by its names; if they are other ones, by nothing."""
+    model = Renamed()
+    model, optimizer = zero.shard(model, torch.optim.AdamW(model.parameters()))
+    dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=folder)
+    before = values(model).clone()
+    with optimizer.edit(), torch.no_grad():
+        model.weight.zero_()
+    dcp.load({"training": optimizer.sharded_state()}, checkpoint_id=folder)
+    assert torch.equal(values(model), before)
+    model.register_state_dict_post_hook(lambda module, state, *_: state.update(other=state.pop("weight")))
+    refused(ValueError, "has nothing for parameter weight", lambda: optimizer.sharded_state().state_dict())
+
+
+def test_hooks_of_a_state_dict(shared, tmp_path):
+    shared(2).run(run_hooked, str(tmp_path / "saved"))
 
 
 def run_mistakes(world, folder):

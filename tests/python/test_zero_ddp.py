@@ -1,11 +1,13 @@
 """zero.wrap_ddp: a program of DistributedDataParallel goes on as it was, to the bit, at each stage."""
+import copy
+
 import pytest
 import torch
 import torch.nn as nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from training import flat
+from training import flat, same_on_all_ranks
 from zero_training import (OPTIMIZERS, STEPS, Network, Picky, agree, fused, go_back, ids_of, loss_of, refused, values)
 
 from torch_tutti import zero
@@ -66,6 +68,83 @@ def test_goes_on_as_ddp(shared, size, make, name, stage, turns, ddp, options):
     shared(size).run(run_wrapped, make, name, stage, turns, ddp, options)
 
 
+class Remembers(nn.Module):
+    """What it computes follows from a buffer that it changes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(8)
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(10))
+
+    def forward(self, ids):
+        out = self.layer(ids.float() / 48)
+        self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+        return out - self.mean
+
+
+def run_buffers(world):
+    """Rank 0's are taken as DistributedDataParallel takes them: not in no_sync, nor where one rank evaluates more."""
+    losses = {}
+    for ours in (False, True):
+        ddp = DistributedDataParallel(Remembers())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        optimizer = zero.wrap_ddp(ddp, optimizer) if ours else optimizer
+        found = losses[ours] = []
+        for step in range(3):
+            with ddp.no_sync():
+                for turn in range(2):
+                    found.append(loss_of(ddp(ids_of(step, world.rank, turn))))
+                    found[-1].backward()
+            found.append(loss_of(ddp(ids_of(step, world.rank, 2))))
+            found[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for turn in range(world.rank + 1):
+                    found.append(loss_of(ddp(ids_of(step, world.rank, 3 + turn))))
+    assert torch.equal(torch.stack(losses[True]), torch.stack(losses[False]))
+
+
+def test_buffers_follow(shared):
+    shared(2).run(run_buffers)
+
+
+def run_programs(world):
+    """A pass without a backward before, gradients that are dropped, torch's clipping, a copy that trains."""
+    judge, wrapped = (DistributedDataParallel(network()) for _ in range(2))
+    for model in (judge, wrapped):
+        model(ids_of(7, world.rank))
+    theirs, mine = torch.optim.SGD(judge.parameters(), lr=0.1), torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    mine = zero.wrap_ddp(wrapped, mine, stage=2)
+    for step in range(3):
+        for model, optimizer in ((judge, theirs), (wrapped, mine)):
+            loss_of(model(ids_of(9, world.rank))).backward()
+            model.zero_grad()
+            loss_of(model(ids_of(step, world.rank))).backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            assert norm > 0.5
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(values(wrapped), values(judge))
+    refused(ValueError, "clip all parameters of that model at once",
+            lambda: torch.nn.utils.clip_grad_norm_(list(wrapped.parameters())[:1], 1.0))
+    assert torch.nn.utils.clip_grad_norm_(network().parameters(), 1.0) == 0
+    before, copied = values(wrapped), copy.deepcopy(wrapped)
+    again = torch.optim.SGD(copied.parameters(), lr=0.1)
+    loss_of(copied(ids_of(5, world.rank))).backward()
+    again.step()
+    same_on_all_ranks(world, values(copied))
+    assert not torch.equal(values(copied), before) and torch.equal(values(wrapped), before)
+    loss_of(wrapped(ids_of(5, world.rank))).backward()
+    mine.step()
+    agree(world, values(wrapped), values(copied))
+
+
+def test_what_programs_do_with_it(shared):
+    shared(2).run(run_programs)
+
+
 def run_refusals(world):
     ddp = DistributedDataParallel(network())
     adam = torch.optim.AdamW(ddp.parameters())
@@ -76,6 +155,7 @@ def run_refusals(world):
     refused(ValueError, "has a hook of communication", lambda: zero.wrap_ddp(hooked, adam))
     optimizer = zero.wrap_ddp(ddp, adam)
     refused(NotImplementedError, "are zero's", lambda: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    refused(NotImplementedError, "are zero's", ddp._set_static_graph)
     with pytest.raises(NotImplementedError, match="are zero's"), Join([ddp]):
         pass
     refused(ValueError, "is sharded already", lambda: zero.wrap_ddp(ddp, adam))

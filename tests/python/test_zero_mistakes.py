@@ -26,6 +26,9 @@ def run_refusals(world):
     refused(ValueError, "has not the parameter", lambda: zero.shard(model, some))
     more = torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.ones(1))])
     refused(ValueError, "parameters that the model has not", lambda: zero.shard(model, more))
+    short = nn.Embedding(8, 4, max_norm=1.0)
+    refused(ValueError, "is an embedding with max_norm",
+            lambda: zero.shard(short, torch.optim.AdamW(short.parameters())))
     wide = Network(16).double()
     refused(ValueError, "parameter scale is torch.float64",
             lambda: zero.shard(wide, torch.optim.AdamW(wide.parameters())))

@@ -1,5 +1,6 @@
 """zero.shard in programs that do more than train: checkpoints, gradients for other things, evaluation, copies."""
 import copy
+import pickle
 import gc
 import time
 
@@ -110,6 +111,91 @@ def run_forgotten(world):
         loss_of(copied(ids_of(1, 0))).backward()
         copied.zero_grad()
     dist.barrier()
+
+
+def run_own_hooks(world, options):
+    """Hooks that were there before compute with parameters: they see whole ones, also of a step that is ahead."""
+    def make():
+        torch.manual_seed(3)
+        return nn.Sequential(*(nn.utils.weight_norm(nn.Linear(64, 64)) for _ in range(4)))
+    judge, model = DistributedDataParallel(make()), make()
+    theirs = torch.optim.SGD(judge.parameters(), lr=0.1)
+    model, mine = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+    for step in range(2 * STEPS):
+        losses = []
+        for trained_, optimizer in ((judge, theirs), (model, mine)):
+            losses.append(loss_of(trained_(ids_of(step, world.rank).float() / 48)))
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert losses[0] == losses[1], step
+
+
+@pytest.mark.parametrize("options", [{"stage": 2, "ahead": True}, {"hosts": "sharded"}])
+def test_hooks_that_were_there_before(shared, options):
+    shared(2).run(run_own_hooks, options)
+
+
+def run_functions(world):
+    """torch.func and forward-mode differentiation go through the model as if it were not sharded."""
+    model, optimizer = trained(world, "sgd", 3)
+    layer = model.blocks[0].inner[1]
+    x = torch.ones(3, 16)
+    assert torch.func.vmap(layer)(x).shape == (3, 32)
+    assert torch.func.jacrev(layer)(x[0]).equal(layer.weight)
+    assert torch.func.jvp(layer, (x,), (x,))[1].shape == (3, 32)
+    with torch.autograd.forward_ad.dual_level():
+        assert layer(torch.autograd.forward_ad.make_dual(x, x)).shape == (3, 32)
+    ids = ids_of(1, 0)[:, :8]
+    assert torch.func.vmap(model.embed)(ids).shape == (4, 8, 16)
+    assert model.embed(ids.int()).requires_grad
+    loss_of(model(ids.int())).backward()
+    optimizer.step()
+    again = pickle.loads(pickle.dumps(model))
+    with optimizer.whole():
+        assert torch.equal(values(again), values(model))
+    loss_of(again(ids)).backward()
+    assert all(p.grad is not None for p in again.parameters() if p.requires_grad)
+    dist.barrier()
+
+
+def test_functions_of_a_model_and_pickles(shared):
+    shared(2).run(run_functions)
+
+
+def run_user_hook(world):
+    """Somebody else's hook on a weight sees its gradient."""
+    model, seen = Network(16), []
+    model.head.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    go_back(model, optimizer, 0, world.rank)
+    assert len(seen) == 1 and seen[0].any()
+    optimizer.step()
+
+
+def test_hooks_of_weights(shared):
+    shared(2).run(run_user_hook)
+
+
+def run_probe(world):
+    """torch's get_state_dict takes a step of zeros and forgets them: not the gradients that are there."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    (model, optimizer), (judge, theirs) = trained(world, "adamw", 3), trained(world, "adamw", 3)
+    for trained_, taken in ((model, optimizer), (judge, theirs)):
+        go_back(trained_, taken, 5, world.rank)
+        if taken is optimizer:
+            get_state_dict(model, optimizer)
+        taken.step()
+    equal(world, values(model), values(judge))
+    model.zero_grad()
+    go_back(model, optimizer, 6, world.rank)
+    optimizer.zero_grad()               # is the program's own again
+    optimizer.step()
+    equal(world, values(model), values(judge))
+
+
+def test_torch_asks_for_a_state_before_a_step(shared):
+    shared(2).run(run_probe)
 
 
 def test_what_is_forgotten_and_copied(shared):

@@ -2,6 +2,7 @@
 state of both model and optimizer in parts, each rank its own, for torch.distributed.checkpoint."""
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
@@ -40,16 +41,25 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[
     yield from boxes(shape, stop, end)
 
 
+def like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """One of other parameters, with no state, whatever its constructor needs."""
+    made: torch.optim.Optimizer = object.__new__(type(given))
+    vars(made).update({name: value for name, value in vars(given).items() if name != "step"})
+    made.param_groups, made.state = groups, collections.defaultdict(dict)
+    return made
+
+
 class Parts(torch.Tensor):
     """A tensor of which this rank has some boxes, where they lie: for torch.distributed.checkpoint, which asks for them
     by three methods, and copies them before it writes in the background. Nothing can be computed with it."""
     parts: list[tuple[tuple[int, ...], torch.Tensor]]   # by their offsets
+    writes: bool                                        # else it only reads
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype,
-                parts: Sequence[tuple[tuple[int, ...], torch.Tensor]] = ()) -> Parts:
+                parts: Sequence[tuple[tuple[int, ...], torch.Tensor]] = (), writes: bool = True) -> Parts:
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")
-        self.parts = list(parts)
+        self.parts, self.writes = list(parts), writes
         return self
 
     @classmethod
@@ -57,7 +67,7 @@ class Parts(torch.Tensor):
         if func is torch.ops.aten.new_empty.default:    # torch fills a copy's attributes in
             return cls(args[1], args[0].dtype)
         if func is torch.ops.aten.detach.default:
-            return cls(args[0].shape, args[0].dtype, args[0].parts)
+            return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].writes)
         raise RuntimeError(f"zero: {func} of a tensor in parts; it is for torch.distributed.checkpoint")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -67,7 +77,7 @@ class Parts(torch.Tensor):
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
         described = [TensorWriteData(chunk, TensorProperties.create_from_tensor(part), self.size())
-                     for chunk, (_, part) in zip(self.__create_chunk_list__(), self.parts)]
+                     for chunk, (_, part) in zip(self.__create_chunk_list__(), self.parts) if self.writes]
         return [WriteItem(MetadataIndex(fqn, d.chunk.offsets), WriteItemType.SHARD, tensor_data=d) for d in described]
 
     def __create_chunk_list__(self) -> list[Any]:
@@ -93,8 +103,9 @@ class Checkpoint:
         step has updated yet."""
         piece, rule = self.core.piece(number), self.manager.rule
         found: dict[str, Any] = {}
-        if self.optimizer._inner is not None:
-            found = dict(self.optimizer._inner.state.get(self.optimizer._flat.get(number), {}))
+        if (inner := self.optimizer._inner) is not None:
+            flat = self.optimizer._flat.get(number)
+            found = dict(inner.state.get(flat, {})) or (self._fresh(flat) if always and flat is not None else {})
         elif (piece.steps or always) and piece.value.numel() and _MOMENTS[rule]:
             found = dict(zip(_MOMENTS[rule], piece.moments))
             if len(found) > 1:
@@ -102,6 +113,15 @@ class Checkpoint:
         if piece.value.numel() and self.manager.owned[number].parameter.dtype != torch.float32:
             found["master"] = piece.value
         return found
+
+    def _fresh(self, flat: torch.nn.Parameter) -> dict[str, Any]:
+        """What the optimizer makes of a parameter that it has not updated: of as many zeros."""
+        inner, zeros = self.optimizer._inner, torch.nn.Parameter(torch.zeros_like(flat))
+        zeros.grad = torch.zeros_like(flat)
+        group = next(group for group in inner.param_groups if any(p is flat for p in group["params"]))
+        made = like(inner, [{**group, "params": [zeros]}])
+        made.step()
+        return {name: value * 0 if name == "step" else value for name, value in made.state[zeros].items()}
 
     def _states(self, assemble: Assemble, always: bool) -> dict[int, dict[str, Any]]:
         """By parameter, the same names on all ranks. Collective."""
@@ -201,9 +221,12 @@ class Checkpoint:
     def _load(self, number: int, own: dict[str, Any]) -> None:
         """This rank's parts of a parameter's state."""
         if (inner := self.optimizer._inner) is not None:
-            if number in self.optimizer._flat:
-                inner.state[self.optimizer._flat[number]] = {
-                    name: value.clone() if torch.is_tensor(value) else value for name, value in own.items()}
+            flat = self.optimizer._flat.get(number)
+            if flat is not None and not own.get("step", 1):            # no step has updated it, so there is none
+                inner.state.pop(flat, None)
+            elif flat is not None:
+                inner.state[flat] = {name: value.clone() if torch.is_tensor(value) else value
+                                     for name, value in own.items()}
             return
         self.core.set_steps(number, int(own.get("step", bool(own))))
         for name, moment in zip(_MOMENTS[self.manager.rule], self.core.piece(number).moments):
@@ -220,13 +243,13 @@ class ShardedState:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """{"model": …, "optimizer": …} as torch.distributed.checkpoint.state_dict.get_state_dict names them. Tensors
+        """{"model": …, "optimizer": …} as get_state_dict of torch.distributed.checkpoint names them. Tensors
         that are divided are Parts, views of what this rank keeps, valid until the next step. Collective."""
         checkpoint, core = self._checkpoint, self._checkpoint.core
-        checkpoint.optimizer.make_state()
+        entries = self._manager.entries()
         core.claim_pieces()
-        model = {name: value if number is None else self._value(number) for name, (number, value) in
-                 self._manager.entries().items()}
+        model = {name: self._rest(value) if number is None else self._value(number)
+                 for name, (number, value) in entries.items()}
         owned = self._manager.owned
         states = {owned[number].name: state for number, state in checkpoint._states(self._parts, True).items()}
         found = {"state": states, "param_groups": checkpoint._groups(
@@ -234,7 +257,15 @@ class ShardedState:
         if core.feeds_back:
             found["lost"] = {o.name: self._parts(number, o.parameter.shape, self._lost(number))
                              for number, o in enumerate(owned)}
+        self._manager.stay_whole()
         return {"model": model, "optimizer": found}
+
+    def _rest(self, value: Any) -> Any:
+        """Buffers and what is not trained: rank 0 writes its own, all read them."""
+        if not torch.is_tensor(value):
+            return value
+        first = dist.get_rank(self._checkpoint.group) == 0
+        return Parts(value.shape, value.dtype, [((0,) * value.dim(), value)], writes=first)
 
     def _value(self, number: int) -> Any:
         parameter = self._manager.owned[number].parameter
@@ -264,15 +295,15 @@ class ShardedState:
                 given = state["model"][name]
                 if number is not None:
                     mine[number] = (checkpoint._mine(number, name, given), self._state_of(number, theirs))
-                elif torch.is_tensor(value):
-                    rest.append((value, given.expand_as(value)))
+                else:
+                    rest.append((name, value, given))
         except (KeyError, RuntimeError, ValueError) as error:
             problem = f"zero: the state has no {error}" if isinstance(error, KeyError) else str(error)
         self._agree(problem)
         core.claim_pieces()
         checkpoint._load_groups(theirs["param_groups"])
-        for value, given in rest:
-            value.copy_(given)
+        for name, value, given in rest:
+            self._load_rest(name, value, given.parts[0][1] if isinstance(given, Parts) else given)
         for number, (value, own) in mine.items():
             self._load_value(number, value, own.pop("master", None))
             checkpoint._load(number, own)
@@ -281,6 +312,13 @@ class ShardedState:
                 number, "lost", theirs["lost"][o.name])) for number, o in enumerate(manager.owned)})
         core.begin_pieces()
         manager.stepped()
+
+    def _load_rest(self, name: str, value: Any, given: Any) -> None:
+        of, _, last = name.rpartition(".")
+        if last == "_extra_state":
+            self._manager.model.get_submodule(of).set_extra_state(given)
+        elif torch.is_tensor(value):
+            value.copy_(given)
 
     def _state_of(self, number: int, theirs: dict[str, Any]) -> dict[str, Any]:
         return {name: self._checkpoint._mine(number, name, value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -64,9 +65,10 @@ def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor
 
 
 def _is_accumulated(weight: Tensor) -> bool:
-    """Whether this pass brings the weight its gradient: not torch.autograd.grad, nor backward(inputs=…) without it, nor
-    a pass whose own graph is wanted."""
-    if torch.is_grad_enabled() or weight._backward_hooks:
+    """Whether this pass brings the weight its gradient: not torch.autograd.grad, nor backward(inputs=…) without it,
+    nor a pass whose own graph is wanted; and nobody else looks at it."""
+    others = len(weight._post_accumulate_grad_hooks or ()) > 1
+    if torch.is_grad_enabled() or weight._backward_hooks or others:
         return False
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(weight).node)
@@ -75,9 +77,11 @@ def _is_accumulated(weight: Tensor) -> bool:
 
 
 def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
-    """None wherever gradients go another way: compiled, with another weight in this one's place."""
+    """None wherever gradients go another way: compiled, in torch.func, with another weight in this one's place."""
     owner = _owners.get(weight)
     if owner is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return None
     manager, number = owner[0](), owner[1]
     return None if manager is None else (manager, number)

@@ -21,6 +21,7 @@ from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, Described
 from torch_tutti.zero._direct import sum_rows, write_directly
+from torch_tutti.zero._hooks import Hook, clip_ours
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
 
@@ -219,6 +220,7 @@ class Manager:
         self._watch(model)
         write_directly(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
+        clip_ours(lambda p: found() if (found := _managers.get(p)) is not None else None)
 
     def _core(self, described: list[Described], groups: int, settings: Settings) -> Core:
         backend = backend_of(self.group)
@@ -237,6 +239,10 @@ class Manager:
 
     def _divide(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Owned]:
         unit_of = self._innermost()
+        for name, module in model.named_modules():
+            if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
+                                 "forward(), on each rank otherwise")
         found = []
         for name, p in model.named_parameters():
             if not p.requires_grad:
@@ -333,17 +339,17 @@ class Manager:
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
-            model.register_state_dict_pre_hook(lambda module, *_: self.use_all() if module is model else None)
-        model.register_load_state_dict_pre_hook(lambda module, *_: self.claim() if module is model else None)
-        model.register_load_state_dict_post_hook(lambda module, *_: self.restart() if module is model else None)
+            model.register_state_dict_pre_hook(Hook(lambda module, *_: self.use_all() if module is model else None))
+        model.register_load_state_dict_pre_hook(Hook(lambda module, *_: self.claim() if module is model else None))
+        model.register_load_state_dict_post_hook(Hook(lambda module, *_: self.restart() if module is model else None))
         model.zero_grad = MethodType(_zero_grad, model)
 
     def _await_units(self, module: nn.Module, units: set[int]) -> None:
         def hook(called: nn.Module, *_: Any) -> None:
             for unit in units if called is module else ():
                 self.use(unit)
-        if units:
-            module.register_forward_pre_hook(hook)
+        if units:                       # before the program's own hooks, which may compute with parameters
+            module.register_forward_pre_hook(Hook(hook), prepend=True)
 
     @torch._dynamo.disable
     def use(self, unit: int) -> None:
@@ -399,7 +405,7 @@ class Manager:
         place = flat.view(self.owned[number].parameter.shape)
         if adds:
             return sum_rows(rows, ids, len(place), padding)
-        found, which = ids.unique(return_inverse=True)
+        found, which = ids.long().unique(return_inverse=True)
         sums = sum_rows(rows, which, len(found))
         if padding >= 0:
             found, sums = found[found != padding], sums[found != padding]
@@ -456,10 +462,20 @@ class Manager:
         """What the model's state_dict has, by name: the number of a parameter, or None, and the value (of a parameter
         that is not whole, nothing)."""
         number_at = {address: number for number, (address, _) in enumerate(self.seen)}
+        number_of = {o.name: number for number, o in enumerate(self.owned)}
         with self.uses.unread() if self.uses else contextlib.nullcontext():
             state = self.model.state_dict(keep_vars=True)
-        return {name: (number_at.get(value.data_ptr()), value.detach()) if torch.is_tensor(value) else (None, value)
-                for name, value in state.items()}
+        found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
+                 if torch.is_tensor(value) else (None, value) for name, value in state.items()}
+        for lost in set(range(len(self.owned))) - {number for number, _ in found.values()}:
+            raise ValueError(f"zero: the model's state_dict has nothing for parameter {self.owned[lost].name}; a hook "
+                             "of its own may have renamed and copied it")
+        return found
+
+    def stay_whole(self) -> None:
+        """Collective: in a block of whole(), after something has sent units away."""
+        if self.uses and self.uses.depth:
+            self.core.keep(True)
 
     def unit_names(self) -> list[str]:
         name_of = {module: name or "model" for name, module in self.model.named_modules()}

@@ -1,7 +1,6 @@
 """The optimizer's side: a torch.optim.Optimizer whose state is divided among the ranks."""
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
-from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
+from torch_tutti.zero._checkpoint import Checkpoint, ShardedState, like
 from torch_tutti.zero._core import Rates
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._kind = type(given)
         self._scale = 1.0               # of this step's gradients
         self._held = 0                  # blocks of no_sync
+        self._probes = False            # torch's next zero_grad() is for its own zeros
         self._inner = self._of_pieces(given) if self._rule == "none" else None
         self._checkpoint = Checkpoint(self)
         if given.state:
@@ -68,7 +68,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         if self._is_probe():
-            self.make_state()
+            self._checkpoint.probed = self._probes = True
             return result
         self._manager.check()
         if self._inner is None:
@@ -86,24 +86,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
                 and all(g is not None and not g.any() for g in gradients))
 
-    @torch.no_grad()
-    def make_state(self) -> None:
-        """Of parameters that no step has updated, zeros."""
-        self._checkpoint.probed = True
-        if self._inner is None or self._inner.state:
-            return
-        rates = [group.get("lr") for group in self._inner.param_groups]
-        for flat in self._flat.values():
-            flat.grad = torch.zeros_like(flat)
-        for group in self._inner.param_groups:
-            group.update({"lr": 0.0} if "lr" in group else {})
-        self._inner.step()
-        for group, rate in zip(self._inner.param_groups, rates):
-            group.update({"lr": rate} if "lr" in group else {})
-        for state in self._inner.state.values():        # no step was taken
-            if "step" in state:
-                state["step"] = state["step"] * 0
-
     def _check_rule(self) -> None:
         needed = rule_of(self._kind, self.param_groups)
         if needed != self._rule and (needed, self._rule) != ("sgd", "momentum"):
@@ -114,9 +96,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Forgets gradients that no step has used; collective if any rank has any."""
         for _, p, _ in self._manager.owned:
             p.grad = None
+        probes, self._probes = self._probes, False
+        if probes:
+            return
         self._manager.written.clear()
         self._core.drop()
         self._scale = 1.0
+
+    @property
+    def holds(self) -> bool:
+        """In a block of no_sync."""
+        return self._held > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -222,10 +212,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                     self._flat[number[p]] = torch.nn.Parameter(piece.value)
                     mine.append(self._flat[number[p]])
             groups.append({**group, "params": mine or [torch.nn.Parameter(torch.empty(0))]})
-        inner: torch.optim.Optimizer = object.__new__(type(given))     # whatever its constructor needs
-        vars(inner).update({name: value for name, value in vars(given).items() if name != "step"})
-        inner.param_groups, inner.state = groups, collections.defaultdict(dict)
-        return inner
+        return like(given, groups)
 
     @torch.no_grad()
     def _step_inner(self) -> None:

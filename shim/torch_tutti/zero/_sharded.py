@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from torch_tutti.zero._hooks import Hook
+
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
@@ -45,7 +47,7 @@ class Uses:
         def hook(called: nn.Module, _: Any, output: Any) -> None:
             if called is module and (found := uses()) is not None:
                 found.over(unit, output)
-        module.register_forward_hook(hook)
+        module.register_forward_hook(Hook(hook))
 
     def _watch_state(self, module: nn.Module, own: dict[int, int]) -> None:
         """A state_dict has values of its own, gathered unit by unit. own: units by where their parameters lie."""
@@ -63,8 +65,8 @@ class Uses:
                     state[name] = value.detach().clone()
             for unit in units:
                 found.end(unit)
-        module.register_state_dict_pre_hook(gather)
-        module.register_state_dict_post_hook(write)
+        module.register_state_dict_pre_hook(Hook(gather))
+        module.register_state_dict_post_hook(Hook(write))
 
     # ---- what happens ----
     def begin(self, unit: int) -> None:
