@@ -5,6 +5,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "kernels/reduce.h"
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,10 +14,8 @@ enum { USUAL_BUFFERS = 2, PATIENCE_NS = 50000000, NAP_NS = 50000 };
 enum { AGAIN, DROPS, TAKES, FLAGS };                    /* what ranks tell each other behind `used` */
 
 static size_t bytes_of(const struct reducer *r, int unit) { return partition_bytes(r->partition, unit); }
-static size_t slice_bytes(const struct reducer *r, int unit)
-{
-    return bytes_of(r, unit) / (size_t)r->partition->slices;
-}
+static size_t slice_bytes(const struct reducer *r, int unit) { return bytes_of(r, unit) / (size_t)r->partition->ranks; }
+static bool is_in_place(const struct reducer *r) { return r->partition->slices == 1; }
 
 /* ---- buffers ---- */
 static struct buffer *find_spare(struct reducer *r, size_t bytes)
@@ -93,7 +92,8 @@ static tutti_status land(struct reducer *r, int n)
     r->flies--;
     memmove(&r->flying[n], &r->flying[n + 1], (size_t)(r->flies - n) * sizeof *r->flying);
     add_round(r, unit);
-    give_back(r, g->sent);
+    if (is_in_place(r) && !g->kept) g->kept = g->sent;
+    else give_back(r, g->sent);
     g->sent = NULL;
     return TUTTI_OK;
 }
@@ -125,7 +125,8 @@ static tutti_status place_of_sum(struct reducer *r, int unit, void **out)
 {
     struct gathering_sum *g = &r->unit[unit];
     void **place = g->rounds ? &g->more : &g->sum;
-    if (!*place) {
+    if (is_in_place(r)) *place = g->buffer->memory;
+    else if (!*place) {
         TRY(tutti_mem_alloc(place, slice_bytes(r, unit)));
         r->gradient_bytes += slice_bytes(r, unit);
     }
@@ -275,7 +276,12 @@ tutti_status reducer_next(struct reducer *r)
     const struct place_of_parameter *p = r->partition->parameter;
     for (int i = 0; i < r->partition->parameters; i++)
         if (!r->used[i] && r->unit[p[i].unit].rounds) sums_give_back(&r->sums, i, r->unit[p[i].unit].sum);
-    for (int u = 0; u < r->partition->units; u++) r->unit[u].started = r->unit[u].rounds = 0;
+    for (int u = 0; u < r->partition->units; u++) {
+        struct gathering_sum *g = &r->unit[u];
+        g->started = g->rounds = 0;
+        if (g->kept) give_back(r, g->kept);
+        g->kept = NULL;
+    }
     memset(r->used, 0, (size_t)r->partition->parameters + FLAGS);
     r->begun = 0;
     r->closed = false;
@@ -301,7 +307,7 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
     struct lanes *lanes, tutti_comm *word, struct journal *journal)
 {
     *r = (struct reducer){ .partition = partition, .lanes = lanes, .word = word };
-    r->buffers = c->buffers ? c->buffers : USUAL_BUFFERS;
+    r->buffers = is_in_place(r) ? INT_MAX : c->buffers ? c->buffers : USUAL_BUFFERS;
     r->unit = memory_zeroed((size_t)partition->units, sizeof *r->unit);
     r->flying = memory_zeroed((size_t)partition->units, sizeof *r->flying);
     r->presence = memory_zeroed((size_t)partition->parameters, 1);
@@ -320,6 +326,8 @@ void reducer_finish(struct reducer *r)
         sum_finish(&r->sums, &r->unit[u].flight);
         free_buffer(r->unit[u].buffer);
         free_buffer(r->unit[u].sent);
+        free_buffer(r->unit[u].kept);
+        if (is_in_place(r)) continue;
         tutti_mem_free(r->unit[u].sum);
         tutti_mem_free(r->unit[u].more);
     }

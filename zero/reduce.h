@@ -4,6 +4,8 @@
  * ends. Gradients that come for a unit which has been summed already (another backward pass, not held before) stay in
  * its buffer until the step ends, and all units are summed once more.
  *
+ * Where one slice is everybody's, gradients are summed where they were written, and stay there.
+ *
  * No rank waits for another in a backward pass, but for a moment, for a buffer: beyond that it makes one more, as the
  * other may be waiting for this one in a call of its own. */
 #pragma once
@@ -15,6 +17,7 @@ struct buffer { void *memory; size_t bytes; struct buffer *next; };
 struct gathering_sum {                                  /* of one unit */
     struct buffer *buffer;                              /* its gradients; NULL: none have come since the last sum */
     struct buffer *sent;                                /* those that are being summed, or NULL */
+    struct buffer *kept;                                /* has `sum`, where one slice is everybody's */
     void *sum, *more;                                   /* of this rank's slice: of the step, and of a later round */
     int ready;                                          /* parameters that are READY */
     bool complete;                                      /* all are */

@@ -95,7 +95,7 @@ typedef struct tutti_zero_config {                      /* begin with TUTTI_ZERO
     const tutti_dtype *dtype; /* [units] FLOAT32 or BFLOAT16, which is updated in float32; copied */
     tutti_zero_home home;
     tutti_zero_rule rule;
-    int buffers;                                        /* for gradients on their way, of units of one length; 0: two */
+    int buffers; /* for gradients on their way, of units of one length; 0: two; WHOLE: as many as there are units */
     int64_t timeout_ms;                                 /* of waiting for another rank's update; 0: half an hour */
     int prefetch;                                       /* SHARDED: units that are gathered before they are used */
     bool ahead; /* `step` returns when all ranks have come to it: what the next forward pass uses first is averaged,

@@ -96,10 +96,9 @@ def needs(model: Model, way: str, ranks: int, hosts: int, precision: str) -> Nee
     whole, own = value * model.parameters, value * model.own
     layer = (whole - own) / model.layers
     across = (hosts - 1) / hosts
-    if way == "DDP":
+    if way in ("DDP", "stage 0"):
         return Need(whole, whole, kept * model.parameters, 2 * across * whole)
-    parts = 1 if way == "stage 0" else ranks
-    state, summed = kept * model.parameters / parts, whole / parts
+    state, summed = kept * model.parameters / ranks, whole / ranks
     buffers = whole if way == "stage 1" else min(whole, 2 * layer + own)
     if way == "stage 3, sharded":                       # gathered forward, and back but for what is still there
         return Need(summed + own + 2 * layer, buffers + summed, state, across * (3 * whole - own - 2 * layer))

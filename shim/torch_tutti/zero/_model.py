@@ -68,7 +68,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     of the model itself if none has, or several that are not inside each other. group: of tutti's, None: the default
     group.
 
-    buffers: for the gradients of units of one size that are on their way (all stages but 1); a backward pass that is
+    buffers: for the gradients of units of one size that are on their way (stages 2 and 3); a backward pass that is
     ahead waits for one. ahead: step() returns when all ranks have come to it, and modules wait for their parameters
     when they compute; what is used first is averaged, updated and sent first. Quicker, above all on a slow network
     with many buffers. But what reads parameters elsewhere than in the forward() of the module that has them must call

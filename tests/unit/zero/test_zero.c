@@ -194,7 +194,8 @@ static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, in
         size_t pages = 4096 * slices, bytes = (unit[u] + pages - 1) / pages * pages;
         int buffers = m->config.buffers ? m->config.buffers : 2, alike = 0;
         for (int v = 0; v < u; v++) alike += (unit[v] + pages - 1) / pages * pages == bytes;
-        most += 2 * bytes / slices + (alike ? 0 : bytes * (size_t)buffers);
+        most += 2 * bytes / slices;                     /* of one slice in place, and those of a later round */
+        if (slices > 1 && !alike) most += bytes * (size_t)buffers;
         if (m->config.compression.feedback) most += bytes;
     }
     REQUIRE(report.gradient_bytes <= most);
