@@ -3,6 +3,8 @@
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py               time, turn by turn in one run
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --memory zero3       memory, of one way alone
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --timer              what of the sums is exposed
+    script/hosts 2 --ranks 2 -- tests/bench/bench_zero.py --hosts 2 --ways hsdp zero2 zero3     over hosts; hsdp: FSDP2
+                                                                    that shards on a host and replicates between hosts
 
 The model is that of examples/train_gpt.py, with the sizes asked for; the optimizer AdamW, torch's with fused=True.
 Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torch_tutti
@@ -31,7 +33,8 @@ from steps import COMPUTING, groups, measure, median_ms, on_all_ranks, say_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import train_gpt
 
-WAYS = {"ddp": "tutti", "ddp-gloo": "gloo", "fsdp": "tutti", "fsdp-gloo": "gloo", "zero1": "tutti", "zero2": "tutti",
+WAYS = {"ddp": "tutti", "ddp-gloo": "gloo", "fsdp": "tutti", "fsdp-gloo": "gloo", "hsdp": "tutti", "zero0": "tutti",
+        "zero0-ahead": "tutti", "zero1": "tutti", "zero2": "tutti",
         "zero3": "tutti", "zero3-sharded": "tutti", "computing": COMPUTING}
 
 
@@ -49,10 +52,12 @@ class Training:
         if way.startswith("zero"):
             self.model, self.optimizer = torch_tutti.zero.shard(model, adamw(model.parameters()), stage=int(way[4]),
                                                                 hosts="sharded" if "sharded" in way else None,
-                                                                group=group)
+                                                                ahead="ahead" in way, group=group)
             return
-        if way.startswith("fsdp"):
-            mesh = DeviceMesh.from_group(group, "cpu")
+        if "sdp" in way:
+            mesh = (init_device_mesh("cpu", (options.hosts, dist.get_world_size() // options.hosts),
+                                     mesh_dim_names=("replicate", "shard")) if way == "hsdp"
+                    else DeviceMesh.from_group(group, "cpu"))
             for part in (*model.blocks, model):
                 fully_shard(part, mesh=mesh)
             self.model = model
@@ -182,7 +187,7 @@ def remember(way, group, options, text):
 
 def expected(way, count, ranks, units):
     """Bytes of all ranks together, activations apart, for a model of equal units on one host."""
-    if way.startswith("ddp"):
+    if way.startswith(("ddp", "zero0")):
         return 16 * count * ranks
     parameters = 4 * count * (ranks if way in ("zero1", "zero2") else 1)
     parameters += 4 * count / units * ranks * (way == "zero3-sharded")          # what is gathered ahead
@@ -195,7 +200,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--memory", choices=[way for way in WAYS if way != "computing"])
     parser.add_argument("--timer", action="store_true")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="what to time, beside ddp")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "hsdp"],
+                        help="what to time, beside ddp")
+    parser.add_argument("--hosts", type=int, default=1, help="for hsdp: how many the ranks are on")
     for name, value in (("width", 512), ("heads", 8), ("layers", 8), ("context", 64), ("batch", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
