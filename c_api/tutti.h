@@ -295,6 +295,35 @@ TUTTI_API tutti_status tutti_mem_free(void *memory);
    memory of malloc: who writes into it when is the ranks' own affair. */
 TUTTI_API tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm);
 
+/* ---- grids: which ranks work together in tensor, pipeline, data, … parallelism. Pure data: nobody is asked ---- */
+enum { TUTTI_GRID_AXES = 8, TUTTI_GRID_NAME = 8 };
+typedef struct tutti_grid {                             /* owns nothing; its axes in the order of the string */
+    int ranks, axes;
+    int size[TUTTI_GRID_AXES];
+    char name[TUTTI_GRID_AXES][TUTTI_GRID_NAME];
+} tutti_grid;
+/* order: names of up to 7 letters and digits, as in "tp-cp-ep-dp-pp"; the first varies fastest: rank = the sum of each
+   index times the product of the sizes before it (as Megatron-Core's RankGenerator). sizes: as in "tp=2,dp=4"; who has
+   none has 1, and who is not in the order must have 1. INVALID_ARGUMENT, in words, also where the sizes do not multiply
+   to `ranks`. */
+TUTTI_API tutti_status tutti_grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks);
+/* Experts have a grid of their own over the same ranks, in the same order: tp ranks share an expert, ep have different
+   ones, pp stays, dp is the rest, all others are 1. INVALID_ARGUMENT where its pipeline groups would not be those of the
+   dense grid. */
+TUTTI_API tutti_status tutti_grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep);
+/* Of a rank, its index on each axis: out[axes]. */
+TUTTI_API tutti_status tutti_grid_index(const tutti_grid *grid, int rank, int *out);
+/* Ranks that differ in the named axes alone are a group; names as in "dp" or "tp-dp", in any order. How many groups
+   there are, of how many ranks. */
+TUTTI_API tutti_status tutti_grid_groups(const tutti_grid *grid, const char *names, int *groups, int *size);
+/* The ranks of one, ascending: out[size]. Groups are numbered by the other indices, in the order of the string. */
+TUTTI_API tutti_status tutti_grid_group(const tutti_grid *grid, const char *names, int group, int *out);
+/* The group that a rank is in, and its place there. */
+TUTTI_API tutti_status tutti_grid_find(const tutti_grid *grid, const char *names, int rank, int *group, int *place);
+/* host: [ranks]. The first group with ranks on several hosts, or -1, and the most hosts that one is on. */
+TUTTI_API tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, const int *host, int *group,
+    int *most);
+
 /* ---- introspection ---- */
 /* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the
    same. */

@@ -13,14 +13,14 @@ LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 500, 120, 60
 LONGER = ("tests/", "shim/")                          # may have 600 lines
 
 # backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
-FLOORS = ["base", "agree", "schedule", "check", "collectives", "model", "memory", "host", "processes", "transports",
-          "execute", "engine", "join", "comm", "info"]
+FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
+          "transports", "execute", "engine", "join", "comm", "info"]
 
 
 def below(floor):
     """What files of that floor may include of ours."""
-    only = {"agree": ["base"], "schedule": ["base"], "check": ["base", "schedule"], "collectives": [],
-            "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
+    only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
+            "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "transports": ["base", "memory"],
             "execute": ["base", "schedule", "memory", "host", "transports"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])

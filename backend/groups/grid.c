@@ -1,0 +1,272 @@
+/* Texts become sizes; all else is arithmetic of strides: the axes that a group differs in are *chosen*, and number the
+   ranks within a group; the others number the groups. */
+#include "backend/groups/grid.h"
+#include "backend/base/status.h"
+#include <ctype.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_NAME = TUTTI_GRID_NAME - 1 };
+struct part { int axis[TUTTI_GRID_AXES], count, size; };/* some axes, and how many ranks differ in them alone */
+
+/* ---- texts ---- */
+static size_t name_length(const char *text)
+{
+    size_t n = 0;
+    while (isalnum((unsigned char)text[n])) n++;
+    return n;
+}
+static int find_axis(const tutti_grid *g, const char *name, size_t length)
+{
+    for (int a = 0; a < g->axes; a++)
+        if (strlen(g->name[a]) == length && memcmp(g->name[a], name, length) == 0) return a;
+    return -1;
+}
+static tutti_status add_axis(tutti_grid *g, const char *name, size_t length)
+{
+    if (g->axes == TUTTI_GRID_AXES)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: more than %d names", TUTTI_GRID_AXES);
+    g->size[g->axes] = 1;
+    memcpy(g->name[g->axes++], name, length);
+    return TUTTI_OK;
+}
+/* A name of the list at *text, which goes on behind it and one `between`. */
+static tutti_status next_name(const char **text, const char *all, char between, const char **name, size_t *length)
+{
+    *name = *text;
+    *length = name_length(*text);
+    const char *end = *text + *length;
+    if (*length == 0 || *length > MOST_NAME || (*end && *end != between) || (*end && !end[1]))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "grid: \"%s\" is no list of names of 1 to %d letters and digits with %c between them, as "
+            "\"tp-cp-ep-dp-pp\"",
+            all, MOST_NAME, between);
+    *text = end + (*end == between);
+    return TUTTI_OK;
+}
+static tutti_status read_order(tutti_grid *g, const char *order)
+{
+    const char *text = order, *name;
+    size_t length;
+    do {
+        TRY(next_name(&text, order, '-', &name, &length));
+        if (find_axis(g, name, length) >= 0)
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the order \"%s\" names %.*s twice", order, (int)length,
+                name);
+        TRY(add_axis(g, name, length));
+    } while (*text);
+    return TUTTI_OK;
+}
+static tutti_status read_size(tutti_grid *g, const char *order, const char *sizes, const char **text, uint32_t *given)
+{
+    size_t length = name_length(*text);
+    const char *name = *text, *digits = name + length + 1;
+    char *end = NULL;
+    long size = length && length <= MOST_NAME && name[length] == '=' ? strtol(digits, &end, 10) : 0;
+    if (!end || end == digits || (*end && (*end != ',' || !end[1])) || !isdigit((unsigned char)*digits))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" is no list of sizes, as \"tp=2,dp=4\"", sizes);
+    if (size < 1 || size > INT_MAX)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the size of %.*s is %ld; it is at least 1", (int)length,
+            name, size);
+    int axis = find_axis(g, name, length);
+    if (axis < 0 && size > 1)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has size %ld, and the order \"%s\" does not name it",
+            (int)length, name, size, order);
+    if (axis < 0) TRY(add_axis(g, name, length));
+    if (axis < 0) axis = g->axes - 1;
+    if (*given >> axis & 1)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: two sizes of %.*s in \"%s\"", (int)length, name, sizes);
+    *given |= 1u << axis;
+    g->size[axis] = (int)size;
+    *text = end + (*end == ',');
+    return TUTTI_OK;
+}
+static tutti_status check_product(const tutti_grid *g)
+{
+    char text[STATUS_DETAIL_BYTES / 2] = "";
+    long product = 1;
+    size_t used = 0;
+    for (int a = 0; a < g->axes; a++) {
+        product = product > g->ranks ? product : product * g->size[a];
+        int more = snprintf(text + used, sizeof text - used, "%s%s %d", a ? " x " : "", g->name[a], g->size[a]);
+        used += more > 0 && (size_t)more < sizeof text - used ? (size_t)more : 0;
+    }
+    if (product == g->ranks) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %s are %s%ld ranks, and there are %d", text,
+        product > g->ranks ? "more than " : "", product > g->ranks ? (long)g->ranks : product, g->ranks);
+}
+tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks)
+{
+    tutti_grid g = { .ranks = ranks };
+    uint32_t given = 0;
+    if (ranks < 1) return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %d ranks; there is at least one", ranks);
+    TRY(read_order(&g, order));
+    for (const char *text = sizes; *text;) TRY(read_size(&g, order, sizes, &text, &given));
+    TRY(check_product(&g));
+    *out = g;
+    return TUTTI_OK;
+}
+
+/* ---- parts ---- */
+static tutti_status choose(const tutti_grid *g, const char *names, struct part *chosen)
+{
+    const char *text = names, *name;
+    size_t length;
+    bool is_chosen[TUTTI_GRID_AXES] = { false };
+    do {
+        TRY(next_name(&text, names, '-', &name, &length));
+        int axis = find_axis(g, name, length);
+        if (axis < 0)
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is no axis of the grid", names,
+                (int)length, name);
+        is_chosen[axis] = true;
+    } while (*text);
+    *chosen = (struct part){ .size = 1 };
+    for (int a = 0; a < g->axes; a++) {                 /* in the order of the grid, whatever that of the names */
+        if (!is_chosen[a]) continue;
+        chosen->axis[chosen->count++] = a;
+        chosen->size *= g->size[a];
+    }
+    return TUTTI_OK;
+}
+static struct part others_of(const tutti_grid *g, const struct part *chosen)
+{
+    struct part others = { .size = g->ranks / chosen->size };
+    for (int a = 0, c = 0; a < g->axes; a++) {
+        if (c < chosen->count && chosen->axis[c] == a) c++;
+        else others.axis[others.count++] = a;
+    }
+    return others;
+}
+static int stride_of(const tutti_grid *g, int axis)
+{
+    int stride = 1;
+    for (int a = 0; a < axis; a++) stride *= g->size[a];
+    return stride;
+}
+/* Where in the grid the n-th of a part is, and which of it a rank is. */
+static int rank_of(const tutti_grid *g, const struct part *p, int n)
+{
+    int rank = 0;
+    for (int i = 0; i < p->count; i++) {
+        rank += n % g->size[p->axis[i]] * stride_of(g, p->axis[i]);
+        n /= g->size[p->axis[i]];
+    }
+    return rank;
+}
+static int number_of(const tutti_grid *g, const struct part *p, int rank)
+{
+    int n = 0, before = 1;
+    for (int i = 0; i < p->count; i++) {
+        n += rank / stride_of(g, p->axis[i]) % g->size[p->axis[i]] * before;
+        before *= g->size[p->axis[i]];
+    }
+    return n;
+}
+static tutti_status check_rank(const tutti_grid *g, int rank)
+{
+    if (rank >= 0 && rank < g->ranks) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: there is no rank %d; there are %d", rank, g->ranks);
+}
+tutti_status grid_index(const tutti_grid *g, int rank, int *out)
+{
+    TRY(check_rank(g, rank));
+    for (int a = 0; a < g->axes; a++) out[a] = rank / stride_of(g, a) % g->size[a];
+    return TUTTI_OK;
+}
+tutti_status grid_groups(const tutti_grid *g, const char *names, int *groups, int *size)
+{
+    struct part chosen;
+    TRY(choose(g, names, &chosen));
+    *groups = g->ranks / chosen.size;
+    *size = chosen.size;
+    return TUTTI_OK;
+}
+tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *out)
+{
+    struct part chosen, others;
+    TRY(choose(g, names, &chosen));
+    others = others_of(g, &chosen);
+    if (group < 0 || group >= others.size)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: there is no group %d of \"%s\"; there are %d", group, names,
+            others.size);
+    int first = rank_of(g, &others, group);
+    for (int i = 0; i < chosen.size; i++) out[i] = first + rank_of(g, &chosen, i);
+    return TUTTI_OK;
+}
+tutti_status grid_find(const tutti_grid *g, const char *names, int rank, int *group, int *place)
+{
+    struct part chosen, others;
+    TRY(check_rank(g, rank));
+    TRY(choose(g, names, &chosen));
+    others = others_of(g, &chosen);
+    *group = number_of(g, &others, rank);
+    *place = number_of(g, &chosen, rank);
+    return TUTTI_OK;
+}
+tutti_status grid_straddles(const tutti_grid *g, const char *names, const int *host, int *group, int *most)
+{
+    struct part chosen, others;
+    TRY(choose(g, names, &chosen));
+    others = others_of(g, &chosen);
+    *group = -1;
+    *most = 0;
+    for (int n = 0; n < others.size; n++) {
+        int first = rank_of(g, &others, n), hosts = 0;
+        for (int i = 0; i < chosen.size; i++) {
+            int k = 0, mine = host[first + rank_of(g, &chosen, i)];
+            while (k < i && host[first + rank_of(g, &chosen, k)] != mine) k++;
+            hosts += k == i;
+        }
+        if (hosts > 1 && *group < 0) *group = n;
+        if (hosts > *most) *most = hosts;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- experts ---- */
+static bool is_called(const tutti_grid *g, int axis, const char *name) { return strcmp(g->name[axis], name) == 0; }
+static tutti_status compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
+{
+    int axis = find_axis(dense, "pp", 2);
+    for (int rank = 0; axis >= 0 && rank < dense->ranks; rank++) {
+        int mine[2][2];
+        TRY(grid_find(dense, "pp", rank, &mine[0][0], &mine[0][1]));
+        TRY(grid_find(experts, "pp", rank, &mine[1][0], &mine[1][1]));
+        if (memcmp(mine[0], mine[1], sizeof mine[0]) == 0) continue;
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "grid: the experts' pipeline groups would be others than the dense ones: rank %d is in group %d, and in "
+            "%d. Where pp is before other names, those before it must have as many ranks together in both grids",
+            rank, mine[0][0], mine[1][0]);
+    }
+    return TUTTI_OK;
+}
+tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
+{
+    tutti_grid g = *dense;
+    long rest = dense->ranks;
+    for (int a = 0; a < g.axes; a++) {
+        bool tensor = is_called(&g, a, "tp"), experts = is_called(&g, a, "ep");
+        if (!is_called(&g, a, "pp")) g.size[a] = tensor ? tp : experts ? ep : 1;
+    }
+    int data = find_axis(&g, "dp", 2), names[2] = { find_axis(&g, "ep", 2), find_axis(&g, "tp", 2) };
+    if (tp < 1 || ep < 1)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both are at least 1", tp, ep);
+    if (data < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: experts need an order that names dp, %s",
+            names[0] < 0 ? "and ep" : "and tp");
+    for (int a = 0; a < g.axes; a++) {
+        if (rest % g.size[a]) rest = 0;
+        if (rest) rest /= g.size[a];
+    }
+    if (!rest)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "grid: experts of tp %d and ep %d do not divide %d ranks with the pipelines of the grid", tp, ep,
+            dense->ranks);
+    g.size[data] = (int)rest;
+    TRY(compare_pipelines(dense, &g));
+    *out = g;
+    return TUTTI_OK;
+}

@@ -1,0 +1,75 @@
+"""`tutti grid`: which ranks would work together, before any of them runs. No torch here."""
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch_tutti._arguments import whole
+from torch_tutti._grid import ORDER, Layout, layouts
+
+
+def _ranges(ranks: list[int]) -> str:
+    """0, 4, 8 … of one distance as 0-8/4."""
+    steps = {b - a for a, b in zip(ranks, ranks[1:])}
+    if len(ranks) < 4 or len(steps) > 1:
+        return " ".join(map(str, ranks))
+    step = steps.pop()
+    return f"{ranks[0]}-{ranks[-1]}" + (f"/{step}" if step > 1 else "")
+
+
+def _lines(layout: Layout, names: list[str], hosts: list[int], most: int) -> list[str]:
+    lines = []
+    for name in names:
+        groups = layout.groups(name)
+        if len(groups[0]) == 1:
+            continue
+        spread = layout.straddles(name, hosts)[1]
+        where = "" if max(hosts) == 0 else ", inside a host" if spread == 1 else f", on up to {spread} hosts"
+        lines.append(f"{name}: {len(groups)} groups of {len(groups[0])}{where}")
+        lines += [f"  {_ranges(group)}" for group in groups[:most]]
+        if len(groups) > most:
+            lines.append(f"  … and {len(groups) - most} more (--all)")
+    return lines
+
+
+def report(options: argparse.Namespace) -> list[str]:
+    if options.ranks % options.hosts:
+        raise ValueError(f"grid: {options.ranks} ranks are not the same number on each of {options.hosts} hosts")
+    hosts = [rank * options.hosts // options.ranks for rank in range(options.ranks)]
+    sizes = {name: getattr(options, name) for name in ("tp", "cp", "dp", "pp")}
+    layout, experts = layouts(options.ranks, options.order, sizes, options.ep, options.expert_tp)
+    for name in [options.inside] if options.inside else []:
+        layout.check_inside(name, hosts)
+    most = options.ranks if options.all else 4
+    shown = [name for name in layout.names if name != "ep"]
+    wide = [names for names in ("dp-cp", "tp-cp", "tp-pp") if all(layout.sizes[n] > 1 for n in names.split("-"))]
+    lines = [f"{options.ranks} ranks as " + " x ".join(f"{name} {layout.sizes[name]}" for name in shown)
+             + f", the first varies fastest; {options.hosts} host{'s' * (options.hosts > 1)}", "",
+             *_lines(layout, [*shown, *wide], hosts, most)]
+    if experts is not None:
+        lines += ["", "experts: " + " x ".join(f"{name} {experts.sizes[name]}" for name in experts.names
+                                                if name != "cp"), ""]
+        lines += _lines(experts, [name for name in experts.names if name not in ("cp", "pp")], hosts, most)
+    return lines
+
+
+def _run(options: argparse.Namespace) -> int:
+    print("\n".join(report(options)))
+    return 0
+
+
+def add_parser(commands: Any) -> None:
+    grid = commands.add_parser(
+        "grid", help="which ranks work together in tensor, pipeline, data and expert parallelism", allow_abbrev=False,
+        description="Prints the groups that torch_tutti.grid would make. A host has as many ranks as any other, in the "
+                    "order of their numbers.")
+    grid.add_argument("--ranks", type=whole(1), required=True, help="of the whole job")
+    grid.add_argument("--hosts", type=whole(1), default=1, help="machines that they are on (default: %(default)s)")
+    for name, what in (("tp", "share a layer"), ("pp", "have different layers"), ("cp", "share a sequence"),
+                       ("ep", "have different experts"), ("expert-tp", "share an expert")):
+        grid.add_argument(f"--{name}", type=whole(1), default=1, help=f"ranks that {what} (default: %(default)s)")
+    grid.add_argument("--dp", type=whole(1), help="ranks that have different batches (default: what the others leave)")
+    grid.add_argument("--order", default=ORDER, help="the first name varies fastest (default: %(default)s)")
+    grid.add_argument("--inside", metavar="NAMES", help="fail unless these groups stay on their host, as in tp")
+    grid.add_argument("--all", action="store_true", help="all groups, not the first four of each kind")
+    grid.set_defaults(run=_run)

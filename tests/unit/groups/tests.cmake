@@ -1,0 +1,1 @@
+tutti_unit(groups/test_grid all)
