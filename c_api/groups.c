@@ -1,6 +1,7 @@
-/* Grids: the calls, and their checks of pointers. */
+/* Grids and pipelines: the calls, and their checks of pointers. */
 #include "backend/base/status.h"
 #include "backend/groups/grid.h"
+#include "backend/groups/pipeline.h"
 
 static tutti_status check(const void *grid, const void *names, const void *out)
 {
@@ -45,4 +46,46 @@ tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, con
     TRY(check(grid, names, host));
     TRY(check(grid, group, most));
     return grid_straddles(grid, names, host, group, most);
+}
+
+/* ---- pipelines ---- */
+static tutti_status check_pipeline(const void *pipeline, const void *out)
+{
+    if (pipeline && out) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a pipeline and places for results are needed; one is NULL");
+}
+const char *tutti_pipeline_name(int index) { return pipeline_name(index); }
+tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
+{
+    TRY(check_pipeline(schedule, out));
+    *out = NULL;
+    return pipeline_make(out, schedule, ranks, chunks, microbatches);
+}
+tutti_status tutti_pipeline_destroy(tutti_pipeline *pipeline)
+{
+    pipeline_destroy(pipeline);
+    return TUTTI_OK;
+}
+int tutti_pipeline_rank(const tutti_pipeline *pipeline, int stage)
+{
+    return pipeline && stage >= 0 && stage < pipeline->stages ? pipeline_rank(pipeline, stage) : -1;
+}
+const tutti_action *tutti_pipeline_actions(const tutti_pipeline *pipeline, int rank, int *count)
+{
+    if (!pipeline || !count || rank < 0 || rank >= pipeline->ranks) return NULL;
+    *count = pipeline->list[rank].count;
+    return pipeline->list[rank].action;
+}
+tutti_status tutti_pipeline_check(const tutti_pipeline *pipeline)
+{
+    TRY(check_pipeline(pipeline, pipeline));
+    return pipeline_check(pipeline);
+}
+tutti_status tutti_pipeline_time(const tutti_pipeline *pipeline, const tutti_pipeline_cost *cost, double *ends,
+    double *makespan, double *busy, int *held)
+{
+    TRY(check_pipeline(pipeline, cost));
+    TRY(check_pipeline(makespan, busy));
+    TRY(check_pipeline(held, cost->forward && cost->input && cost->weight ? cost : NULL));
+    return pipeline_time(pipeline, cost, ends, makespan, busy, held);
 }

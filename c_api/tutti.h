@@ -324,6 +324,38 @@ TUTTI_API tutti_status tutti_grid_find(const tutti_grid *grid, const char *names
 TUTTI_API tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, const int *host, int *group,
     int *most);
 
+/* ---- pipelines: which rank works on which stage and microbatch, in which order. Pure data, too ---- */
+typedef enum tutti_work {                               /* BACKWARD: of inputs and weights together */
+    TUTTI_FORWARD,
+    TUTTI_BACKWARD,
+    TUTTI_BACKWARD_INPUT,
+    TUTTI_BACKWARD_WEIGHT,
+    TUTTI_WORKS
+} tutti_work;
+typedef struct tutti_action { tutti_work work; int stage, microbatch; } tutti_action;
+typedef struct tutti_pipeline tutti_pipeline;
+/* The names of schedules: index 0, 1, … until NULL. */
+TUTTI_API const char *tutti_pipeline_name(int index);
+/* schedule: "naive" (one microbatch at a time), "gpipe" (all forwards, then all backwards; Huang et al. 2019), "1f1b"
+   (Narayanan et al. 2019), "interleaved" (several stages a rank, round and round; Narayanan et al. 2021), "zb-h1", "zb-v"
+   (gradients of weights fill the gaps; zb-v: two stages a rank, up and down again; Qi et al. 2023). chunks: stages of a
+   rank. INVALID_ARGUMENT for what a schedule cannot have. */
+TUTTI_API tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks,
+    int microbatches);
+TUTTI_API tutti_status tutti_pipeline_destroy(tutti_pipeline *pipeline);       /* NULL is fine */
+TUTTI_API int tutti_pipeline_rank(const tutti_pipeline *pipeline, int stage);  /* that has it; -1: none */
+/* What a rank does, in this order; they live as long as the pipeline. NULL: no such rank. */
+TUTTI_API const tutti_action *tutti_pipeline_actions(const tutti_pipeline *pipeline, int rank, int *count);
+/* That all is done once, that lists taken in order come to their ends, and that between two ranks activations, and
+   gradients, are used in the order in which they are sent. INVALID_ARGUMENT says what is not. */
+TUTTI_API tutti_status tutti_pipeline_check(const tutti_pipeline *pipeline);
+/* Time, in any unit: of each stage forward, and backward for its inputs and its weights; of a message between ranks. */
+typedef struct tutti_pipeline_cost { const double *forward, *input, *weight; double message; } tutti_pipeline_cost;
+/* What it would take. ends: of each action, rank after rank, or NULL. busy: [ranks] time at work. held: [ranks] the most
+   activations (of a microbatch in a stage) that a rank has at a time. The bubble of a rank is 1 - busy / makespan. */
+TUTTI_API tutti_status tutti_pipeline_time(const tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
+    double *ends, double *makespan, double *busy, int *held);
+
 /* ---- introspection ---- */
 /* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the
    same. */

@@ -12,6 +12,7 @@ from torch_tutti import _library, _run
 from torch_tutti._bench.options import add_parser as add_bench
 from torch_tutti._grid_command import add_parser as add_grid
 from torch_tutti._model.options import add_parser as add_model
+from torch_tutti._pipeline_command import add_parser as add_pipeline
 from torch_tutti._plan import add_parser as add_plan
 from torch_tutti._timeline import add_parser as add_zero
 
@@ -148,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_trace(commands)
     add_plan(commands)
     add_grid(commands)
+    add_pipeline(commands)
     add_zero(commands)
     config = commands.add_parser("config", help="print what a C compiler needs: cc program.c $(tutti config)",
                                  description="Prints what a C compiler needs for a program that includes tutti.h; both "

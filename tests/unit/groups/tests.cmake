@@ -1,1 +1,2 @@
 tutti_unit(groups/test_grid all)
+tutti_unit(groups/test_pipeline all)

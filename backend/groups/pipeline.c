@@ -1,0 +1,246 @@
+/* Schedules are rules: in each tick a rank takes, of what is ready, what its rule prefers. A forward takes one tick, a
+   backward two, or one for each of its halves. Interleaved ones are written down as Megatron-LM does, since what is
+   ready first is not what it takes. */
+#include "backend/groups/pipeline.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { LONGEST = 1 << 20 };
+struct maker {                                          /* of lists, tick by tick */
+    struct tutti_pipeline *p;
+    int *over[TUTTI_WORKS];                             /* [stages * microbatches] the tick after; 0: not yet */
+    int *taken[TUTTI_WORKS];                            /* [stages] microbatches begun */
+    int *free_at;                                       /* [ranks] */
+    int now;
+};
+typedef bool rule(struct maker *m, int rank, tutti_action *out);        /* false: nothing, in this tick */
+
+/* ---- what is ready ---- */
+static int cell(const struct maker *m, int stage, int microbatch) { return stage * m->p->microbatches + microbatch; }
+static bool is_over(const struct maker *m, tutti_work work, int stage, int microbatch)
+{
+    int over = m->over[work][cell(m, stage, microbatch)];
+    return over && over <= m->now;
+}
+static tutti_work backward_of(const struct maker *m) { return m->p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD; }
+static bool forward_is_ready(const struct maker *m, int stage)
+{
+    int n = m->taken[TUTTI_FORWARD][stage];
+    return n < m->p->microbatches && (stage == 0 || is_over(m, TUTTI_FORWARD, stage - 1, n));
+}
+static bool backward_is_ready(const struct maker *m, int stage)
+{
+    tutti_work work = backward_of(m);
+    int n = m->taken[work][stage];
+    if (n >= m->p->microbatches || !is_over(m, TUTTI_FORWARD, stage, n)) return false;
+    return stage == m->p->stages - 1 || is_over(m, work, stage + 1, n);
+}
+static bool weight_is_ready(const struct maker *m, int stage)
+{
+    int n = m->taken[TUTTI_BACKWARD_WEIGHT][stage];
+    return m->p->splits && n < m->taken[TUTTI_BACKWARD_INPUT][stage] && is_over(m, TUTTI_BACKWARD_INPUT, stage, n);
+}
+static int in_flight(const struct maker *m, int stage)
+{
+    return m->taken[TUTTI_FORWARD][stage] - m->taken[backward_of(m)][stage];
+}
+static int held(const struct maker *m, int stage)       /* activations, until weights have had them */
+{
+    return m->taken[TUTTI_FORWARD][stage] - m->taken[m->p->splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD][stage];
+}
+static bool act(struct maker *m, tutti_work work, int stage, tutti_action *out)
+{
+    *out = (tutti_action){ work, stage, m->taken[work][stage] };
+    return true;
+}
+
+/* ---- rules ---- */
+static bool naive(struct maker *m, int rank, tutti_action *out)
+{
+    if (backward_is_ready(m, rank)) return act(m, backward_of(m), rank, out);
+    bool first_is_busy = rank == 0 && in_flight(m, 0);
+    return !first_is_busy && forward_is_ready(m, rank) && act(m, TUTTI_FORWARD, rank, out);
+}
+static bool gpipe(struct maker *m, int rank, tutti_action *out)
+{
+    if (forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
+    bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
+    return all && backward_is_ready(m, rank) && act(m, backward_of(m), rank, out);
+}
+/* As many forwards ahead as there are stages from here on; then each backward frees a place. */
+static bool one_forward_one_backward(struct maker *m, int rank, tutti_action *out)
+{
+    if (backward_is_ready(m, rank)) return act(m, backward_of(m), rank, out);
+    bool may = in_flight(m, rank) < m->p->ranks - rank;
+    return may && forward_is_ready(m, rank) && act(m, TUTTI_FORWARD, rank, out);
+}
+/* ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2023): the same, and gradients of weights fill what is idle; no
+   rank holds more than the first one of 1F1B. A forward that may be goes first: others wait for it. */
+static bool zero_bubble(struct maker *m, int rank, tutti_action *out)
+{
+    bool may = in_flight(m, rank) < m->p->ranks - rank && held(m, rank) < m->p->ranks;
+    if (may && forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
+    if (backward_is_ready(m, rank)) return act(m, TUTTI_BACKWARD_INPUT, rank, out);
+    return weight_is_ready(m, rank) && act(m, TUTTI_BACKWARD_WEIGHT, rank, out);
+}
+/* ZB-V (the same authors): each rank has a stage on the way up and one on the way down, so the last gradients come to
+   the rank that has the first stage as well. It holds as much as 1F1B's first rank: 2 ranks halves. */
+static bool zero_bubble_v(struct maker *m, int rank, tutti_action *out)
+{
+    int up = rank, down = 2 * m->p->ranks - 1 - rank;
+    bool may = held(m, up) + held(m, down) < 2 * m->p->ranks;
+    if (may && forward_is_ready(m, down)) return act(m, TUTTI_FORWARD, down, out);
+    if (may && forward_is_ready(m, up)) return act(m, TUTTI_FORWARD, up, out);
+    if (backward_is_ready(m, down)) return act(m, TUTTI_BACKWARD_INPUT, down, out);
+    if (backward_is_ready(m, up)) return act(m, TUTTI_BACKWARD_INPUT, up, out);
+    if (weight_is_ready(m, down)) return act(m, TUTTI_BACKWARD_WEIGHT, down, out);
+    return weight_is_ready(m, up) && act(m, TUTTI_BACKWARD_WEIGHT, up, out);
+}
+
+/* ---- making lists ---- */
+static const int ticks[TUTTI_WORKS] = {
+    [TUTTI_FORWARD] = 1, [TUTTI_BACKWARD] = 2, [TUTTI_BACKWARD_INPUT] = 1, [TUTTI_BACKWARD_WEIGHT] = 1
+};
+static void add(struct tutti_pipeline *p, int rank, tutti_action action)
+{
+    p->list[rank].action[p->list[rank].count++] = action;
+}
+static bool take_tick(struct maker *m, rule *choose)    /* false: all is done */
+{
+    int left = 0, each = m->p->chunks * m->p->microbatches * (m->p->splits ? 3 : 2);
+    for (int rank = 0; rank < m->p->ranks; rank++) {
+        tutti_action a;
+        left += m->p->list[rank].count < each || m->free_at[rank] > m->now;
+        if (m->free_at[rank] > m->now || !choose(m, rank, &a)) continue;
+        add(m->p, rank, a);
+        m->taken[a.work][a.stage]++;
+        m->free_at[rank] = m->now + ticks[a.work];
+        m->over[a.work][cell(m, a.stage, a.microbatch)] = m->free_at[rank];
+    }
+    m->now++;
+    return left > 0;
+}
+static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
+{
+    struct maker m = { .p = p };
+    size_t cells = (size_t)p->stages * (size_t)p->microbatches;
+    bool fine = (m.free_at = memory_zeroed((size_t)p->ranks, sizeof *m.free_at));
+    for (int w = 0; w < TUTTI_WORKS; w++) {
+        m.over[w] = memory_zeroed(cells, sizeof(int));
+        m.taken[w] = memory_zeroed((size_t)p->stages, sizeof(int));
+        fine = fine && m.over[w] && m.taken[w];
+    }
+    while (fine && m.now < LONGEST && take_tick(&m, choose)) continue;
+    for (int w = 0; w < TUTTI_WORKS; w++) {
+        free(m.over[w]);
+        free(m.taken[w]);
+    }
+    free(m.free_at);
+    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %zu pieces of work", cells);
+}
+/* The n-th forward, or backward, of a rank (Megatron-LM: as many microbatches as there are ranks through a chunk, then
+   the next chunk). */
+static tutti_action interleaved(const struct tutti_pipeline *p, int rank, int n, bool back)
+{
+    int chunk = n / p->ranks % p->chunks;
+    if (back) chunk = p->chunks - 1 - chunk;
+    int microbatch = n / (p->ranks * p->chunks) * p->ranks + n % p->ranks;
+    return (tutti_action){ back ? TUTTI_BACKWARD : TUTTI_FORWARD, chunk * p->ranks + rank, microbatch };
+}
+static void make_interleaved(struct tutti_pipeline *p)
+{
+    int all = p->chunks * p->microbatches;
+    for (int rank = 0; rank < p->ranks; rank++) {
+        int ahead = (p->ranks - rank - 1) * 2 + (p->chunks - 1) * p->ranks;
+        if (ahead > all) ahead = all;
+        for (int n = 0; n < ahead; n++) add(p, rank, interleaved(p, rank, n, false));
+        for (int n = ahead; n < all; n++) {
+            add(p, rank, interleaved(p, rank, n, false));
+            add(p, rank, interleaved(p, rank, n - ahead, true));
+        }
+        for (int n = all - ahead; n < all; n++) add(p, rank, interleaved(p, rank, n, true));
+    }
+}
+
+/* ---- schedules ---- */
+static const struct schedule {
+    const char *name;
+    rule *choose;                                       /* NULL: interleaved */
+    int chunks;                                         /* stages of a rank; 0: any */
+    bool splits, turns;
+} schedules[] = {
+    { "naive", naive, 1, false, false },
+    { "gpipe", gpipe, 1, false, false },
+    { "1f1b", one_forward_one_backward, 1, false, false },
+    { "interleaved", NULL, 0, false, false },
+    { "zb-h1", zero_bubble, 1, true, false },
+    { "zb-v", zero_bubble_v, 2, true, true },
+};
+enum {
+    SCHEDULES = sizeof schedules / sizeof schedules[0],
+    MOST_RANKS = 4096,
+    MOST_MICROBATCHES = 65536,
+    MOST_CHUNKS = 64
+};
+const char *pipeline_name(int index) { return index >= 0 && index < SCHEDULES ? schedules[index].name : NULL; }
+static const struct schedule *find_schedule(const char *name)
+{
+    for (int i = 0; i < SCHEDULES; i++)
+        if (strcmp(schedules[i].name, name) == 0) return &schedules[i];
+    return NULL;
+}
+static tutti_status check_sizes(const struct schedule *s, const char *name, int ranks, int chunks, int microbatches)
+{
+    if (!s)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: there is no schedule \"%s\"; there are naive, gpipe, 1f1b, interleaved, zb-h1 and zb-v", name);
+    if (ranks < 1 || ranks > MOST_RANKS || chunks < 1 || chunks > MOST_CHUNKS || microbatches < 1
+        || microbatches > MOST_MICROBATCHES)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: %d ranks, %d stages on each, %d microbatches; there are 1 to %d, 1 to %d and 1 to %d", ranks,
+            chunks, microbatches, MOST_RANKS, MOST_CHUNKS, MOST_MICROBATCHES);
+    if (s->chunks && chunks != s->chunks)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: %s has %d stage%s on each rank, not %d", name,
+            s->chunks, s->chunks > 1 ? "s" : "", chunks);
+    if (microbatches < ranks && s->choose != naive && s->choose != gpipe)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: %d microbatches for %d ranks; %s needs at least as many as ranks, gpipe takes fewer",
+            microbatches, ranks, name);
+    if (!s->choose && microbatches % ranks)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: interleaved needs a multiple of %d microbatches, not %d", ranks, microbatches);
+    return TUTTI_OK;
+}
+static tutti_status make(struct tutti_pipeline *p, const struct schedule *s)
+{
+    size_t each = (size_t)p->chunks * (size_t)p->microbatches * 3;
+    p->list = memory_zeroed((size_t)p->ranks, sizeof *p->list);
+    for (int rank = 0; p->list && rank < p->ranks; rank++) {
+        p->list[rank].action = memory_zeroed(each, sizeof *p->list[rank].action);
+        if (!p->list[rank].action) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for rank %d", rank);
+    }
+    if (!p->list) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %d ranks", p->ranks);
+    if (s->choose) return make_by_rule(p, s->choose);
+    make_interleaved(p);
+    return TUTTI_OK;
+}
+tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)
+{
+    const struct schedule *s = find_schedule(schedule);
+    TRY(check_sizes(s, schedule, ranks, chunks, microbatches));
+    struct tutti_pipeline *p = memory_zeroed(1, sizeof *p);
+    if (!p) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
+    *p = (struct tutti_pipeline){ ranks, chunks, ranks * chunks, microbatches, s->turns, s->splits, NULL };
+    tutti_status status = make(p, s);
+    if (status == TUTTI_OK) *out = p;
+    else pipeline_destroy(p);
+    return status;
+}
+void pipeline_destroy(struct tutti_pipeline *p)
+{
+    for (int rank = 0; p && p->list && rank < p->ranks; rank++) free(p->list[rank].action);
+    if (p) free(p->list);
+    free(p);
+}

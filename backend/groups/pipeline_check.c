@@ -1,0 +1,204 @@
+/* A pipeline is played: each rank takes its list in order, an action begins when those that it needs are over, and a
+   message between two ranks comes as long after its sender as it takes. What comes of it are times, and whether it
+   ends. */
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/groups/pipeline.h"
+#include <stdlib.h>
+
+struct play {
+    const struct tutti_pipeline *p;
+    const tutti_pipeline_cost *cost;
+    double *over[TUTTI_WORKS];                          /* [stages * microbatches] below 0: not yet */
+    int *next;                                          /* [ranks] */
+    double *free_at;                                    /* [ranks] */
+};
+static const char *const names[] = { "forward", "backward", "backward of inputs", "backward of weights" };
+static size_t cell(const struct tutti_pipeline *p, int stage, int microbatch)
+{
+    return (size_t)stage * (size_t)p->microbatches + (size_t)microbatch;
+}
+
+/* ---- one action ---- */
+static double length_of(const struct play *y, tutti_action a)
+{
+    const tutti_pipeline_cost *c = y->cost;
+    switch (a.work) {
+    case TUTTI_FORWARD: return c->forward[a.stage];
+    case TUTTI_BACKWARD_INPUT: return c->input[a.stage];
+    case TUTTI_BACKWARD_WEIGHT: return c->weight[a.stage];
+    default: return c->input[a.stage] + c->weight[a.stage];
+    }
+}
+static double later(double a, double b) { return a > b ? a : b; }
+/* When the message of another stage's work is here; below 0: not yet. */
+static double arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
+{
+    double over = y->over[work][cell(y->p, stage, microbatch)];
+    return over < 0 || pipeline_rank(y->p, stage) == rank ? over : over + y->cost->message;
+}
+/* When it can begin, below 0: not yet. */
+static double beginning(const struct play *y, int rank, tutti_action a)
+{
+    tutti_work back = y->p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
+    double mine = y->free_at[rank], own, other = 0;
+    if (a.work == TUTTI_FORWARD) {
+        other = a.stage ? arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
+        return other < 0 ? other : later(mine, other);
+    }
+    if (a.work == TUTTI_BACKWARD_WEIGHT) {
+        own = y->over[TUTTI_BACKWARD_INPUT][cell(y->p, a.stage, a.microbatch)];
+        return own < 0 ? own : later(mine, own);
+    }
+    own = y->over[TUTTI_FORWARD][cell(y->p, a.stage, a.microbatch)];
+    if (a.stage < y->p->stages - 1) other = arrival(y, back, a.stage + 1, a.microbatch, rank);
+    return own < 0 || other < 0 ? -1 : later(mine, later(own, other));
+}
+
+/* ---- all ---- */
+static bool play_on(struct play *y, double *ends)       /* false: nobody can go on */
+{
+    bool any = false;
+    for (int rank = 0, before = 0; rank < y->p->ranks; before += y->p->list[rank++].count) {
+        const struct pipeline_list *l = &y->p->list[rank];
+        while (y->next[rank] < l->count) {
+            tutti_action a = l->action[y->next[rank]];
+            double begin = beginning(y, rank, a);
+            if (begin < 0) break;
+            y->free_at[rank] = y->over[a.work][cell(y->p, a.stage, a.microbatch)] = begin + length_of(y, a);
+            if (ends) ends[before + y->next[rank]] = y->free_at[rank];
+            y->next[rank]++;
+            any = true;
+        }
+    }
+    return any;
+}
+static tutti_status describe_stop(const struct play *y)
+{
+    for (int rank = 0; rank < y->p->ranks; rank++) {
+        const struct pipeline_list *l = &y->p->list[rank];
+        if (y->next[rank] == l->count) continue;
+        tutti_action a = l->action[y->next[rank]];
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: rank %d waits for ever, at its action %d: the %s of microbatch %d on stage %d", rank,
+            y->next[rank], names[a.work], a.microbatch, a.stage);
+    }
+    return TUTTI_OK;
+}
+static tutti_status play(struct play *y, double *ends)
+{
+    size_t cells = (size_t)y->p->stages * (size_t)y->p->microbatches;
+    y->next = memory_zeroed((size_t)y->p->ranks, sizeof *y->next);
+    y->free_at = memory_zeroed((size_t)y->p->ranks, sizeof *y->free_at);
+    bool fine = y->next && y->free_at;
+    for (int w = 0; w < TUTTI_WORKS; w++) {
+        y->over[w] = memory_zeroed(cells, sizeof(double));
+        fine = fine && y->over[w];
+        for (size_t i = 0; fine && i < cells; i++) y->over[w][i] = -1;
+    }
+    if (!fine) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to play %zu pieces of work", cells);
+    while (play_on(y, ends)) continue;
+    return describe_stop(y);
+}
+static void stop(struct play *y)
+{
+    for (int w = 0; w < TUTTI_WORKS; w++) free(y->over[w]);
+    free(y->next);
+    free(y->free_at);
+}
+static int most_held(const struct pipeline_list *l, bool splits)
+{
+    int now = 0, most = 0;
+    for (int i = 0; i < l->count; i++) {
+        tutti_work work = l->action[i].work;
+        now += work == TUTTI_FORWARD;
+        if (now > most) most = now;
+        now -= work == (splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD);
+    }
+    return most;
+}
+tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_cost *cost, double *ends,
+    double *makespan, double *busy, int *held)
+{
+    struct play y = { .p = p, .cost = cost };
+    tutti_status status = play(&y, ends);
+    *makespan = 0;
+    for (int rank = 0; status == TUTTI_OK && rank < p->ranks; rank++) {
+        const struct pipeline_list *l = &p->list[rank];
+        busy[rank] = 0;
+        for (int i = 0; i < l->count; i++) busy[rank] += length_of(&y, l->action[i]);
+        held[rank] = most_held(l, p->splits);
+        *makespan = later(*makespan, y.free_at[rank]);
+    }
+    stop(&y);
+    return status;
+}
+
+/* ---- checks ---- */
+static tutti_status check_each_once(const struct tutti_pipeline *p, uint8_t *seen)
+{
+    size_t cells = (size_t)p->stages * (size_t)p->microbatches;
+    for (int rank = 0; rank < p->ranks; rank++)
+        for (int i = 0; i < p->list[rank].count; i++) {
+            tutti_action a = p->list[rank].action[i];
+            bool known = (unsigned)a.work < TUTTI_WORKS && a.stage >= 0 && a.stage < p->stages && a.microbatch >= 0
+                && a.microbatch < p->microbatches;
+            if (!known || pipeline_rank(p, a.stage) != rank || seen[a.work * cells + cell(p, a.stage, a.microbatch)]++)
+                return status_refuse(TUTTI_INVALID_ARGUMENT,
+                    "pipeline: action %d of rank %d is not its own, or is there twice", i, rank);
+        }
+    for (size_t c = 0; c < cells; c++) {
+        bool whole = p->splits ? seen[TUTTI_BACKWARD_INPUT * cells + c] && seen[TUTTI_BACKWARD_WEIGHT * cells + c]
+                               : seen[TUTTI_BACKWARD * cells + c];
+        if (!seen[c] || !whole)
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: microbatch %d of stage %d is not gone through",
+                (int)(c % (size_t)p->microbatches), (int)(c / (size_t)p->microbatches));
+    }
+    return TUTTI_OK;
+}
+/* The n-th message of one direction from a rank to another, in the order in which they are made, or used. */
+static int next_message(const struct tutti_pipeline *p, bool forward, int of, int from, int to, int *at,
+    tutti_action *out)
+{
+    for (; *at < p->list[of].count; ++*at) {
+        tutti_action a = p->list[of].action[*at];
+        if ((a.work == TUTTI_FORWARD) != forward || a.work == TUTTI_BACKWARD_WEIGHT) continue;
+        int way = (forward ? 1 : -1) * (of == from ? 1 : -1), other = a.stage + way;
+        if (other < 0 || other >= p->stages || pipeline_rank(p, other) != (of == from ? to : from)) continue;
+        *out = (tutti_action){ a.work, of == from ? a.stage : other, a.microbatch };    /* as it was made */
+        return (*at)++;
+    }
+    return -1;
+}
+static tutti_status check_messages(const struct tutti_pipeline *p, bool forward, int from, int to)
+{
+    int sent = 0, used = 0;
+    for (;;) {
+        tutti_action made = { 0 }, wanted = { 0 };
+        int mine = next_message(p, forward, from, from, to, &sent, &made);
+        int theirs = next_message(p, forward, to, from, to, &used, &wanted);
+        if (mine < 0 && theirs < 0) return TUTTI_OK;
+        if (mine < 0 || theirs < 0 || made.stage != wanted.stage || made.microbatch != wanted.microbatch)
+            return status_refuse(TUTTI_INVALID_ARGUMENT,
+                "pipeline: from rank %d to %d the %s of microbatch %d is sent where that of %d is wanted", from, to,
+                names[made.work], made.microbatch, wanted.microbatch);
+    }
+}
+tutti_status pipeline_check(const struct tutti_pipeline *p)
+{
+    size_t cells = (size_t)p->stages * (size_t)p->microbatches;
+    double *ones = memory_zeroed((size_t)p->stages, sizeof *ones);
+    uint8_t *seen = memory_zeroed(cells, TUTTI_WORKS);
+    tutti_status status = ones && seen ? check_each_once(p, seen) : status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
+    for (int s = 0; ones && s < p->stages; s++) ones[s] = 1;
+    struct play y = { .p = p, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
+    if (status == TUTTI_OK) status = play(&y, NULL);
+    stop(&y);
+    for (int a = 0; a < p->ranks; a++)
+        for (int b = 0; b < p->ranks && status == TUTTI_OK; b++)
+            for (int forward = 0; forward < 2 && a != b && status == TUTTI_OK; forward++)
+                status = check_messages(p, forward, a, b);
+    free(ones);
+    free(seen);
+    return status;
+}

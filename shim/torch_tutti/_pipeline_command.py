@@ -1,0 +1,107 @@
+"""`tutti pipeline`: what a schedule of a pipeline does, how much of it is waiting, and a picture. No torch here."""
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch_tutti._arguments import PICTURES, picture, whole
+from torch_tutti._pipeline import Pipeline
+
+_COLOURS = {"F": "#9dc3e6", "B": "#2e75b6", "I": "#2e75b6", "W": "#a9d18e"}
+MOST_SHOWN = 40                         # actions of a rank in words
+
+
+def formula(pipeline: Pipeline) -> float | None:
+    """The bubble where all stages take as long, forward as long as each half of backward; None: there is none."""
+    p, m, v = pipeline.ranks, pipeline.microbatches, pipeline.chunks
+    left = {"naive": p * m * 3 - m * 3, "gpipe": (p - 1) * 3, "1f1b": (p - 1) * 3, "interleaved": (p - 1) * 3,
+            "zb-h1": p - 1, "zb-v": p - 1}[pipeline.name]
+    return left / (left + 3 * m * v)
+
+
+def report(pipeline: Pipeline, options: argparse.Namespace) -> list[str]:
+    timing = pipeline.time(options.forward, options.backward, options.weight, options.message)
+    lines = [f"{pipeline.name}: {pipeline.ranks} ranks, {pipeline.chunks} "
+             f"stage{'s' if pipeline.chunks > 1 else ''} on each, {pipeline.microbatches} microbatches", "",
+             f"{'rank':>4}  {'stages':<12}{'bubble':>8}{'held':>6}  actions"]
+    for rank in range(pipeline.ranks):
+        actions = list(map(str, pipeline.actions(rank)))
+        rest = f" … {len(actions) - MOST_SHOWN} more" if len(actions) > MOST_SHOWN else ""
+        stages = ", ".join(map(str, pipeline.stages_of(rank)))
+        lines.append(f"{rank:>4}  {stages:<12}{timing.bubbles[rank]:>8.1%}{timing.held[rank]:>6}  "
+                     f"{' '.join(actions[:MOST_SHOWN])}{rest}")
+    equal = len({options.forward, options.backward, options.weight}) == 1 and not options.message
+    known = f"; by the formula for equal stages {formula(pipeline):.1%}" if equal else ""
+    return [*lines, "", f"takes {timing.makespan:g}; bubble {max(timing.bubbles):.1%} at most{known}; held: "
+                        "activations of a microbatch in a stage, at a time"]
+
+
+def draw(pipeline: Pipeline, options: argparse.Namespace) -> None:
+    """Raises ImportError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
+    timing = pipeline.time(options.forward, options.backward, options.weight, options.message)
+    lengths = {"F": options.forward, "I": options.backward, "W": options.weight,
+               "B": options.backward + options.weight}
+    figure = Figure(figsize=(12, 0.8 + 0.5 * pipeline.ranks), layout="constrained")
+    axes = figure.add_subplot()
+    for rank in range(pipeline.ranks):
+        for action, end in zip(pipeline.actions(rank), timing.ends[rank]):
+            length = lengths[action.work]
+            later = action.stage >= pipeline.ranks      # of several stages on a rank
+            axes.broken_barh([(end - length, length)], (rank - 0.42, 0.84), facecolors=_COLOURS[action.work],
+                             edgecolors="white", linewidth=0.8, alpha=0.65 if later else 1)
+            if timing.makespan < 80 * options.forward:
+                axes.text(end - length / 2, rank, str(action.microbatch), ha="center", va="center", fontsize=7,
+                          color="white" if action.work in "BI" and not later else "black")
+    axes.set(xlim=(0, timing.makespan), ylim=(pipeline.ranks - 0.5, -0.5), yticks=range(pipeline.ranks), xlabel="time")
+    axes.set_title(f"{pipeline.name}, {pipeline.microbatches} microbatches: bubble {max(timing.bubbles):.1%}",
+                   loc="left")
+    axes.set_yticklabels([f"rank {rank}" for rank in range(pipeline.ranks)])
+    named = {"F": "forward", "B": "backward", "I": "backward, of inputs", "W": "of weights"}
+    there = [work for work in named if any(action.work == work for action in pipeline.actions(0))]
+    handles = [axes.broken_barh([], (0, 0), facecolors=_COLOURS[work]) for work in there]
+    axes.legend(handles, [named[work] for work in there], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, ncol=3)
+    figure.savefig(options.picture, dpi=150)
+
+
+def _run(options: argparse.Namespace) -> int:
+    pipeline = Pipeline(options.schedule, options.stages, options.microbatches, options.chunks)
+    pipeline.check()
+    if options.csv:
+        print(pipeline.csv(), end="")
+    else:
+        print("\n".join(report(pipeline, options)))
+    if options.picture:
+        draw(pipeline, options)
+    return 0
+
+
+def _time(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, 0 or more")
+    return value
+
+
+def add_parser(commands: Any) -> None:
+    pipeline = commands.add_parser(
+        "pipeline", help="what a schedule of a pipeline does, how much of it is waiting, and a picture",
+        allow_abbrev=False, description="Prints for each rank its forwards (F) and backwards (B; I of inputs, W of "
+                                        "weights) as stage, work, microbatch.")
+    pipeline.add_argument("schedule", help="naive, gpipe, 1f1b, interleaved, zb-h1 or zb-v")
+    pipeline.add_argument("--stages", type=whole(1), default=4, help="ranks of the pipeline (default: %(default)s)")
+    pipeline.add_argument("--chunks", type=whole(1), help="stages of each rank (default: 1; interleaved and zb-v 2)")
+    pipeline.add_argument("--microbatches", type=whole(1), default=8, help="of a step (default: %(default)s)")
+    for name, what in (("forward", "of a stage forward"), ("backward", "of its inputs backward"),
+                       ("weight", "of its weights backward")):
+        pipeline.add_argument(f"--{name}", type=_time, default=1.0, metavar="TIME", help=f"{what} (default: 1)")
+    pipeline.add_argument("--message", type=_time, default=0.0, metavar="TIME", help="between ranks (default: 0)")
+    pipeline.add_argument("--csv", action="store_true", help="as torch.distributed.pipelining reads it")
+    pipeline.add_argument("--picture", type=picture, metavar="FILE", help=f"draw it ({', '.join(PICTURES)})")
+    pipeline.set_defaults(run=_run)

@@ -1,0 +1,182 @@
+/* Pipelines: each schedule is whole, ends, and has the bubble and the memory that its paper says; and the check finds
+   what is wrong with lists. */
+#include "backend/groups/pipeline.h"
+#include "tests/support/random.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST_STAGES = 64, MOST_RANKS = 16 };
+#define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
+static double ones[MOST_STAGES], makespan, busy[MOST_RANKS];
+static int held[MOST_RANKS];
+static tutti_pipeline *made(const char *schedule, int ranks, int chunks, int microbatches)
+{
+    tutti_pipeline *p;
+    tutti_pipeline_cost cost = { ones, ones, ones, 0 };
+    for (int s = 0; s < MOST_STAGES; s++) ones[s] = 1;
+    assert_int_equal(tutti_pipeline_make(&p, schedule, ranks, chunks, microbatches), TUTTI_OK);
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_OK);
+    assert_int_equal(tutti_pipeline_time(p, &cost, NULL, &makespan, busy, held), TUTTI_OK);
+    for (int rank = 0; rank < ranks; rank++) assert_true(busy[rank] == 3.0 * chunks * microbatches);
+    return p;
+}
+static int most_held(int ranks)
+{
+    int most = 0;
+    for (int rank = 0; rank < ranks; rank++) most = held[rank] > most ? held[rank] : most;
+    return most;
+}
+static double bubble(void) { return 1 - busy[0] / makespan; }
+static bool is_near(double a, double b) { return fabs(a - b) < 1e-12; }
+
+/* ---- what they promise ---- */
+static void test_bubbles_and_memory(void **state)
+{
+    (void)state;
+    for (int p = 1; p <= MOST_RANKS; p++)
+        for (int m = p; m <= 4 * p; m += p > 4 ? p : 1) {
+            double same = (double)(p - 1) / (m + p - 1);
+            tutti_pipeline_destroy(made("naive", p, 1, m));
+            assert_true(is_near(bubble(), (double)(p - 1) / p) && most_held(p) == 1);
+            tutti_pipeline_destroy(made("gpipe", p, 1, m));
+            assert_true(is_near(bubble(), same) && most_held(p) == m);
+            tutti_pipeline_destroy(made("1f1b", p, 1, m));
+            assert_true(is_near(bubble(), same));
+            for (int rank = 0; rank < p; rank++) assert_int_equal(held[rank], p - rank);
+            tutti_pipeline_destroy(made("zb-h1", p, 1, m));     /* (p - 1) (forward + input - weight) are left */
+            assert_true(makespan <= 3 * m + p - 1 && most_held(p) <= p);
+            tutti_pipeline_destroy(made("zb-v", p, 2, m));      /* the last rank begins p - 1 later; hardly more */
+            assert_true(makespan <= 6 * m + p - 1 + p / (m < 2 * p ? 2 : 4) && most_held(p) <= 2 * p);
+        }
+}
+static void test_interleaved(void **state)
+{
+    (void)state;
+    for (int p = 1; p <= 8; p++)
+        for (int v = 1; v <= 4; v++)
+            for (int m = p; m <= 4 * p; m += p) {
+                tutti_pipeline *one = made("interleaved", p, v, m);
+                assert_true(is_near(bubble(), (double)(p - 1) / (m * v + p - 1)));
+                for (int s = 0; s < p * v; s++) assert_int_equal(tutti_pipeline_rank(one, s), s % p);
+                tutti_pipeline_destroy(one);
+            }
+}
+static void test_a_v(void **state)
+{
+    (void)state;
+    tutti_pipeline *p = made("zb-v", 3, 2, 6);
+    static const int ranks[] = { 0, 1, 2, 2, 1, 0 };
+    for (int s = 0; s < 6; s++) assert_int_equal(tutti_pipeline_rank(p, s), ranks[s]);
+    assert_int_equal(tutti_pipeline_rank(p, 6), -1);
+    tutti_pipeline_destroy(p);
+}
+/* Lists are in order whatever things take: they end, and no rank is busy for longer than all takes. */
+static void test_unequal_times(void **state)
+{
+    (void)state;
+    uint64_t seed = 7;
+    static const char *const all[] = { "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v" };
+    for (int turn = 0; turn < 300; turn++) {
+        double of[3][MOST_STAGES], *ends;
+        int n = turn % 6, ranks = 2 + (int)(random_next(&seed) % 5), chunks = n == 3 || n == 5 ? 2 : 1, count, at = 0;
+        tutti_pipeline_cost cost = { of[0], of[1], of[2], (double)(random_next(&seed) % 100) / 50 };
+        tutti_pipeline *p = made(all[n], ranks, chunks, ranks * 2);
+        for (int s = 0; s < MOST_STAGES; s++)
+            for (int k = 0; k < 3; k++) of[k][s] = 0.1 + (double)(random_next(&seed) % 1000) / 500;
+        ends = calloc((size_t)ranks * (size_t)(chunks * ranks * 2 * 3), sizeof *ends);
+        assert_int_equal(tutti_pipeline_time(p, &cost, ends, &makespan, busy, held), TUTTI_OK);
+        for (int rank = 0; rank < ranks; at += count, rank++) {
+            assert_non_null(tutti_pipeline_actions(p, rank, &count));
+            assert_true(busy[rank] <= makespan && ends[at + count - 1] <= makespan);
+            for (int i = 1; i < count; i++) assert_true(ends[at + i] > ends[at + i - 1]);
+        }
+        free(ends);
+        tutti_pipeline_destroy(p);
+    }
+}
+
+/* ---- a check that can fail ---- */
+static void swap(tutti_pipeline *p, int rank, int a, int b)
+{
+    tutti_action kept = p->list[rank].action[a];
+    p->list[rank].action[a] = p->list[rank].action[b];
+    p->list[rank].action[b] = kept;
+}
+static void test_what_is_wrong_is_found(void **state)
+{
+    (void)state;
+    tutti_pipeline *p = made("1f1b", 2, 1, 4);
+    swap(p, 1, 0, 1);                                   /* a backward before its forward */
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    SAYS("waits for ever, at its action");
+    swap(p, 1, 0, 1);
+    swap(p, 0, 0, 1);                                   /* the second microbatch is sent first */
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    SAYS("from rank 0 to 1 the forward of microbatch 1 is sent where that of 0 is wanted");
+    swap(p, 0, 0, 1);
+    p->list[0].action[3].microbatch = 0;                /* once too often, or too little */
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    SAYS("is not its own, or is there twice");
+    tutti_pipeline_destroy(p);
+    p = made("gpipe", 2, 1, 2);
+    p->list[1].count--;
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    SAYS("microbatch 1 of stage 1 is not gone through");
+    tutti_pipeline_destroy(p);
+    p = made("zb-h1", 2, 1, 4);
+    int at = 0;
+    while (p->list[0].action[at].work != TUTTI_BACKWARD_WEIGHT) at++;
+    swap(p, 0, at, 0);                                  /* weights before all */
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    SAYS("rank 0 waits for ever, at its action 0: the backward of weights of microbatch 0 on stage 0");
+    tutti_pipeline_destroy(p);
+}
+static void test_what_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *schedule;
+        int ranks, chunks, microbatches;
+        const char *text;
+    } wrong[] = {
+        { "dualpipe", 2, 1, 4, "there is no schedule \"dualpipe\"; there are naive, gpipe" },
+        { "1f1b", 4, 1, 3, "3 microbatches for 4 ranks; 1f1b needs at least as many as ranks" },
+        { "1f1b", 4, 2, 8, "1f1b has 1 stage on each rank, not 2" },
+        { "zb-v", 4, 1, 8, "zb-v has 2 stages on each rank, not 1" },
+        { "interleaved", 4, 2, 6, "interleaved needs a multiple of 4 microbatches, not 6" },
+        { "gpipe", 0, 1, 4, "0 ranks, 1 stages on each, 4 microbatches" },
+        { "gpipe", 2, 1, 0, "0 microbatches" },
+    };
+    tutti_pipeline *p;
+    int count;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        tutti_status status =
+            tutti_pipeline_make(&p, wrong[i].schedule, wrong[i].ranks, wrong[i].chunks, wrong[i].microbatches);
+        assert_true(status == TUTTI_INVALID_ARGUMENT && !p);
+        SAYS(wrong[i].text);
+    }
+    assert_int_equal(tutti_pipeline_make(&p, NULL, 2, 1, 4), TUTTI_INVALID_ARGUMENT);
+    SAYS("one is NULL");
+    p = made("gpipe", 4, 1, 2);                         /* fewer microbatches than ranks */
+    assert_null(tutti_pipeline_actions(p, 4, &count));
+    tutti_pipeline_destroy(p);
+    assert_int_equal(tutti_pipeline_destroy(NULL), TUTTI_OK);
+    for (int i = 0; tutti_pipeline_name(i); i++) assert_true(i < 6);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bubbles_and_memory),
+        cmocka_unit_test(test_interleaved),
+        cmocka_unit_test(test_a_v),
+        cmocka_unit_test(test_unequal_times),
+        cmocka_unit_test(test_what_is_wrong_is_found),
+        cmocka_unit_test(test_what_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
