@@ -1,0 +1,110 @@
+"""How long a pipeline waits, beside what its schedule predicts: stages that take their time and no core, as a GPU's do.
+
+    torchrun --standalone --nproc-per-node 4 tests/bench/bench_pipeline.py --microbatches 8
+
+For each schedule a step on torch's runtime: the median of several, of the slowest rank; the prediction; and the bubble
+of both, from the time at work, which is known. Message: what one between ranks takes, measured, is in the prediction.
+"""
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+import torch_tutti
+from torch_tutti._pipeline import schedules
+
+
+class Sleep(torch.autograd.Function):
+    """The same, and time passes: forward, backward, or both."""
+
+    @staticmethod
+    def forward(context, x, before, after):
+        context.after = after
+        time.sleep(before)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(context.after)
+        return gradient, None, None
+
+
+class Stage(torch.nn.Module):
+    """Gradients of weights take their own time, when they are asked for."""
+
+    def __init__(self, forward, backward, weight):
+        super().__init__()
+        self.times = forward, backward, weight
+        self.weight = torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        forward, backward, weight = self.times
+        return Sleep.apply(x, forward, backward) * Sleep.apply(self.weight, 0.0, weight)
+
+
+def message_seconds(rounds=200):
+    """Of an activation from rank 0 to 1."""
+    x, taken = torch.ones(4, 16), []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            dist.recv(x, 1)
+        elif dist.get_rank() == 1:
+            dist.recv(x, 0)
+            dist.send(x, 0)
+        taken.append((time.perf_counter() - begin) / 2)
+    found = [statistics.median(taken)]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def measure(name, options, message):
+    pipeline = torch_tutti.Pipeline(name, dist.get_world_size(), options.microbatches)
+    rank, times = dist.get_rank(), tuple(ms / 1e3 for ms in (options.forward, options.backward, options.weight))
+    mine = pipeline.stages_of(rank)
+    stages = [PipelineStage(Stage(*times), i, pipeline.stages, torch.device("cpu")) for i in mine]
+    last = pipeline.stages - 1 in mine
+    schedule = pipeline.on_torch(stages, loss_fn=lambda x, y: (x - y).square().mean())
+    x, taken = torch.ones(4 * options.microbatches, 16), []
+    for step in range(options.steps + 2):
+        dist.barrier()
+        begin = time.perf_counter()
+        schedule.step(*([x] if 0 in mine else []), target=x if last else None, losses=[] if last else None)
+        slowest = torch.tensor(time.perf_counter() - begin)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        taken += [slowest.item()] if step > 1 else []
+    forward, backward, weight = times
+    inputs = [0.0] + [backward] * (pipeline.stages - 1)     # the first stage's inputs have no gradients
+    return statistics.median(taken), pipeline.time(forward, inputs, weight, message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, usual in (("forward", 10), ("backward", 10), ("weight", 10)):
+        parser.add_argument(f"--{name}", type=float, default=usual, metavar="MS")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--schedules", nargs="+", choices=schedules(), default=schedules())
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("tutti")
+    message = message_seconds()
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, {options.microbatches} microbatches; stages of {options.forward:g}, "
+              f"{options.backward:g} and {options.weight:g} ms; a message {message * 1e6:.0f} us\n"
+              f"{'schedule':<12}{'step, ms':>10}{'predicted':>11}{'ratio':>7}{'bubble':>9}{'predicted':>11}")
+    for name in options.schedules:
+        seconds, timing = measure(name, options, message)
+        if dist.get_rank() == 0:
+            bubble = 1 - min(timing.busy) / seconds         # of the first rank, which has least to do
+            print(f"{name:<12}{seconds * 1e3:>10.1f}{timing.makespan * 1e3:>11.1f}{seconds / timing.makespan:>7.3f}"
+                  f"{bubble:>9.1%}{max(timing.bubbles):>11.1%}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
