@@ -255,8 +255,8 @@ tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int 
     if (tp < 1 || ep < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both are at least 1", tp, ep);
     if (data < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: experts need an order that names dp, %s",
-            names[0] < 0 ? "and ep" : "and tp");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "grid: experts need an order that names dp, and ep and tp where they have more than one rank");
     for (int a = 0; a < g.axes; a++) {
         if (rest % g.size[a]) rest = 0;
         if (rest) rest /= g.size[a];

@@ -57,12 +57,6 @@ static bool act(struct maker *m, tutti_work work, int stage, tutti_action *out)
 }
 
 /* ---- rules ---- */
-static bool naive(struct maker *m, int rank, tutti_action *out)
-{
-    if (backward_is_ready(m, rank)) return act(m, backward_of(m), rank, out);
-    bool first_is_busy = rank == 0 && in_flight(m, 0);
-    return !first_is_busy && forward_is_ready(m, rank) && act(m, TUTTI_FORWARD, rank, out);
-}
 static bool gpipe(struct maker *m, int rank, tutti_action *out)
 {
     if (forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
@@ -132,13 +126,24 @@ static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
         m.taken[w] = memory_zeroed((size_t)p->stages, sizeof(int));
         fine = fine && m.over[w] && m.taken[w];
     }
-    while (fine && m.now < LONGEST && take_tick(&m, choose)) continue;
+    bool over = false;
+    while (fine && !over && m.now < LONGEST) over = !take_tick(&m, choose);
     for (int w = 0; w < TUTTI_WORKS; w++) {
         free(m.over[w]);
         free(m.taken[w]);
     }
     free(m.free_at);
-    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %zu pieces of work", cells);
+    if (!fine) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %zu pieces of work", cells);
+    return over ? TUTTI_OK
+                : status_fail(TUTTI_INTERNAL, "pipeline: a rule has not come to an end in %d ticks", LONGEST);
+}
+static void make_naive(struct tutti_pipeline *p)        /* a microbatch goes all the way before the next begins */
+{
+    for (int rank = 0; rank < p->ranks; rank++)
+        for (int n = 0; n < p->microbatches; n++) {
+            add(p, rank, (tutti_action){ TUTTI_FORWARD, rank, n });
+            add(p, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
+        }
 }
 /* The n-th forward, or backward, of a rank (Megatron-LM: as many microbatches as there are ranks through a chunk, then
    the next chunk). */
@@ -167,23 +172,20 @@ static void make_interleaved(struct tutti_pipeline *p)
 /* ---- schedules ---- */
 static const struct schedule {
     const char *name;
-    rule *choose;                                       /* NULL: interleaved */
+    rule *choose;                                       /* or */
+    void (*write)(struct tutti_pipeline *);
     int chunks;                                         /* stages of a rank; 0: any */
     bool splits, turns;
 } schedules[] = {
-    { "naive", naive, 1, false, false },
-    { "gpipe", gpipe, 1, false, false },
-    { "1f1b", one_forward_one_backward, 1, false, false },
-    { "interleaved", NULL, 0, false, false },
-    { "zb-h1", zero_bubble, 1, true, false },
-    { "zb-v", zero_bubble_v, 2, true, true },
+    { "naive", NULL, make_naive, 1, false, false },
+    { "gpipe", gpipe, NULL, 1, false, false },
+    { "1f1b", one_forward_one_backward, NULL, 1, false, false },
+    { "interleaved", NULL, make_interleaved, 0, false, false },
+    { "zb-h1", zero_bubble, NULL, 1, true, false },
+    { "zb-v", zero_bubble_v, NULL, 2, true, true },
 };
-enum {
-    SCHEDULES = sizeof schedules / sizeof schedules[0],
-    MOST_RANKS = 4096,
-    MOST_MICROBATCHES = 65536,
-    MOST_CHUNKS = 64
-};
+enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
+enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
 const char *pipeline_name(int index) { return index >= 0 && index < SCHEDULES ? schedules[index].name : NULL; }
 static const struct schedule *find_schedule(const char *name)
 {
@@ -204,11 +206,16 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
     if (s->chunks && chunks != s->chunks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: %s has %d stage%s on each rank, not %d", name,
             s->chunks, s->chunks > 1 ? "s" : "", chunks);
-    if (microbatches < ranks && s->choose != naive && s->choose != gpipe)
+    if ((int64_t)ranks * chunks * microbatches > MOST_WORK)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "pipeline: %d ranks, %d stages on each and %d microbatches are more "
+            "than %d pieces of work",
+            ranks, chunks, microbatches, MOST_WORK);
+    if (microbatches < ranks && s->write != make_naive && s->choose != gpipe)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "pipeline: %d microbatches for %d ranks; %s needs at least as many as ranks, gpipe takes fewer",
             microbatches, ranks, name);
-    if (!s->choose && microbatches % ranks)
+    if (s->write == make_interleaved && microbatches % ranks)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "pipeline: interleaved needs a multiple of %d microbatches, not %d", ranks, microbatches);
     return TUTTI_OK;
@@ -223,7 +230,7 @@ static tutti_status make(struct tutti_pipeline *p, const struct schedule *s)
     }
     if (!p->list) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %d ranks", p->ranks);
     if (s->choose) return make_by_rule(p, s->choose);
-    make_interleaved(p);
+    s->write(p);
     return TUTTI_OK;
 }
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)

@@ -117,9 +117,16 @@ static int most_held(const struct pipeline_list *l, bool splits)
     }
     return most;
 }
+static tutti_status check_cost(const struct tutti_pipeline *p, const tutti_pipeline_cost *c)
+{
+    bool fine = c->message >= 0;
+    for (int s = 0; s < p->stages; s++) fine = fine && c->forward[s] >= 0 && c->input[s] >= 0 && c->weight[s] >= 0;
+    return fine ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is below 0, or no number");
+}
 tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_cost *cost, double *ends,
     double *makespan, double *busy, int *held)
 {
+    TRY(check_cost(p, cost));
     struct play y = { .p = p, .cost = cost };
     tutti_status status = play(&y, ends);
     *makespan = 0;
@@ -194,10 +201,11 @@ tutti_status pipeline_check(const struct tutti_pipeline *p)
     struct play y = { .p = p, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
     if (status == TUTTI_OK) status = play(&y, NULL);
     stop(&y);
-    for (int a = 0; a < p->ranks; a++)
-        for (int b = 0; b < p->ranks && status == TUTTI_OK; b++)
-            for (int forward = 0; forward < 2 && a != b && status == TUTTI_OK; forward++)
-                status = check_messages(p, forward, a, b);
+    for (int s = 0; s < p->stages - 1 && s < 2 * p->ranks && status == TUTTI_OK; s++) { /* then pairs come again */
+        int a = pipeline_rank(p, s), b = pipeline_rank(p, s + 1);
+        if (a != b) status = check_messages(p, true, a, b);
+        if (a != b && status == TUTTI_OK) status = check_messages(p, false, b, a);
+    }
     free(ones);
     free(seen);
     return status;

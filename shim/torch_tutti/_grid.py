@@ -28,6 +28,7 @@ class Layout:
     def __init__(self, order: str, sizes: dict[str, int], ranks: int, _made: _Grid | None = None) -> None:
         self._grid = _Grid() if _made is None else _made
         if _made is None:
+            fits("ranks", ranks)
             words = ",".join(f"{name}={size}" for name, size in sizes.items())
             _check(_library().tutti_grid_make(byref(self._grid), order.encode(), words.encode(), ranks))
         self.ranks = self._grid.ranks
@@ -42,6 +43,7 @@ class Layout:
 
     def index(self, rank: int) -> dict[str, int]:
         """A rank's coordinate on each axis."""
+        fits("a rank", rank)
         found = (c_int * _AXES)()
         _check(_library().tutti_grid_index(byref(self._grid), rank, found))
         return dict(zip(self.names, found))
@@ -59,6 +61,7 @@ class Layout:
 
     def find(self, names: str, rank: int) -> tuple[int, int]:
         """Which of these groups the rank is in, and its place there."""
+        fits("a rank", rank)
         group, place = c_int(), c_int()
         _check(_library().tutti_grid_find(byref(self._grid), names.encode(), rank, byref(group), byref(place)))
         return group.value, place.value
@@ -92,13 +95,34 @@ class Layout:
                 "first in the order, stays inside")
 
 
+def fits(what: str, *numbers: int) -> None:
+    """What C takes as an int; ctypes would cut others off."""
+    for number in numbers:
+        if not isinstance(number, int) or not -(1 << 31) <= number < 1 << 31:
+            raise ValueError(f"{what}: {number} is no whole number of 32 bits")
+
+
+def check_inside(layout: Layout, experts: Layout | None, names: str, hosts: Sequence[int]) -> None:
+    """Of the grid that has these axes: ep is the experts'."""
+    of = experts if experts is not None and "ep" in names.split("-") else layout
+    of.check_inside(names, hosts)
+
+
 def _shown(numbers: Sequence[int]) -> str:
     """At most eight of them."""
     shown = ", ".join(map(str, numbers[:8 if len(numbers) == 8 else 7]))
     return shown if len(numbers) <= 8 else f"{shown} … {numbers[-1]}"
 
 
-_made: dict[tuple[Any, tuple[int, ...]], Any] = {}      # by default group, and its ranks
+_made: dict[tuple[Any, str, tuple[int, ...]], Any] = {}                # by default group, backend, and ranks
+
+
+def _is_alive(group: Any) -> bool:
+    import torch.distributed as dist
+    try:
+        return dist.get_backend(group) is not None
+    except ValueError:                  # somebody has destroyed it
+        return False
 
 
 class Grid:
@@ -125,15 +149,21 @@ class Grid:
         """This rank's group of ranks that differ in these axes alone. Collective over its ranks the first time, and
         all ask for different groups in the same order."""
         import torch.distributed as dist
-        ranks, world = tuple(self.ranks(names)), dist.group.WORLD
-        if len(ranks) == self.layout.ranks and self._backend is None:
+
+        from torch_tutti._extension import backend_of
+        ranks, world, usual = tuple(self.ranks(names)), dist.group.WORLD, dist.get_backend()
+        backend = self._backend or usual
+        if len(ranks) == self.layout.ranks and backend == usual:
             return world
         for key in [key for key in _made if key[0] is not world]:
             del _made[key]              # of a job that has ended
-        if (world, ranks) not in _made:
-            _made[world, ranks] = dist.new_group(list(ranks), backend=self._backend, use_local_synchronization=True,
-                                                 group_desc=f"grid {names}")
-        return _made[world, ranks]
+        key = (world, backend, ranks)
+        if key not in _made or not _is_alive(_made[key]):
+            ours = backend_of(world)
+            _made[key] = dist.new_group(list(ranks), backend=self._backend, use_local_synchronization=True,
+                                        timeout=ours.options.timeout if ours is not None else None,
+                                        group_desc=f"grid {names}")
+        return _made[key]
 
     def mesh(self, *names: str, device: str = "cpu") -> DeviceMesh:
         """A DeviceMesh of these axes, the slowest first: ("pp", "dp", "tp") for FSDP2, DTensor and pipelining, of the
@@ -169,28 +199,29 @@ class Grid:
         return found
 
 
-def grid(*, tp: int = 1, pp: int = 1, dp: int | None = None, cp: int = 1, ep: int = 1, expert_tp: int = 1,
+def grid(*, tp: int = 1, pp: int = 1, dp: int | None = None, cp: int = 1, ep: int = 1, expert_tp: int | None = None,
          order: str = ORDER, inside: str | None = None, backend: str | None = None) -> Grid:
     """The ranks of the default group as a grid of tensor (tp), context (cp), data (dp) and pipeline (pp) parallelism,
     and, with ep or expert_tp, one of experts over the same ranks.
 
     dp: None, what the others leave. order: the first name varies fastest; rank = the sum of each index times the
-    product of the sizes before it, as in Megatron-Core. ep: ranks with different experts, expert_tp: that share one;
-    the experts' dp is the rest, their pp is that of the grid. inside: names whose groups must stay on one host, "tp".
-    backend: of the groups that are made; None, the default group's. Raises ValueError, on all ranks."""
+    product of the sizes before it, as in Megatron-Core. ep: ranks with different experts, expert_tp: that share one,
+    None: tp; the experts' dp is the rest, their pp is that of the grid. inside: names whose groups must stay on one
+    host, "tp". backend: of the groups that are made; None, the default group's. Raises ValueError, on all ranks."""
     import torch.distributed as dist
     if not dist.is_initialized():
         raise ValueError("grid: call init_process_group first")
     layout, experts = layouts(dist.get_world_size(), order, {"tp": tp, "cp": cp, "dp": dp, "pp": pp}, ep, expert_tp)
     made = Grid(layout, experts, backend)
     if inside is not None:
-        layout.check_inside(inside, made.hosts())
+        check_inside(layout, experts, inside, made.hosts())
     return made
 
 
 def layouts(ranks: int, order: str, sizes: dict[str, int | None], ep: int,
-            expert_tp: int) -> tuple[Layout, Layout | None]:
+            expert_tp: int | None) -> tuple[Layout, Layout | None]:
     """The dense grid, in which dp None is what the others leave, and that of experts, if they have one of their own."""
+    fits("grid", ranks, ep, expert_tp or 1, *(size for size in sizes.values() if size is not None))
     rest = math.prod(size for size in sizes.values() if size is not None)
     if sizes["dp"] is None:
         if rest < 1 or ranks % rest:
@@ -198,4 +229,6 @@ def layouts(ranks: int, order: str, sizes: dict[str, int | None], ep: int,
             raise ValueError(f"grid: {known} are {rest} ranks, which do not divide the {ranks} that there are")
         sizes = {**sizes, "dp": ranks // rest}
     layout = Layout(order, {name: size for name, size in sizes.items() if size is not None}, ranks)
-    return layout, layout.experts(expert_tp, ep) if ep != 1 or expert_tp != 1 else None
+    if ep == 1 and expert_tp is None:
+        return layout, None
+    return layout, layout.experts(layout.sizes["tp"] if expert_tp is None else expert_tp, ep)

@@ -5,7 +5,9 @@ import argparse
 from typing import Any
 
 from torch_tutti._arguments import whole
-from torch_tutti._grid import ORDER, Layout, layouts
+from torch_tutti._grid import ORDER, Layout, check_inside, layouts
+
+MOST_RANKS = 1 << 20
 
 
 def _ranges(ranks: list[int]) -> str:
@@ -35,11 +37,13 @@ def _lines(layout: Layout, names: list[str], hosts: list[int], most: int) -> lis
 def report(options: argparse.Namespace) -> list[str]:
     if options.ranks % options.hosts:
         raise ValueError(f"grid: {options.ranks} ranks are not the same number on each of {options.hosts} hosts")
-    hosts = [rank * options.hosts // options.ranks for rank in range(options.ranks)]
     sizes = {name: getattr(options, name) for name in ("tp", "cp", "dp", "pp")}
     layout, experts = layouts(options.ranks, options.order, sizes, options.ep, options.expert_tp)
-    for name in [options.inside] if options.inside else []:
-        layout.check_inside(name, hosts)
+    if options.ranks > MOST_RANKS:
+        raise ValueError(f"grid: {options.ranks} ranks; up to {MOST_RANKS} can be shown")
+    hosts = [rank * options.hosts // options.ranks for rank in range(options.ranks)]
+    if options.inside:
+        check_inside(layout, experts, options.inside, hosts)
     most = options.ranks if options.all else 4
     shown = [name for name in layout.names if name != "ep"]
     wide = [names for names in ("dp-cp", "tp-cp", "tp-pp") if all(layout.sizes[n] > 1 for n in names.split("-"))]
@@ -66,8 +70,9 @@ def add_parser(commands: Any) -> None:
     grid.add_argument("--ranks", type=whole(1), required=True, help="of the whole job")
     grid.add_argument("--hosts", type=whole(1), default=1, help="machines that they are on (default: %(default)s)")
     for name, what in (("tp", "share a layer"), ("pp", "have different layers"), ("cp", "share a sequence"),
-                       ("ep", "have different experts"), ("expert-tp", "share an expert")):
+                       ("ep", "have different experts")):
         grid.add_argument(f"--{name}", type=whole(1), default=1, help=f"ranks that {what} (default: %(default)s)")
+    grid.add_argument("--expert-tp", type=whole(1), help="ranks that share an expert (default: as tp)")
     grid.add_argument("--dp", type=whole(1), help="ranks that have different batches (default: what the others leave)")
     grid.add_argument("--order", default=ORDER, help="the first name varies fastest (default: %(default)s)")
     grid.add_argument("--inside", metavar="NAMES", help="fail unless these groups stay on their host, as in tp")

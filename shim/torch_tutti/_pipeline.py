@@ -8,6 +8,7 @@ import tempfile
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
+from torch_tutti._grid import fits
 from torch_tutti._library import _check, _library
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Timing(NamedTuple):
     @property
     def bubbles(self) -> list[float]:
         """Of each rank, the share of the time in which it waits."""
-        return [1 - busy / self.makespan for busy in self.busy]
+        return [1 - busy / self.makespan if self.makespan else 0.0 for busy in self.busy]
 
 
 def schedules() -> list[str]:
@@ -63,7 +64,8 @@ class Pipeline:
         """schedule: one of schedules(). chunks: stages of each rank; None, as many as the schedule has, 2 where it may
         have any. Raises ValueError for what a schedule cannot have."""
         self.name, self.ranks, self.microbatches = schedule, ranks, microbatches
-        self.chunks = chunks or (2 if schedule in ("interleaved", "zb-v") else 1)
+        self.chunks = chunks if chunks is not None else 2 if schedule in ("interleaved", "zb-v") else 1
+        fits("pipeline", ranks, microbatches, self.chunks)
         self.stages = ranks * self.chunks
         self._made, self._calls = c_void_p(), _library()
         self._calls.tutti_pipeline_actions.restype = POINTER(_Action)
@@ -72,6 +74,9 @@ class Pipeline:
     def __del__(self) -> None:
         if getattr(self, "_made", None):
             self._calls.tutti_pipeline_destroy(self._made)
+
+    def __reduce__(self) -> Any:
+        return Pipeline, (self.name, self.ranks, self.microbatches, self.chunks)
 
     def rank_of(self, stage: int) -> int:
         if not 0 <= stage < self.stages:
@@ -84,6 +89,7 @@ class Pipeline:
     def actions(self, rank: int) -> list[Action]:
         """What the rank does, in this order."""
         count = c_int()
+        fits("a rank", rank)
         found = self._calls.tutti_pipeline_actions(self._made, rank, byref(count))
         if not found:
             raise ValueError(f"pipeline: there is no rank {rank}; there are {self.ranks}")
@@ -99,13 +105,19 @@ class Pipeline:
         as forward. weight: default as backward. message: from rank to rank."""
         backward = forward if backward is None else backward
         weight = backward if weight is None else weight
-        of = [(c_double * self.stages)(*([one] * self.stages if isinstance(one, (int, float)) else one))
-              for one in (forward, backward, weight)]
+        given = [[one] * self.stages if isinstance(one, (int, float)) else list(map(float, one))
+                 for one in (forward, backward, weight)]
+        if any(len(one) != self.stages for one in given):
+            raise ValueError(f"pipeline: times of {', '.join(str(len(one)) for one in given)} stages; there are "
+                             f"{self.stages}")
+        of = [(c_double * self.stages)(*one) for one in given]
         cost = _Cost(*(ctypes.cast(one, POINTER(c_double)) for one in of), message)
         counts = [len(self.actions(rank)) for rank in range(self.ranks)]
         ends, busy = (c_double * sum(counts))(), (c_double * self.ranks)()
         makespan, held = c_double(), (c_int * self.ranks)()
         _check(self._calls.tutti_pipeline_time(self._made, byref(cost), ends, byref(makespan), busy, held))
+        if not makespan.value < float("inf"):
+            raise ValueError("pipeline: these times are more than can be added up")
         rest = iter(ends)
         return Timing(makespan.value, [[next(rest) for _ in range(count)] for count in counts], list(busy), list(held))
 
@@ -114,10 +126,18 @@ class Pipeline:
         return "".join(",".join(map(str, self.actions(rank))) + "\n" for rank in range(self.ranks))
 
     def on_torch(self, stages: Sequence[PipelineStage], **options: Any) -> Any:
-        """torch's runtime for schedules that are lists, with this one: step() and eval() as of any. stages: this
-        rank's, in the order of stages_of(). options: of torch's schedule, such as loss_fn."""
+        """torch's runtime for schedules that are lists, with this one: step(), and eval() but for zb-v, for which
+        torch's own fails, too. stages: this rank's, as stages_of() tells. options: of torch's schedule, such as
+        loss_fn."""
         from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-        schedule = _PipelineScheduleRuntime(list(stages), self.microbatches, **options)
+        given = sorted(stages, key=lambda stage: stage.stage_index)
+        wrong = [s for s in given if s.num_stages != self.stages or s.group_size != self.ranks]
+        if wrong or not given or [s.stage_index for s in given] != self.stages_of(given[0].group_rank):
+            raise ValueError(f"pipeline: {self.name} of {self.ranks} ranks has {self.stages} stages, this rank all of "
+                             f"{self.stages_of(given[0].group_rank) if given and not wrong else 'its own'}; given are "
+                             f"{[s.stage_index for s in given]} of {[s.num_stages for s in given]}, of groups of "
+                             f"{sorted({s.group_size for s in given})}")
+        schedule = _PipelineScheduleRuntime(given, self.microbatches, **options)
         with tempfile.NamedTemporaryFile("w", suffix=".csv", delete=False) as file:
             file.write(self.csv())
         try:

@@ -11,8 +11,8 @@ _COLOURS = {"F": "#9dc3e6", "B": "#2e75b6", "I": "#2e75b6", "W": "#a9d18e"}
 MOST_SHOWN = 40                         # actions of a rank in words
 
 
-def formula(pipeline: Pipeline) -> float | None:
-    """The bubble where all stages take as long, forward as long as each half of backward; None: there is none."""
+def formula(pipeline: Pipeline) -> float:
+    """The bubble where all stages take as long, forward as long as each half of backward."""
     p, m, v = pipeline.ranks, pipeline.microbatches, pipeline.chunks
     left = {"naive": p * m * 3 - m * 3, "gpipe": (p - 1) * 3, "1f1b": (p - 1) * 3, "interleaved": (p - 1) * 3,
             "zb-h1": p - 1, "zb-v": p - 1}[pipeline.name]
@@ -30,8 +30,9 @@ def report(pipeline: Pipeline, options: argparse.Namespace) -> list[str]:
         stages = ", ".join(map(str, pipeline.stages_of(rank)))
         lines.append(f"{rank:>4}  {stages:<12}{timing.bubbles[rank]:>8.1%}{timing.held[rank]:>6}  "
                      f"{' '.join(actions[:MOST_SHOWN])}{rest}")
-    equal = len({options.forward, options.backward, options.weight}) == 1 and not options.message
-    known = f"; by the formula for equal stages {formula(pipeline):.1%}" if equal else ""
+    equal = len({options.forward, options.backward, options.weight}) == 1 and options.forward and not options.message
+    least = " at least" if pipeline.name == "zb-v" else ""
+    known = f"; by the formula for equal stages{least} {formula(pipeline):.1%}" if equal else ""
     return [*lines, "", f"takes {timing.makespan:g}; bubble {max(timing.bubbles):.1%} at most{known}; held: "
                         "activations of a microbatch in a stage, at a time"]
 

@@ -50,8 +50,11 @@ def test_groups_are_those_of_the_rule(seed):
 
 
 def test_what_is_left_is_data_parallel():
-    layout, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 1, 1)
+    layout, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 1, None)
     assert layout.sizes["dp"] == 4 and experts is None
+    _, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 2, None)
+    assert experts.sizes == {"tp": 2, "cp": 1, "ep": 2, "dp": 2, "pp": 2}
+    refused(ValueError, "is no whole number of 32 bits", lambda: layout.find("tp", (1 << 32) + 1))
     layout, experts = layouts(16, ORDER, {"tp": 4, "cp": 1, "dp": None, "pp": 2}, 4, 1)
     assert experts.sizes == {"tp": 1, "cp": 1, "ep": 4, "dp": 2, "pp": 2}
     assert experts.groups("pp") == layout.groups("pp")
@@ -89,7 +92,11 @@ def run_groups(world):
     assert again.group("tp") is made.group("tp")                        # made once
     assert made.group("dp-tp") is dist.group.WORLD and made.size("dp-tp") == world.size
     assert made.group("pp") is again.group("pp") and made.size("pp") == 1
-    with_experts = torch_tutti.grid(tp=2, ep=2)
+    other = torch_tutti.grid(tp=2, order="tp-dp-pp", backend="gloo").group("tp")
+    assert dist.get_backend(other) == "gloo" and made.group("tp") is not other
+    dist.destroy_process_group(made.group("dp"))
+    dist.all_reduce(total, group=made.group("dp"))                      # made anew
+    with_experts = torch_tutti.grid(tp=2, ep=2, expert_tp=1)
     assert with_experts.experts.group("ep") is made.group("tp")          # the same ranks
     refused(ValueError, "names xp, which is no axis", lambda: made.group("xp"))
     refused(ValueError, "a mesh of \\('tp', 'dp-tp'\\)", lambda: made.mesh("tp", "dp-tp"))
@@ -132,6 +139,7 @@ def run_over_hosts(world):
     assert made.hosts() == [0, 0, 1, 1]
     refused(ValueError, "dp group 0 has ranks 0, 2, on hosts 0, 1; order=\"dp-tp-pp-cp\" would keep them inside",
             lambda: torch_tutti.grid(tp=2, inside="dp", order="tp-dp-pp"))
+    refused(ValueError, "ep group 0 has ranks 0, 1, 2, 3, on hosts 0, 1", lambda: torch_tutti.grid(ep=4, inside="ep"))
     total = torch.tensor([1.0])
     dist.all_reduce(total, group=made.group("dp"))
     assert total == 2
@@ -143,7 +151,7 @@ def test_over_hosts(fresh):
 
 # ---- the command ----
 def test_the_command(capsys):
-    assert main(["grid", "--ranks", "16", "--hosts", "2", "--tp", "2", "--pp", "2", "--ep", "4"]) == 0
+    assert main("grid --ranks 16 --hosts 2 --tp 2 --pp 2 --ep 4 --expert-tp 1".split()) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("16 ranks as tp 2 x cp 1 x dp 4 x pp 2, the first varies fastest; 2 hosts")
     assert "tp: 8 groups of 2, inside a host\n  0 1\n  2 3" in shown and "… and 4 more (--all)" in shown
@@ -154,5 +162,6 @@ def test_the_command(capsys):
     assert "order=\"tp-dp-pp-cp\" would keep them inside" in capsys.readouterr().err
     assert main(["grid", "--ranks", "8", "--hosts", "3"]) == 1
     assert "8 ranks are not the same number on each of 3 hosts" in capsys.readouterr().err
+    assert main(["grid", "--ranks", "100000000000"]) == 1 and "32 bits" in capsys.readouterr().err
     assert main(["grid", "--ranks", "8", "--tp", "3"]) == 1
     assert "which do not divide the 8" in capsys.readouterr().err

@@ -1,4 +1,6 @@
 """torch_tutti.Pipeline: schedules as data run on torch's own runtime and train as one process does; and the command."""
+import copy
+
 import pytest
 import torch
 from test_pipelining import BATCH, Block, check_gradients, data, loss_of, step
@@ -20,6 +22,10 @@ def test_schedules():
     refused(ValueError, "there is no schedule \"dualpipe\"", lambda: Pipeline("dualpipe", 2, 4))
     refused(ValueError, "3 microbatches for 4 ranks", lambda: Pipeline("1f1b", 4, 3))
     refused(ValueError, "there is no rank 2; there are 2", lambda: Pipeline("1f1b", 2, 4).actions(2))
+    refused(ValueError, "4294967298 is no whole number of 32 bits", lambda: Pipeline("1f1b", (1 << 32) + 2, 4))
+    assert len(Pipeline("naive", 8, 65536).actions(0)) == 131072
+    same = copy.copy(Pipeline("1f1b", 2, 4))
+    assert same.csv() == Pipeline("1f1b", 2, 4).csv()
     refused(ValueError, "there is no stage 4; there are 2", lambda: Pipeline("1f1b", 2, 4).rank_of(4))
 
 
@@ -31,6 +37,10 @@ def test_times(name):
     assert [ends[-1] for ends in timing.ends] and max(map(max, timing.ends)) == timing.makespan
     slow = pipeline.time(forward=[1.0] * (pipeline.stages - 1) + [3.0], message=0.5)
     assert slow.makespan > timing.makespan and sum(slow.busy) > sum(timing.busy)
+    assert pipeline.time(0.0).bubbles == [0.0] * 4
+    refused(ValueError, "times of 1, 1, 1 stages; there are", lambda: pipeline.time(forward=[1.0]))
+    refused(ValueError, "a time is below 0", lambda: pipeline.time(forward=-1.0))
+    refused(ValueError, "more than can be added up", lambda: pipeline.time(forward=1e308))
 
 
 # ---- on torch's runtime ----
@@ -65,6 +75,22 @@ def test_trains_as_one_process(shared, size, name, microbatches):
     shared(size).run(trains, name, microbatches)
 
 
+def run_wrong_stages(world):
+    pipeline, cpu = Pipeline("interleaved", world.size, 2), torch.device("cpu")
+
+    def stages(numbers, count=4):
+        return [PipelineStage(Block(i), i, count, cpu) for i in numbers]
+    pipeline.on_torch(stages(reversed(pipeline.stages_of(world.rank))), loss_fn=loss_of)        # in any order
+    text = "interleaved of 2 ranks has 4 stages"
+    refused(ValueError, text, lambda: pipeline.on_torch([]))
+    refused(ValueError, text, lambda: pipeline.on_torch(stages(pipeline.stages_of(1 - world.rank))))
+    refused(ValueError, text, lambda: pipeline.on_torch(stages([world.rank], 2)))
+
+
+def test_stages_that_are_not_of_it(shared):
+    shared(2).run(run_wrong_stages)
+
+
 # ---- the command ----
 def test_the_command(capsys, tmp_path):
     assert main(["pipeline", "1f1b", "--stages", "4", "--microbatches", "8"]) == 0
@@ -79,6 +105,8 @@ def test_the_command(capsys, tmp_path):
     assert picture.stat().st_size > 10_000 and "formula" not in capsys.readouterr().out
     assert main(["pipeline", "interleaved", "--microbatches", "6"]) == 1
     assert "needs a multiple of 4 microbatches, not 6" in capsys.readouterr().err
+    assert main(["pipeline", "1f1b", "--forward", "0", "--backward", "0", "--weight", "0"]) == 0
+    assert main(["pipeline", "1f1b", "--microbatches", str(10 ** 30)]) == 1
     with pytest.raises(SystemExit):
         main(["pipeline", "1f1b", "--forward", "soon"])
     assert "'soon' is no time" in capsys.readouterr().err
