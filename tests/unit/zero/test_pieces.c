@@ -12,11 +12,9 @@
 enum { PARAMETERS = 3, MOST = 5000 };
 static const tutti_zero_parameter three[PARAMETERS] = { { 5000, 0, 0 }, { 77, 1, 0 }, { 3000, 1, 0 } };
 static const tutti_zero_rates gentle = { .rate = 0.5, .momentum = 0.5 };
-static tutti_zero *make(struct rank *me, tutti_zero_home home, tutti_dtype dtype)
+static tutti_zero_config config_of(struct rank *me, tutti_zero_home home, const tutti_dtype *types)
 {
-    tutti_zero *zero;
     tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
-    const tutti_dtype types[2] = { dtype, dtype };
     c.comm = me->comm;
     c.groups = 1;
     c.home = home;
@@ -25,6 +23,13 @@ static tutti_zero *make(struct rank *me, tutti_zero_home home, tutti_dtype dtype
     c.parameter = three;
     c.dtype = types;
     c.rule = TUTTI_ZERO_MOMENTUM;
+    return c;
+}
+static tutti_zero *make(struct rank *me, tutti_zero_home home, tutti_dtype dtype)
+{
+    tutti_zero *zero;
+    const tutti_dtype types[2] = { dtype, dtype };
+    tutti_zero_config c = config_of(me, home, types);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK && tutti_zero_begin(zero) == TUTTI_OK);
     return zero;
 }
@@ -131,14 +136,7 @@ static void packs_what_is_whole(struct rank *me)
 {
     tutti_zero *zero = NULL;
     const tutti_dtype types[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
-    tutti_zero_config c = TUTTI_ZERO_CONFIG_INIT;
-    c.comm = me->comm;
-    c.groups = 1;
-    c.home = TUTTI_ZERO_WHOLE;
-    c.parameters = PARAMETERS;
-    c.units = 2;
-    c.parameter = three;
-    c.dtype = types;
+    tutti_zero_config c = config_of(me, TUTTI_ZERO_WHOLE, types);
     c.compression.form = TUTTI_COMPRESS_INT8;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_UNSUPPORTED && !zero && tutti_last_error_is_refusal());
     SAYS("tutti_compressor");
