@@ -43,23 +43,18 @@ static void abandon(tutti_zero *z)
     home_abandon(&z->home);
     crossing_abandon(&z->reducer.sums.crossing);
 }
-/* A tail that has failed has aborted what this call was in, and knows why. */
-static tutti_status find_cause(tutti_zero *z, tutti_status status)
-{
-    if (status != TUTTI_ABORTED || !z->tail) return status;
-    char why[STATUS_DETAIL_BYTES];
-    snprintf(why, sizeof why, "%s", status_detail());
-    abandon(z);                                         /* so that it ends */
-    tutti_status of_tail = tail_await(z->tail);
-    return of_tail == TUTTI_OK || of_tail == TUTTI_ABORTED ? status_repeat(status, why) : of_tail;
-}
 static tutti_status keep(tutti_zero *z, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
-    status = find_cause(z, status);
-    z->failure = status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
     abandon(z);
+    /* A tail that has failed has aborted what this call was in, and knows why; abandoned, it ends. */
+    tutti_status of_tail = status == TUTTI_ABORTED && z->tail ? tail_await(z->tail) : TUTTI_OK;
+    if (of_tail != TUTTI_OK && of_tail != TUTTI_ABORTED) {
+        status = of_tail;
+        snprintf(z->why, sizeof z->why, "%s", status_detail());
+    }
+    z->failure = status;
     return status_repeat(status, z->why);
 }
 static tutti_status check_now(const tutti_zero *z)

@@ -54,9 +54,9 @@ typedef enum tutti_zero_rule {
 /* ---- gradients in fewer bytes ---- */
 /* How they are packed on their way: rounded to 16 bits; as integers of 8 or 4 bits, times a scale that 128 numbers
    share; the largest, `kept` of each 1,024 (TOPK), those of at least the magnitude `threshold`, but no more than TOPK's
-   (THRESHOLD), or as many as those that all ranks draw alike (RANDOMK). Where hosts have
-   as many ranks each, the ranks of a host add theirs up first, and only what crosses between hosts is packed; else, and
-   on one host, what goes from rank to rank. What is no number arrives as such, or makes 128 numbers so. */
+   (THRESHOLD), or as many as those that all ranks draw alike (RANDOMK). Where hosts have as many ranks each, the ranks
+   of a host add theirs up first, and only what crosses between hosts is packed; else, and on one host, what goes from
+   rank to rank. What is no number arrives as such, or makes 128 numbers so. */
 typedef enum tutti_compression_form {
     TUTTI_COMPRESS_NONE,
     TUTTI_COMPRESS_FLOAT16,

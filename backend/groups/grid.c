@@ -32,18 +32,18 @@ static tutti_status add_axis(tutti_grid *g, const char *name, size_t length)
     memcpy(g->name[g->axes++], name, length);
     return TUTTI_OK;
 }
-/* A name of the list at *text, which goes on behind it and one `between`. */
-static tutti_status next_name(const char **text, const char *all, char between, const char **name, size_t *length)
+/* A name of the list at *text, which goes on behind it and the - after it. */
+static tutti_status next_name(const char **text, const char *all, const char **name, size_t *length)
 {
     *name = *text;
     *length = name_length(*text);
     const char *end = *text + *length;
-    if (*length == 0 || *length > MOST_NAME || (*end && *end != between) || (*end && !end[1]))
+    if (*length == 0 || *length > MOST_NAME || (*end && *end != '-') || (*end && !end[1]))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "grid: \"%s\" is no list of names of 1 to %d letters and digits with %c between them, as "
+            "grid: \"%s\" is no list of names of 1 to %d letters and digits with - between them, as "
             "\"tp-cp-ep-dp-pp\"",
-            all, MOST_NAME, between);
-    *text = end + (*end == between);
+            all, MOST_NAME);
+    *text = end + (*end == '-');
     return TUTTI_OK;
 }
 static tutti_status read_order(tutti_grid *g, const char *order)
@@ -51,7 +51,7 @@ static tutti_status read_order(tutti_grid *g, const char *order)
     const char *text = order, *name;
     size_t length;
     do {
-        TRY(next_name(&text, order, '-', &name, &length));
+        TRY(next_name(&text, order, &name, &length));
         if (find_axis(g, name, length) >= 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the order \"%s\" names %.*s twice", order, (int)length,
                 name);
@@ -116,7 +116,7 @@ static tutti_status choose(const tutti_grid *g, const char *names, struct part *
     size_t length;
     bool is_chosen[TUTTI_GRID_AXES] = { false };
     do {
-        TRY(next_name(&text, names, '-', &name, &length));
+        TRY(next_name(&text, names, &name, &length));
         int axis = find_axis(g, name, length);
         if (axis < 0)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is no axis of the grid", names,

@@ -18,13 +18,11 @@ struct maker {                                          /* of lists, tick by tic
 typedef bool rule(struct maker *m, int rank, tutti_action *out);        /* false: nothing, in this tick */
 
 /* ---- what is ready ---- */
-static int cell(const struct maker *m, int stage, int microbatch) { return stage * m->p->microbatches + microbatch; }
 static bool is_over(const struct maker *m, tutti_work work, int stage, int microbatch)
 {
-    int over = m->over[work][cell(m, stage, microbatch)];
+    int over = m->over[work][pipeline_cell(m->p, stage, microbatch)];
     return over && over <= m->now;
 }
-static tutti_work backward_of(const struct maker *m) { return m->p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD; }
 static bool forward_is_ready(const struct maker *m, int stage)
 {
     int n = m->taken[TUTTI_FORWARD][stage];
@@ -32,7 +30,7 @@ static bool forward_is_ready(const struct maker *m, int stage)
 }
 static bool backward_is_ready(const struct maker *m, int stage)
 {
-    tutti_work work = backward_of(m);
+    tutti_work work = pipeline_backward(m->p);
     int n = m->taken[work][stage];
     if (n >= m->p->microbatches || !is_over(m, TUTTI_FORWARD, stage, n)) return false;
     return stage == m->p->stages - 1 || is_over(m, work, stage + 1, n);
@@ -44,7 +42,7 @@ static bool weight_is_ready(const struct maker *m, int stage)
 }
 static int in_flight(const struct maker *m, int stage)
 {
-    return m->taken[TUTTI_FORWARD][stage] - m->taken[backward_of(m)][stage];
+    return m->taken[TUTTI_FORWARD][stage] - m->taken[pipeline_backward(m->p)][stage];
 }
 static int held(const struct maker *m, int stage)       /* activations, until weights have had them */
 {
@@ -61,12 +59,12 @@ static bool gpipe(struct maker *m, int rank, tutti_action *out)
 {
     if (forward_is_ready(m, rank)) return act(m, TUTTI_FORWARD, rank, out);
     bool all = m->taken[TUTTI_FORWARD][rank] == m->p->microbatches;
-    return all && backward_is_ready(m, rank) && act(m, backward_of(m), rank, out);
+    return all && backward_is_ready(m, rank) && act(m, pipeline_backward(m->p), rank, out);
 }
 /* As many forwards ahead as there are stages from here on; then each backward frees a place. */
 static bool one_forward_one_backward(struct maker *m, int rank, tutti_action *out)
 {
-    if (backward_is_ready(m, rank)) return act(m, backward_of(m), rank, out);
+    if (backward_is_ready(m, rank)) return act(m, pipeline_backward(m->p), rank, out);
     bool may = in_flight(m, rank) < m->p->ranks - rank;
     return may && forward_is_ready(m, rank) && act(m, TUTTI_FORWARD, rank, out);
 }
@@ -111,7 +109,7 @@ static bool take_tick(struct maker *m, rule *choose)    /* false: all is done */
         add(m->p, rank, a);
         m->taken[a.work][a.stage]++;
         m->free_at[rank] = m->now + ticks[a.work];
-        m->over[a.work][cell(m, a.stage, a.microbatch)] = m->free_at[rank];
+        m->over[a.work][pipeline_cell(m->p, a.stage, a.microbatch)] = m->free_at[rank];
     }
     m->now++;
     return left > 0;
@@ -176,13 +174,14 @@ static const struct schedule {
     void (*write)(struct tutti_pipeline *);
     int chunks;                                         /* stages of a rank; 0: any */
     bool splits, turns;
+    bool few, even;                                     /* fewer microbatches than ranks; only multiples of them */
 } schedules[] = {
-    { "naive", NULL, make_naive, 1, false, false },
-    { "gpipe", gpipe, NULL, 1, false, false },
-    { "1f1b", one_forward_one_backward, NULL, 1, false, false },
-    { "interleaved", NULL, make_interleaved, 0, false, false },
-    { "zb-h1", zero_bubble, NULL, 1, true, false },
-    { "zb-v", zero_bubble_v, NULL, 2, true, true },
+    { "naive", .write = make_naive, .chunks = 1, .few = true },
+    { "gpipe", .choose = gpipe, .chunks = 1, .few = true },
+    { "1f1b", .choose = one_forward_one_backward, .chunks = 1 },
+    { "interleaved", .write = make_interleaved, .even = true },
+    { "zb-h1", .choose = zero_bubble, .chunks = 1, .splits = true },
+    { "zb-v", .choose = zero_bubble_v, .chunks = 2, .splits = true, .turns = true },
 };
 enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
@@ -208,16 +207,15 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
             s->chunks, s->chunks > 1 ? "s" : "", chunks);
     if ((int64_t)ranks * chunks * microbatches > MOST_WORK)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: %d ranks, %d stages on each and %d microbatches are more "
-            "than %d pieces of work",
-            ranks, chunks, microbatches, MOST_WORK);
-    if (microbatches < ranks && s->write != make_naive && s->choose != gpipe)
+            "pipeline: %d ranks, %d stages on each and %d microbatches are more than %d pieces of work", ranks, chunks,
+            microbatches, MOST_WORK);
+    if (microbatches < ranks && !s->few)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "pipeline: %d microbatches for %d ranks; %s needs at least as many as ranks, gpipe takes fewer",
             microbatches, ranks, name);
-    if (s->write == make_interleaved && microbatches % ranks)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: interleaved needs a multiple of %d microbatches, not %d", ranks, microbatches);
+    if (s->even && microbatches % ranks)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: %s needs a multiple of %d microbatches, not %d", name,
+            ranks, microbatches);
     return TUTTI_OK;
 }
 static tutti_status make(struct tutti_pipeline *p, const struct schedule *s)

@@ -16,6 +16,15 @@ static inline int pipeline_rank(const struct tutti_pipeline *p, int stage)
     int round = stage / p->ranks, place = stage % p->ranks;
     return p->turns && round % 2 ? p->ranks - 1 - place : place;
 }
+/* Where what is known of a stage's microbatch lies, of stages * microbatches. */
+static inline size_t pipeline_cell(const struct tutti_pipeline *p, int stage, int microbatch)
+{
+    return (size_t)stage * (size_t)p->microbatches + (size_t)microbatch;
+}
+static inline tutti_work pipeline_backward(const struct tutti_pipeline *p) /* that other stages wait for */
+{
+    return p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
+}
 tutti_status pipeline_make(struct tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches);
 void pipeline_destroy(struct tutti_pipeline *pipeline); /* NULL is fine */
 const char *pipeline_name(int index);                   /* of a schedule; NULL: there are no more */

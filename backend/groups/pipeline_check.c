@@ -14,10 +14,6 @@ struct play {
     double *free_at;                                    /* [ranks] */
 };
 static const char *const names[] = { "forward", "backward", "backward of inputs", "backward of weights" };
-static size_t cell(const struct tutti_pipeline *p, int stage, int microbatch)
-{
-    return (size_t)stage * (size_t)p->microbatches + (size_t)microbatch;
-}
 
 /* ---- one action ---- */
 static double length_of(const struct play *y, tutti_action a)
@@ -34,23 +30,23 @@ static double later(double a, double b) { return a > b ? a : b; }
 /* When the message of another stage's work is here; below 0: not yet. */
 static double arrival(const struct play *y, tutti_work work, int stage, int microbatch, int rank)
 {
-    double over = y->over[work][cell(y->p, stage, microbatch)];
+    double over = y->over[work][pipeline_cell(y->p, stage, microbatch)];
     return over < 0 || pipeline_rank(y->p, stage) == rank ? over : over + y->cost->message;
 }
 /* When it can begin, below 0: not yet. */
 static double beginning(const struct play *y, int rank, tutti_action a)
 {
-    tutti_work back = y->p->splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
+    tutti_work back = pipeline_backward(y->p);
     double mine = y->free_at[rank], own, other = 0;
     if (a.work == TUTTI_FORWARD) {
         other = a.stage ? arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
         return other < 0 ? other : later(mine, other);
     }
     if (a.work == TUTTI_BACKWARD_WEIGHT) {
-        own = y->over[TUTTI_BACKWARD_INPUT][cell(y->p, a.stage, a.microbatch)];
+        own = y->over[TUTTI_BACKWARD_INPUT][pipeline_cell(y->p, a.stage, a.microbatch)];
         return own < 0 ? own : later(mine, own);
     }
-    own = y->over[TUTTI_FORWARD][cell(y->p, a.stage, a.microbatch)];
+    own = y->over[TUTTI_FORWARD][pipeline_cell(y->p, a.stage, a.microbatch)];
     if (a.stage < y->p->stages - 1) other = arrival(y, back, a.stage + 1, a.microbatch, rank);
     return own < 0 || other < 0 ? -1 : later(mine, later(own, other));
 }
@@ -65,7 +61,7 @@ static bool play_on(struct play *y, double *ends)       /* false: nobody can go 
             tutti_action a = l->action[y->next[rank]];
             double begin = beginning(y, rank, a);
             if (begin < 0) break;
-            y->free_at[rank] = y->over[a.work][cell(y->p, a.stage, a.microbatch)] = begin + length_of(y, a);
+            y->free_at[rank] = y->over[a.work][pipeline_cell(y->p, a.stage, a.microbatch)] = begin + length_of(y, a);
             if (ends) ends[before + y->next[rank]] = y->free_at[rank];
             y->next[rank]++;
             any = true;
@@ -150,7 +146,8 @@ static tutti_status check_each_once(const struct tutti_pipeline *p, uint8_t *see
             tutti_action a = p->list[rank].action[i];
             bool known = (unsigned)a.work < TUTTI_WORKS && a.stage >= 0 && a.stage < p->stages && a.microbatch >= 0
                 && a.microbatch < p->microbatches;
-            if (!known || pipeline_rank(p, a.stage) != rank || seen[a.work * cells + cell(p, a.stage, a.microbatch)]++)
+            if (!known || pipeline_rank(p, a.stage) != rank
+                || seen[a.work * cells + pipeline_cell(p, a.stage, a.microbatch)]++)
                 return status_refuse(TUTTI_INVALID_ARGUMENT,
                     "pipeline: action %d of rank %d is not its own, or is there twice", i, rank);
         }

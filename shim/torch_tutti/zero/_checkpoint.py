@@ -179,8 +179,7 @@ class Checkpoint:
         for key, p in zip(keys, itertools.chain.from_iterable(group["params"] for group in groups)):
             number = self.manager.number_of.get(p)
             if number is not None:
-                values = {name: self._mine(number, name, value) for name, value in
-                          state_dict["state"].get(key, {}).items()}
+                values = self._mine_of(number, state_dict["state"].get(key, {}))
                 exact = values.pop("master", None)
                 if exact is not None and p.dtype != torch.float32:     # else the model's state has it
                     self.core.piece(number).value.copy_(exact)
@@ -217,6 +216,9 @@ class Checkpoint:
             raise ValueError(f"zero: {name} of parameter {owned.name} has {value.numel()} elements in the state, and "
                              f"should have {owned.parameter.numel()}")
         return value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
+
+    def _mine_of(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._mine(number, name, value) for name, value in values.items()}
 
     def _load(self, number: int, own: dict[str, Any]) -> None:
         """This rank's parts of a parameter's state."""
@@ -294,7 +296,8 @@ class ShardedState:
             for name, (number, value) in manager.entries().items():
                 given = state["model"][name]
                 if number is not None:
-                    mine[number] = (checkpoint._mine(number, name, given), self._state_of(number, theirs))
+                    states = theirs["state"].get(manager.owned[number].name, {})
+                    mine[number] = (checkpoint._mine(number, name, given), checkpoint._mine_of(number, states))
                 else:
                     rest.append((name, value, given))
         except (KeyError, RuntimeError, ValueError) as error:
@@ -319,10 +322,6 @@ class ShardedState:
             self._manager.model.get_submodule(of).set_extra_state(given)
         elif torch.is_tensor(value):
             value.copy_(given)
-
-    def _state_of(self, number: int, theirs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._checkpoint._mine(number, name, value)
-                for name, value in theirs["state"].get(self._manager.owned[number].name, {}).items()}
 
     def _agree(self, problem: str | None) -> None:
         problems: list[Any] = [None] * self._checkpoint.ranks

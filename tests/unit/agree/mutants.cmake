@@ -1,17 +1,7 @@
-# Mistakes that the search must find: a checker that cannot fail proves nothing. Each is a copy of backend/agree/agree.c
-# in which one piece of text is replaced; the test of a mutant passes when the search finds an invariant broken.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${agree_source})
-file(READ ${agree_source} agree_text)
+# Mistakes that the search must find: the test of a mutant passes when the search finds an invariant broken.
 function(agree_mutant name from to)
-  string(FIND "${agree_text}" "${from}" at)
-  if(at EQUAL -1)
-    message(FATAL_ERROR "mutant ${name}: agree.c does not contain: ${from}")
-  endif()
-  string(REPLACE "${from}" "${to}" mutated "${agree_text}")
-  set(file ${CMAKE_CURRENT_BINARY_DIR}/agree_mutants/${name}.c)
-  file(GENERATE OUTPUT ${file} CONTENT "${mutated}")
-  agree_search(test_agree_mutant_${name} ${file} --must-fail)
-  target_compile_options(test_agree_mutant_${name} PRIVATE -w)          # a mistake may leave something unused
+  tutti_mutant(mutant ${agree_source} ${name} "${from}" "${to}")
+  agree_search(test_agree_mutant_${name} ${mutant} --must-fail)
 endfunction()
 agree_mutant(asks_once "a->ask_at_ms = any ? a->now_ms + a->ask_gap_ms : 0;" "a->ask_at_ms = 0;")
 agree_mutant(compares_no_questions "if (m->kind != AGREE_FAIL) compare" "if (m->kind == AGREE_BYE) compare")

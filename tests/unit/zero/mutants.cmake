@@ -1,18 +1,7 @@
-# Mistakes that trying all orders must find: a checker that cannot fail proves nothing. Each is a copy of a file of zero/
-# in which one piece of text is replaced; the test of a mutant passes when something is found wrong.
+# Mistakes that trying all orders must find: the test of a mutant passes when something is found wrong.
 function(zero_mutant file name from to)
-  set(source ${CMAKE_SOURCE_DIR}/zero/${file}.c)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
-  file(READ ${source} text)
-  string(FIND "${text}" "${from}" at)
-  if(at EQUAL -1)
-    message(FATAL_ERROR "mutant ${name}: ${file}.c does not contain: ${from}")
-  endif()
-  string(REPLACE "${from}" "${to}" mutated "${text}")
-  set(mutant ${CMAKE_CURRENT_BINARY_DIR}/zero_mutants/${name}.c)
-  file(GENERATE OUTPUT ${mutant} CONTENT "${mutated}")
+  tutti_mutant(mutant ${CMAKE_SOURCE_DIR}/zero/${file}.c ${name} "${from}" "${to}")
   zero_orders(test_orders_mutant_${name} ${file} ${mutant} --must-fail)
-  target_compile_options(test_orders_mutant_${name} PRIVATE -w)         # a mistake may leave something unused
 endfunction()
 # who waits for whom
 zero_mutant(reduce waits_without_patience "&& is_soon_over(r)" "")
