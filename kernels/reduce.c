@@ -98,6 +98,14 @@ squares_function *squares_find(tutti_dtype dtype)
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
 }
 
+norm_function *norm_find(tutti_dtype dtype)
+{
+    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
+    const struct kernels *kernels = kernels_current();
+    while (kernels->below && !kernels->norm[dtype]) kernels = kernels->below;
+    return kernels->norm[dtype];
+}
+
 pack_function *pack_find(tutti_dtype dtype)
 {
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->pack[dtype] : NULL;

@@ -52,6 +52,7 @@ INLINE vector bfloat16_pack(const vector *part)
     return (vector)_mm256_sub_epi16(upper, _mm256_cmpgt_epi16(lower, _mm256_setzero_si256()));
 }
 
+#define FLOAT16_BY_PARITY false
 INLINE void float16_unpack(const char *from, vector *part)
 {
     part[0] = (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));

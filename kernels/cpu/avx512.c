@@ -50,6 +50,7 @@ INLINE vector bfloat16_pack(const vector *part)
     return (vector)_mm512_mask_add_epi16(upper, _mm512_cmpgt_epu16_mask(lower, middle), upper, one);
 }
 
+#define FLOAT16_BY_PARITY false
 INLINE void float16_unpack(const char *from, vector *part)
 {
     part[0] = (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));

@@ -1,6 +1,7 @@
 /* What one instruction set brings: its functions by dtype and op. kernels/reduce.c chooses among them. */
 #pragma once
 #include "kernels/compress.h"
+#include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "kernels/update.h"
 
@@ -12,6 +13,7 @@ struct kernels {
     scale_function *scale[TUTTI_DTYPE_COUNT];
     update_function *update[TUTTI_DTYPE_COUNT][UPDATE_RULES]; /* all have those that there are */
     squares_function *squares[TUTTI_DTYPE_COUNT];
+    norm_function *norm[TUTTI_DTYPE_COUNT];
     pack_function *pack[TUTTI_DTYPE_COUNT];
     unpack_function *unpack[TUTTI_DTYPE_COUNT];
 };

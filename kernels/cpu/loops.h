@@ -273,6 +273,8 @@ STREAMED_MAP(X)
 
 #include "kernels/cpu/compress.h"
 
+#include "kernels/cpu/norm.h"
+
 const struct kernels KERNELS = {
     .isa = ISA,
     .below = BELOW,
@@ -305,6 +307,11 @@ const struct kernels KERNELS = {
     .squares = {
 #define X(dtype, wide) [TUTTI_##dtype] = squares_##dtype,
         UPDATE_MAP(X)
+#undef X
+    },
+    .norm = {
+#define X(dtype, bytes) [TUTTI_##dtype] = norm_##dtype,
+        NORM_MAP(X)
 #undef X
     },
     .pack = {

@@ -13,6 +13,7 @@ enum { WIDTH = 16 };
 INLINE vector vector_load_some(const char *from, size_t bytes) { return partial_load(from, bytes); }
 INLINE void vector_store_some(char *to, vector v, size_t bytes) { partial_store(to, v, bytes); }
 
+#define FLOAT16_BY_PARITY false
 INLINE void float16_unpack(const char *from, vector *part)
 {
     float16x8_t halves = (float16x8_t)vector_load(from);

@@ -40,6 +40,7 @@ INLINE vector float16_narrow(vector number)
     return sign | (quanta + (above_denormals >> DROPPED)) | payload;
 }
 
+#define FLOAT16_BY_PARITY true /* elements 0, 2, … are in one part, 1, 3, … in the other */
 INLINE void float16_unpack(const char *from, vector *part)
 {
     vector v = vector_load(from);

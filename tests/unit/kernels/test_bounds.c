@@ -1,6 +1,7 @@
 /* Nothing outside the arrays is touched, not even read: every array ends where memory ends, and then begins where
  * memory begins. A violation is a segmentation fault. */
 #include "kernels/compress.h"
+#include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "tests/unit/kernels/data.h"
 #include <setjmp.h>
@@ -93,8 +94,33 @@ static void packs_inside(void **state)
     }
 }
 
+static void normalise(tutti_dtype dtype, size_t columns, bool at_end)
+{
+    char *at[4];
+    for (int i = 0; i < 4; i++) {
+        at[i] = pages[i] + (at_end ? page_bytes - columns * bytes_of(dtype) : 0);
+        memset(at[i], 0, columns * bytes_of(dtype));
+    }
+    struct norm how = { .centred = at_end, .columns = columns, .weight = at[2], .bias = at[3] };
+    norm_find(dtype)(&how, at[0], at[1], 1);
+}
+static void normalises_inside(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+            for (size_t columns = 1; norm_find(dtype) && columns <= 600; columns++) {
+                normalise(dtype, columns, true);
+                normalise(dtype, columns, false);
+            }
+        }
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside),
+        cmocka_unit_test(normalises_inside) };
     return cmocka_run_group_tests(tests, map_pages, unmap_pages);
 }
