@@ -81,11 +81,11 @@ static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, s
 tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
 {
     out->op = op;
-    out->reduce = NULL;
+    out->sum.reduce = NULL;
     if ((unsigned)op >= TUTTI_OP_COUNT)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown reduction operation %d", (int)op);
-    out->reduce = reduce_find(dtype, op);
-    if (!out->reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
+    out->sum.reduce = reduce_find(dtype, op);
+    if (!out->sum.reduce || (op == TUTTI_PREMUL_SUM && !scale_find(dtype)))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "%s of %s elements is not defined", tutti_op_name(op),
             tutti_dtype_name(dtype));
     return TUTTI_OK;
@@ -120,8 +120,9 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     out->generation = process_generation();
     out->request = NULL;
     out->algorithm = NULL;
+    out->sum.rows.function = NULL;
     out->uneven = NULL;
-    out->reduce = NULL;
+    out->sum.reduce = NULL;
     out->op = TUTTI_SUM;
     out->bits = 0;
     out->sequence = 0;
@@ -200,9 +201,10 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
     if (!request) return TUTTI_OK;
     if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
-    op->bits = label_of(request);
-    if (op->bits && (op->family == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive and a premul_sum have no label");
+    uint64_t label = label_of(request);
+    if (label && (op->family == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive, a premul_sum and a norm have no label");
+    if (label) op->bits = label;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&op->bits, &request->factor, sizeof op->bits);
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)

@@ -225,6 +225,30 @@ TUTTI_API tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *co
 /* count elements in, count elements out on every rank */
 TUTTI_API tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request);
+/* How rows are normalised: x / sqrt(mean of x² + epsilon) * weight + bias (RMSNorm), or the same of x - mean of x
+   (LayerNorm). Arithmetic is in float32 and rounded once; kernels/norm.h has the order of sums. */
+typedef enum tutti_norm_kind { TUTTI_NORM_RMS, TUTTI_NORM_LAYER } tutti_norm_kind;
+typedef struct tutti_norm {                             /* begin with TUTTI_NORM_INIT; then set what you need */
+    size_t struct_size;                                 /* sizeof(tutti_norm) */
+    tutti_norm_kind kind;
+    double epsilon;
+    const void *weight, *bias;                          /* [columns], of the rows' type; NULL: 1, 0 */
+    void *residual;                                     /* rows that are added to the sum before it is normalised, and
+                                                           become what has been; NULL: none */
+    bool own_rows;                                      /* each rank keeps the residual of those rows alone that
+                                                           tutti_norm_rows says; residual points to the first of them */
+} tutti_norm;
+#define TUTTI_NORM_INIT { sizeof(tutti_norm), TUTTI_NORM_RMS, 1e-6, NULL, NULL, NULL, false }
+/* What follows the row-parallel layers of a transformer, in one pass: rows * columns elements are summed over the ranks,
+   a residual is added, each row is normalised; recv is the same on all ranks. Bitwise what tutti_all_reduce (SUM),
+   the rounded addition of the residual, and the norm give one after the other. float32, bfloat16, float16. Ranks must
+   say the same but for pointers. With own_rows a rank normalises its rows alone, so each row is worked on once: for
+   ranks of one host (else UNSUPPORTED). At most 2^24 - 1 columns. weight, bias and residual must stay until the end, and
+   residual overlap nothing. After an error of the group residual is undefined. */
+TUTTI_API tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, size_t columns,
+    tutti_dtype dtype, const tutti_norm *norm, tutti_comm *comm, tutti_request *request);
+/* The rows of a rank: as many as of the other ranks, but for the last that have any. */
+TUTTI_API tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, size_t *count);
 /* recv only matters on root */
 TUTTI_API tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     int root, tutti_comm *comm, tutti_request *request);

@@ -152,14 +152,14 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
 static bool is_repeated(const struct call *a, const struct call *b)
 {
     return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
-        && a->op == b->op && a->root == b->root && a->bits == b->bits && !a->uneven && !b->uneven;
+        && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
 }
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
     struct declaration *out = comm->executor.run.declaration;
     out->operation = (uint32_t)op->family;
     out->dtype = (uint32_t)op->dtype;
-    out->op = (uint32_t)op->op;
+    out->op = (uint32_t)(op->sum.rows.function ? (int)OP_OF_ROWS : (int)op->op);
     out->root = op->root;
     out->count = op->uneven ? UNEVEN_COUNT : op->count;
     out->bits = op->bits;
@@ -181,7 +181,7 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     out->tile_bytes = r->tile_bytes;
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
-    out->reduce = op->reduce;
+    out->reduce = op->sum.reduce;
     out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
     memcpy(&out->factor, &op->bits, sizeof out->factor);
@@ -189,23 +189,34 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
+static tutti_status check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
+{
+    const struct rows *rows = &op->sum.rows;
+    if (!rows->function || !rows->mine_alone || rows_fit(&comm->executor, program, rows->row_bytes)) return TUTTI_OK;
+    return status_fail(TUTTI_UNSUPPORTED,
+        "rows of %zu bytes are too long for each of %d ranks to normalise its own: give residuals of all rows",
+        rows->row_bytes, comm->group.size);
+}
 static tutti_status bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *x = &comm->executor;
     const struct recent *r = &comm->launcher.recent[op->family];
     const struct algorithm *asked =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
-    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->bits, asked, op->uneven != NULL };
+    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->bits, asked, op->uneven != NULL,
+        op->sum.rows.function != NULL };
     bool repeated = comm->launcher.repeats && is_repeated(&call, &comm->launcher.last);
     if (!repeated) {
         comm->launcher.repeats = 0;
         TRY(prepare(comm, op, asked));
+        if (!r->deferred) TRY(check_rows(comm, op, r->program));
         comm->launcher.last = call;
     }
     executor_prepare(x);
     x->launch.program = r->deferred ? NULL : r->program;
     x->launch.input = op->input;
     x->launch.output = op->output;
+    x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
     if (comm->launcher.repeats < 2) {                            /* there are two declarations */
         describe(comm, op, r);
         comm->launcher.repeats++;
@@ -243,6 +254,7 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
     if (status != TUTTI_OK) return status;
     if (!x->launch.program) {
         TRY(decide(comm, op, r));
+        TRY(check_rows(comm, op, r->program));
         x->launch.tile_bytes = r->tile_bytes;
         x->launch.program = r->program;
     }

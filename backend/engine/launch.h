@@ -24,7 +24,7 @@ struct call {
     size_t part_bytes;
     uint64_t bits;
     const struct algorithm *asked;
-    bool uneven;
+    bool uneven, rows;
 };
 /* What a communicator keeps of plans and programs, but for those that the last call of each family has used; and of
    plans that it has only priced. */
@@ -48,6 +48,8 @@ void launcher_finish(struct launcher *launcher);
 tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out);
 /* In a declaration, in place of the count that ranks must agree on: the counts are in arrays of their own. */
 #define UNEVEN_COUNT UINT64_MAX
+/* In a declaration, in place of the op: rows are added up and normalised; `bits` has how. */
+enum { OP_OF_ROWS = TUTTI_OP_COUNT };
 /* Announces the operation. An error leaves nothing announced. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
 /* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */

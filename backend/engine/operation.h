@@ -13,6 +13,7 @@ struct limit {                                          /* on an operation's tim
     bool was_stopped;                                   /* the time between the last two looks does not count */
 };
 struct message { uint32_t tag; struct piece piece; struct transfer transfer; };
+struct sum { reduce_function *reduce; struct rows rows; };     /* how it is made, and what becomes of its rows */
 struct operation {                                      /* lives in tutti_request.reserved, or on the caller's stack */
     struct operation *next;
     tutti_comm *comm;
@@ -26,7 +27,7 @@ struct operation {                                      /* lives in tutti_reques
     size_t part_bytes;
     tutti_dtype dtype;
     tutti_op op;
-    reduce_function *reduce;                            /* of families that reduce */
+    struct sum sum;                                     /* of families that reduce */
     int root;
     uint64_t bits;                                      /* of the factor of PREMUL_SUM; of all others, the label */
     const struct algorithm *algorithm;                  /* of this call, or NULL */

@@ -14,12 +14,16 @@ static const char *row_name(uint64_t row)         /* of a peer's declaration, wh
 }
 void words_of_call(const struct declaration *d, char *out, size_t bytes)
 {
-    char root[32] = "", op[40] = "";
+    char root[32] = "", op[128] = "";
     enum family f = (enum family)d->operation;
     bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
     bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
     if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
     if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
+    if (reduces && d->op == OP_OF_ROWS) {
+        strcpy(op, ", sum, ");
+        rows_words(d->bits, op + strlen(op), sizeof op - strlen(op));
+    }
     if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
     const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
@@ -37,7 +41,7 @@ static void describe_more(const struct declaration *d, char *out, size_t bytes)
     used += (size_t)snprintf(out + used, bytes - used, " by algorithm %s", row_name(d->algorithm));
     if (d->op == TUTTI_PREMUL_SUM && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", factor %g", factor);
-    else if (d->bits && used < bytes)
+    else if (d->bits && d->op != OP_OF_ROWS && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", label %llu", (unsigned long long)d->bits);
     if (d->tile_bytes && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", tiles of %llu bytes", (unsigned long long)d->tile_bytes);

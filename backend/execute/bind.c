@@ -1,6 +1,7 @@
 /* A message is cut twice: by the algorithm into chunks (a rank's part into `cut` pieces), by the executor into tiles:
-   tile k is bytes k * tile_bytes … of every chunk. Cuts fall on cache lines; so the last chunks of a tensor may be
-   short or empty, while the scratch chunks they meet are not: the shortest span of a step counts. */
+   tile k is bytes k * tile_bytes … of every chunk. Cuts fall on cache lines, or on rows where those are normalised; so
+   the last chunks of a tensor may be short or empty, while the scratch chunks they meet are not: the shortest span of a
+   step counts. */
 #include "backend/execute/bind.h"
 #include "backend/base/memory.h"
 #include "backend/execute/pace.h"
@@ -19,8 +20,8 @@ void bind_cut(struct executor *x, size_t chunk_bytes)
     size_t chunks = (size_t)(s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT]);
     size_t scratch = (size_t)s->chunks[SCRATCH], tile = chunk_bytes, most = SIZE_MAX;
     if (chunk_bytes * chunks > x->launch.tile_bytes)
-        tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, CACHE_LINE);
-    if (scratch) most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / CACHE_LINE * CACHE_LINE;
+        tile = size_round_up((x->launch.tile_bytes + chunks - 1) / chunks, c->unit_bytes);
+    if (scratch) most = slots_most_bytes(x) / (scratch * (size_t)plan->slots) / c->unit_bytes * c->unit_bytes;
     assert(most);                                       /* no more than slots_most_chunks */
     tile = size_smaller(size_smaller(tile, most), chunk_bytes);
     c->chunk_bytes = chunk_bytes;
@@ -180,7 +181,9 @@ void bind_operands(struct executor *x)
     const struct uneven *u = l->uneven;
     struct program *program = l->program;
     size_t cut = (size_t)program->schedule->cut;
-    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes;
+    x->launch.rows_early = rows_go_early(x);
+    size_t unit = l->rows_early ? l->rows->row_bytes : CACHE_LINE;
+    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes && program->cut.unit_bytes == unit;
     assert(!u || cut == 1);
     x->run.cut = &program->cut;
     if (again) slots_take(x);
@@ -197,7 +200,8 @@ void bind_operands(struct executor *x)
     }
     program->is_fixed = false;
     program->cut.part_bytes = l->part_bytes;
-    program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, CACHE_LINE);
+    program->cut.unit_bytes = unit;
+    program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, unit);
     program->is_cut = !u;
     program->cut.beyond_cache = is_beyond_cache(x);
     bind_cut(x, program->cut.piece_bytes);
@@ -261,6 +265,7 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     const struct launch *l = &x->launch;
     const struct span *spans = step_to(l->program->schedule, t);
     int direct = t->to_count;
+    if (l->rows_early && t->finish) { rows_finish(x, t, to, from, part); return; }
     while (direct > 1 && is_streamed(x, t, spans[direct - 1], to[direct - 1], part->bytes)) direct--;
     bool around = is_streamed_sum(x, t, to, direct, from, part->bytes);
     if (around && are_aligned_alike(to, t->to_count)) direct = t->to_count;

@@ -167,7 +167,11 @@ tutti_status executor_step(struct executor *x)
     if (x->run.message_status != TUTTI_OK)
         return status_fail(x->run.message_status, "a message of the schedule failed: %s",
             status_message(x->run.message_status));
-    if (status == TUTTI_OK) { end(x); return TUTTI_OK; }
+    if (status == TUTTI_OK) {
+        if (x->launch.rows && !x->launch.rows_early) rows_end(x);
+        end(x);
+        return TUTTI_OK;
+    }
     x->blocked.core_is_wanted = executor_core_is_wanted(x);
     if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
     return status;

@@ -10,6 +10,7 @@
  * other protection. */
 #pragma once
 #include "backend/execute/program.h"
+#include "backend/execute/rows.h"
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
 #include "kernels/reduce.h"
@@ -35,6 +36,8 @@ struct launch {                                         /* what is bound to a pr
     double factor;
     int divisor;                                        /* of AVG, else 1 */
     const struct uneven *uneven;                        /* or NULL */
+    const struct rows *rows;                            /* what becomes of the rows of the sum, or NULL */
+    bool rows_early;                                    /* once the program is known: see rows.h */
 };
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
 struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t bytes; };    /* bytes: that are mapped */

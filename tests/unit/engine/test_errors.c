@@ -63,9 +63,9 @@ static void wrong_arguments(struct rank *me)
     REFUSES("it must be at least 1");
     tutti_request labelled = { .struct_size = sizeof labelled, .label = 1, .factor = 1, .blocking = true };
     REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 1 - me->rank, 0, c, &labelled) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("a send, a receive and a premul_sum have no label");
+    REFUSES("a send, a receive, a premul_sum and a norm have no label");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, c, &labelled) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("a send, a receive and a premul_sum have no label");
+    REFUSES("a send, a receive, a premul_sum and a norm have no label");
     tutti_request unused = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT);
     REFUSES("never used");

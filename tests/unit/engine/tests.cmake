@@ -21,3 +21,4 @@ if(NOT TUTTI_SANITIZE)                                                 # these h
   tutti_over_inproc(test_collectives "*hosts*")
   tutti_over_inproc(test_uneven "*hosts*")
 endif()
+tutti_world(engine/test_rows)

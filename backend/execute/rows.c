@@ -1,0 +1,91 @@
+/* A row is added up, normalised and handed on before the next one is looked at, so it is in the nearest cache all the
+   time. What peers see is normalised already: who reads my OUTPUT, or what I put into a slot for others, waits for the
+   step that has done both. Rows must then be whole in every piece and tile, for which bind.c cuts at rows. */
+#include "backend/execute/rows.h"
+#include "backend/execute/execute.h"
+#include "backend/execute/slots.h"
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what ranks must agree on ---- */
+enum { CENTRED, WEIGHT, BIAS, RESIDUAL, MINE_ALONE, FLAGS };
+uint64_t rows_bits(const struct rows *rows)
+{
+    const struct norm *n = &rows->norm;
+    uint32_t epsilon;
+    memcpy(&epsilon, &n->epsilon, sizeof epsilon);
+    uint64_t flags = (uint64_t)n->centred << CENTRED | (uint64_t)(n->weight != NULL) << WEIGHT
+        | (uint64_t)(n->bias != NULL) << BIAS | (uint64_t)(rows->residual != NULL) << RESIDUAL
+        | (uint64_t)rows->mine_alone << MINE_ALONE;
+    return ((uint64_t)n->columns << FLAGS | flags) << 32 | epsilon;
+}
+void rows_words(uint64_t bits, char *out, size_t bytes)
+{
+    static const char *const with[FLAGS] = { [WEIGHT] = ", weight", [BIAS] = ", bias", [RESIDUAL] = ", residual",
+        [MINE_ALONE] = ", each its own rows" };
+    uint64_t flags = bits >> 32;
+    uint32_t low = (uint32_t)bits;
+    float epsilon;
+    memcpy(&epsilon, &low, sizeof epsilon);
+    snprintf(out, bytes, "%s of rows of %llu, epsilon %g", flags >> CENTRED & 1 ? "LayerNorm" : "RMSNorm",
+        (unsigned long long)(flags >> FLAGS), (double)epsilon);
+    for (int f = WEIGHT; f < FLAGS; f++)
+        if (flags >> f & 1) snprintf(out + strlen(out), bytes - strlen(out), "%s", with[f]);
+}
+
+/* ---- rows ---- */
+
+bool rows_fit(const struct executor *x, const struct program *program, size_t row_bytes)
+{
+    size_t chunks = (size_t)program->schedule->chunks[SCRATCH];
+    return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(x);
+}
+/* Where each rank adds up everything, each may normalise everything at once; where each makes some rows for all, it
+   may if the residuals of those are its own affair. */
+bool rows_go_early(const struct executor *x)
+{
+    const struct plan *plan = x->launch.program->plan;
+    const struct rows *rows = x->launch.rows;
+    if (!rows || plan->size == 1) return false;
+    if (rows->mine_alone) return true;
+    return plan->algorithm->host_memory && x->launch.program->schedule->cut == 1
+        && rows_fit(x, x->launch.program, rows->row_bytes);
+}
+static int place_of_mine(const struct executor *x, const struct step *t)       /* the destination in my OUTPUT */
+{
+    const struct span *to = step_to(x->launch.program->schedule, t);
+    for (int k = 0; k < t->to_count; k++)
+        if (to[k].rank == x->site.rank && to[k].buffer == OUTPUT) return k;
+    assert(false);                                      /* no plan that goes early finishes elsewhere */
+    return 0;
+}
+static char *residual_at(const struct executor *x, size_t offset)
+{
+    const struct rows *rows = x->launch.rows;
+    size_t first = rows->mine_alone ? (size_t)x->site.rank * x->run.cut->piece_bytes : 0;
+    return rows->residual ? (char *)rows->residual + (offset - first) : NULL;
+}
+void rows_finish(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    const struct part *part)
+{
+    const struct launch *l = &x->launch;
+    const struct rows *rows = l->rows;
+    const void **source = l->program->from;
+    int mine = place_of_mine(x, t);
+    char *residual = residual_at(x, (size_t)((char *)to[mine] - (char *)l->output));
+    memmove(source, from, (size_t)t->from_count * sizeof *source);
+    for (size_t at = 0; at < part->bytes; at += rows->row_bytes) {
+        void *row = (char *)to[mine] + at;
+        l->reduce(&row, 1, source, t->from_count, rows->norm.columns, 1);
+        rows->function(&rows->norm, row, residual ? residual + at : NULL, 1);
+        for (int k = 0; k < t->to_count; k++)
+            if (k != mine) memcpy((char *)to[k] + at, row, rows->row_bytes);
+        for (int k = 0; k < t->from_count; k++) source[k] = (const char *)source[k] + rows->row_bytes;
+    }
+}
+void rows_end(const struct executor *x)
+{
+    const struct rows *rows = x->launch.rows;
+    rows->function(&rows->norm, x->launch.output, rows->residual, x->launch.part_bytes / rows->row_bytes);
+}
