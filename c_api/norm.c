@@ -41,15 +41,18 @@ static tutti_status check_norm(const tutti_norm *norm, size_t columns, const str
 /* What is normalised lies in recv; what goes with it must not. */
 static tutti_status check_overlap(const struct operation *op, const tutti_norm *norm, size_t columns, size_t own)
 {
-    const size_t row = columns * dtype_bytes(op->dtype), bytes[] = { norm->own_rows ? own * row : op->part_bytes, row,
-        row };
+    const size_t row = columns * dtype_bytes(op->dtype),
+                 bytes[] = { norm->own_rows ? own * row : op->part_bytes, row, row };
     const void *const given[] = { norm->residual, norm->weight, norm->bias };
     for (int k = 0; k < 3; k++) {
         bool input = k == 0 && call_overlaps(given[k], given[k] ? bytes[k] : 0, op->input, op->part_bytes);
         if (input || call_overlaps(given[k], given[k] ? bytes[k] : 0, op->output, op->part_bytes))
             return status_refuse(TUTTI_INVALID_ARGUMENT,
                 "all_reduce_norm on rank %d of %s: the %s overlaps with %s in memory; give it memory of its own",
-                op->comm->group.rank, op->comm->group.name, k == 0 ? "residual" : k == 1 ? "weight" : "bias",
+                op->comm->group.rank, op->comm->group.name,
+                k == 0       ? "residual"
+                    : k == 1 ? "weight"
+                             : "bias",
                 input ? "what is sent" : "what is received");
     }
     return TUTTI_OK;

@@ -161,6 +161,22 @@ static void bind_calls(py::module_ &module)
             group->allreduce(tensors, options)->wait();
         },
         py::arg("tensor"), py::arg("op"), py::arg("group").none(false), py::call_guard<py::gil_scoped_release>());
+    using Maybe = std::optional<at::Tensor>;
+    module.def(
+        "_all_reduce_norm", /* false, and nothing has happened: the group is not ours */
+        [](const at::Tensor &tensor, const Maybe &weight, const Maybe &bias, const Maybe &residual, double epsilon,
+            bool centred, bool own_rows, const c10::intrusive_ptr<c10d::ProcessGroup> &group) {
+            auto backend = group->getBackend(tensor.device().type());
+            auto *ours = dynamic_cast<ProcessGroupTutti *>(backend.get());
+            if (!ours) return false;
+            auto or_none = [](const Maybe &given) { return given ? *given : at::Tensor(); };
+            ours->allreduce_norm(tensor,
+                { or_none(weight), or_none(bias), or_none(residual), epsilon, centred, own_rows });
+            return true;
+        },
+        py::arg("tensor"), py::arg("weight").none(true), py::arg("bias").none(true), py::arg("residual").none(true),
+        py::arg("eps"), py::arg("centred"), py::arg("own_rows"), py::arg("group").none(false),
+        py::call_guard<py::gil_scoped_release>());
 }
 
 /* ---- the flight recorder ---- */

@@ -36,7 +36,7 @@ static Element element_of(at::ScalarType type)
     default: return { TUTTI_UINT8, c10::elementSize(type) };
     }
 }
-static std::string type_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+std::string type_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
 static bool travels_as_bytes(at::ScalarType type) { return element_of(type).dtype == TUTTI_UINT8 && type != at::kByte; }
 
 template <typename... Pieces> [[noreturn]] static void refuse(const char *call, const Pieces &...pieces)

@@ -112,6 +112,7 @@ struct Reduction {
 Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer &buffer);
 
 const at::Tensor &only_tensor(const char *call, const Tensors &tensors);
+std::string type_name(at::ScalarType type); /* as torch prints it, without "torch." */
 /* Refuses buffers of different types. */
 void check_same_type(const char *call, const Buffer &one, Role role, const Buffer &other, Role other_role);
 bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_bytes);

@@ -31,6 +31,12 @@ struct Call {
     int peer = 0; /* of a message */
     const char *name() const { return title + sizeof("tutti:") - 1; }
 };
+/* What becomes of the rows of a sum: tutti_norm, with tensors, which may be undefined. */
+struct Norm {
+    at::Tensor weight, bias, residual;
+    double epsilon;
+    bool centred, own_rows;
+};
 /* What `with torch_tutti.options(...)` asks of the calls of this thread. */
 struct CallOptions {
     std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
@@ -62,6 +68,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     /* Blocks, and makes no Work: the shortest way. False, and nothing has happened, if it takes the longer one. */
     bool allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op);
+    void allreduce_norm(const at::Tensor &tensor, const Norm &norm); /* blocks */
     WorkPointer allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override;
     WorkPointer broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override;

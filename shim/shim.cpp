@@ -8,6 +8,7 @@
 #include "shim/lists.cpp"
 #include "shim/memory.cpp"
 #include "shim/messages.cpp"
+#include "shim/norm.cpp"
 #include "shim/process_group.cpp"
 #include "shim/recorder.cpp"
 #include "shim/sparse.cpp"

@@ -22,8 +22,9 @@ uint64_t rows_bits(const struct rows *rows)
 }
 void rows_words(uint64_t bits, char *out, size_t bytes)
 {
-    static const char *const with[FLAGS] = { [WEIGHT] = ", weight", [BIAS] = ", bias", [RESIDUAL] = ", residual",
-        [MINE_ALONE] = ", each its own rows" };
+    static const char *const with[FLAGS] = {
+        [WEIGHT] = ", weight", [BIAS] = ", bias", [RESIDUAL] = ", residual", [MINE_ALONE] = ", each its own rows"
+    };
     uint64_t flags = bits >> 32;
     uint32_t low = (uint32_t)bits;
     float epsilon;

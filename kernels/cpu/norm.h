@@ -102,8 +102,8 @@ INLINE float norm_sum(tutti_dtype dtype, const char *row, char *residual, size_t
     if (whole < columns) {
         float rest[NORM_BLOCK] = { 0 };
         for (size_t i = whole; i < columns; i++)
-            rest[i - whole] = norm_term(
-                norm_join_one(dtype, row + i * size, residual ? residual + i * size : NULL), squares, mean);
+            rest[i - whole] =
+                norm_term(norm_join_one(dtype, row + i * size, residual ? residual + i * size : NULL), squares, mean);
         for (int p = 0; p < NORM_PARTS; p++)
             for (int l = 0; l < NORM_LANES; l++) sum[p][l] += rest[norm_element(dtype, p, l)];
     }

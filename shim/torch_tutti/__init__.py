@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
 
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
-`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, tensors that peers
-can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`), gradients in fewer bytes
-(`compression.compress()`), which ranks work together (`grid()`), in which order stages of a pipeline
-work (`Pipeline`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
+`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `all_reduce_norm()`
+for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
+gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), in which order stages of a
+pipeline work (`Pipeline`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
 Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
 `_autoload`, so everything here loads when used.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._grid import Grid, grid
     from torch_tutti._library import algorithms, get_include, info, schedule
+    from torch_tutti._norm import all_reduce_norm, norm_rows
     from torch_tutti._memory import empty, share_buckets, shared_tensors
     from torch_tutti._pipeline import Pipeline
     from torch_tutti._recorder import dump_trace
@@ -38,6 +39,7 @@ _HOMES = {
                                "SystemError", "InternalError"),
     "torch_tutti._calls": ("all_reduce",),
     "torch_tutti._grid": ("grid", "Grid"),
+    "torch_tutti._norm": ("all_reduce_norm", "norm_rows"),
     "torch_tutti._pipeline": ("Pipeline",),
     "torch_tutti._memory": ("empty", "share_buckets", "shared_tensors"),
     "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),

@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch_tutti
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,6 +97,12 @@ def all_reduce_of_nothing(world, make, later):
 def all_reduce_coalesced(world, make, later):
     xs = [make(numbers(world.rank, 3 + i)) for i in range(3)]
     return [dist.all_reduce_coalesced(xs, async_op=later)], xs
+
+
+def all_reduce_norm(world, make, later):
+    x, residual, weight = make(numbers(world.rank, 5, 3)), make(numbers(4, 5, 3)), make(numbers(2, 3))
+    torch_tutti.all_reduce_norm(x, weight, residual=residual)
+    return [], [x, residual]
 
 
 def broadcast(world, make, later):
@@ -210,11 +217,11 @@ def coalesced_gathers(world, make, later):
     return [manager if later else None], outputs
 
 
-OPERATIONS = [all_reduce, all_reduce_of_types, all_reduce_max, all_reduce_avg_of_slice, all_reduce_of_nothing,
-              all_reduce_coalesced, broadcast, reduce, all_gather, all_gather_uneven, all_gather_into_tensor,
-              all_gather_in_place, gather, scatter, reduce_scatter, reduce_scatter_uneven, reduce_scatter_tensor,
-              all_to_all_single, all_to_all_single_uneven, all_to_all, messages, batch_of_messages, coalesced,
-              coalesced_gathers]
+OPERATIONS = [all_reduce, all_reduce_norm, all_reduce_of_types, all_reduce_max, all_reduce_avg_of_slice,
+              all_reduce_of_nothing, all_reduce_coalesced, broadcast, reduce, all_gather, all_gather_uneven,
+              all_gather_into_tensor, all_gather_in_place, gather, scatter, reduce_scatter, reduce_scatter_uneven,
+              reduce_scatter_tensor, all_to_all_single, all_to_all_single_uneven, all_to_all, messages,
+              batch_of_messages, coalesced, coalesced_gathers]
 
 
 def on_cpu(world, operation):

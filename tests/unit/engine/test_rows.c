@@ -78,8 +78,10 @@ static void compare(struct rank *me, const struct shape *s, tutti_comm *alone, u
 }
 static void all_shapes(struct rank *me)
 {
-    static const struct { size_t rows, columns; } shapes[] = { { 0, 8 }, { 1, 1 }, { 1, 5 }, { 1, 4096 }, { 2, 3 },
-        { 3, 64 }, { 7, 100 }, { 16, 1024 }, { 33, 257 }, { 700, 300 } };
+    static const struct {
+        size_t rows, columns;
+    } shapes[] = { { 0, 8 }, { 1, 1 }, { 1, 5 }, { 1, 4096 }, { 2, 3 }, { 3, 64 }, { 7, 100 }, { 16, 1024 },
+        { 33, 257 }, { 700, 300 } };
     const char *const *algorithm = me->context;
     tutti_comm *alone = make_alone(me);
     uint64_t seed = 7;
@@ -136,7 +138,8 @@ static void mix(struct rank *me)
             memset(residual[k], 0, sizeof residual[k]);
             norm.own_rows = k % 2;
             REQUIRE(tutti_all_reduce_norm(send[k], recv[k], k == 2 ? 4 : 2, k == 2 ? 16 : 32, TUTTI_FLOAT32, &norm,
-                        me->comm, &requests[k]) == TUTTI_OK);
+                        me->comm, &requests[k])
+                == TUTTI_OK);
         }
         REQUIRE(tutti_all_reduce(send[1], plain, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
         for (int k = 0; k < AT_ONCE; k++) REQUIRE(tutti_wait(&requests[k], 0) == TUTTI_OK);
@@ -184,7 +187,8 @@ static void refuse(struct rank *me)
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         tutti_request request = { .struct_size = sizeof request, .blocking = true, .algorithm = cases[k].algorithm };
         REQUIRE(tutti_all_reduce_norm(x, x, cases[k].rows, cases[k].columns, cases[k].dtype, &cases[k].norm, me->comm,
-                    &request) == TUTTI_INVALID_ARGUMENT);
+                    &request)
+            == TUTTI_INVALID_ARGUMENT);
         REQUIRE(tutti_last_error_is_refusal());
         if (!strstr(tutti_get_last_error(), cases[k].text)) fprintf(stderr, "%s\n", tutti_get_last_error());
         REQUIRE(strstr(tutti_get_last_error(), cases[k].text));

@@ -1,0 +1,80 @@
+/* The all-reduce whose rows are normalised, which torch has not: from its tensors to one call of the core. */
+#include "shim/process_group.hpp"
+#include <ATen/core/grad_mode.h>
+
+namespace tutti {
+
+namespace {
+const char kTitle[] = "tutti:all_reduce_norm";
+using Take = Buffer (Footprint::*)(const at::Tensor &tensor, Role role);
+struct Rows { Buffer buffer; size_t count, columns; };
+} // namespace
+
+template <typename... Pieces> [[noreturn]] static void refuse_norm(const Pieces &...pieces)
+{
+    fail(TUTTI_INVALID_ARGUMENT, c10::str("all_reduce_norm: ", pieces...));
+}
+static Rows rows_of(Footprint &footprint, const at::Tensor &tensor, Take take)
+{
+    Buffer b = (footprint.*take)(tensor, { "input" });
+    if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
+        refuse_norm("the input is ", type_name(b.type), "; rows of float32, bfloat16 and float16 can be normalised");
+    if (tensor.dim() == 0) refuse_norm("the input has no rows: give a tensor of one dimension or more");
+    if (tensor.requires_grad() && at::GradMode::is_enabled())
+        refuse_norm("the input requires a gradient, and this has none: it is for inference, under torch.no_grad()");
+    auto columns = static_cast<size_t>(tensor.size(-1));
+    return { b, columns ? b.count / columns : 0, columns };
+}
+/* What goes with the rows, or NULL. */
+static void *beside(Footprint &footprint, const at::Tensor &tensor, const char *role, const Rows &rows, Take take,
+    size_t count)
+{
+    if (!tensor.defined()) return nullptr;
+    Buffer b = (footprint.*take)(tensor, { role });
+    check_same_type(footprint.call(), b, { role }, rows.buffer, { "input" });
+    if (b.count != count)
+        refuse_norm("the ", role, " has sizes ", tensor.sizes(), ": it must have ", count, " elements, for ",
+            count / rows.columns, " rows of ", rows.columns);
+    static char nothing; /* own rows of a rank that has none: there is a residual all the same */
+    return b.data ? b.data : &nothing;
+}
+static Rows prepare(Footprint &footprint, const at::Tensor &tensor, const Norm &norm, int rank, int size, Take read,
+    Take change, tutti_norm &out)
+{
+    Rows rows = rows_of(footprint, tensor, change);
+    size_t first = 0, count = rows.count;
+    if (norm.own_rows) tutti_norm_rows(rows.count, size, rank, &first, &count);
+    out.kind = norm.centred ? TUTTI_NORM_LAYER : TUTTI_NORM_RMS;
+    out.epsilon = norm.epsilon;
+    out.own_rows = norm.own_rows;
+    if (!rows.columns) return rows; /* which the core refuses */
+    out.weight = beside(footprint, norm.weight, "weight", rows, read, rows.columns);
+    out.bias = beside(footprint, norm.bias, "bias", rows, read, rows.columns);
+    out.residual = beside(footprint, norm.residual, "residual", rows, change, count * rows.columns);
+    return rows;
+}
+void ProcessGroupTutti::allreduce_norm(const at::Tensor &tensor, const Norm &norm)
+{
+    Footprint footprint(kTitle + sizeof("tutti:") - 1);
+    tutti_norm form = TUTTI_NORM_INIT;
+    bool directly = tensor.device().is_cpu() && !asks_for_work() && !communicator_->closed();
+    Take read = directly ? &Footprint::check : &Footprint::input;
+    Take change = directly ? &Footprint::check : &Footprint::update;
+    Rows rows = prepare(footprint, tensor, norm, getRank(), getSize(), read, change, form);
+    auto begin = [&](tutti_comm *comm, tutti_request *request) {
+        char *data = rows.buffer.data;
+        return tutti_all_reduce_norm(data, data, rows.count, rows.columns, rows.buffer.dtype, &form, comm, request);
+    };
+    if (!directly) {
+        launch({ kTitle, c10d::OpType::ALLREDUCE, false, c10d::kUnsetTimeout }, std::move(footprint), begin);
+        return;
+    }
+    Work::reap();
+    tutti_request request = TUTTI_REQUEST_INIT;
+    request.blocking = true;
+    tutti_status status = begin(communicator_->get(), &request);
+    if (status != TUTTI_OK) fail_last(status);
+    ++sequence_;
+}
+
+} // namespace tutti
