@@ -98,12 +98,24 @@ squares_function *squares_find(tutti_dtype dtype)
     return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_current()->squares[dtype] : NULL;
 }
 
-norm_function *norm_find(tutti_dtype dtype)
+/* What has kernels for this type's rows. */
+static const struct kernels *kernels_of_rows(tutti_dtype dtype)
 {
-    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT) return NULL;
     const struct kernels *kernels = kernels_current();
     while (kernels->below && !kernels->norm[dtype]) kernels = kernels->below;
-    return kernels->norm[dtype];
+    return kernels;
+}
+norm_function *norm_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->norm[dtype] : NULL;
+}
+blend_function *blend_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->blend[dtype] : NULL;
+}
+dot_function *dot_find(tutti_dtype dtype)
+{
+    return (unsigned)dtype < TUTTI_DTYPE_COUNT ? kernels_of_rows(dtype)->dot[dtype] : NULL;
 }
 
 pack_function *pack_find(tutti_dtype dtype)

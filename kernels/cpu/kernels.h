@@ -1,5 +1,6 @@
 /* What one instruction set brings: its functions by dtype and op. kernels/reduce.c chooses among them. */
 #pragma once
+#include "kernels/blend.h"
 #include "kernels/compress.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
@@ -14,6 +15,8 @@ struct kernels {
     update_function *update[TUTTI_DTYPE_COUNT][UPDATE_RULES]; /* all have those that there are */
     squares_function *squares[TUTTI_DTYPE_COUNT];
     norm_function *norm[TUTTI_DTYPE_COUNT];
+    blend_function *blend[TUTTI_DTYPE_COUNT];
+    dot_function *dot[TUTTI_DTYPE_COUNT];
     pack_function *pack[TUTTI_DTYPE_COUNT];
     unpack_function *unpack[TUTTI_DTYPE_COUNT];
 };

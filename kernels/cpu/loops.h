@@ -273,7 +273,11 @@ STREAMED_MAP(X)
 
 #include "kernels/cpu/compress.h"
 
+#include "kernels/cpu/rows.h"
+
 #include "kernels/cpu/norm.h"
+
+#include "kernels/cpu/blend.h"
 
 const struct kernels KERNELS = {
     .isa = ISA,
@@ -311,7 +315,17 @@ const struct kernels KERNELS = {
     },
     .norm = {
 #define X(dtype, bytes) [TUTTI_##dtype] = norm_##dtype,
-        NORM_MAP(X)
+        ROW_MAP(X)
+#undef X
+    },
+    .blend = {
+#define X(dtype, bytes) [TUTTI_##dtype] = blend_##dtype,
+        ROW_MAP(X)
+#undef X
+    },
+    .dot = {
+#define X(dtype, bytes) [TUTTI_##dtype] = dot_##dtype,
+        ROW_MAP(X)
 #undef X
     },
     .pack = {

@@ -1,5 +1,6 @@
 /* Nothing outside the arrays is touched, not even read: every array ends where memory ends, and then begins where
  * memory begins. A violation is a segmentation fault. */
+#include "kernels/blend.h"
 #include "kernels/compress.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
@@ -117,10 +118,34 @@ static void normalises_inside(void **state)
         }
     }
 }
+static void blend(tutti_dtype dtype, size_t columns, bool at_end)
+{
+    char *at[4];
+    for (int i = 0; i < 4; i++) {
+        at[i] = pages[i] + (at_end ? page_bytes - columns * bytes_of(dtype) : 0);
+        memset(at[i], 0, columns * bytes_of(dtype));
+    }
+    const float weights[3] = { 1, 2, 3 };
+    blend_find(dtype)(at[0], (const void *const[]){ at[1], NULL, at[2] }, at_end ? weights : NULL, 3, columns);
+    assert_true(dot_find(dtype)(at[1], at[2], columns) == 0);
+}
+static void blends_inside(void **state)
+{
+    (void)state;
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+            for (size_t columns = 1; blend_find(dtype) && columns <= 300; columns++) {
+                blend(dtype, columns, true);
+                blend(dtype, columns, false);
+            }
+        }
+    }
+}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside),
-        cmocka_unit_test(normalises_inside) };
+        cmocka_unit_test(normalises_inside), cmocka_unit_test(blends_inside) };
     return cmocka_run_group_tests(tests, map_pages, unmap_pages);
 }

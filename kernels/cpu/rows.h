@@ -1,0 +1,70 @@
+/* Rows of numbers, 64 at a time, in float32: what norm.h and blend.h are made of. Sums over a row are kept in 64 parts,
+ * the same ones on every instruction set. */
+#define ROW_MAP(X) FLOAT16_MAP(X) X(BFLOAT16, 2) X(FLOAT32, 4)
+enum { ROW_BLOCK = 64, ROW_LANES = WIDTH / 4, ROW_PARTS = ROW_BLOCK / ROW_LANES };
+/* Of float16 and bfloat16, which may change places: see unpack. */
+INLINE int row_element(tutti_dtype dtype, int part, int lane)
+{
+    bool by_parity = dtype == TUTTI_BFLOAT16 || (dtype == TUTTI_FLOAT16 && FLOAT16_BY_PARITY);
+    int pair = part / 2 * 2 * ROW_LANES;
+    return by_parity ? pair + 2 * lane + part % 2 : part * ROW_LANES + lane;
+}
+INLINE size_t row_bytes(tutti_dtype dtype) { return dtype == TUTTI_FLOAT32 ? 4 : 2; }
+
+/* ---- a block, or one element in the first lane ---- */
+INLINE void row_load(tutti_dtype dtype, const char *from, vector *out)
+{
+    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++) unpack(dtype, from + k * WIDTH, out + k * parts_of(dtype));
+}
+INLINE void row_canonical(vector *part)
+{
+    if (__builtin_expect(!widened_any_nan(part, ROW_PARTS), 1)) return;
+    for (int p = 0; p < ROW_PARTS; p++) part[p] = lanes_canonical(TUTTI_FLOAT32, part[p]);
+}
+/* The parts become what they are as stored. */
+INLINE void row_round(tutti_dtype dtype, char *to, vector *part)
+{
+    row_canonical(part);
+    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++) {
+        vector packed = pack(dtype, part + k * parts_of(dtype));
+        vector_store(to + k * WIDTH, packed);
+        unpack(dtype, (const char *)&packed, part + k * parts_of(dtype));
+    }
+}
+INLINE void row_store(tutti_dtype dtype, char *to, vector *part)
+{
+    row_canonical(part);
+    for (int k = 0; k < ROW_PARTS / parts_of(dtype); k++)
+        vector_store(to + k * WIDTH, pack(dtype, part + k * parts_of(dtype)));
+}
+INLINE float row_load_one(tutti_dtype dtype, const char *from)
+{
+    vector part[2], some = vector_load_some(from, row_bytes(dtype));
+    unpack(dtype, (const char *)&some, part);
+    return ((lanes_f32)part[0])[0];
+}
+INLINE float row_store_one(tutti_dtype dtype, char *to, float number)
+{
+    vector part[2] = { (vector)((lanes_f32){ number }), vector_all(0) };
+    canonical(dtype, part, parts_of(dtype));
+    vector packed = pack(dtype, part);
+    vector_store_some(to, packed, row_bytes(dtype));
+    return row_load_one(dtype, to);
+}
+
+/* ---- a sum over a row ---- */
+/* Parts that are half of all apart hold elements that are as far apart. */
+INLINE float row_total(tutti_dtype dtype, lanes_f32 *part)
+{
+    int parts = ROW_PARTS;
+    float sum[ROW_BLOCK];
+    while (parts > parts_of(dtype)) {
+        parts /= 2;
+        for (int p = 0; p < parts; p++) part[p] += part[p + parts];
+    }
+    for (int p = 0; p < parts; p++)
+        for (int l = 0; l < ROW_LANES; l++) sum[row_element(dtype, p, l)] = part[p][l];
+    for (int apart = parts * ROW_LANES / 2; apart > 0; apart /= 2)
+        for (int i = 0; i < apart; i++) sum[i] += sum[i + apart];
+    return sum[0];
+}

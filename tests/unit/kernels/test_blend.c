@@ -1,0 +1,110 @@
+/* Sums of rows with weights, and products of rows, on every instruction set: the bits of a reference that does what
+   kernels/blend.h says, one element at a time; rows that are missing; and nothing else written. */
+#include "kernels/blend.h"
+#include "kernels/reduce.h"
+#include "tests/unit/kernels/data.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum { ROWS = 4, COLUMNS = 520, GUARD = 64, SUMS = 64, ROOM = COLUMNS * 4 + 8 };
+static char row[ROWS][ROOM], expected[ROOM], guarded[ROOM + 2 * GUARD];
+static float weight[ROWS];
+
+static float number_at(const void *array, size_t i, tutti_dtype dtype)
+{
+    return (float)decode(format_of(dtype), read_code(array, i, dtype));
+}
+static void expect(tutti_dtype dtype, const void *const *from, bool weighted, size_t columns)
+{
+    for (size_t i = 0; i < columns; i++) {
+        float sum = 0;
+        bool first = true;
+        for (int k = 0; k < ROWS; k++) {
+            if (!from[k]) continue;
+            float x = number_at(from[k], i, dtype) * (weighted ? weight[k] : 1);
+            sum = first ? x : sum + x;
+            first = false;
+        }
+        write_code(expected, i, dtype, encode(format_of(dtype), (double)sum));
+    }
+}
+static float product(tutti_dtype dtype, size_t columns)
+{
+    float sum[SUMS] = { 0 };
+    for (size_t i = 0; i < columns; i++) {
+        float x = number_at(row[0], i, dtype) * number_at(row[1], i, dtype);
+        sum[i % SUMS] = sum[i % SUMS] + x;
+    }
+    for (int apart = SUMS / 2; apart > 0; apart /= 2)
+        for (int i = 0; i < apart; i++) sum[i] = sum[i] + sum[i + apart];
+    return sum[0];
+}
+static void check(tutti_dtype dtype, const void *const *from, bool weighted, size_t columns)
+{
+    char *to = guarded + GUARD + bytes_of(dtype);
+    size_t bytes = columns * bytes_of(dtype);
+    memset(guarded, 0x5a, sizeof guarded);
+    blend_find(dtype)(to, from, weighted ? weight : NULL, ROWS, columns);
+    assert_memory_equal(to, expected, bytes);
+    for (int i = 0; i < GUARD; i++) assert_true(to[i - GUARD] == 0x5a && to[bytes + (size_t)i] == 0x5a);
+    float dot = dot_find(dtype)(row[0], row[1], columns), right = product(dtype, columns);
+    assert_true(memcmp(&dot, &right, sizeof dot) == 0 || (isnan(dot) && isnan(right)));
+}
+static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
+static const size_t lengths[] = { 1, 2, 7, 63, 64, 65, 128, 200, 520 };
+
+/* form: which rows are there, and whether they have weights */
+static void compare(tutti_dtype dtype, size_t columns, int form)
+{
+    const void *from[ROWS];
+    for (int k = 0; k < ROWS; k++) from[k] = form >> k & 1 ? row[k] : NULL;
+    expect(dtype, from, form >> ROWS, columns);
+    for (int i = 0; kernels_isa_name(i); i++) {
+        assert_true(kernels_use(kernels_isa_name(i)));
+        check(dtype, from, form >> ROWS, columns);
+    }
+}
+static void all_shapes(bool special)
+{
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++)
+        for (size_t c = 0; c < sizeof lengths / sizeof lengths[0]; c++)
+            for (int form = 0; form < 2 << ROWS; form++) {
+                for (int k = 0; k < ROWS; k++) {
+                    for (size_t i = 0; i < lengths[c]; i++) write_code(row[k], i, dtypes[d], ordinary_code(dtypes[d]));
+                    if (special) write_code(row[k], random_bits() % lengths[c], dtypes[d], special_code(dtypes[d]));
+                    weight[k] = (float)(random_bits() % 1000) / 999;
+                }
+                compare(dtypes[d], lengths[c], form);
+            }
+}
+static void matches_the_reference(void **state)
+{
+    (void)state;
+    all_shapes(false);
+}
+static void matches_it_beyond_all_bounds(void **state)
+{
+    (void)state;
+    all_shapes(true);
+}
+static void other_types_have_none(void **state)
+{
+    (void)state;
+    for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
+        bool has = dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16 || dtype == TUTTI_FLOAT16;
+        assert_int_equal(blend_find(dtype) != NULL, has);
+        assert_int_equal(dot_find(dtype) != NULL, has);
+    }
+    assert_true(!blend_find(TUTTI_DTYPE_COUNT) && !dot_find(TUTTI_DTYPE_COUNT));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference),
+        cmocka_unit_test(matches_it_beyond_all_bounds), cmocka_unit_test(other_types_have_none) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
