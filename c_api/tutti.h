@@ -380,6 +380,37 @@ typedef struct tutti_pipeline_cost { const double *forward, *input, *weight; dou
 TUTTI_API tutti_status tutti_pipeline_time(const tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
     double *ends, double *makespan, double *busy, int *held);
 
+/* ---- experts: which rows of a mixture of experts go where, and what is done with them. Nothing is sent: rows are reached
+   by their addresses, those of other ranks in memory that is common (tutti_mem_alloc_common) ---- */
+/* Of each token its choices, numbers of experts, expert[tokens][choices]; -1: none. place: the same shape, the how many-th
+   of this rank's rows for that expert it is, in the order of tokens; -1: none, or there is no more room: of each expert
+   the first `capacity` rows are taken. counts: [experts], those taken. INVALID_ARGUMENT names a token whose expert there
+   is not. */
+TUTTI_API tutti_status tutti_experts_place(const int64_t *expert, size_t tokens, int choices, int experts,
+    uint64_t capacity, int64_t *place, uint64_t *counts);
+/* counts: [ranks][experts], of all ranks. Experts are dealt out to ranks in order, as many to each; a rank has the rows of
+   its experts in one array, expert by expert, and of each from rank to rank. first: [ranks][experts], the row there at
+   which those of a rank for an expert begin; rows: [ranks], of each rank's array. padded: 0, rows follow one another; or
+   so many for each rank and expert, whether taken or not. */
+TUTTI_API tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded,
+    uint64_t *first, uint64_t *rows);
+typedef struct tutti_experts_rows {                     /* begin with TUTTI_EXPERTS_ROWS_INIT */
+    size_t struct_size;                                 /* sizeof(tutti_experts_rows) */
+    size_t tokens, columns;
+    int choices;                                        /* 1 to 64 */
+    tutti_dtype dtype;                                  /* float32, bfloat16, float16 */
+    const int64_t *expert, *place;                      /* [tokens][choices], of tutti_experts_place */
+    void *const *first;                                 /* [experts]: where this rank's rows for it begin */
+} tutti_experts_rows;
+#define TUTTI_EXPERTS_ROWS_INIT { sizeof(tutti_experts_rows), 0, 0, 1, TUTTI_FLOAT32, NULL, NULL, NULL }
+/* from: [tokens][columns], each to the rows of its choices, times weight[tokens][choices]; NULL: as it is. */
+TUTTI_API tutti_status tutti_experts_scatter(const tutti_experts_rows *rows, const void *from, const float *weight);
+/* to: [tokens][columns], the sum of each token's rows times their weights, in the order of its choices, in float32,
+   rounded once; NULL: the sum. */
+TUTTI_API tutti_status tutti_experts_gather(const tutti_experts_rows *rows, void *to, const float *weight);
+/* out: [tokens][choices], each row times with[tokens][columns]; 0 for those that were not taken. */
+TUTTI_API tutti_status tutti_experts_dot(const tutti_experts_rows *rows, const void *with, float *out);
+
 /* ---- introspection ---- */
 /* The names of the algorithms of a collective ("allreduce", …): index 0, 1, … until NULL. tutti_collective_name the
    same. */

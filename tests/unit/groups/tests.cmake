@@ -1,2 +1,3 @@
 tutti_unit(groups/test_grid all)
 tutti_unit(groups/test_pipeline all)
+tutti_unit(groups/test_experts all)

@@ -1,0 +1,105 @@
+/* Tokens are numbered, and so are their choices of experts; a choice that is taken is a row. A rank's rows for an
+   expert follow one another in the order of its tokens; an expert's rows follow one another by the rank they come
+   from; and the experts of a rank by their numbers. So counts say where everything is. */
+#include "backend/groups/experts.h"
+#include "backend/base/dtype.h"
+#include "backend/base/status.h"
+#include "kernels/blend.h"
+#include <string.h>
+
+enum { MOST_CHOICES = 64 };
+
+/* ---- where rows go ---- */
+tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
+    int64_t *place, uint64_t *counts)
+{
+    size_t all = tokens * (size_t)choices;
+    for (size_t i = 0; i < all; i++)
+        if (expert[i] < -1 || expert[i] >= experts)
+            return status_refuse(TUTTI_INVALID_ARGUMENT,
+                "experts: token %zu chooses expert %lld: there are 0 to %d, and -1, none", i / (size_t)choices,
+                (long long)expert[i], experts - 1);
+    memset(counts, 0, (size_t)experts * sizeof *counts);
+    for (size_t i = 0; i < all; i++) {
+        uint64_t *count = expert[i] < 0 ? NULL : &counts[expert[i]];
+        place[i] = count && *count < capacity ? (int64_t)(*count)++ : -1;
+    }
+    return TUTTI_OK;
+}
+tutti_status experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
+    uint64_t *rows)
+{
+    int each = experts / ranks;
+    for (int owner = 0; owner < ranks; owner++) {
+        uint64_t next = 0;
+        for (int e = owner * each; e < (owner + 1) * each; e++)
+            for (int from = 0; from < ranks; from++) {
+                size_t at = (size_t)from * (size_t)experts + (size_t)e;
+                if (padded && counts[at] > padded)
+                    return status_refuse(TUTTI_INVALID_ARGUMENT,
+                        "experts: rank %d has %llu rows for expert %d, where there is room for %llu", from,
+                        (unsigned long long)counts[at], e, (unsigned long long)padded);
+                first[at] = next;
+                next += padded ? padded : counts[at];
+            }
+        rows[owner] = next;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- what is done with them ---- */
+static size_t row_bytes(const tutti_experts_rows *r) { return r->columns * dtype_bytes(r->dtype); }
+static void *row_at(const tutti_experts_rows *r, size_t choice)        /* NULL: not taken */
+{
+    int64_t expert = r->expert[choice], place = r->place[choice];
+    return expert < 0 || place < 0 ? NULL : (char *)r->first[expert] + (size_t)place * row_bytes(r);
+}
+static tutti_status check(const tutti_experts_rows *r)
+{
+    if (!blend_find(r->dtype))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "experts: rows of %s cannot be moved: float32, bfloat16 and float16 can",
+            dtype_name(r->dtype));
+    if (r->choices < 1 || r->choices > MOST_CHOICES)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: %d choices of a token; there may be 1 to %d", r->choices,
+            MOST_CHOICES);
+    return TUTTI_OK;
+}
+tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, const float *weight)
+{
+    TRY(check(r));
+    blend_function *blend = blend_find(r->dtype);
+    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    for (size_t token = 0; token < r->tokens; token++) {
+        const void *row = (const char *)from + token * bytes;
+        for (size_t i = token * choices; i < (token + 1) * choices; i++) {
+            void *to = row_at(r, i);
+            if (to && weight) blend(to, &row, weight + i, 1, r->columns);
+            else if (to) memcpy(to, row, bytes);
+        }
+    }
+    return TUTTI_OK;
+}
+tutti_status experts_gather(const tutti_experts_rows *r, void *to, const float *weight)
+{
+    TRY(check(r));
+    blend_function *blend = blend_find(r->dtype);
+    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    for (size_t token = 0; token < r->tokens; token++) {
+        const void *rows[MOST_CHOICES];
+        for (size_t k = 0; k < choices; k++) rows[k] = row_at(r, token * choices + k);
+        blend((char *)to + token * bytes, rows, weight ? weight + token * choices : NULL, r->choices, r->columns);
+    }
+    return TUTTI_OK;
+}
+tutti_status experts_dot(const tutti_experts_rows *r, const void *with, float *out)
+{
+    TRY(check(r));
+    dot_function *dot = dot_find(r->dtype);
+    size_t bytes = row_bytes(r), choices = (size_t)r->choices;
+    for (size_t i = 0; i < r->tokens * choices; i++) {
+        const void *row = row_at(r, i);
+        out[i] = row ? dot((const char *)with + i / choices * bytes, row, r->columns) : 0;
+    }
+    return TUTTI_OK;
+}

@@ -1,0 +1,51 @@
+/* Experts: the calls, and their checks of sizes and pointers. */
+#include "backend/groups/experts.h"
+#include "backend/base/status.h"
+#include "c_api/call.h"
+
+static tutti_status refuse_missing(void)
+{
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: a place for the result, or what it is made of, is NULL");
+}
+tutti_status tutti_experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
+    int64_t *place, uint64_t *counts)
+{
+    if (choices < 1 || experts < 1)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "experts: %d experts, and %d choices of a token; there must be 1 or more", experts, choices);
+    if (!counts || (tokens && (!expert || !place))) return refuse_missing();
+    return experts_place(expert, tokens, choices, experts, capacity, place, counts);
+}
+tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
+    uint64_t *rows)
+{
+    if (ranks < 1 || experts < 1 || experts % ranks != 0)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "experts: %d experts cannot be dealt out evenly to %d ranks: take a multiple of %d", experts, ranks, ranks);
+    if (!counts || !first || !rows) return refuse_missing();
+    return experts_offsets(counts, ranks, experts, padded, first, rows);
+}
+static tutti_status check_rows(const tutti_experts_rows *r, const void *other)
+{
+    if (!r) return refuse_missing();
+    if (r->struct_size != sizeof *r)
+        return call_refuse_size("tutti_experts_rows", "TUTTI_EXPERTS_ROWS_INIT", r->struct_size, sizeof *r, sizeof *r);
+    if (r->tokens && (!r->expert || !r->place || !r->first || !other)) return refuse_missing();
+    return TUTTI_OK;
+}
+tutti_status tutti_experts_scatter(const tutti_experts_rows *rows, const void *from, const float *weight)
+{
+    TRY(check_rows(rows, from));
+    return experts_scatter(rows, from, weight);
+}
+tutti_status tutti_experts_gather(const tutti_experts_rows *rows, void *to, const float *weight)
+{
+    TRY(check_rows(rows, to));
+    return experts_gather(rows, to, weight);
+}
+tutti_status tutti_experts_dot(const tutti_experts_rows *rows, const void *with, float *out)
+{
+    TRY(check_rows(rows, with));
+    if (rows->tokens && !out) return refuse_missing();
+    return experts_dot(rows, with, out);
+}
