@@ -58,8 +58,7 @@ static tutti_status check(const tutti_experts_rows *r)
 {
     if (!blend_find(r->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "experts: rows of %s cannot be moved: float32, bfloat16 and float16 can",
-            dtype_name(r->dtype));
+            "experts: rows of %s cannot be moved: float32, bfloat16 and float16 can", dtype_name(r->dtype));
     if (r->choices < 1 || r->choices > MOST_CHOICES)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: %d choices of a token; there may be 1 to %d", r->choices,
             MOST_CHOICES);

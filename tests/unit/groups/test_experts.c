@@ -1,8 +1,8 @@
 /* Rows of a mixture of experts, of ranks that are only pretended: all rows land where counts say, sums are those of a
    loop over tokens and choices, capacity drops the last, and what cannot be is refused in words. */
 #include "backend/base/memory.h"
-#include "tests/support/random.h"
 #include "c_api/tutti.h"
+#include "tests/support/random.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -40,7 +40,8 @@ static void route(int way, uint64_t capacity, uint64_t padded)
             }
     for (int r = 0; r < RANKS; r++)
         assert_int_equal(tutti_experts_place(&of[r].expert[0][0], TOKENS, CHOICES, EXPERTS, capacity,
-                             &of[r].place[0][0], counts[r]), TUTTI_OK);
+                             &of[r].place[0][0], counts[r]),
+            TUTTI_OK);
     assert_int_equal(tutti_experts_offsets(&counts[0][0], RANKS, EXPERTS, padded, &first[0][0], rows), TUTTI_OK);
     for (int r = 0; r < RANKS; r++)
         for (int e = 0; e < EXPERTS; e++) of[r].first[e] = buffer[e / (EXPERTS / RANKS)][first[r][e]];

@@ -1,0 +1,220 @@
+"""Tokens to the ranks of their experts, and what these make of them back, with gradients both ways.
+
+A mistake on one rank is told in the exchange of counts, in which all take part, so that none waits for rows that do not
+come."""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torch_tutti.experts import _core
+from torch_tutti.experts._direct import Direct, room
+from torch_tutti.experts._layout import Layout
+from torch_tutti.experts._messages import Messages
+from torch_tutti.experts._pool import shared_of
+from torch_tutti.experts._slots import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
+
+FINE, WRONG = 0, 1
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Batch:
+    """What dispatch() has brought.
+
+    tokens: rows of this rank's experts, [rows, columns], expert by expert, and of each from rank to rank; with padding
+    [my experts, ranks * capacity, columns], zeros where there is none. counts: int64 [my experts], their rows.
+    by_rank: int64 [ranks, experts], rows of all. dropped: choices of this rank's tokens that found no room.
+    outputs: an array like `tokens` for what experts make, from which combine() need not copy; for inference.
+    """
+
+    def __init__(self, layout: Layout, way: Any, tokens: Tensor) -> None:
+        self._layout, self._way, self.combined = layout, way, False
+        self._sent, self._arrive = tokens, way.begin_scatter(TOKENS, tokens.detach(), None)
+        self.dropped = int(((layout.placed < 0) & (layout.chosen >= 0)).sum())
+        self.by_rank, self.counts = layout.by_rank, layout.mine.sum(0)
+        self.tokens: Tensor = torch.empty(0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        own = self._layout
+        if not own.padded:
+            return own.rows, own.columns
+        return len(self.counts), len(own.by_rank) * own.padded, own.columns
+
+    @property
+    def outputs(self) -> Tensor:
+        if isinstance(self._way, Direct):
+            return self._way.array(OUTPUTS).view(self.shape)
+        return self.tokens.new_empty(self.shape)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, batch: Batch) -> Tensor:
+        ctx.way = batch._way
+        return batch._arrive().view(batch.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.way.gather(GRAD_TOKENS, grad.contiguous(), None), None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
+        ctx.way, ctx.shape, ctx.dtype = batch._way, batch.shape, weights.dtype
+        used = weights.detach().float().contiguous()
+        ctx.save_for_backward(used)
+        return batch._way.gather(OUTPUTS, outputs, used)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        used, grad = *ctx.saved_tensors, grad.contiguous()
+        grad_outputs = ctx.way.begin_scatter(GRAD_OUTPUTS, grad, used)().view(ctx.shape)
+        return grad_outputs, ctx.way.dot(grad).to(ctx.dtype), None
+
+
+class Dispatcher:
+    """experts: in all; the ranks of the group have as many each, in order. group: None, the default group; of tutti's
+    ranks on one host, CPU tensors of float32, bfloat16 and float16 are written straight into each other's memory; all
+    others travel by all_to_all. capacity: the most rows that a rank sends to an expert, the others are dropped, the
+    last ones first; None: all go. pad: arrays have the same shape whatever is chosen. ValueError for what cannot be."""
+
+    def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
+                 pad: bool = False) -> None:
+        self.group = group_of(group)
+        self.rank, self.ranks = self.group.rank(), self.group.size()
+        if experts < 1 or experts % self.ranks:
+            raise ValueError(f"experts: {experts} experts cannot be dealt out evenly to {self.ranks} ranks: take a "
+                             f"multiple of {self.ranks}")
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"experts: a capacity of {capacity} rows drops every token; give 1 or more, or None for "
+                             "all")
+        if pad and capacity is None:
+            raise ValueError("experts: pad makes room for `capacity` rows of each rank and expert; give a capacity")
+        self.experts, self.capacity, self.pad = experts, capacity, pad
+        self.mine = range(self.rank * (experts // self.ranks), (self.rank + 1) * (experts // self.ranks))
+
+    def dispatch(self, tokens: Tensor, chosen: Tensor) -> Batch:
+        """tokens: [tokens, columns], as many as each rank has. chosen: [tokens, choices], of whole numbers, the experts
+        of each; -1: none. Collective; so are its backward pass, combine() and that one's."""
+        return self._finish(self._begin(tokens, chosen))
+
+    def run(self, expert: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, weights: Tensor, chosen: Tensor,
+            chunks: int = 1) -> Tensor:
+        """combine(expert(batch.tokens, batch.counts), …) of dispatch(tokens, chosen), in so many pieces, as many on
+        all ranks: one is on its way while experts work on the one before. A capacity is of each piece."""
+        if chunks < 1:
+            raise ValueError(f"experts: {chunks} chunks; there must be 1 or more")
+        parts = list(zip(*(part.tensor_split(chunks) for part in (tokens, weights, chosen))))
+        out, begun = [], self._begin(parts[0][0], parts[0][2])
+        for here, (_, its, _) in enumerate(parts):
+            following = self._begin(parts[here + 1][0], parts[here + 1][2]) if here + 1 < chunks else begun
+            batch, begun = self._finish(begun), following
+            out.append(self.combine(expert(batch.tokens, batch.counts), its, batch))
+        return torch.cat(out)
+
+    def _finish(self, batch: Batch) -> Batch:
+        batch.tokens = _Dispatch.apply(batch._sent, batch)
+        del batch._sent, batch._arrive
+        return batch
+
+    def _begin(self, tokens: Tensor, chosen: Tensor) -> Batch:
+        shared = shared_of(self.group) if tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES else None
+        experts, placed, counts, problem = self._placed(tokens, chosen)
+        extent = shared.take() if shared else None
+        free = (extent.at, extent.size) if extent else (0, 0)
+        said = self._exchange(tokens, counts, free, problem)
+        by_rank = said[:, :self.experts].contiguous()
+        first, rows = _core.offsets(by_rank, self.capacity if self.pad else None)
+        layout = Layout(self.group, self.rank, experts, placed, by_rank, first, rows[self.rank],
+                        self.capacity or 0 if self.pad else 0, tokens.shape[1], tokens.dtype, tokens.device)
+        way: Any = Messages(layout)
+        if shared:
+            needed = [room(count, layout.columns, layout.dtype) for count in rows]
+            at = said[:, -2].tolist()
+            if extent is None or any(need > has for need, has in zip(needed, said[:, -1].tolist())):
+                extent, at = shared.grow(max(needed)), [0] * self.ranks
+            way = Direct(layout, extent, at, rows)
+        return Batch(layout, way, tokens.contiguous())
+
+    def combine(self, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
+        """outputs: what experts have made of batch.tokens, of the same shape and type. weights: [tokens, choices]. Of
+        each token the sum of its rows times their weights, [tokens, columns]; of what was dropped, nothing. Once for
+        each batch. A ValueError of one rank is one of all, where tokens do not travel as messages; else the others
+        wait until they time out, or it ends."""
+        try:
+            self._check_outputs(outputs, weights, batch)
+        except ValueError:
+            batch._way.refuse()
+            raise
+        batch.combined = True
+        return _Combine.apply(outputs.contiguous(), weights, batch)
+
+    def _check_outputs(self, outputs: Tensor, weights: Tensor, batch: Batch) -> None:
+        expected = tuple(batch._layout.chosen.shape)
+        if batch.combined:
+            raise ValueError("combine: this batch has been combined; dispatch again")
+        if tuple(outputs.shape) != tuple(batch.shape) or outputs.dtype != batch._layout.dtype:
+            raise ValueError(f"combine: the experts' outputs are {_kind(outputs)} on rank {self.rank}, where tokens "
+                             f"are {_kind(batch.tokens)}: they must be alike")
+        if tuple(weights.shape) != expected or not weights.is_floating_point():
+            raise ValueError(f"combine: weights are {_kind(weights)} on rank {self.rank}; they must be of a floating "
+                             f"type, {list(expected)}, as what was chosen")
+
+    def _placed(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, ValueError | None]:
+        """What this rank asks for; or nothing, and what is wrong with it."""
+        try:
+            self._check(tokens, chosen)
+            experts = chosen.detach().to("cpu", torch.int64).contiguous()
+            return (experts, *_core.place(experts, self.experts, self.capacity), None)
+        except ValueError as problem:
+            nothing = torch.empty(0, 1, dtype=torch.int64)
+            return nothing, nothing, torch.zeros(self.experts, dtype=torch.int64), problem
+
+    @staticmethod
+    def _check(tokens: Tensor, chosen: Tensor) -> None:
+        if tokens.dim() != 2 or not tokens.shape[1] or tokens.dtype not in DTYPES:
+            raise ValueError(f"dispatch: tokens are {_kind(tokens)}; they must be of a floating type, [tokens, "
+                             "columns]")
+        if chosen.dim() != 2 or len(chosen) != len(tokens) or chosen.is_floating_point() or chosen.is_complex():
+            raise ValueError(f"dispatch: what is chosen is {_kind(chosen)}; it must be of whole numbers, "
+                             f"[{len(tokens)}, choices]")
+
+    def _exchange(self, tokens: Tensor, counts: Tensor, free: tuple[int, int], problem: ValueError | None) -> Tensor:
+        """Of each rank its counts, whether something is wrong, its columns and type, and its free memory."""
+        columns = tokens.shape[1] if tokens.dim() == 2 else 0
+        dtype = DTYPES.index(tokens.dtype) if tokens.dtype in DTYPES else -1
+        mine = torch.cat([counts, torch.tensor([FINE if problem is None else WRONG, columns, dtype, *free])])
+        said = torch.empty(self.ranks, len(mine), dtype=torch.int64, device=tokens.device)
+        dist.all_gather(list(said), mine.to(tokens.device), group=self.group)
+        said = said.cpu()
+        if problem is not None:
+            raise problem
+        wrong = said[:, self.experts].nonzero().flatten().tolist()
+        if wrong:
+            raise ValueError(f"dispatch: rank {wrong[0]} of the group was given what cannot be dispatched; its own "
+                             "error says what")
+        for rank, (its, kind) in enumerate(said[:, self.experts + 1:self.experts + 3].tolist()):
+            if (its, kind) != (columns, dtype):
+                raise ValueError(f"dispatch: rank {self.rank} of the group has rows of {columns} x {tokens.dtype}, "
+                                 f"rank {rank} of {its} x {DTYPES[kind]}: experts take one kind")
+        return said
+
+
+def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    chosen = dist.group.WORLD if group is None else group
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ValueError("experts: this rank is in no such group; call init_process_group first, and call this only on "
+                         "the ranks of the group")
+    return chosen
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,334 @@
+"""Experts on several ranks: forward and backward of any routing are those of a loop over experts in one process, on
+memory in common, by messages, and on gloo; decoding in one round; routers, balance, and mistakes."""
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import gelu
+from torch_tutti import experts
+
+COLUMNS, HIDDEN = 24, 40
+
+
+def numbers(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens_of(rank):
+    """Ranks have different numbers of tokens."""
+    return 13 + 5 * rank
+
+
+def routing(way, rank, count, of, k):
+    """[tokens, k]: at random, all to one, with choices of none, and one expert that nobody chooses."""
+    draw = torch.Generator().manual_seed(100 * rank + len(way))
+    chosen = torch.rand(count, of, generator=draw).topk(k).indices
+    if way == "one":
+        chosen = torch.full((count, k), of - 1)
+    if way == "none":
+        chosen[::3, 0] = -1
+    if way == "empty":
+        chosen = torch.where(chosen == 1, 0, chosen)
+    return chosen
+
+
+def weights_of_experts(of, dtype):
+    return [numbers(7, of, COLUMNS, HIDDEN).to(dtype) / 5, numbers(8, of, HIDDEN, COLUMNS).to(dtype) / 6]
+
+
+def kept(chosen, capacity):
+    """Whether a choice finds room: the first `capacity` of each expert do."""
+    seen, out = {}, torch.ones(chosen.shape, dtype=torch.bool)
+    for t, row in enumerate(chosen.tolist()):
+        for k, expert in enumerate(row):
+            out[t, k] = expert >= 0 and (capacity is None or seen.get(expert, 0) < capacity)
+            seen[expert] = seen.get(expert, 0) + 1
+    return out
+
+
+def dense(x, chosen, scores, up, down, capacity):
+    """A loop over experts, of one rank's tokens."""
+    out, fits = torch.zeros_like(x, dtype=torch.float32), kept(chosen, capacity)
+    for k in range(chosen.shape[1]):
+        for expert in range(len(up)):
+            here = (chosen[:, k] == expert) & fits[:, k]
+            y = gelu(x[here] @ up[expert]) @ down[expert]
+            out = out.index_add(0, here.nonzero().flatten(), y.float() * scores[here, k, None])
+    return out.to(x.dtype)
+
+
+def apply_mine(batch, up, down):
+    """This rank's experts, each on its rows."""
+    if batch.tokens.dim() == 3:
+        return gelu(batch.tokens @ up) @ down
+    parts = batch.tokens.split(batch.counts.tolist())
+    return torch.cat([gelu(part @ a) @ b for part, a, b in zip(parts, up, down)])
+
+
+def check(world, dispatcher, way, k, dtype=torch.float32, limit=1e-5):
+    group, of = dispatcher.group, dispatcher.experts
+    x = numbers(world.rank, tokens_of(world.rank), COLUMNS).to(dtype).requires_grad_()
+    scores = numbers(50 + world.rank, len(x), k).softmax(-1).requires_grad_()
+    chosen = routing(way, world.rank, len(x), of, k)
+    up, down = (part[list(dispatcher.mine)].clone().requires_grad_() for part in weights_of_experts(of, dtype))
+    batch = dispatcher.dispatch(x, chosen)
+    y = dispatcher.combine(apply_mine(batch, up, down), scores, batch)
+    leaves = [x, scores, *weights_of_experts(of, dtype)]
+    x2, scores2, up2, down2 = (leaf.detach().clone().requires_grad_() for leaf in leaves)
+    expected = dense(x2, chosen, scores2, up2, down2, dispatcher.capacity)
+    close = {"rtol": limit, "atol": limit}
+    torch.testing.assert_close(y, expected, **close)
+    for turn in range(2):                                   # gradients add up, and arrays are used again
+        y.float().square().sum().backward(retain_graph=turn == 0)
+        expected.float().square().sum().backward(retain_graph=turn == 0)
+    torch.testing.assert_close(x.grad, x2.grad, **close)
+    torch.testing.assert_close(scores.grad, scores2.grad, **close)
+    for mine, whole in ((up, up2), (down, down2)):
+        summed = whole.grad.float()
+        dist.all_reduce(summed, group=group)
+        torch.testing.assert_close(mine.grad.float(), summed[list(dispatcher.mine)], **close)
+    assert batch.dropped == int(((chosen >= 0) & ~kept(chosen, dispatcher.capacity)).sum())
+    assert torch.equal(batch.by_rank[world.rank].sum(), kept(chosen, dispatcher.capacity).sum())
+
+
+def everything(world):
+    groups = [None] if world.gloo is None else [None, world.gloo]
+    for group in groups:
+        for each in 1, 3:
+            plain = experts.Dispatcher(each * world.size, group)
+            for way in "random", "one", "none", "empty":
+                if each * world.size >= 2:
+                    check(world, plain, way, 2)
+            check(world, experts.Dispatcher(each * world.size, group, capacity=4), "random", 2)
+            check(world, experts.Dispatcher(each * world.size, group, capacity=4, pad=True), "none", 2)
+            check(world, experts.Dispatcher(each * world.size, group, capacity=100, pad=True), "empty", 1)
+        check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.bfloat16, 6e-2)
+        check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.float16, 1e-2)
+        check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.float64)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_equal_a_loop_over_experts(shared, size):
+    shared(size).run(everything)
+
+
+def bits(world):
+    """Memory in common and messages give the same bits."""
+    count, of = 50, 2 * world.size
+    x, scores = numbers(world.rank, count, 96), numbers(9, count, 2).softmax(-1)
+    chosen, results = routing("random", world.rank, count, of, 2), []
+    for group in None, world.gloo:
+        dispatcher = experts.Dispatcher(of, group)
+        batch = dispatcher.dispatch(x, chosen)
+        results.append((batch.tokens.clone(), dispatcher.combine(batch.tokens * 2, scores, batch)))
+    for one, other in zip(*results):
+        assert torch.equal(one, other)
+
+
+def test_ways_agree_to_the_bit(shared):
+    shared(2).run(bits)
+
+
+def in_pieces(world):
+    for group in None, world.gloo:
+        dispatcher = experts.Dispatcher(2 * world.size, group)
+        up, down = (part[list(dispatcher.mine)] for part in weights_of_experts(2 * world.size, torch.float32))
+        x, scores = numbers(world.rank, tokens_of(world.rank), COLUMNS), numbers(3, tokens_of(world.rank), 2)
+        chosen, results = routing("none", world.rank, len(x), 2 * world.size, 2), []
+
+        def expert(rows, counts):
+            parts = rows.split(counts.tolist())
+            return torch.cat([gelu(part @ a) @ b for part, a, b in zip(parts, up, down)])
+        for chunks in 1, 3, 50:                             # 50: some pieces have no token
+            leaf = x.clone().requires_grad_()
+            y = dispatcher.run(expert, leaf, scores, chosen, chunks)
+            y.square().sum().backward()
+            results.append((y.detach(), leaf.grad))
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0])
+    with pytest.raises(ValueError, match="0 chunks; there must be 1 or more"):
+        dispatcher.run(expert, x, scores, chosen, 0)
+
+
+def test_pieces_are_the_whole(shared):
+    shared(2).run(in_pieces)
+
+
+def grow(world):
+    """Batches that are held take new memory, and what is given back is used again."""
+    from torch_tutti.experts._pool import shared_of
+    dispatcher, held = experts.Dispatcher(2 * world.size), []
+    shared = shared_of(dispatcher.group)
+    for turn in range(12):
+        x = numbers(turn + world.rank, 400, 1024)
+        chosen = routing("random", world.rank, len(x), 2 * world.size, 2)
+        batch = dispatcher.dispatch(x, chosen)
+        held.append((x, chosen, batch, batch.tokens.clone()))
+        y = dispatcher.combine(batch.tokens, torch.full((400, 2), 0.5), batch)
+        torch.testing.assert_close(y, x)
+        for _, _, old, tokens in held:                      # nobody has written over them
+            assert torch.equal(old.tokens, tokens)
+    rooms = shared.pool.room
+    del held, batch, old
+    dispatcher.dispatch(x, chosen)
+    assert shared.pool.room == rooms and shared.take().size == rooms
+
+
+@pytest.mark.one_host("memory is in common on one host")
+def test_memory_is_used_again(shared):
+    shared(2).run(grow)
+
+
+def decode(world):
+    of, columns = 2 * world.size, 72
+    for dtype in torch.float32, torch.bfloat16:
+        decoder = experts.Decoder(of, columns, 6, dtype=dtype)
+        dispatcher = experts.Dispatcher(of)
+        for turn in range(7):
+            x = numbers(turn + 10 * world.rank, turn % 4 + world.rank, columns).to(dtype)
+            chosen, scores = routing("random", turn + world.rank, len(x), of, 2), numbers(turn, len(x), 2).softmax(-1)
+            rows, counts = decoder.dispatch(x, chosen)
+            batch = dispatcher.dispatch(x, chosen)
+            assert counts.sum(1).tolist() == batch.counts.tolist()
+            found = [rows[e, r, :count] for e in range(2) for r, count in enumerate(counts[e].tolist())]
+            assert torch.equal(torch.cat(found), batch.tokens)
+            expected = dispatcher.combine(batch.tokens * 3, scores, batch)
+            if turn % 2:
+                y = decoder.combine(rows * 3, scores)
+            else:
+                decoder.outputs.copy_(rows * 3)
+                y = decoder.combine(decoder.outputs, scores)
+            assert torch.equal(y, expected)
+
+
+@pytest.mark.one_host("a Decoder needs one")
+def test_decoding_in_one_round(shared):
+    shared(3).run(decode)
+
+
+# ---- routers ----
+def test_routers():
+    logits = numbers(1, 10, 6)
+    weights, chosen = experts.route(logits, 2)
+    top = logits.softmax(-1).topk(2)
+    assert torch.equal(chosen, top.indices)
+    torch.testing.assert_close(weights, top.values / top.values.sum(-1, keepdim=True))
+    bias = torch.tensor([9.0, 0, 0, 0, 0, 0])
+    weights, chosen = experts.route(logits, 3, score="sigmoid", normalise=False, bias=bias)
+    assert (chosen == 0).any(-1).all()
+    torch.testing.assert_close(weights, logits.sigmoid().gather(-1, chosen))
+    with pytest.raises(ValueError, match="7 experts of each token"):
+        experts.route(logits, 7)
+    with pytest.raises(ValueError, match='score "hard" is not known: "softmax" and "sigmoid" are'):
+        experts.route(logits, 2, score="hard")
+    found = experts.imbalance(torch.tensor([0, 6, 2, 0]))
+    assert found == (3.0, 1, 2, pytest.approx(6 ** 0.5 / 2))
+
+
+def balance(world):
+    logits = (numbers(world.rank, 64, 4) * 0.1).requires_grad_()
+    even = torch.arange(64)[:, None] % 4
+    assert experts.balance_loss(logits, even).item() == pytest.approx(1, abs=0.02)
+    skewed = (numbers(2, 64, 4) + torch.tensor([4.0, 0, 0, 0])).requires_grad_()
+    loss = experts.balance_loss(skewed, experts.route(skewed, 1)[1])
+    assert loss > 2
+    loss.backward()
+    assert (skewed.grad[:, 0] > 0).all()                    # less of the first is better
+    balance = experts.Balance(4, rate=0.01)
+    for _ in range(100):
+        chosen = experts.route(skewed.detach() / 4, 1, bias=balance.bias)[1]
+        counts = balance.update(chosen)
+    assert counts.sum() == 64 * world.size
+    assert experts.imbalance(counts).most < 1.8 < experts.imbalance(experts._router.counts_of(
+        experts.route(skewed.detach(), 1)[1], 4)).most
+    others = balance.bias.clone()
+    dist.broadcast(others, 0)
+    assert torch.equal(others, balance.bias)
+
+
+def test_balance(shared):
+    shared(2).run(balance)
+
+
+# ---- mistakes ----
+def refused(world, dispatcher, wrong, text, others):
+    """Rank 1 does it wrong; all raise."""
+    x, chosen = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=text if world.rank == 1 else others):
+        dispatcher.dispatch(*(wrong if world.rank == 1 else (x, chosen)))
+
+
+def mistakes(world):
+    x, chosen = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
+    for group in None, world.gloo:
+        dispatcher, others = experts.Dispatcher(4, group), "rank 1 of the group was given what cannot be dispatched"
+        refused(world, dispatcher, (x, chosen + 4), "token 0 chooses expert 4: there are 0 to 3", others)
+        refused(world, dispatcher, (x, chosen - 2), "token 0 chooses expert -2", others)
+        refused(world, dispatcher, (x, chosen[:3]), r"what is chosen is \[3, 2\] of int64", others)
+        refused(world, dispatcher, (x, chosen.float()), "of float32; it must be of whole numbers", others)
+        refused(world, dispatcher, (x.long(), chosen), r"tokens are \[4, 8\] of int64; they must", others)
+        refused(world, dispatcher, (x.double(), chosen), "rank 1 of the group has rows of 8 x torch.float64, rank 0",
+                "rank 0 of the group has rows of 8 x torch.float32, rank 1 of 8 x torch.float64")
+        refused(world, dispatcher, (torch.ones(4, 9), chosen), "rows of 9", "rows of 8 x torch.float32, rank 1 of 9")
+    batch = dispatcher.dispatch(x, chosen)
+    dispatcher.combine(batch.tokens, torch.ones(4, 2), batch)
+    for text, given in (("this batch has been combined", (batch.tokens, torch.ones(4, 2))),):
+        with pytest.raises(ValueError, match=text):
+            dispatcher.combine(*given, batch)
+    for wrong, text in ((dict(experts=5), "5 experts cannot be dealt out evenly to 2 ranks: take a multiple of 2"),
+                        (dict(experts=4, capacity=0), "a capacity of 0 rows drops every token"),
+                        (dict(experts=4, pad=True), "pad makes room for `capacity` rows"),
+                        (dict(experts=4, group=dist.GroupMember.NON_GROUP_MEMBER), "this rank is in no such group")):
+        with pytest.raises(ValueError, match=text):
+            experts.Dispatcher(**wrong)
+
+
+def test_mistakes_are_told_to_all(shared):
+    shared(2).run(mistakes)
+
+
+def mistakes_in_common(world):
+    x, chosen, others = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64), "rank 1 of the group was given what"
+    dispatcher = experts.Dispatcher(4)
+    for outputs, weights, text in ((lambda rows: rows.double(), torch.ones(4, 2), "outputs are .* of float64 on"),
+                                   (lambda rows: rows[:, :4], torch.ones(4, 2), "the experts' outputs are"),
+                                   (lambda rows: rows, torch.ones(4, 3), r"weights are \[4, 3\] of float32 on rank 1")):
+        batch = dispatcher.dispatch(x, chosen)
+        with pytest.raises(ValueError, match=text if world.rank == 1 else others):
+            if world.rank == 1:
+                dispatcher.combine(outputs(batch.tokens), weights, batch)
+            else:
+                dispatcher.combine(batch.tokens, torch.ones(4, 2), batch)
+    decoder = experts.Decoder(4, 8, 4)
+    for wrong, text in (((torch.ones(5, 8), chosen), "this Decoder takes at most 4 of 8"),
+                        ((x, chosen[:2]), r"what is chosen is \[2, 2\]"),
+                        ((x, chosen), "a token chooses an expert twice"),
+                        ((x, chosen + 7), "token 0 chooses expert 7")):
+        right = x, torch.tensor([[0, 1]]).expand(4, 2)
+        with pytest.raises(ValueError, match=text if world.rank == 1 else others):
+            decoder.dispatch(*(wrong if world.rank == 1 else right))
+    rows, _ = decoder.dispatch(*right)
+    with pytest.raises(ValueError, match=r"weights \[4, 3\]" if world.rank == 1 else others):
+        decoder.combine(rows, torch.ones(4, 2 + world.rank))
+    with pytest.raises(ValueError, match="5 experts on 2 ranks"):
+        experts.Decoder(5, 8, 4)
+    with pytest.raises(ValueError, match="a Decoder needs all ranks of the group on one host, and tutti"):
+        experts.Decoder(4, 8, 4, world.gloo)
+
+
+@pytest.mark.one_host("by messages others are not told, and a Decoder needs one")
+def test_mistakes_are_told_in_common_memory(shared):
+    shared(2).run(mistakes_in_common)
+
+
+def die(world):
+    import os
+    dispatcher = experts.Dispatcher(2 * world.size)
+    batch = dispatcher.dispatch(torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64))
+    if world.rank == 1:
+        os._exit(3)
+    dispatcher.combine(batch.tokens, torch.ones(4, 2), batch)
+
+
+def test_a_rank_that_dies_is_told(fresh):
+    outcome = fresh(2).outcomes(die)[0]
+    assert outcome.error == "PeerError" and "rank 1" in outcome.text
