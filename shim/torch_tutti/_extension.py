@@ -56,10 +56,13 @@ def load() -> ModuleType:
     return _loaded
 
 
-def backend_of(group: Any) -> Any:
-    """A group's backend for CPU tensors, if it is tutti's, also inside of what TORCH_DISTRIBUTED_DEBUG=DETAIL puts
-    around it; else None."""
+def backend_of(group: Any, device: Any = "cpu") -> Any:
+    """A group's backend for tensors of the device, if it is tutti's, also inside of what TORCH_DISTRIBUTED_DEBUG=DETAIL
+    puts around it; else None."""
     import torch
-    found = group._get_backend(torch.device("cpu"))
+    try:
+        found = group._get_backend(torch.device(device))
+    except RuntimeError:                # it has none for this kind of device
+        return None
     found = getattr(found, "wrapped_pg", found)
     return found if isinstance(found, load().ProcessGroupTutti) else None

@@ -1,18 +1,22 @@
 """Schedules of pipelines as data, by c_api's tutti_pipeline: for each rank a list of forwards and backwards; what they
-would take; and torch's own runtime on them. torch is imported by what runs only."""
+would take; and what runs them: our runner, and torch's own runtime. torch is imported by what runs only."""
 from __future__ import annotations
 
 import ctypes
 import os
 import tempfile
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from torch_tutti._grid import fits
 from torch_tutti._library import _check, _library
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor, nn
     from torch.distributed.pipelining import PipelineStage
+
+    from torch_tutti._pipeline_runner import Runner
 
 WORKS = "FBIW"                          # as torch's CSV has them: forward, backward, of inputs, of weights
 
@@ -124,6 +128,24 @@ class Pipeline:
     def csv(self) -> str:
         """As torch.distributed.pipelining reads schedules: a line for each rank."""
         return "".join(",".join(map(str, self.actions(rank))) + "\n" for rank in range(self.ranks))
+
+    def split(self, layers: nn.Module | Sequence[nn.Module]) -> list[nn.Sequential]:
+        """The layers, of an nn.Sequential, an nn.ModuleList or a list, as all stages, as even as can be, the first ones
+        with a layer more. Layers keep their names. Raises ValueError where they are fewer than stages."""
+        from torch_tutti._pipeline_runner import split
+        return split(layers, self.stages)
+
+    def runner(self, stages: nn.Module | Sequence[nn.Module], loss_fn: Callable[[Any, Any], Tensor] | None = None,
+               group: dist.ProcessGroup | None = None) -> Runner:
+        """Runs it on this rank's modules, one for each stage that stages_of() tells, in this order, or a single one:
+        step() and eval(), for all schedules. For all ranks of the group together.
+
+        A module is called with tensors, and gives a tensor or a tuple of tensors; the last one may give anything that
+        loss_fn takes. Shapes and types need not be told, and may change. loss_fn(output, target): one number, the mean
+        over the rows of a microbatch. group: of tutti, with the ranks of the pipeline; None: the default group. Raises
+        ValueError, on all ranks, for modules that do not fit and where ranks have different pipelines."""
+        from torch_tutti._pipeline_runner import Runner
+        return Runner(self, stages, loss_fn, group)
 
     def on_torch(self, stages: Sequence[PipelineStage], **options: Any) -> Any:
         """torch's runtime for schedules that are lists, with this one: step(), and eval() but for zb-v, for which

@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_pipeline.py --microbatches 8
 
-For each schedule a step on torch's runtime: the median of several, of the slowest rank; the prediction; and the bubble
-of both, from the time at work, which is known. Message: what one between ranks takes, measured, is in the prediction.
+For each schedule a step on our runner and on torch's runtime, in turns: the median of several, of the slowest rank; the
+prediction; how many times that each takes; and the bubbles, from the time at work, which is known. Message: what one
+between ranks takes, measured, is in the prediction.
 """
 import argparse
 import statistics
@@ -62,24 +63,36 @@ def message_seconds(rounds=200):
     return found[0]
 
 
-def measure(name, options, message):
-    pipeline = torch_tutti.Pipeline(name, dist.get_world_size(), options.microbatches)
-    rank, times = dist.get_rank(), tuple(ms / 1e3 for ms in (options.forward, options.backward, options.weight))
-    mine = pipeline.stages_of(rank)
-    stages = [PipelineStage(Stage(*times), i, pipeline.stages, torch.device("cpu")) for i in mine]
+def loss_of(x, y):
+    return (x - y).square().mean()
+
+
+def runtimes(pipeline, times, x):
+    """A step of each, on stages of its own."""
+    mine = pipeline.stages_of(dist.get_rank())
     last = pipeline.stages - 1 in mine
-    schedule = pipeline.on_torch(stages, loss_fn=lambda x, y: (x - y).square().mean())
-    x, taken = torch.ones(4 * options.microbatches, 16), []
-    for step in range(options.steps + 2):
-        dist.barrier()
-        begin = time.perf_counter()
-        schedule.step(*([x] if 0 in mine else []), target=x if last else None, losses=[] if last else None)
-        slowest = torch.tensor(time.perf_counter() - begin)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        taken += [slowest.item()] if step > 1 else []
-    forward, backward, weight = times
+    ours = pipeline.runner([Stage(*times) for _ in mine], loss_of)
+    stages = [PipelineStage(Stage(*times), i, pipeline.stages, torch.device("cpu")) for i in mine]
+    theirs = pipeline.on_torch(stages, loss_fn=loss_of)
+    return (lambda: ours.step(x, target=x),
+            lambda: theirs.step(*([x] if 0 in mine else []), target=x if last else None, losses=[] if last else None))
+
+
+def measure(name, options, message):
+    """Seconds of a step on ours and on torch's, and the prediction."""
+    forward, backward, weight = times = tuple(ms / 1e3 for ms in (options.forward, options.backward, options.weight))
+    pipeline = torch_tutti.Pipeline(name, dist.get_world_size(), options.microbatches)
+    steps, taken = runtimes(pipeline, times, torch.ones(4 * options.microbatches, 16)), ([], [])
+    for turn in range(options.steps + 2):
+        for step, of in zip(steps, taken):
+            dist.barrier()
+            begin = time.perf_counter()
+            step()
+            slowest = torch.tensor(time.perf_counter() - begin)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            of += [slowest.item()] if turn > 1 else []
     inputs = [0.0] + [backward] * (pipeline.stages - 1)     # the first stage's inputs have no gradients
-    return statistics.median(taken), pipeline.time(forward, inputs, weight, message)
+    return *map(statistics.median, taken), pipeline.time(forward, inputs, weight, message)
 
 
 def main() -> None:
@@ -96,13 +109,15 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, {options.microbatches} microbatches; stages of {options.forward:g}, "
               f"{options.backward:g} and {options.weight:g} ms; a message {message * 1e6:.0f} us\n"
-              f"{'schedule':<12}{'step, ms':>10}{'predicted':>11}{'ratio':>7}{'bubble':>9}{'predicted':>11}")
+              f"{'schedule':<12}{'ours, ms':>10}{'torch, ms':>11}{'predicted':>11}{'ours':>7}{'torch':>7}"
+              f"{'bubble':>9}{'torch':>8}{'predicted':>11}")
     for name in options.schedules:
-        seconds, timing = measure(name, options, message)
+        *seconds, timing = measure(name, options, message)
         if dist.get_rank() == 0:
-            bubble = 1 - min(timing.busy) / seconds         # of the first rank, which has least to do
-            print(f"{name:<12}{seconds * 1e3:>10.1f}{timing.makespan * 1e3:>11.1f}{seconds / timing.makespan:>7.3f}"
-                  f"{bubble:>9.1%}{max(timing.bubbles):>11.1%}", flush=True)
+            bubbles = [1 - min(timing.busy) / one for one in seconds]       # of the first rank, which has least to do
+            print(f"{name:<12}{seconds[0] * 1e3:>10.1f}{seconds[1] * 1e3:>11.1f}{timing.makespan * 1e3:>11.1f}"
+                  f"{seconds[0] / timing.makespan:>7.3f}{seconds[1] / timing.makespan:>7.3f}{bubbles[0]:>9.1%}"
+                  f"{bubbles[1]:>8.1%}{max(timing.bubbles):>11.1%}", flush=True)
     dist.destroy_process_group()
 
 

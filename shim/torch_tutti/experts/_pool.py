@@ -104,14 +104,9 @@ def shared_of(group: ProcessGroup) -> Shared | None:
     """None, on all ranks: they are not all on one host, or the group is not tutti's."""
     if group in _shared:
         return _shared[group]
-    from torch_tutti._extension import load
-    _C = load()
-    found = None
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        backend = None
-    if isinstance(backend, _C.ProcessGroupTutti):
+    from torch_tutti._extension import backend_of
+    found, backend = None, backend_of(group)
+    if backend is not None:
         communicator, host, index = backend._communicator, ctypes.c_int(), ctypes.c_int()
         places = []
         for rank in range(group.size()):

@@ -1,0 +1,212 @@
+"""Runs the lists of a Pipeline on plain modules: what users call, and what all ranks agree on.
+
+A step begins with an agreement, a few numbers: a rank that has been called wrongly says so before anything is sent, and
+all raise the same. What fails later aborts the group, so that the others do not wait for ever.
+"""
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_tutti._extension import backend_of
+from torch_tutti._pipeline import Pipeline, Timing
+from torch_tutti._pipeline_messages import Messages
+from torch_tutti._pipeline_step import Batch, Share, Span, Step
+
+_UNKNOWN = -(1 << 62)
+
+
+def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
+    """What Pipeline.split says."""
+    if isinstance(layers, nn.Module) and not isinstance(layers, (nn.Sequential, nn.ModuleList)):
+        raise ValueError("pipeline: split takes layers in an nn.Sequential, an nn.ModuleList or a list, and not a "
+                         f"{type(layers).__name__}")
+    named = (list(layers.named_children()) if isinstance(layers, nn.Module) else
+             [(str(number), layer) for number, layer in enumerate(layers)])
+    if len(named) < stages:
+        raise ValueError(f"pipeline: {len(named)} layers for {stages} stages; a stage has at least one layer")
+    each, more = divmod(len(named), stages)
+    cuts = [stage * each + min(stage, more) for stage in range(stages + 1)]
+    return [nn.Sequential(OrderedDict(named[begin:end])) for begin, end in zip(cuts, cuts[1:])]
+
+
+def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
+    chosen = dist.GroupMember.WORLD if group is None else group
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ValueError("pipeline: this rank is in no such group; call init_process_group first")
+    if backend_of(chosen) is None:
+        raise ValueError(f"pipeline: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
+    if chosen.size() != ranks:
+        raise ValueError(f"pipeline: it has {ranks} ranks, and the group {chosen.size()}")
+    return chosen
+
+
+def _listed(stages: Any) -> list[Any]:
+    several = isinstance(stages, (nn.ModuleList, list, tuple))
+    return list(stages) if several else [stages]
+
+
+def _mistake_in(given: Sequence[Any], mine: list[int], group: dist.ProcessGroup) -> str | None:
+    if len(given) != len(mine):
+        return f"{len(given)} modules for the stages {', '.join(map(str, mine))}; each has one"
+    for stage, module in zip(mine, given):
+        if not isinstance(module, nn.Module):
+            return f"stage {stage} is a {type(module).__name__}, not a module"
+        if isinstance(module, DistributedDataParallel):
+            return (f"stage {stage} is a DistributedDataParallel, which would sum gradients in each microbatch; give "
+                    "its module, and average gradients after the step")
+        if backend_of(group, _device_of(module)) is None:
+            return f"stage {stage} is on {_device_of(module)}, for which the group is not of tutti"
+    return None
+
+
+def _flat(target: Any) -> list[Any]:
+    return list(target) if isinstance(target, (tuple, list)) else [target]
+
+
+def _cut(target: Any, count: int) -> list[Any]:
+    """The larger ones first, by a row, where it must be."""
+    if isinstance(target, Tensor):
+        return list(target.tensor_split(count))
+    return list(zip(*(one.tensor_split(count) for one in target)))
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((t.device for of in (module.parameters(), module.buffers()) for t in of), torch.device("cpu"))
+
+
+class Runner:
+    """Pipeline.runner makes it. losses: of the microbatches of the last step, where the last stage is. timeline: what
+    this rank did in it, by the host's clock. held: the most activations, of a microbatch in a stage, that this rank
+    had at a time in it."""
+
+    def __init__(self, pipeline: Pipeline, stages: nn.Module | Sequence[nn.Module],
+                 loss_fn: Callable[[Any, Any], Tensor] | None, group: dist.ProcessGroup | None) -> None:
+        self.pipeline, self.group = pipeline, _group_of(group, pipeline.ranks)
+        pipeline.check()
+        rank = dist.get_rank(self.group)
+        given, mine = _listed(stages), pipeline.stages_of(rank)
+        self._compare(_mistake_in(given, mine, self.group))
+        self._actions = pipeline.actions(rank)
+        self._share = Share(rank, [pipeline.rank_of(stage) for stage in range(pipeline.stages)],
+                            dict(zip(mine, given)), {stage: _device_of(one) for stage, one in zip(mine, given)},
+                            loss_fn, Messages(self.group))
+        self.losses: list[Tensor] = []
+        self.timeline: list[Span] = []
+        self.held = 0
+
+    def _compare(self, mistake: str | None) -> None:
+        """All ranks raise the first mistake of any of them. They also tell each other which pipeline it is."""
+        p = self.pipeline
+        kind = f"{p.name} of {p.ranks} ranks, stages on each: {p.chunks}, microbatches: {p.microbatches}"
+        told = self._told((kind, mistake))
+        for rank, (other, wrong) in enumerate(told):
+            if wrong is not None:
+                raise ValueError(f"pipeline: rank {rank} of {kind}: {wrong}")
+            if other != told[0][0]:
+                raise ValueError(f"pipeline: rank 0 has {told[0][0]}; rank {rank} has {other}")
+
+    def _told(self, mine: Any) -> list[Any]:
+        told: list[Any] = [None] * self.pipeline.ranks
+        dist.all_gather_object(told, mine, group=self.group)
+        return told
+
+    # ---- for users ----
+    def step(self, *args: Tensor, target: Any = None) -> Tensor | None:
+        """A forward and a backward pass of a batch, for all ranks together. args: of the first stage; target: of the
+        loss, a tensor or a tuple of them. Both are looked at where these stages are, and cut along dimension 0 into
+        microbatches; where rows are no multiple of these, the first ones have a row more.
+
+        Returns the loss of the batch, detached, where the last stage is, elsewhere None: the mean of those of the
+        microbatches, weighted by their rows. Gradients are added to those of parameters, as backward() does, and are
+        those of one process with the whole batch, for a loss that is a mean over rows. Raises ValueError on all ranks
+        for a mistake in a call. What goes wrong later aborts the group: the rank whose module or loss_fn has failed
+        gets its error, the others AbortedError; all get PeerError for a rank that has died."""
+        return self._run(args, target, True)
+
+    def eval(self, *args: Tensor, target: Any = None) -> Any:
+        """A forward pass without gradients, for all ranks together. Where the last stage is it returns the loss, if
+        there is a target, and else the outputs of the microbatches put together along dimension 0; elsewhere None.
+        Modules stay in the mode, train or eval, that they are in, as in step()."""
+        return self._run(args, target, False)
+
+    def timing(self) -> Timing:
+        """What the last step took, in seconds, for all ranks together, as `Pipeline.time()` predicts it. On other
+        devices than CPUs it is when work was given to them."""
+        told = self._told(([span.end for span in self.timeline],
+                           sum(span.end - span.begin for span in self.timeline), self.held))
+        ends, busy, held = map(list, zip(*told))
+        return Timing(max((end for of in ends for end in of), default=0.0), ends, busy, held)
+
+    # ---- before anything is sent ----
+    def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool) -> str | None:
+        share, name = self._share, "step" if training else "eval"
+        first, last = 0 in share.stages, share.last in share.stages
+        if first and not args:
+            return f"{name}() without arguments, and this rank has the first stage"
+        if last and training and target is None:
+            return "step() without a target, and this rank has the last stage"
+        if last and target is not None and share.loss_fn is None:
+            return f"{name}() with a target, and the runner has no loss_fn"
+        if last and isinstance(target, (tuple, list)) and not target:
+            return f"{name}() with a target that has no tensors"
+        looked_at = [*(args if first else ()), *(_flat(target) if last and target is not None else ())]
+        for one in looked_at:
+            if not isinstance(one, Tensor) or not one.dim():
+                kind = "a tensor without dimensions" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+                return f"{name}() with {kind}, where tensors are cut along their first dimension"
+            if one.requires_grad:
+                return f"{name}() with a tensor that requires gradients: they end at the first stage; detach it"
+        rows = sorted({len(one) for one in looked_at})
+        if len(rows) > 1:
+            return f"{name}() with tensors of {' and '.join(map(str, rows))} rows"
+        if rows and rows[0] < self.pipeline.microbatches:
+            return f"{name}() with {rows[0]} rows for {self.pipeline.microbatches} microbatches; each has at least one"
+        return None
+
+    def _agree(self, mistake: str | None, training: bool, rows: int | None) -> None:
+        """rows: of the batch, where they are known."""
+        bounds = (_UNKNOWN, _UNKNOWN) if rows is None else (rows, -rows)
+        words = torch.tensor([mistake is not None, training, -training, *bounds])
+        self._share.messages.where = f"rank {self._share.rank}, beginning of a step"
+        with self._share.messages.told("waits for the other ranks"):
+            dist.all_reduce(words, dist.ReduceOp.MAX, group=self.group)
+        wrong, some, none, most, least = words.tolist()
+        if not wrong and some == -none and most in (-least, _UNKNOWN):
+            return
+        told = self._told((mistake, f"{'step' if training else 'eval'}()", rows))
+        texts = [f"rank {rank}: {one[0]}" for rank, one in enumerate(told) if one[0] is not None] or [
+            f"rank {rank} calls {one[1]}{f' with {one[2]} rows' if one[2] else ''}" for rank, one in enumerate(told)]
+        raise ValueError(f"pipeline: {'; '.join(texts)}")
+
+    # ---- a step ----
+    def _run(self, args: Sequence[Any], target: Any, training: bool) -> Any:
+        share, count = self._share, self.pipeline.microbatches
+        mistake = self._mistake_in_call(args, target, training)
+        first, last = 0 in share.stages, share.last in share.stages and target is not None
+        rows = None if mistake is not None else len(args[0]) if first else len(_flat(target)[0]) if last else None
+        self._agree(mistake, training, rows)
+        batch = Batch(list(zip(*(one.tensor_split(count) for one in args))) if first else [],
+                      _cut(target, count) if last else [],
+                      [(rows // count + (n < rows % count)) / rows for n in range(count)] if rows else [])
+        step = Step(share, self._actions, batch, training)
+        try:
+            with torch.set_grad_enabled(training):
+                step.run()
+                return self._outcome(step, batch)
+        except BaseException:                           # the others must not wait for what will not come
+            self.group.abort()
+            raise
+
+    def _outcome(self, step: Step, batch: Batch) -> Any:
+        self.timeline, self.held = step.timeline, step.held
+        self.losses = [loss for _, loss in sorted(step.losses.items())]
+        if self.losses:
+            return torch.stack([loss * weight for loss, weight in zip(self.losses, batch.weights)]).sum()
+        whole = [torch.cat(parts) for parts in zip(*(given for _, given in sorted(step.outputs.items())))]
+        return whole[0] if len(whole) == 1 else tuple(whole) or None

@@ -1,0 +1,498 @@
+"""Pipeline.runner: all schedules train as one process does, and as on torch's runtime; what passes between stages may
+be several tensors, and change; what goes wrong is told on all ranks, with the stage and the microbatch."""
+import gc
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_failures import failures
+from test_pipelines import SCHEDULES
+from test_pipelining import Block, check_gradients, data, loss_of, step
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from zero_training import refused
+
+import torch_tutti
+from torch_tutti import Pipeline
+
+
+def possible(name, size, microbatches):
+    return name in ("naive", "gpipe") or microbatches >= size and (name != "interleaved" or microbatches % size == 0)
+
+
+def runner_of(pipeline, blocks, loss_fn=loss_of, group=None):
+    return pipeline.runner([blocks[i] for i in pipeline.stages_of(dist.get_rank(group))], loss_fn, group)
+
+
+# ---- it trains ----
+def trains(world, name, microbatches):
+    """With rows that are a multiple of the microbatches or not: the judge has the whole batch at once."""
+    pipeline = Pipeline(name, world.size, microbatches)
+    mine, count = pipeline.stages_of(world.rank), pipeline.stages
+    blocks, model = ([Block(number) for number in range(count)] for _ in range(2))
+    runner = runner_of(pipeline, blocks)
+    optimizers = [torch.optim.SGD([p for block in of for p in block.parameters()], lr=0.1) for of in (blocks, model)]
+    for turn in range(2):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        x, y = data(count, turn)
+        expected = loss_of(nn.Sequential(*model)(x), y)
+        expected.backward()
+        found = runner.step(x, target=y)
+        assert (found is not None) == (count - 1 in mine) == bool(runner.losses)
+        if found is not None:
+            torch.testing.assert_close(found, expected.detach())
+            assert len(runner.losses) == microbatches and not found.requires_grad
+        check_gradients(mine, blocks, model)
+        assert runner.held == pipeline.time().held[world.rank]
+        for optimizer in optimizers:
+            optimizer.step()
+    output, loss = runner.eval(x), runner.eval(x, target=y)
+    if count - 1 in mine:
+        torch.testing.assert_close(output, nn.Sequential(*model)(x).detach())
+        torch.testing.assert_close(loss, loss_of(output, y))
+
+
+def trains_in_all_ways(world, name):
+    for microbatches in [m for m in range(1, 9) if possible(name, world.size, m)]:
+        trains(world, name, microbatches)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_trains_as_one_process(shared, size, name):
+    shared(size).run(trains_in_all_ways, name)
+
+
+def on_both(world, name, microbatches):
+    """Losses and gradients, on ours and on torch's runtime."""
+    pipeline = Pipeline(name, world.size, microbatches)
+    mine, count = pipeline.stages_of(world.rank), pipeline.stages
+    ours, theirs = ([Block(number) for number in range(count)] for _ in range(2))
+    x, y = data(count, 3)
+    runner = runner_of(pipeline, ours)
+    runner.step(x, target=y)
+    stages = [PipelineStage(theirs[i], i, count, torch.device("cpu")) for i in mine]
+    losses = step(pipeline.on_torch(stages, loss_fn=loss_of), mine, count, x, y)
+    if losses is not None:
+        assert torch.equal(torch.stack(runner.losses), torch.stack(losses).detach())
+    check_gradients(mine, ours, theirs)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_is_as_on_torch(shared, size, name):
+    shared(size).run(on_both, name, 8)
+
+
+# ---- what passes between stages ----
+class Several(nn.Module):
+    """A mask that has no gradients, a view, what the last stage does not use, and what depends on no input; weights
+    that are used twice with others between."""
+
+    def __init__(self, number, count):
+        super().__init__()
+        torch.manual_seed(number)
+        self.last = number == count - 1
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.alone = nn.Parameter(torch.randn(3))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x, mask=None, unused=None, alone=None):
+        mask = x[:, 0] > 0 if mask is None else mask
+        x = self.outer(torch.tanh(self.inner(torch.tanh(self.outer(x)))))
+        x = self.frozen(x) * mask[:, None] + (0 if alone is None else alone.sum())
+        return (x, self.alone.exp()) if self.last else (x.view(-1, 2, 2).flatten(1), mask, x * 2, self.alone.exp())
+
+
+def whole_of(stages, x):
+    given = (x,)
+    for stage in stages:
+        given = stage(*given)
+    return given
+
+
+def loss_of_several(given, y):
+    return (given[0] - y).square().mean() + given[1].sum()
+
+
+def several(world, name):
+    pipeline = Pipeline(name, world.size, 4)
+    ours, judge = ([Several(number, pipeline.stages) for number in range(pipeline.stages)] for _ in range(2))
+    runner = runner_of(pipeline, ours, loss_of_several)
+    for rows in (8, 8, 5, 9, 8):
+        torch.manual_seed(rows)
+        x, y = torch.randn(2, rows, 4)
+        expected = loss_of_several(whole_of(judge, x), y)
+        expected.backward()
+        found = runner.step(x, target=y)
+        if found is not None:
+            torch.testing.assert_close(found, expected.detach())
+        check_gradients(pipeline.stages_of(world.rank), ours, judge)
+        given = runner.eval(x)
+        if given is not None:
+            torch.testing.assert_close(given[0], whole_of(judge, x)[0].detach())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_several_tensors_whose_shapes_change(shared, name):
+    shared(2).run(several, name)
+
+
+class Words(nn.Module):
+    """Numbers in, numbers in 16 bits on; a length that changes from microbatch to microbatch."""
+
+    def __init__(self, number, count):
+        super().__init__()
+        torch.manual_seed(number)
+        self.words = nn.Embedding(10, 4) if number == 0 else None
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.words is not None:
+            x = self.words(x[:, :int(x[0, 0]) + 1])
+        return self.layer(x.float()).bfloat16()
+
+
+def lengths(world, name):
+    pipeline = Pipeline(name, world.size, 4)
+    ours, judge = ([Words(number, pipeline.stages) for number in range(pipeline.stages)] for _ in range(2))
+    runner = runner_of(pipeline, ours, lambda given, y: given.float().mean() * y.mean())
+    for turn in range(4):
+        torch.manual_seed(turn)
+        x, y = torch.randint(8, (4, 9)), (torch.rand(4), torch.rand(4))[turn % 2]
+        losses = [nn.Sequential(*judge)(a).float().mean() * b.mean() for a, b in zip(x.chunk(4), y.chunk(4))]
+        (sum(losses) / 4).backward()
+        found = runner.step(x, target=y)
+        if found is not None:
+            torch.testing.assert_close(found, sum(losses).detach() / 4)
+        for number in pipeline.stages_of(world.rank):
+            for mine, its in zip(ours[number].parameters(), judge[number].parameters()):
+                torch.testing.assert_close(mine.grad, its.grad)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_lengths_that_change_in_a_step(shared, name):
+    shared(2).run(lengths, name)
+
+
+class Large(nn.Module):
+    """More than fits into what lies between two ranks: both send, and nobody waits for a send."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def large(world, name):
+    pipeline = Pipeline(name, world.size, 4)
+    runner = pipeline.runner([Large() for _ in pipeline.stages_of(world.rank)], lambda a, b: (a - b).square().mean())
+    x = torch.ones(4, 1 << 20)
+    for _ in range(2):
+        found = runner.step(x, target=2 * x)
+        assert found is None or found == 1
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb-v"])
+def test_large_messages(shared, name):
+    shared(2).run(large, name)
+
+
+def beside_data_parallel(world):
+    """Two pipelines of two ranks: gradients of a stage are averaged after the step; targets are tuples."""
+    grid = torch_tutti.grid(pp=2)
+    pipeline = Pipeline("zb-v", 2, 4)
+    blocks, model = ([Block(number) for number in range(pipeline.stages)] for _ in range(2))
+    runner = runner_of(pipeline, blocks, lambda given, y: loss_of(given, y[0] * y[1]), grid.group("pp"))
+    batches = [data(pipeline.stages, seed) for seed in (20, 21)]
+    x, y = batches[grid.index("dp")]
+    runner.step(x, target=(y, torch.ones_like(y)))
+    mine = pipeline.stages_of(grid.index("pp"))
+    for parameter in [p for number in mine for p in blocks[number].parameters()]:
+        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group=grid.group("dp"))
+    sum(loss_of(nn.Sequential(*model)(x), y) / 2 for x, y in batches).backward()
+    check_gradients(mine, blocks, model)
+
+
+def test_pipelines_beside_data_parallel(shared):
+    shared(4).run(beside_data_parallel)
+
+
+def alone(world):
+    """A rank whose stages are all its own, with no message."""
+    group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
+    for name, chunks in (("interleaved", 3), ("zb-v", 2), ("1f1b", 1)):
+        pipeline = Pipeline(name, 1, 4, chunks)
+        blocks, model = (nn.Sequential(*[Block(number) for number in range(pipeline.stages)]) for _ in range(2))
+        runner = pipeline.runner(blocks[0] if chunks == 1 else nn.ModuleList(blocks), loss_of, group)
+        x, y = data(pipeline.stages, 1)
+        expected = loss_of(model(x), y)
+        expected.backward()
+        torch.testing.assert_close(runner.step(x, target=y), expected.detach())
+        check_gradients(range(pipeline.stages), blocks, model)
+
+
+def test_a_rank_alone(shared):
+    shared(2).run(alone)
+
+
+# ---- what it tells ----
+def tells(world):
+    pipeline = Pipeline("1f1b", world.size, 4)
+    runner = runner_of(pipeline, [Block(number) for number in range(pipeline.stages)])
+    assert runner.timing().makespan == 0 and runner.timeline == []
+    x, y = data(pipeline.stages, 1)
+    runner.step(x, target=y)
+    assert [span.action for span in runner.timeline] == pipeline.actions(world.rank)
+    assert all(span.begin <= span.end for span in runner.timeline)
+    assert all(a.end <= b.begin for a, b in zip(runner.timeline, runner.timeline[1:]))
+    timing, predicted = runner.timing(), pipeline.time()
+    assert timing.held == predicted.held and list(map(len, timing.ends)) == list(map(len, predicted.ends))
+    assert timing.ends[world.rank] == [span.end for span in runner.timeline]
+    assert max(of[-1] for of in timing.ends) == timing.makespan and all(0 <= b < 1 for b in timing.bubbles)
+    runner.eval(x)
+    assert {span.action.work for span in runner.timeline} == {"F"} and runner.held == 0
+
+
+def test_timeline(shared):
+    shared(2).run(tells)
+
+
+class Counted(torch.autograd.Function):
+    """The same; what a graph holds of it is counted."""
+    alive = most = 0
+
+    class Token:
+        def __init__(self):
+            Counted.alive += 1
+            Counted.most = max(Counted.most, Counted.alive)
+
+        def __del__(self):
+            Counted.alive -= 1
+
+    @staticmethod
+    def forward(context, x):
+        context.token = Counted.Token()
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.second(Counted.apply(self.first(x)))
+
+
+def lets_go(world, name):
+    """Without the collector of cycles, and also what torch's functions for halves of a backward have."""
+    pipeline = Pipeline(name, world.size, 8 if name != "interleaved" else 9)
+    runner = pipeline.runner([Counting() for _ in pipeline.stages_of(world.rank)], loss_of)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            Counted.most, x = 0, torch.ones(18, 6)
+            runner.step(x, target=x)
+            assert Counted.alive == 0 and Counted.most == runner.held == pipeline.time().held[world.rank]
+        runner.eval(x)
+        assert Counted.alive == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_more_is_held_than_the_schedule_says(shared, name):
+    shared(3).run(lets_go, name)
+
+
+def test_split():
+    layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(7)])
+    parts = Pipeline("zb-v", 2, 4).split(layers)
+    assert list(map(len, parts)) == [2, 2, 2, 1]
+    assert [name for part in parts for name in part.state_dict()] == list(layers.state_dict())
+    assert list(map(len, Pipeline("1f1b", 2, 4).split([nn.ReLU(), nn.ReLU(), nn.ReLU()]))) == [2, 1]
+    assert list(map(len, Pipeline("1f1b", 2, 4).split(nn.ModuleList([nn.ReLU(), nn.ReLU()])))) == [1, 1]
+    refused(ValueError, "3 layers for 4 stages; a stage has at least one", lambda: Pipeline("1f1b", 4, 4).split(
+        layers[:3]))
+    refused(ValueError, "a list, and not a Linear", lambda: Pipeline("1f1b", 4, 4).split(layers[0]))
+
+
+# ---- mistakes: all ranks get the same, and the group is as it was ----
+def wrong_stages(world):
+    def refuse(text, stages, name="zb-v", microbatches=4, group=None):
+        refused(ValueError, text, lambda: Pipeline(name, 2, microbatches).runner(stages, loss_of, group))
+    two, me, wrapped = [Block(0), Block(1)], world.rank, nn.parallel.DistributedDataParallel(Block(0))
+    refuse("rank 1 of zb-v .*: 1 modules for the stages 1, 2; each has one", two[me:])
+    refuse("rank 0 of zb-v .*: stage 3 is a dict, not a module", two if me else [Block(0), {}])
+    refuse("rank 0 of 1f1b .*: stage 0 is a NoneType, not a module", Block(0) if me else None, "1f1b")
+    refuse("rank 0 has zb-v of 2 ranks, stages on each: 2, microbatches: 4; rank 1 has .* microbatches: 5", two,
+           microbatches=4 + me)
+    refuse("rank 0 has gpipe .*; rank 1 has 1f1b", Block(0), "1f1b" if me else "gpipe")
+    refuse("stage 1 is a DistributedDataParallel, .*; give its module, and average gradients after the step",
+           wrapped if me else wrapped.module, "1f1b")
+    refuse("rank 0 of 1f1b .*: stage 0 is on meta, for which the group is not of tutti", Block(0).to("meta"), "1f1b")
+    refuse("backend for CPU tensors is gloo, not tutti", two, group=world.gloo)
+    refused(ValueError, "it has 3 ranks, and the group 2", lambda: Pipeline("1f1b", 3, 4).runner(two))
+    others = [dist.new_group([rank]) for rank in range(2)][1 - me]
+    refuse("this rank is in no such group", two, group=others)
+
+
+def test_stages_that_do_not_fit(shared):
+    shared(2).run(wrong_stages)
+
+
+def wrong_calls(world):
+    me, pipeline = world.rank, Pipeline("1f1b", 2, 4)
+    runner = runner_of(pipeline, [Block(0), Block(1)])
+    without = runner_of(pipeline, [Block(0), Block(1)], None)
+    x, y = data(2, 1)
+
+    def refuse(text, call):
+        refused(ValueError, text, call)
+    refuse("pipeline: rank 0: step\\(\\) without arguments", lambda: runner.step(target=y))
+    refuse("pipeline: rank 1: step\\(\\) without a target", lambda: runner.step(x))
+    refuse("rank 0: eval\\(\\) without arg.*; rank 1: eval\\(\\) with a list", lambda: runner.eval(target=([],)))
+    refuse("rank 1: step\\(\\) with a target, and the runner has no loss_fn", lambda: without.step(x, target=y))
+    refuse("rank 1: step\\(\\) with a target that has no tensors", lambda: runner.step(x, target=()))
+    refuse("rank 0: step\\(\\) with a tensor without dim", lambda: runner.step(torch.ones(()), target=y))
+    refuse("rank 0: step\\(\\) with a str, where tensors are cut", lambda: runner.step(x, "x", target=y))
+    refuse("rank 0: .* with 3 rows for 4 microbatches; each has at least one", lambda: runner.step(x[:3], target=y))
+    refuse("rank 0: .* with tensors of 8 and 32 rows", lambda: runner.step(x, x[:8], target=y))
+    refuse("rank 0: .* requires gradients: they end at", lambda: runner.step(x.clone().requires_grad_(), target=y))
+    refuse("rank 0 calls step\\(\\) with 8 rows; rank 1 calls step\\(\\) with 32 rows",
+           lambda: runner.step(x[:8], target=y))
+    refuse("rank 0 calls step\\(\\) with 32 rows; rank 1 calls eval\\(\\)",
+           lambda: runner.eval(x) if me else runner.step(x))
+    assert (runner.step(x, target=y) is not None) == me == (without.eval(x) is not None)
+
+
+def test_calls_that_do_not_fit(shared):
+    shared(2).run(wrong_calls)
+
+
+# ---- what fails in the middle ----
+class Failing(nn.Module):
+    """Counts its passes, and does something in one of them, or in its backward."""
+
+    def __init__(self, at, act, back=False):
+        super().__init__()
+        self.layer, self.passes, self.at, self.act, self.back = nn.Linear(6, 6), 0, at, act, back
+
+    def forward(self, x):
+        self.passes += 1
+        given = self.layer(x)
+        if self.passes - 1 == self.at:
+            if not self.back:
+                return self.act(given)
+            given.register_hook(self.act)
+        return given
+
+
+def kill(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(_):
+    raise KeyError("of the user's")
+
+
+def be_late(_):
+    raise torch_tutti.TimeoutError("another group's")
+
+
+def run_failing(world, name, culprit, at, act, back=False):
+    """Which of the culprit's stages gets that far first depends on the schedule."""
+    pipeline = Pipeline(name, world.size, 9)
+    stages = [Failing(at if world.rank == culprit else None, act, back) for _ in pipeline.stages_of(world.rank)]
+    runner = pipeline.runner(stages, loss_of)
+    x = torch.ones(18, 6)
+    try:
+        runner.step(x, target=x)
+        runner.step(x, target=x)        # who was done before
+    except torch_tutti.Error as error:
+        with pytest.raises(torch_tutti.Error, match="beginning of a step: waits for the other ranks"):
+            runner.step(x, target=x)
+        raise error
+
+
+@pytest.mark.parametrize("name, back", [("gpipe", False), ("1f1b", True), ("interleaved", False), ("zb-h1", True),
+                                        ("zb-v", False)])
+def test_a_killed_rank(fresh, name, back):
+    outcomes = fresh(3).outcomes(run_failing, name, 1, 3, kill, back)
+    assert outcomes[1].died == -signal.SIGKILL
+    failures([outcomes[0], outcomes[2]], "PeerError", "pipeline: rank ", ", stage ", " of microbatch ", "rank 1")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert any(word in outcome.text for word in ("waits for the", "sends the", "asks for the", "has sent the"))
+
+
+def test_a_killed_rank_in_full(fresh):
+    """What the last of two ranks says whose first dies in the forward of its microbatch 3."""
+    outcomes = fresh(2).outcomes(run_failing, "gpipe", 0, 3, kill)
+    failures(outcomes[1:], "PeerError", "pipeline: rank 1, stage 1, forward of microbatch ",
+             " for the activation of stage 0 from rank 0: ", "rank 0")
+
+
+@pytest.mark.parametrize("name, back", [("gpipe", False), ("1f1b", True), ("zb-v", True)])
+def test_a_module_that_raises(fresh, name, back):
+    outcomes = fresh(3).outcomes(run_failing, name, 1, 3, fail, back)
+    failures(outcomes[1:2], "KeyError", "of the user's")
+    if hasattr(BaseException, "add_note"):              # Python 3.11
+        assert "pipeline: rank 1, stage " in outcomes[1].trace and " of microbatch 3" in outcomes[1].trace
+    failures([outcomes[0], outcomes[2]], "AbortedError", "pipeline: rank ", "of microbatch ", "rank 1")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_group_that_a_module_uses(fresh, name):
+    """Its error keeps its class, also through torch's functions for halves of a backward, and gets a place."""
+    outcomes = fresh(2).outcomes(run_failing, name, 1, 3, be_late, True)
+    failures(outcomes[1:], "TimeoutError", "pipeline: rank 1, stage ", " of microbatch 3: at work: another group's")
+    failures(outcomes[:1], "AbortedError", "pipeline: rank 0, stage ")
+
+
+def gives_it(given):
+    return given
+
+
+def gives(given):
+    return {"a": given}
+
+
+def gives_none(given):
+    return given, None
+
+
+def many(given, _=None):
+    return torch.ones(4)
+
+
+def run_wrong_output(world, act, loss_fn):
+    pipeline = Pipeline("gpipe", world.size, 4)
+    runner = pipeline.runner(Failing(1 if world.rank == 0 else None, act), loss_fn)
+    runner.step(torch.ones(16, 6), target=torch.ones(16, 6))
+
+
+@pytest.mark.parametrize("act, text", [
+    (gives, "stage 0 gives a dict; it is to give a tensor, or a tuple of tensors"),
+    (gives_none, "stage 0 gives a tuple with a NoneType; it is to give a tensor, or a tuple of tensors")])
+def test_outputs_that_are_no_tensors(fresh, act, text):
+    outcomes = fresh(2).outcomes(run_wrong_output, act, loss_of)
+    failures(outcomes[:1], "ValueError", text)
+    failures(outcomes[1:], "AbortedError", "rank 1, stage 1, forward of microbatch ",
+             " for the activation of stage 0 from rank 0: ")
+
+
+def test_a_loss_that_is_no_number(fresh):
+    outcomes = fresh(2).outcomes(run_wrong_output, gives_it, many)
+    failures(outcomes[1:], "ValueError", "loss_fn gives a tensor of 4 elements; it is to give a tensor with one number")
+    failures(outcomes[:1], "AbortedError", "stage 0, ", "microbatch")
