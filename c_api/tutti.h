@@ -362,7 +362,8 @@ typedef struct tutti_pipeline tutti_pipeline;
 TUTTI_API const char *tutti_pipeline_name(int index);
 /* schedule: "naive" (one microbatch at a time), "gpipe" (all forwards, then all backwards; Huang et al. 2019), "1f1b"
    (Narayanan et al. 2019), "interleaved" (several stages a rank, round and round; Narayanan et al. 2021), "zb-h1", "zb-v"
-   (gradients of weights fill the gaps; zb-v: two stages a rank, up and down again; Qi et al. 2023). chunks: stages of a
+   (gradients of weights fill the gaps; zb-v: two stages a rank, up and down again; Qi et al. 2023), "dualpipe-v" (the same
+   stages, forwards and backwards in pairs; DeepSeek-AI 2025; at least twice as many microbatches as ranks). chunks: stages of a
    rank. INVALID_ARGUMENT for what a schedule cannot have. */
 TUTTI_API tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks,
     int microbatches);

@@ -167,6 +167,52 @@ static void make_interleaved(struct tutti_pipeline *p)
     }
 }
 
+/* ---- DualPipe, cut in half (DeepSeek-AI, DualPipeV, 2025): a V, too, in which, once it is full, a forward of one half
+   and a backward of the other take turns, for who can do both at a time. Backwards are whole but at both ends. ---- */
+struct dual { struct tutti_pipeline *p; int rank, forwards[2], backwards[2], due; };
+static int dual_stage(const struct dual *d, int half) { return half ? 2 * d->p->ranks - 1 - d->rank : d->rank; }
+static void dual_forward(struct dual *d, int half)
+{
+    add(d->p, d->rank, (tutti_action){ TUTTI_FORWARD, dual_stage(d, half), d->forwards[half]++ });
+}
+static void dual_backward(struct dual *d, int half, bool splits)
+{
+    tutti_work work = splits ? TUTTI_BACKWARD_INPUT : TUTTI_BACKWARD;
+    add(d->p, d->rank, (tutti_action){ work, dual_stage(d, half), d->backwards[half]++ });
+}
+static void dual_weight(struct dual *d)                 /* the oldest that is due */
+{
+    const struct pipeline_list *l = &d->p->list[d->rank];
+    while (l->action[d->due].work != TUTTI_BACKWARD_INPUT) d->due++;
+    tutti_action a = l->action[d->due++];
+    add(d->p, d->rank, (tutti_action){ TUTTI_BACKWARD_WEIGHT, a.stage, a.microbatch });
+}
+static void dual_drain(struct dual *d, int turns)       /* the second half of them leaves weights for later */
+{
+    for (int i = 0; i < turns; i++) {
+        dual_backward(d, 1, i > turns / 2 || (i == turns / 2 && d->rank % 2));
+        dual_backward(d, 0, i >= turns / 2);
+    }
+}
+static void make_dualpipe_v(struct tutti_pipeline *p)
+{
+    for (int rank = 0; rank < p->ranks; rank++) {
+        struct dual d = { .p = p, .rank = rank };
+        int behind = p->ranks - rank - 1;
+        for (int i = 0; i < 2 * behind; i++) dual_forward(&d, 0);
+        for (int i = 0; i <= rank; i++) dual_forward(&d, 0), dual_forward(&d, 1);
+        for (int i = 0; i < behind; i++) dual_backward(&d, 1, true), dual_weight(&d), dual_forward(&d, 1);
+        for (int i = 0; i < p->microbatches - 2 * p->ranks + rank + 1; i++) {
+            dual_forward(&d, 0), dual_backward(&d, 1, false);
+            dual_forward(&d, 1), dual_backward(&d, 0, false);
+        }
+        for (int i = 0; i < behind; i++) dual_backward(&d, 1, false), dual_forward(&d, 1), dual_backward(&d, 0, false);
+        dual_drain(&d, rank + 1);
+        for (int i = 0; i < behind; i++) dual_weight(&d), dual_backward(&d, 0, true);
+        for (int i = 0; i <= rank; i++) dual_weight(&d);
+    }
+}
+
 /* ---- schedules ---- */
 static const struct schedule {
     const char *name;
@@ -174,14 +220,16 @@ static const struct schedule {
     void (*write)(struct tutti_pipeline *);
     int chunks;                                         /* stages of a rank; 0: any */
     bool splits, turns;
-    bool few, even;                                     /* fewer microbatches than ranks; only multiples of them */
+    int least; /* microbatches for each rank; 0: there may be fewer than ranks */
+    bool even;                                          /* only multiples of the ranks */
 } schedules[] = {
-    { "naive", .write = make_naive, .chunks = 1, .few = true },
-    { "gpipe", .choose = gpipe, .chunks = 1, .few = true },
-    { "1f1b", .choose = one_forward_one_backward, .chunks = 1 },
-    { "interleaved", .write = make_interleaved, .even = true },
-    { "zb-h1", .choose = zero_bubble, .chunks = 1, .splits = true },
-    { "zb-v", .choose = zero_bubble_v, .chunks = 2, .splits = true, .turns = true },
+    { "naive", .write = make_naive, .chunks = 1 },
+    { "gpipe", .choose = gpipe, .chunks = 1 },
+    { "1f1b", .choose = one_forward_one_backward, .chunks = 1, .least = 1 },
+    { "interleaved", .write = make_interleaved, .least = 1, .even = true },
+    { "zb-h1", .choose = zero_bubble, .chunks = 1, .splits = true, .least = 1 },
+    { "zb-v", .choose = zero_bubble_v, .chunks = 2, .splits = true, .turns = true, .least = 1 },
+    { "dualpipe-v", .write = make_dualpipe_v, .chunks = 2, .turns = true, .least = 2 },
 };
 enum { SCHEDULES = sizeof schedules / sizeof schedules[0] };
 enum { MOST_RANKS = 4096, MOST_MICROBATCHES = 65536, MOST_CHUNKS = 64, MOST_WORK = 1 << 24 };
@@ -196,7 +244,9 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
 {
     if (!s)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: there is no schedule \"%s\"; there are naive, gpipe, 1f1b, interleaved, zb-h1 and zb-v", name);
+            "pipeline: there is no schedule \"%s\"; there are naive, gpipe, 1f1b, interleaved, zb-h1, zb-v and "
+            "dualpipe-v",
+            name);
     if (ranks < 1 || ranks > MOST_RANKS || chunks < 1 || chunks > MOST_CHUNKS || microbatches < 1
         || microbatches > MOST_MICROBATCHES)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -209,10 +259,10 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "pipeline: %d ranks, %d stages on each and %d microbatches are more than %d pieces of work", ranks, chunks,
             microbatches, MOST_WORK);
-    if (microbatches < ranks && !s->few)
+    if (microbatches < ranks * s->least)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: %d microbatches for %d ranks; %s needs at least as many as ranks, gpipe takes fewer",
-            microbatches, ranks, name);
+            "pipeline: %d microbatches for %d ranks; %s needs at least %d, gpipe takes fewer", microbatches, ranks,
+            name, ranks * s->least);
     if (s->even && microbatches % ranks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: %s needs a multiple of %d microbatches, not %d", name,
             ranks, microbatches);

@@ -8,7 +8,7 @@ struct pipeline_list { tutti_action *action; int count; };
 struct tutti_pipeline {
     int ranks, chunks, stages, microbatches;
     bool turns; /* stages go up the ranks and down again, else round and round */
-    bool splits;                                        /* backward passes, into inputs and weights */
+    bool splits;                                        /* all backward passes, into inputs and weights */
     struct pipeline_list *list;                         /* [ranks] */
 };
 static inline int pipeline_rank(const struct tutti_pipeline *p, int stage)

@@ -33,10 +33,15 @@ static double arrival(const struct play *y, tutti_work work, int stage, int micr
     double over = y->over[work][pipeline_cell(y->p, stage, microbatch)];
     return over < 0 || pipeline_rank(y->p, stage) == rank ? over : over + y->cost->message;
 }
+/* The same of a backward, whole or of inputs. */
+static double arrival_back(const struct play *y, int stage, int microbatch, int rank)
+{
+    double whole = arrival(y, TUTTI_BACKWARD, stage, microbatch, rank);
+    return whole < 0 ? arrival(y, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
+}
 /* When it can begin, below 0: not yet. */
 static double beginning(const struct play *y, int rank, tutti_action a)
 {
-    tutti_work back = pipeline_backward(y->p);
     double mine = y->free_at[rank], own, other = 0;
     if (a.work == TUTTI_FORWARD) {
         other = a.stage ? arrival(y, TUTTI_FORWARD, a.stage - 1, a.microbatch, rank) : 0;
@@ -47,7 +52,7 @@ static double beginning(const struct play *y, int rank, tutti_action a)
         return own < 0 ? own : later(mine, own);
     }
     own = y->over[TUTTI_FORWARD][pipeline_cell(y->p, a.stage, a.microbatch)];
-    if (a.stage < y->p->stages - 1) other = arrival(y, back, a.stage + 1, a.microbatch, rank);
+    if (a.stage < y->p->stages - 1) other = arrival_back(y, a.stage + 1, a.microbatch, rank);
     return own < 0 || other < 0 ? -1 : later(mine, later(own, other));
 }
 
@@ -102,14 +107,14 @@ static void stop(struct play *y)
     free(y->next);
     free(y->free_at);
 }
-static int most_held(const struct pipeline_list *l, bool splits)
+static int most_held(const struct pipeline_list *l)
 {
     int now = 0, most = 0;
     for (int i = 0; i < l->count; i++) {
         tutti_work work = l->action[i].work;
         now += work == TUTTI_FORWARD;
         if (now > most) most = now;
-        now -= work == (splits ? TUTTI_BACKWARD_WEIGHT : TUTTI_BACKWARD);
+        now -= work == TUTTI_BACKWARD_WEIGHT || work == TUTTI_BACKWARD;
     }
     return most;
 }
@@ -130,7 +135,7 @@ tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_
         const struct pipeline_list *l = &p->list[rank];
         busy[rank] = 0;
         for (int i = 0; i < l->count; i++) busy[rank] += length_of(&y, l->action[i]);
-        held[rank] = most_held(l, p->splits);
+        held[rank] = most_held(l);
         *makespan = later(*makespan, y.free_at[rank]);
     }
     stop(&y);
@@ -152,9 +157,8 @@ static tutti_status check_each_once(const struct tutti_pipeline *p, uint8_t *see
                     "pipeline: action %d of rank %d is not its own, or is there twice", i, rank);
         }
     for (size_t c = 0; c < cells; c++) {
-        bool whole = p->splits ? seen[TUTTI_BACKWARD_INPUT * cells + c] && seen[TUTTI_BACKWARD_WEIGHT * cells + c]
-                               : seen[TUTTI_BACKWARD * cells + c];
-        if (!seen[c] || !whole)
+        int halves = seen[TUTTI_BACKWARD_INPUT * cells + c] + seen[TUTTI_BACKWARD_WEIGHT * cells + c];
+        if (!seen[c] || halves + 2 * seen[TUTTI_BACKWARD * cells + c] != 2)
             return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: microbatch %d of stage %d is not gone through",
                 (int)(c % (size_t)p->microbatches), (int)(c / (size_t)p->microbatches));
     }

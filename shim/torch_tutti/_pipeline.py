@@ -68,7 +68,7 @@ class Pipeline:
         """schedule: one of schedules(). chunks: stages of each rank; None, as many as the schedule has, 2 where it may
         have any. Raises ValueError for what a schedule cannot have."""
         self.name, self.ranks, self.microbatches = schedule, ranks, microbatches
-        self.chunks = chunks if chunks is not None else 2 if schedule in ("interleaved", "zb-v") else 1
+        self.chunks = chunks if chunks is not None else 2 if schedule in ("interleaved", "zb-v", "dualpipe-v") else 1
         fits("pipeline", ranks, microbatches, self.chunks)
         self.stages = ranks * self.chunks
         self._made, self._calls = c_void_p(), _library()

@@ -15,7 +15,7 @@ def formula(pipeline: Pipeline) -> float:
     """The bubble where all stages take as long, forward as long as each half of backward."""
     p, m, v = pipeline.ranks, pipeline.microbatches, pipeline.chunks
     left = {"naive": p * m * 3 - m * 3, "gpipe": (p - 1) * 3, "1f1b": (p - 1) * 3, "interleaved": (p - 1) * 3,
-            "zb-h1": p - 1, "zb-v": p - 1}[pipeline.name]
+            "zb-h1": p - 1, "zb-v": p - 1, "dualpipe-v": p - 1}[pipeline.name]
     return left / (left + 3 * m * v)
 
 
@@ -95,9 +95,10 @@ def add_parser(commands: Any) -> None:
         "pipeline", help="what a schedule of a pipeline does, how much of it is waiting, and a picture",
         allow_abbrev=False, description="Prints for each rank its forwards (F) and backwards (B; I of inputs, W of "
                                         "weights) as stage, work, microbatch.")
-    pipeline.add_argument("schedule", help="naive, gpipe, 1f1b, interleaved, zb-h1 or zb-v")
+    pipeline.add_argument("schedule", help="naive, gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v")
     pipeline.add_argument("--stages", type=whole(1), default=4, help="ranks of the pipeline (default: %(default)s)")
-    pipeline.add_argument("--chunks", type=whole(1), help="stages of each rank (default: 1; interleaved and zb-v 2)")
+    pipeline.add_argument("--chunks", type=whole(1), help="stages of each rank (default: 1; interleaved, zb-v and "
+                                                              "dualpipe-v 2)")
     pipeline.add_argument("--microbatches", type=whole(1), default=8, help="of a step (default: %(default)s)")
     for name, what in (("forward", "of a stage forward"), ("backward", "of its inputs backward"),
                        ("weight", "of its weights backward")):

@@ -19,6 +19,8 @@ from torch_tutti import Pipeline
 
 
 def possible(name, size, microbatches):
+    if name == "dualpipe-v":
+        return microbatches >= 2 * size
     return name in ("naive", "gpipe") or microbatches >= size and (name != "interleaved" or microbatches % size == 0)
 
 

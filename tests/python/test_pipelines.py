@@ -12,7 +12,7 @@ from torch_tutti._pipeline import schedules
 from torch_tutti._pipeline_command import formula
 from torch_tutti.cli import main
 
-SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 
 
 def test_schedules():
@@ -71,6 +71,8 @@ def trains(world, name, microbatches):
 @pytest.mark.parametrize("size, microbatches", [(2, 2), (2, 8), (4, 4), (4, 8)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_trains_as_one_process(shared, size, name, microbatches):
+    if name == "dualpipe-v" and microbatches < 2 * size:
+        microbatches = 2 * size
     assert BATCH >= microbatches
     shared(size).run(trains, name, microbatches)
 

@@ -52,6 +52,10 @@ static void test_bubbles_and_memory(void **state)
             assert_true(makespan <= 3 * m + p - 1 && most_held(p) <= p);
             tutti_pipeline_destroy(made("zb-v", p, 2, m));      /* the last rank begins p - 1 later; hardly more */
             assert_true(makespan <= 6 * m + p - 1 + (m < 2 * p ? p : p / 4) && most_held(p) <= 2 * p);
+            if (m < 2 * p) continue;
+            tutti_pipeline_destroy(made("dualpipe-v", p, 2, m));        /* the same, and one more is held, by all */
+            assert_true(makespan == 6 * m + p - 1);
+            for (int rank = 0; rank < p; rank++) assert_int_equal(held[rank], 2 * p + 1);
         }
 }
 static void test_interleaved(void **state)
@@ -80,10 +84,10 @@ static void test_unequal_times(void **state)
 {
     (void)state;
     uint64_t seed = 7;
-    static const char *const all[] = { "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v" };
+    static const char *const all[] = { "naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v" };
     for (int turn = 0; turn < 300; turn++) {
         double of[3][MOST_STAGES], *ends;
-        int n = turn % 6, ranks = 2 + (int)(random_next(&seed) % 5), chunks = n == 3 || n == 5 ? 2 : 1, count, at = 0;
+        int n = turn % 7, ranks = 2 + (int)(random_next(&seed) % 5), chunks = n == 3 || n >= 5 ? 2 : 1, count, at = 0;
         tutti_pipeline_cost cost = { of[0], of[1], of[2], (double)(random_next(&seed) % 100) / 50 };
         tutti_pipeline *p = made(all[n], ranks, chunks, ranks * 2);
         for (int s = 0; s < MOST_STAGES; s++)
@@ -145,8 +149,9 @@ static void test_what_is_refused(void **state)
         const char *text;
     } wrong[] = {
         { "dualpipe", 2, 1, 4, "there is no schedule \"dualpipe\"; there are naive, gpipe" },
-        { "1f1b", 4, 1, 3, "3 microbatches for 4 ranks; 1f1b needs at least as many as ranks" },
+        { "1f1b", 4, 1, 3, "3 microbatches for 4 ranks; 1f1b needs at least 4, gpipe takes fewer" },
         { "1f1b", 4, 2, 8, "1f1b has 1 stage on each rank, not 2" },
+        { "dualpipe-v", 4, 2, 7, "7 microbatches for 4 ranks; dualpipe-v needs at least 8" },
         { "zb-v", 4, 1, 8, "zb-v has 2 stages on each rank, not 1" },
         { "interleaved", 4, 2, 6, "interleaved needs a multiple of 4 microbatches, not 6" },
         { "gpipe", 0, 1, 4, "0 ranks, 1 stages on each, 4 microbatches" },
@@ -171,7 +176,7 @@ static void test_what_is_refused(void **state)
     assert_null(tutti_pipeline_actions(p, 4, &count));
     tutti_pipeline_destroy(p);
     assert_int_equal(tutti_pipeline_destroy(NULL), TUTTI_OK);
-    for (int i = 0; tutti_pipeline_name(i); i++) assert_true(i < 6);
+    for (int i = 0; tutti_pipeline_name(i); i++) assert_true(i < 7);
 }
 int main(void)
 {
