@@ -13,7 +13,7 @@ from torch_tutti._bench.options import add_parser as add_bench
 from torch_tutti._grid_command import add_parser as add_grid
 from torch_tutti._model.options import add_parser as add_model
 from torch_tutti._pipeline_command import add_parser as add_pipeline
-from torch_tutti._plan import add_parser as add_plan
+from torch_tutti._planning.command import add_parser as add_plan
 from torch_tutti._timeline import add_parser as add_zero
 
 

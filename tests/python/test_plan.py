@@ -5,7 +5,8 @@ import torch.nn as nn
 from zero_training import Network, go_back
 
 from torch_tutti import compression, zero
-from torch_tutti._plan import MODELS, WAYS, Model, Packing, activations, needs, packed
+from torch_tutti._planning.memory import WAYS, Packing, activations, needs, packed
+from torch_tutti._planning.models import MODELS, Model
 from torch_tutti.cli import main
 
 PUBLISHED = {"llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-33b": 32_528_943_616,

@@ -1,0 +1,181 @@
+"""The command `tutti plan`: what it understands, which model and which cluster that is, and who answers. torch is
+imported only where links are measured."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from torch_tutti._arguments import PICTURES, picture, whole
+from torch_tutti._planning import report, units
+from torch_tutti._planning.communication import DEVICES, Cluster
+from torch_tutti._planning.memory import FORMS, PRECISIONS, RECOMPUTED
+from torch_tutti._planning.models import ALIASES, MODELS, Model
+from torch_tutti._planning.strategy import DIVISIBLE, Job, ranked
+from torch_tutti._planning.units import Link
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+USUAL_DEVICE, USUAL_TOP, USUAL_TOKENS, PATIENCE_S = "h100", 10, 4 << 20, 300
+MOST, MOST_DEVICES = 1 << 50, 1 << 20                   # of any size, and of devices: what one can enumerate
+# any of them names a cluster
+OF_CLUSTER = ("device", "flops", "efficiency", "memory", "link", "local_link", "batch_tokens", "top", "picture",
+              "schedule", *DIVISIBLE)
+
+
+def names_cluster(options: argparse.Namespace) -> bool:
+    return options.json or options.measure or any(getattr(options, name) is not None for name in OF_CLUSTER)
+
+
+# ---- what was asked for ----
+def model_of(options: argparse.Namespace) -> Model:
+    sizes = (options.parameters, options.layers, options.width, options.heads)
+    if options.model:
+        if any(sizes):
+            raise ValueError("plan: --model says all sizes; leave --parameters, --layers, --width and --heads out")
+        return MODELS[ALIASES.get(options.model, options.model)]
+    if not all(sizes):
+        raise ValueError(f"plan: give --model ({', '.join(MODELS)}), or --parameters, --layers, --width and --heads")
+    return Model(options.parameters, 0, options.layers, options.width, options.heads)
+
+
+def _link(given: tuple[float, float | None] | None, usual: Link, times: int = 1) -> Link:
+    """times: how many devices share it, where nobody says its speed."""
+    if given is None:
+        return Link(usual.speed * times, usual.latency)
+    return Link(given[0], usual.latency if given[1] is None else given[1])
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    device, per_host = DEVICES[options.device or USUAL_DEVICE], options.ranks // options.hosts
+    for name in ("flops", "efficiency", "memory"):
+        if getattr(options, name) is not None:
+            device = device._replace(**{name: getattr(options, name)})
+    return Cluster(device, options.ranks, options.hosts, _link(options.local_link, device.local),
+                   _link(options.link, device.across, per_host))
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    sizes = ("parameters", "layers", "width", "heads", "sequence", "batch", "batch_tokens")
+    large = [name for name in sizes if (getattr(options, name) or 0) > MOST]
+    if large:
+        raise ValueError(f"plan: --{large[0].replace('_', '-')} is more than {MOST}")
+    if options.ranks > MOST_DEVICES:
+        raise ValueError(f"plan: {options.ranks} devices; a plan is for {MOST_DEVICES} at most")
+    tokens = options.batch_tokens or max(options.sequence, USUAL_TOKENS // options.sequence * options.sequence)
+    if tokens % options.sequence:
+        raise ValueError(f"plan: --batch-tokens {tokens} are no whole number of sequences of {options.sequence} "
+                         f"tokens; the next that are: {(tokens // options.sequence + 1) * options.sequence}")
+    if options.compress:
+        raise ValueError("plan: --compress is for the table of ZeRO; leave it out, or all that names a cluster")
+    return Job(model_of(options), cluster_of(options), tokens // options.sequence, options.sequence, options.precision,
+               options.schedule or "1f1b")
+
+
+def fixed_of(options: argparse.Namespace) -> dict[str, int]:
+    found = {name: getattr(options, name) for name in DIVISIBLE if getattr(options, name) is not None}
+    return found if options.batch is None else {**found, "sequences": options.batch}
+
+
+# ---- who answers ----
+def _plan(options: argparse.Namespace, job: Job) -> int:
+    ranking = ranked(job, fixed_of(options), options.recompute, options.top or USUAL_TOP)
+    name = options.model or f"{options.parameters / 1e9:.3g} B parameters"
+    if options.json:
+        print(json.dumps(report.document(name, job, ranking), indent=2))
+    else:
+        print("\n".join(report.report(job, ranking)))
+    if options.picture:
+        from torch_tutti._planning.picture import draw
+        draw(name, job, ranking, options.picture)
+    return 0
+
+
+def _measured(options: argparse.Namespace, job: Job) -> int:
+    """On a rank: all measure, the first one answers."""
+    from torch_tutti._planning.measure import joined
+    local, across, rank = joined(PATIENCE_S)
+    if rank:
+        return 0
+    if not options.json:
+        found = [name for name, link in (("in a host", local), ("between hosts", across)) if link]
+        print(f"links that were measured: {', '.join(found)}")
+    return _plan(options, job._replace(cluster=job.cluster._replace(local=local or job.cluster.local,
+                                                                    across=across or job.cluster.across)))
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.ranks % options.hosts:
+        raise ValueError(f"plan: {options.ranks} ranks are not the same number on each of {options.hosts} hosts")
+    if not names_cluster(options):
+        print("\n".join(report.stages(model_of(options), options)))
+        return 0
+    job = job_of(options)
+    if not options.measure:
+        return _plan(options, job)
+    if options.link or options.local_link:
+        raise ValueError("plan: --measure finds what links do; leave --link and --local-link out")
+    from torch_tutti._bench import command, launch
+    if launch.ranks_are_started():
+        if int(os.environ["WORLD_SIZE"]) < 2:
+            raise ValueError("plan: --measure needs two ranks or more, and torchrun has started one")
+        return command.as_rank(lambda: _measured(options, job))
+    return launch.launch(options.words, command.default_ranks())
+
+
+def add_parser(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan", help="what training a model takes, and how to divide it among devices", allow_abbrev=False,
+        description="Computes what a model takes on each rank, and what a host sends to others in a step, for "
+                    "DistributedDataParallel and each stage of torch_tutti.zero. Where a cluster is named, by any "
+                    "option of the second group, it ranks all ways to divide the model among its devices instead.")
+    _add_model(plan)
+    _add_cluster(plan.add_argument_group("a cluster"))
+    plan.set_defaults(run=run)
+
+
+def _add_model(plan: Any) -> None:
+    plan.add_argument("--model", choices=[*MODELS, *ALIASES], metavar="NAME", help=", ".join([*MODELS, *ALIASES]))
+    plan.add_argument("--parameters", type=units.count, metavar="COUNT", help="of another model, such as 350M")
+    for name, what in (("layers", "its layers"), ("width", "numbers for each token between them"),
+                       ("heads", "of its attention")):
+        plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=what)
+    plan.add_argument("--ranks", "--gpus", type=whole(1), required=True, help="processes that train, one a device")
+    plan.add_argument("--hosts", type=whole(1), default=1,
+                      help="machines that they are on, as many on each (default: %(default)s)")
+    plan.add_argument("--batch", type=whole(1),
+                      help="sequences of a rank in a pass (default: 1; of a cluster, what is best)")
+    plan.add_argument("--sequence", type=units.tokens, default=2048, help="tokens of each (default: %(default)s)")
+    plan.add_argument("--precision", choices=PRECISIONS, default="bf16",
+                      help="of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
+    plan.add_argument("--compress", choices=FORMS,
+                      help="gradients on their way, with error feedback; without a cluster")
+    plan.add_argument("--share", type=units.share, default=0.01,
+                      help="what topk and randomk keep (default: %(default)s)")
+    plan.add_argument("--recompute", choices=RECOMPUTED,
+                      help="activations that are computed again in the backward pass (default: none; of a cluster, "
+                           "what is best)")
+
+
+def _add_cluster(plan: Any) -> None:
+    plan.add_argument("--device", choices=DEVICES, help=f"whose figures are taken for what is not given (default: "
+                                                        f"{USUAL_DEVICE})")
+    plan.add_argument("--flops", type=units.flops, metavar="SPEED", help="of a device at most, such as 989T")
+    plan.add_argument("--efficiency", type=units.share, metavar="SHARE",
+                      help="of it, that computing reaches, such as 0.5")
+    plan.add_argument("--memory", type=units.memory, metavar="SIZE", help="of a device, such as 80GB")
+    plan.add_argument("--link", type=units.link, metavar="SPEED",
+                      help="of a host to the others, such as 400gbit or 50GB/s; 400gbit,15us says what a message takes")
+    plan.add_argument("--local-link", type=units.link, metavar="SPEED", help="of a device to others of its host")
+    plan.add_argument("--measure", action="store_true",
+                      help="measure the links between ranks that torchrun has started, or this does, instead")
+    plan.add_argument("--batch-tokens", type=units.tokens, metavar="COUNT",
+                      help="of a step, of all ranks (default: 4M)")
+    plan.add_argument("--schedule", choices=SCHEDULES, help="of pipelines (default: 1f1b)")
+    for name, what in (("tp", "tensor parallel ranks"), ("pp", "stages of the pipeline"), ("dp", "data parallel ranks"),
+                       ("ep", "expert parallel ranks, of the data parallel ones")):
+        plan.add_argument(f"--{name}", type=whole(1), metavar="RANKS", help=f"this many {what} only")
+    plan.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="this stage of ZeRO only")
+    plan.add_argument("--top", type=whole(1), metavar="COUNT", help=f"strategies to show (default: {USUAL_TOP})")
+    plan.add_argument("--picture", type=picture, metavar="FILE", help=f"draw them ({', '.join(PICTURES)})")
+    plan.add_argument("--json", action="store_true", help="as one JSON object")

@@ -1,0 +1,270 @@
+"""What a step of training takes, and a device keeps, in one way to divide it among the devices of a cluster.
+
+Ranks are in the order tp-ep-dp-pp of docs/grids.md: tensor parallel ranks are neighbours, stages of a pipeline are
+furthest apart. A step is the pipeline's lists played by torch_tutti._pipeline, and what does not fit behind it:
+
+- computing: 6 operations for each parameter that a token meets, 2 forward and 4 back (Kaplan et al. 2020), 2 more where
+  all is recomputed; of attention alone 4 s h L for each token.
+- tensor parallel: in each layer two all-reduces forward and two back (Shoeybi et al. 2019); nothing hides them.
+  Sequence parallel, as it is here, sends the same.
+- experts: two all-to-alls forward and two back in each layer that has them (Lepikhin et al. 2020).
+- data parallel: what docs/planning.md says for each stage of ZeRO; sums go on behind a backward pass, gathers behind
+  the pass that needs them.
+- update: 28 bytes of memory for each parameter that a rank keeps the optimizer's state of.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch_tutti._pipeline import Pipeline
+from torch_tutti._planning.communication import Cluster, Group, Traffic, all_reduce, all_to_all, group, half
+from torch_tutti._planning.memory import PRECISIONS, activations, needs
+from torch_tutti._planning.models import Model
+
+CHUNKS = {"interleaved": 2, "zb-v": 2}                  # stages of a rank; of other schedules one
+MOST_PLAYED = 1 << 17                                   # stages times microbatches; longer steps go on as they do
+PARTS = ("compute", "bubble", "tensor", "experts", "pipeline", "data", "update")
+UPDATED = 28                                            # bytes read and written for a parameter by AdamW
+WAY = ("DDP", "stage 1", "stage 2", "stage 3, sharded")
+
+
+class Job(NamedTuple):
+    """batch: sequences of a step, of all ranks; length: tokens of each; schedule: of torch_tutti.Pipeline."""
+    model: Model
+    cluster: Cluster
+    batch: int
+    length: int
+    precision: str = "bf16"
+    schedule: str = "1f1b"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.length
+
+    @property
+    def flops(self) -> float:
+        """Of a step, of all devices."""
+        return 6 * self.model.active * self.tokens
+
+
+class Strategy(NamedTuple):
+    """Degrees; the stage of ZeRO; microbatches of a rank, and sequences of each; what is recomputed."""
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    zero: int
+    microbatches: int
+    sequences: int
+    recompute: str
+
+    @property
+    def division(self) -> tuple[int, ...]:
+        return self[:5]
+
+
+class Estimate(NamedTuple):
+    """kept, passing: bytes of the fullest rank; of a step, seconds: each part, together its time; communication where
+    computing waits for it. sent: seconds of all communication, hidden or not; traffic: of a device, by kind. exact: the
+    pipeline's lists were played, otherwise it takes this long at least."""
+    strategy: Strategy
+    kept: float
+    passing: float
+    compute: float
+    bubble: float
+    tensor: float
+    experts: float
+    pipeline: float
+    data: float
+    update: float
+    sent: float
+    traffic: dict[str, Traffic]
+    exact: bool
+
+    @property
+    def memory(self) -> float:
+        return self.kept + self.passing
+
+    @property
+    def time(self) -> float:
+        return sum(getattr(self, part) for part in PARTS)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication that nothing hides."""
+        return self.tensor + self.experts + self.pipeline + self.data
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that computing hides."""
+        return max(0.0, 1 - self.exposed / self.sent) if self.sent else 1.0
+
+    def mfu(self, job: Job) -> float:
+        """Operations that the model needs, by those that the devices could do in the time (Chowdhery et al. 2022)."""
+        return job.flops / (self.time * job.cluster.device.flops * job.cluster.devices)
+
+
+# ---- what a rank of a pipeline has ----
+def layers_of(job: Job, s: Strategy, rank: int) -> int:
+    """Where they cannot be the same number, the last ranks have one more: they hold fewer passes."""
+    each, more = divmod(job.model.layers, s.pp)
+    return each + (rank >= s.pp - more)
+
+
+def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
+    """What a device has of the model: all but routed experts, and these. Embedding and head are at the ends; where they
+    are one, both ends have it."""
+    model, layers = job.model, layers_of(job, s, rank)
+    ends = 1.0 if s.pp == 1 else (rank in (0, s.pp - 1)) * (1.0 if model.tied else 0.5)
+    own = ends * model.own / s.tp
+    dense = (model.parameters - model.own - model.routed) * layers / model.layers / s.tp + own
+    routed = model.routed * layers / model.layers / s.tp / s.ep
+    return (model._replace(parameters=round(dense), own=round(own), layers=layers),
+            model._replace(parameters=round(routed), own=0, layers=layers))
+
+
+def held(schedule: str, pp: int, microbatches: int, rank: int) -> float:
+    """Passes whose activations a rank holds at a time; docs/pipelines.md has the table."""
+    most = {"naive": 1, "gpipe": microbatches, "1f1b": pp - rank, "zb-h1": pp, "zb-v": pp,
+            "interleaved": (2 * (pp - 1) + pp + 1) / 2}[schedule]
+    return min(most, microbatches)
+
+
+def memory_of(job: Job, s: Strategy, rank: int) -> tuple[float, float]:
+    """Bytes that a rank keeps, and of activations."""
+    dense, routed = parts(job, s, rank)
+    kept = needs(dense, WAY[s.zero], s.dp, 1, job.precision).kept
+    if routed.parameters:
+        kept += needs(routed, WAY[s.zero], s.dp // s.ep, 1, job.precision).kept
+    return kept, activations(job.model, s.sequences, job.length, s.recompute, job.precision, s.tp, dense.layers,
+                             held(job.schedule, s.pp, s.microbatches, rank))
+
+
+# ---- what a step takes ----
+def activation(job: Job, s: Strategy) -> float:
+    """Bytes between two layers, of a microbatch."""
+    return s.sequences * job.length * job.model.width * PRECISIONS[job.precision][0]
+
+
+def passes(s: Strategy) -> int:
+    """Forward and back; forward again where all is recomputed."""
+    return 3 if s.recompute == "full" else 2
+
+
+def tensor_traffic(job: Job, s: Strategy) -> Traffic:
+    """Of a layer and a microbatch, in one pass."""
+    return all_reduce(group(job.cluster, s.tp, 1), activation(job, s)).times(2) if s.tp > 1 else Traffic()
+
+
+def expert_traffic(job: Job, s: Strategy) -> Traffic:
+    """The same, on average over layers with experts and without."""
+    experts = job.model.experts
+    if s.ep == 1 or not experts:
+        return Traffic()
+    routed = all_to_all(group(job.cluster, s.ep, s.tp), experts.copies * activation(job, s) / s.tp)
+    return routed.times(2 * experts.layers / job.model.layers)
+
+
+def message(job: Job, s: Strategy) -> Traffic:
+    """From a stage to the next, of a microbatch: each tensor parallel rank sends its part to its like."""
+    amount, cluster = activation(job, s) / s.tp, job.cluster
+    if s.pp == 1:
+        return Traffic()
+    if cluster.hosts == 1:
+        return Traffic(amount, 0, 1)
+    return Traffic(0, amount * min(s.tp * s.dp, cluster.per_host), 0, 1)
+
+
+def work(job: Job, s: Strategy) -> tuple[float, float, float]:
+    """Seconds of computing in one layer, of a microbatch: forward, inputs back, weights back."""
+    tokens, model = s.sequences * job.length, job.model
+    forward = 2 * model.active / model.layers * tokens / s.tp / job.cluster.rate
+    again = {"none": 0.0, "full": forward,
+             "selective": 4 * job.length * model.width * tokens / s.tp / job.cluster.rate}[s.recompute]
+    return forward, forward + again, forward
+
+
+def data_traffic(job: Job, s: Strategy, rank: int) -> tuple[Traffic, Traffic]:
+    """A reduce-scatter of a rank's gradients, and an all-gather of its parameters is the same: of the dense part, and
+    of experts. A layer is a unit, with messages of its own."""
+    value = PRECISIONS[job.precision][0]
+    dense, routed = parts(job, s, rank)
+
+    def of(members: Group, part: Model) -> Traffic:
+        return half(members, value * part.parameters / part.layers).times(part.layers)
+    return (of(group(job.cluster, s.dp, s.tp), dense) if s.dp > 1 else Traffic(),
+            of(group(job.cluster, s.dp // s.ep, s.tp * s.ep), routed) if s.dp > s.ep and routed.parameters
+            else Traffic())
+
+
+def halves_of(s: Strategy) -> tuple[tuple[float, float, int], ...]:
+    """(halves of an all-reduce, whether a backward pass hides them or a forward one, how often in a step)"""
+    return {0: ((2, True, 1),), 1: ((1, True, 1), (1, False, 1)), 2: ((1, True, s.microbatches), (1, False, 1)),
+            3: ((1, False, s.microbatches), (2, True, s.microbatches))}[s.zero]
+
+
+def data_parallel(job: Job, s: Strategy, forward: float, backward: float, rank: int) -> tuple[float, float, Traffic]:
+    """Seconds that are not hidden, all seconds, and what is sent. forward, backward: of one pass."""
+    dense, routed = data_traffic(job, s, rank)
+    one, exposed, total, sent = dense.plus(routed), 0.0, 0.0, Traffic()
+    for halves, behind, often in halves_of(s):
+        seconds = job.cluster.seconds(one.times(halves))
+        room = job.cluster.device.overlap * (backward if behind else forward)
+        exposed, total = exposed + often * max(0.0, seconds - room), total + often * seconds
+        sent = sent.plus(one.times(halves * often))
+    return exposed, total, sent
+
+
+def updated(job: Job, s: Strategy, rank: int) -> float:
+    """Seconds of the optimizer."""
+    dense, routed = (part.parameters for part in parts(job, s, rank))
+    kept = dense / s.dp + routed * s.ep / s.dp if s.zero else dense + routed
+    return UPDATED * kept / job.cluster.device.bandwidth
+
+
+def played(schedule: str, layers: list[int], microbatches: int, layer: tuple[float, float, float],
+           step: float) -> float:
+    """layers: of each rank."""
+    pipeline = Pipeline(schedule, len(layers), microbatches)
+    of = [layers[pipeline.rank_of(stage)] / pipeline.chunks for stage in range(pipeline.stages)]
+    return pipeline.time(*([one * count for count in of] for one in layer), step).makespan
+
+
+def makespan(job: Job, s: Strategy, layer: tuple[float, float, float], step: float, play: bool) -> float:
+    """Seconds of all passes. layer: of one layer and microbatch; step: of a message. Not played: at least these."""
+    layers = [layers_of(job, s, rank) for rank in range(s.pp)]
+    if s.pp == 1:
+        return s.microbatches * layers[0] * sum(layer)
+    if play:
+        some = max(1, MOST_PLAYED // (2 * s.pp * s.pp)) * s.pp
+        if s.microbatches <= 2 * some:
+            return played(job.schedule, layers, s.microbatches, layer, step)
+        first, second = (played(job.schedule, layers, often * some, layer, step) for often in (1, 2))
+        return second + (second - first) * (s.microbatches / some - 2)
+    ahead = sum(layers[:-1]) / CHUNKS.get(job.schedule, 1)      # of what the last rank waits for
+    turns = s.microbatches if job.schedule == "naive" else 1
+    back = job.schedule not in ("zb-h1", "zb-v")        # whose last rank has other work until the first one ends
+    waits = turns * (ahead * (sum(layer) if back else layer[0]) + (1 + back) * (s.pp - 1) * step)
+    return s.microbatches * layers[-1] * sum(layer) + waits
+
+
+def estimate(job: Job, s: Strategy, play: bool = True) -> Estimate:
+    """What a step takes, and a rank keeps. play: the pipeline's lists; otherwise its time is the least it can be."""
+    cluster, often, last = job.cluster, s.microbatches, s.pp - 1
+    most = layers_of(job, s, last)
+    forward, inputs, weights = work(job, s)
+    tensor, experts = tensor_traffic(job, s), expert_traffic(job, s)
+    sends = cluster.seconds(tensor), cluster.seconds(experts)
+    layer = forward + sum(sends), inputs + (passes(s) - 1) * sum(sends), weights
+    step, stages = message(job, s), CHUNKS.get(job.schedule, 1)
+    seconds, alone = cluster.seconds(step), makespan(job, s, layer, 0.0, play)
+    waits = makespan(job, s, layer, seconds, play) - alone if seconds else 0.0
+    exposed, total, data = data_parallel(job, s, most * layer[0], most * (layer[1] + layer[2]), last)
+    times = [often * most * passes(s) * one for one in sends]
+    kinds = {"tensor": tensor.times(often * most * passes(s)), "pipeline": step.times(2 * often * stages),
+             "experts": experts.times(often * most * passes(s)), "data": data}
+    longer = last if job.model.layers % s.pp == 0 else s.pp - job.model.layers % s.pp      # the first that has one more
+    kept, passing = max((memory_of(job, s, rank) for rank in {0, longer, last}), key=sum)
+    return Estimate(s, kept, passing, often * most * (forward + inputs + weights), alone - often * most * sum(layer),
+                    *times, waits, exposed, updated(job, s, last), sum(times) + 2 * often * stages * seconds + total,
+                    kinds, play or s.pp == 1)

@@ -1,0 +1,106 @@
+"""Numbers as people write them, for argparse and back: counts, amounts of memory, speeds of devices and of links."""
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NamedTuple
+
+NUMBER = r"(\d+(?:\.\d+)?)"
+DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class Link(NamedTuple):
+    """speed: bytes in a second, each way. latency: seconds of a message, the α of T = α + nβ."""
+    speed: float
+    latency: float
+
+
+def count(text: str) -> int:
+    found = re.fullmatch(NUMBER + r"([kKmMbB]?)", text)
+    amount = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()] if found else 0.0
+    many = int(amount) if amount < float("inf") else 0
+    if many < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters, such as 350M or 1.3B")
+    return many
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, above 0 and 1 at most")
+    return value
+
+
+def tokens(text: str) -> int:
+    """k and M are of 1024, as lengths and batches are."""
+    found = re.fullmatch(r"(\d+)([kKmM]?)", text)
+    many = int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()] if found else 0
+    if many < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, such as 3145728 or 4M, which is 4 x 1024 "
+                                         "x 1024")
+    return many
+
+
+def memory(text: str) -> float:
+    found = re.fullmatch(NUMBER + r" ?([kMGT])(i?)B", text)
+    unit = (1024.0 ** ("kMGT".index(found[2]) + 1) if found[3] else DECIMAL[found[2]]) if found else 0.0
+    amount = float(found[1]) * unit if found else 0.0
+    if not 0 < amount < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 80GB or 80GiB")
+    return amount
+
+
+def flops(text: str) -> float:
+    found = re.fullmatch(NUMBER + r" ?([MGTP])(?:FLOPS|FLOP/s|flops)?", text)
+    speed = float(found[1]) * DECIMAL[found[2]] if found else 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed of a device, operations a second, such as 989T or 160G")
+    return speed
+
+
+def speed(text: str) -> float:
+    """Bytes in a second."""
+    found = re.fullmatch(NUMBER + r" ?([kMGT]?)(?:(bit)(?:/s)?|(B)/s)", text, re.IGNORECASE)
+    units = {name.lower(): value for name, value in DECIMAL.items()}
+    value = float(found[1]) * units[found[2].lower()] / (8 if found[3] else 1) if found else 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed of a link, such as 400gbit or 50GB/s; behind a comma "
+                                         "may stand what a message takes: 400gbit,15us")
+    return value
+
+
+def link(text: str) -> tuple[float, float | None]:
+    """Speed and latency, None where it is not said."""
+    fast, comma, wait = text.partition(",")
+    found = re.fullmatch(NUMBER + r" ?(ns|us|ms|s)", wait.strip()) if comma else None
+    if comma and not found:
+        raise argparse.ArgumentTypeError(f"{wait.strip()!r} is no time of a message, such as 15us")
+    return speed(fast.strip()), float(found[1]) * SECONDS[found[2]] if found else None
+
+
+# ---- and back ----
+def bytes_shown(amount: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.5 or unit == "TB":
+            return f"{amount:.{0 if unit == 'B' or amount >= 99.95 else 1}f} {unit}"
+        amount /= 1000
+    raise AssertionError
+
+
+def seconds_shown(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def scaled(value: float) -> str:
+    """Three digits and a letter."""
+    for letter, size in reversed(DECIMAL.items()):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g} {letter}" if value < 999.5 * size else f"{value / size:.0f} {letter}"
+    return f"{value:.3g} "
