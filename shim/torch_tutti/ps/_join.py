@@ -1,0 +1,137 @@
+"""How ranks become servers and workers: what they are told is checked on each, then compared among all, so that a
+mistake of one is an error on every rank; then the first values and a group for each pair."""
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any, Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torch_tutti._extension import backend_of
+from torch_tutti.ps._link import Link
+from torch_tutti.ps._server import Server, Shard
+from torch_tutti.ps._slices import Slice, cut, spread
+from torch_tutti.ps._worker import Worker
+
+MODES = ("sync", "async", "bounded")
+Named = list[tuple[str, Tensor]]
+
+
+def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], *, servers: int = 1, mode: str = "sync",
+         staleness: int | None = None, slice_bytes: int = 1 << 20) -> Server | Worker:
+    """Collective over the default group, with the same arguments on all ranks. Ranks 0 to servers - 1 get a Server, the
+    others a Worker. The model begins with the parameters and buffers of rank 0.
+
+    optimizer: makes one of torch.optim for a slice; it is called on servers, once for each slice, with the names and
+    the pieces of its parameters, flat, as torch's optimizers take them. It must treat all elements alike (SGD, Adam,
+    AdamW, RMSprop, …), as it sees pieces. mode: "sync", a step takes the average of the gradients of all workers;
+    "async", each gradient is a step of its own, when it comes; "bounded", the same, but no worker gets parameters while
+    it is more than `staleness` pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013). slice_bytes:
+    what travels at a time, and is divided among servers.
+
+    Raises ValueError, on all ranks, for what cannot be and for ranks that differ."""
+    if not dist.is_initialized():
+        raise ValueError("ps: call init_process_group first")
+    settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes}
+    slices = _agreed(lambda: _slices(model, **settings), _facts(model, settings))
+    _first_values(model)
+    bound = {"sync": 0, "async": None, "bounded": staleness}[mode]
+    shards = _agreed(lambda: _shards(model, optimizer, slices, servers, mode == "sync", bound))
+    links = _pairs(servers)
+    dist.barrier()                      # who dies before this is an error of all
+    return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, bound)
+
+
+# ---- what is local ----
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _facts(model: nn.Module, settings: dict[str, Any]) -> list[str]:
+    """What has to be the same on all ranks."""
+    tensors = [f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}{'' if tensor.requires_grad else ', not trained'}"
+               for name, tensor in _tensors(model)]
+    return [*(f"{name}={value!r}" for name, value in settings.items()), *tensors]
+
+
+def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
+    size = dist.get_world_size()
+    if not isinstance(servers, int) or not 0 < servers < size:
+        raise ValueError(f"ps: servers={servers!r} of {size} ranks; at least one is a server, at least one a worker")
+    if mode not in MODES:
+        raise ValueError(f"ps: mode={mode!r}; there are {', '.join(MODES)}")
+    if (mode == "bounded") != (staleness is not None):
+        raise ValueError(f"ps: staleness={staleness!r} with mode={mode!r}; mode=\"bounded\" needs it, others have none")
+    if mode == "bounded" and (not isinstance(staleness, int) or staleness < 0):
+        raise ValueError(f"ps: staleness={staleness!r}; it is a number of pushes, 0 or more")
+    if not isinstance(slice_bytes, int) or slice_bytes < 1:
+        raise ValueError(f"ps: slice_bytes={slice_bytes!r}; it is a number of bytes, 1 or more")
+    parameters = _trained(model)
+    for name, p in parameters:
+        if p.device.type != "cpu" or not p.is_floating_point() or not p.is_contiguous():
+            raise ValueError(f"ps: {name} is {p.dtype} on {p.device}, "
+                             f"{'' if p.is_contiguous() else 'not '}contiguous; what is trained are contiguous "
+                             "floating-point tensors on the CPU")
+    slices = cut([p for _, p in parameters], slice_bytes)
+    if not slices:
+        raise ValueError("ps: the model has no parameters to train")
+    if len(slices) < servers:
+        raise ValueError(f"ps: servers={servers}, and the model is {len(slices)} slices of slice_bytes={slice_bytes}: "
+                         "take fewer servers, or smaller slices")
+    spread(slices, servers)
+    return slices
+
+
+def _shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, together: bool,
+            bound: int | None) -> list[Shard]:
+    parameters, me, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
+    return [Shard(one, parameters, optimizer, workers, together, bound) for one in slices if one.server == me]
+
+
+# ---- what all have to agree about ----
+def _agreed(make: Callable[[], Any], facts: Sequence[str] = ()) -> Any:
+    """What make() gives, where it does on all ranks and all have the same facts; else ValueError, on all ranks."""
+    made, problem = None, ""
+    try:
+        made = make()
+    except Exception as error:          # that others be told, too
+        problem = str(error) if str(error).startswith("ps: ") else f"ps: {type(error).__name__}: {error}"
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, (problem, facts))
+    for rank, (its_problem, _) in enumerate(everyones):
+        if its_problem:
+            raise ValueError(f"{its_problem} (rank {rank})")
+    for rank, (_, its_facts) in enumerate(everyones):
+        for ours, its in zip_longest(everyones[0][1], its_facts, fillvalue="nothing more"):
+            if ours != its:
+                raise ValueError(f"ps: rank {rank} has {its}, rank 0 has {ours}; all ranks take the same arguments and "
+                                 "the same model")
+    return made
+
+
+@torch.no_grad()
+def _first_values(model: nn.Module) -> None:
+    for _, tensor in _tensors(model):
+        values = tensor.detach().contiguous()
+        dist.broadcast(values, 0)
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.copy_(values)
+
+
+def _pairs(servers: int) -> list[Link]:
+    """This rank's end of a group with each of the others' side. All ranks make all groups, in this order."""
+    ours, me, links = backend_of(dist.group.WORLD), dist.get_rank(), []
+    limit = ours.options.timeout if ours is not None else None
+    for server in range(servers):
+        for worker in range(servers, dist.get_world_size()):
+            pair = dist.new_group([server, worker], timeout=limit, group_desc=f"ps {server}-{worker}")
+            if me in (server, worker):
+                links.append(Link(pair, worker if me == server else server))
+    return links
