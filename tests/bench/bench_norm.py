@@ -29,22 +29,23 @@ from bench_decode import Layers, deepspeed_shared_memory, durations, table
 KIB = [8, 16, 32, 64, 128, 256]
 COLUMNS = 2048
 SECONDS = 0.05                              # a turn of one way ends when it has taken so long
-After = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # sum, residual, weight: what is normalised
+After = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# sum, residual, this rank's rows of it, weight: what is normalised
 
 
 # ---- what is measured ----
-def fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def fused(x: torch.Tensor, residual: torch.Tensor, mine: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     torch_tutti.all_reduce_norm(x, weight, residual=residual)
     return x
 
 
-def fused_own_rows(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    torch_tutti.all_reduce_norm(x, weight, residual=residual[torch_tutti.norm_rows(len(x))], own_rows=True)
+def fused_own_rows(x: torch.Tensor, residual: torch.Tensor, mine: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    torch_tutti.all_reduce_norm(x, weight, residual=mine, own_rows=True)
     return x
 
 
 def after(reduce: Callable[[torch.Tensor], object]) -> After:
-    def separate(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def separate(x: torch.Tensor, residual: torch.Tensor, mine: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         reduce(x)
         residual += x
         return rms_norm(residual, weight.shape, weight, 1e-6)
@@ -68,11 +69,12 @@ def run_turn(layers: Layers, way: After, count: int) -> list[tuple[float, float]
     now, stamps = time.perf_counter, []
     rows = layers.tensor.view(-1, COLUMNS)
     residual, weight = torch.zeros_like(rows), torch.ones(COLUMNS, dtype=rows.dtype)
+    mine = residual[torch_tutti.norm_rows(len(rows))]
     torch_tutti.all_reduce(torch.zeros(1))
     for layer in range(count):
         layers.compute(layer)
         begin = now()
-        way(rows, residual, weight)
+        way(rows, residual, mine, weight)
         stamps.append((begin, now()))
     return stamps
 
@@ -109,14 +111,14 @@ class Model:
     def decode(self, token: torch.Tensor, way: After) -> torch.Tensor:
         """[batch, width], of the token; the same on all ranks."""
         residual, x = token.clone(), rms_norm(token, (self.width,), self.first, 1e-6)
-        batch = len(token)
+        batch, mine = len(token), residual[torch_tutti.norm_rows(len(token))]
         for layer in self.layers:
             q, k, v = linear(x, layer["qkv"]).view(batch, 3, self.mine, 1, self.head).unbind(1)
             layer["cache"][0, :, :, -1:], layer["cache"][1, :, :, -1:] = k, v
             seen = scaled_dot_product_attention(q, *layer["cache"])
-            x = way(linear(seen.view(batch, -1), layer["out"]), residual, layer["norms"][0])
+            x = way(linear(seen.view(batch, -1), layer["out"]), residual, mine, layer["norms"][0])
             gate, up = linear(x, layer["up"]).chunk(2, -1)
-            x = way(linear(silu(gate) * up, layer["down"]), residual, layer["norms"][1])
+            x = way(linear(silu(gate) * up, layer["down"]), residual, mine, layer["norms"][1])
         return x
 
 
@@ -141,7 +143,7 @@ def decode_times(model: Model, ways: dict[str, After], batch: int, tokens: int, 
 
 # ---- what is shown ----
 def calls(options: argparse.Namespace, ways: dict[str, After], dtype: torch.dtype) -> None:
-    alone = {"sum alone": lambda x, residual, weight: torch_tutti.all_reduce(x)}
+    alone = {"sum alone": lambda x, residual, mine, weight: torch_tutti.all_reduce(x)}
     medians = {kib: measure({**ways, **alone}, kib << 10, dtype, options.turns, options.calls) for kib in KIB}
     heads = [*ways, *alone, "fused / sum alone", "separate / fused"]
     rows = {kib: [*row.values(), row["fused"] / row["sum alone"], row["separate"] / row["fused"]]
