@@ -126,7 +126,7 @@ setuptools.setup(
     extras_require={"plot": ["matplotlib"], "ucx": ["libucx-cu12"]},
     package_dir={"": "shim"},
     packages=["torch_tutti", "torch_tutti._bench", "torch_tutti._model", "torch_tutti._planning", "torch_tutti.experts",
-              "torch_tutti.ps", "torch_tutti.zero"],
+              "torch_tutti.parallel", "torch_tutti.ps", "torch_tutti.zero"],
     package_data={"torch_tutti": ["py.typed", "*.pyi"]},
     ext_modules=[extension],
     cmdclass={"build_ext": Build.with_options(use_ninja=shutil.which("ninja") is not None)},

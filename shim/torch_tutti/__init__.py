@@ -5,9 +5,10 @@
 This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
 `monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `all_reduce_norm()`
 for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
-gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), in which order stages of a
-pipeline work, and what runs them (`Pipeline`), mixtures of experts (`experts`), a parameter server
-(`ps.join()`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
+gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), layers that they divide
+(`parallel`), in which order stages of a pipeline work, and what runs them (`Pipeline`), mixtures of experts
+(`experts`), a parameter server (`ps.join()`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and
+the exceptions.
 Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
 `_autoload`, so everything here loads when used.
 """
@@ -17,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_tutti import compression, experts, ps, zero
+    from torch_tutti import compression, experts, parallel, ps, zero
     from torch_tutti._C import Options, ProcessGroupTutti, options
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
@@ -46,7 +47,7 @@ _HOMES = {
     "torch_tutti._C": ("Options", "ProcessGroupTutti", "options"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_PARTS = ("compression", "experts", "ps", "zero")
+_PARTS = ("compression", "experts", "parallel", "ps", "zero")
 __all__ = sorted([*_HOME_OF, *_PARTS])
 
 

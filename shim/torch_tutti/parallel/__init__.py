@@ -1,0 +1,13 @@
+"""Tensor and sequence parallelism: layers of which each rank of a group has a part, on any backend of torch.
+
+    group = grid.group("tp")
+    up, down = ColumnLinear.of(up, group), RowLinear.of(down, group)       # of layers that all ranks have alike
+    y = down(gelu(up(x)))                                                  # one sum forward, and one backward
+"""
+from torch_tutti.parallel._collectives import copy, gather, reduce, reduce_scatter, split
+from torch_tutti.parallel._linear import ColumnLinear, RowLinear
+from torch_tutti.parallel._state import clip_grad_norm_, full_state, load_full_state, sum_gradients
+from torch_tutti.parallel._vocabulary import VocabularyEmbedding, cross_entropy
+
+__all__ = ["ColumnLinear", "RowLinear", "VocabularyEmbedding", "clip_grad_norm_", "copy", "cross_entropy",
+           "full_state", "gather", "load_full_state", "reduce", "reduce_scatter", "split", "sum_gradients"]
