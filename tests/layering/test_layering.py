@@ -61,7 +61,7 @@ MOST_FIELDS = 25                                        # of a struct; those of 
 DATA_ROWS = {"machine", "settings"}
 # what the Python package may import
 PYTHON_MAY_IMPORT = {"shim/torch_tutti/": {"torch", "torch_tutti", "numpy", "matplotlib"},
-                     "examples/": {"torch", "torch_tutti"}}
+                     "examples/": {"torch", "torch_tutti", "gpt_parallel"}}
 
 
 # ---- reading ----

@@ -100,3 +100,38 @@ def test_interrupt_leaves_nothing():
         run.kill()
     assert run.returncode == 130 and "Traceback" not in rest, rest
     assert not processes_of(mark)
+
+
+# ---- divided among the ranks of a grid ----
+SMALL = "--steps 20 --layers 4 --heads 4 --batch 16".split()
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Losses of one rank, with MLPs and with experts."""
+    folder = tmp_path_factory.mktemp("one")
+    train(*SMALL, "--tp", 1, "--losses", folder / "mlp")
+    train(*SMALL, "--tp", 1, "--experts", 8, "--losses", folder / "experts")
+    return {name: torch.load(folder / name)["tutti"] for name in ("mlp", "experts")}
+
+
+@pytest.mark.parametrize("division", ["--tp 2 --pp 2 --zero 3", "--ep 2 --pp 2 --zero 2", "--ep 2 --tp 2"])
+def test_a_divided_model_trains_as_one_process(one_process, tmp_path, division):
+    shown = train(*SMALL, *division.split(), "--losses", tmp_path / "losses")
+    expected = one_process["experts" if "--ep" in division else "mlp"]
+    assert torch.load(tmp_path / "losses")["tutti"] == pytest.approx(expected, abs=1e-5)
+    assert expected[-1] < expected[0] - 0.05 and "loss on unseen text" in shown
+
+
+@pytest.mark.parametrize("wrong, text", [
+    ("--tp 3", "--tp 3 does not divide 2 heads"),
+    ("--dp 2 --batch 3", "--batch 3 sequences are no multiple of 2 ranks of dp x 1 microbatches"),
+    ("--experts 8", "--experts and --microbatches go with --tp, --pp, --dp or --ep"),
+    ("--pp 2 --zero 1 --schedule zb-v --batch 4", "--zero wants backward passes that are whole"),
+    ("--tp 2 --compare", "go with tutti, the CPU and adamw alone")])
+def test_divisions_that_cannot_be(monkeypatch, capsys, wrong, text):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import train_gpt
+    with pytest.raises(SystemExit):
+        train_gpt.parse([*TINY, *wrong.split()])
+    assert text in capsys.readouterr().err

@@ -1,0 +1,240 @@
+"""What `train_gpt.py --tp 2 --pp 2 --dp 2 --ep 2 --zero 1` does: the same GPT, divided among the ranks of a grid.
+
+tp: the heads and the inner columns of each block. pp: the blocks, in stages, through which microbatches go. dp: the
+sequences of a step. ep: the experts that take the place of each block's MLP, over the ranks of dp. zero: optimizer
+state and more, over the ranks of dp that have the same parameters. Each product of them trains as one process does,
+because a step always has the same `--batch` sequences, and each part begins with its share of the same whole model.
+"""
+import math
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+import torch_tutti
+from torch_tutti import experts
+from torch_tutti.parallel import ColumnLinear, RowLinear
+
+CHOICES = 2             # experts of a token
+WARM_STEPS = 5          # not timed
+
+
+# ---- the model ----
+class ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+class Experts(nn.Module):
+    """This rank's experts, all of them where nothing divides them. Its weights see the tokens of `ep` ranks, and are
+    averaged over those alone that have the same ones: so their gradients are made as much smaller."""
+
+    def __init__(self, count, width):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(count, width, 4 * width))
+        self.down = nn.Parameter(torch.empty(count, 4 * width, width))
+        self.share = 1.0
+
+    def keep(self, mine, share):
+        self.up, self.down = (nn.Parameter(part.detach()[list(mine)].clone()) for part in (self.up, self.down))
+        self.share = share
+
+    def forward(self, rows, counts):
+        up, down = (ScaleGradient.apply(part, self.share) for part in (self.up, self.down))
+        parts = rows.split(counts.tolist())
+        return torch.cat([F.gelu(part @ a) @ b for part, a, b in zip(parts, up, down)])
+
+
+class Mixture(nn.Module):
+    """In place of an MLP: each token goes to the experts that its router chooses."""
+
+    def __init__(self, count, width):
+        super().__init__()
+        self.router, self.experts, self.dispatcher = nn.Linear(width, count, bias=False), Experts(count, width), None
+
+    def divide(self, group):
+        self.dispatcher = experts.Dispatcher(self.router.out_features, group)
+        self.experts.keep(self.dispatcher.mine, 1 / self.dispatcher.ranks)
+
+    def forward(self, x):
+        tokens = x.flatten(0, -2)
+        weights, chosen = experts.route(self.router(tokens), CHOICES)
+        if self.dispatcher is not None:
+            return self.dispatcher.run(self.experts, tokens, weights, chosen).view_as(x)
+        order = chosen.flatten().argsort(stable=True)       # by expert, as a dispatcher brings them
+        rows = self.experts(tokens[order // CHOICES], torch.bincount(chosen.flatten(), minlength=len(self.experts.up)))
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        return (rows[places].view(*chosen.shape, -1) * weights[..., None]).sum(1).view_as(x)
+
+
+class Front(nn.Module):
+    def __init__(self, gpt):
+        super().__init__()
+        self.token, self.position = gpt.token, gpt.position
+
+    def forward(self, ids):
+        return self.token(ids) + self.position.weight[: ids.shape[1]]
+
+
+class Back(nn.Module):
+    def __init__(self, gpt):
+        super().__init__()
+        self.norm, self.head = gpt.norm, gpt.head
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def add_experts(gpt, count):
+    """In place of each MLP, from the same state of the generator on all ranks."""
+    for block in gpt.blocks:
+        block.mlp = Mixture(count, block.norm_mlp.normalized_shape[0])
+        for name, weight in block.mlp.named_parameters():
+            nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(gpt.blocks)) if name.endswith("down") else 0.02)
+
+
+def divide_block(block, group):
+    """Over the ranks of tp; a mixture stays whole on each, and sees the same tokens on all."""
+    block.heads //= dist.get_world_size(group)
+    block.qkv, block.join = ColumnLinear.of(block.qkv, group, parts=3), RowLinear.of(block.join, group)
+    if isinstance(block.mlp, nn.Sequential):
+        up, gelu, down = block.mlp
+        block.mlp = nn.Sequential(ColumnLinear.of(up, group), gelu, RowLinear.of(down, group))
+
+
+# ---- training ----
+class ParallelTrainer:
+    """One training, divided: the loop of train_gpt.Trainer on this rank's part of the model."""
+
+    def __init__(self, options, text, gpt, progress):
+        self.options, self.text, self.progress = options, text, progress
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.grid = torch_tutti.grid(tp=options.tp, pp=options.pp, dp=options.dp, ep=options.ep)
+        self.shares = self.grid.size("dp")
+        if options.experts:
+            add_experts(gpt, options.experts)
+        self.model = self.mine_of(gpt)
+        self.optimizers = self.optimizers_of(options)
+        self.losses, self.seconds = [], []
+
+    def mine_of(self, gpt):
+        """This rank's stages, each with its part."""
+        pipeline = torch_tutti.Pipeline(self.options.schedule, self.options.pp, self.options.microbatches)
+        stages = pipeline.split([Front(gpt), *gpt.blocks, Back(gpt)])
+        mine = nn.ModuleList(stages[i] for i in pipeline.stages_of(self.grid.index("pp")))
+        for block in [layer for stage in mine for layer in stage if hasattr(layer, "qkv")]:
+            if isinstance(block.mlp, Mixture) and self.options.ep > 1:
+                block.mlp.divide(self.grid.experts.group("ep"))
+            if self.options.tp > 1:
+                divide_block(block, self.grid.group("tp"))
+        self.runner = pipeline.runner(list(mine), loss_of, group=self.grid.group("pp"))
+        return mine
+
+    def averaged(self):
+        """(modules that have parameters of their own, the ranks over which these are averaged)"""
+        own = [m for m in self.model.modules() if any(True for _ in m.parameters(recurse=False))]
+        mixed = [m for m in own if isinstance(m, Experts)]
+        dense = [m for m in own if not isinstance(m, Experts)]
+        over = self.grid.experts.group("dp") if self.grid.experts else self.grid.group("dp")
+        return [pair for pair in ((dense, self.grid.group("dp")), (mixed, over)) if pair[0]]
+
+    def optimizers_of(self, options):
+        made = []
+        for modules, group in self.averaged():
+            parameters = [p for m in modules for p in m.parameters(recurse=False)]
+            optimizer = torch.optim.AdamW(parameters, lr=options.rate, betas=(0.9, 0.99), weight_decay=0.1)
+            if options.zero is not None:
+                _, optimizer = torch_tutti.zero.shard(nn.ModuleList(modules), optimizer, stage=options.zero,
+                                                      group=group)
+            made.append((optimizer, parameters, group))
+        return made
+
+    def batch(self, part, step):
+        """The sequences of this rank of dp, of the same ones that one process has."""
+        inputs, targets = self.text.sample(part, self.options.seed, 0, step)
+        return tuple(whole.chunk(self.shares)[self.grid.index("dp")] for whole in (inputs, targets))
+
+    def end_backward(self):
+        """ZeRO sums what each microbatch has added; a backward pass that adds nothing tells it that they are all."""
+        for optimizer, parameters, group in self.optimizers:
+            if self.options.zero is not None:
+                sum(p.view(-1)[0] * 0 for p in parameters).backward()
+            elif dist.get_world_size(group) > 1:
+                flat = torch.cat([p.grad.flatten() for p in parameters]) / dist.get_world_size(group)
+                dist.all_reduce(flat, group=group)
+                for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+                    p.grad.copy_(part.view_as(p))
+
+    def step(self, step, rate):
+        begin = time.perf_counter()
+        inputs, targets = self.batch("train", step)
+        held = [optimizer.no_sync() for optimizer, _, _ in self.optimizers if self.options.zero is not None]
+        for optimizer, _, _ in self.optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        for block in held:
+            block.__enter__()
+        loss = self.runner.step(inputs, target=targets)
+        for block in held:
+            block.__exit__(None, None, None)
+        self.end_backward()
+        for optimizer, _, _ in self.optimizers:
+            optimizer.step()
+        self.losses.append(self.mean(loss))
+        self.seconds.append(time.perf_counter() - begin)
+
+    def mean(self, loss):
+        """Over dp, from those that have one; on all ranks."""
+        words = torch.tensor([0.0, 0.0] if loss is None else [loss.item(), 1.0], dtype=torch.float64)
+        dist.all_reduce(words)
+        return (words[0] / words[1]).item()
+
+    def run(self, rate_of):
+        for step in range(self.options.steps):
+            self.step(step, rate_of(step))
+            self.progress.show(step, self.losses[-1], self.tokens_per_second(), 0.0)
+        validation = []
+        for step in range(8):
+            inputs, targets = self.batch("validation", step)
+            validation.append(self.mean(self.runner.eval(inputs, target=targets)))
+        return {"backend": "tutti", "losses": self.losses, "validation": statistics.mean(validation),
+                "tokens_per_second": self.tokens_per_second(), "waiting": None,
+                "step_ms": 1e3 * statistics.median(self.seconds[WARM_STEPS:] or self.seconds)}
+
+    def tokens_per_second(self):
+        seconds = self.seconds[WARM_STEPS:] or self.seconds
+        return len(seconds) * self.options.batch * self.options.context / max(sum(seconds), 1e-9)
+
+
+def complete(parser, options):
+    """What is left out of --tp, --pp, --dp, --ep is 1, but dp, which has at least ep ranks."""
+    options.experts = options.experts or (8 if options.ep else 0)
+    options.tp, options.pp, options.ep = options.tp or 1, options.pp or 1, options.ep or 1
+    options.dp = options.dp or options.ep
+    options.ranks = options.tp * options.pp * options.dp
+    options.microbatches = options.microbatches or (2 * options.pp if options.pp > 1 else 1)
+    if options.zero is not None and options.pp > 1 and options.schedule in ("zb-h1", "zb-v", "dualpipe-v"):
+        parser.error("--zero wants backward passes that are whole: --schedule gpipe, 1f1b or interleaved")
+    if options.compare or options.backend != "tutti" or options.device != "cpu" or options.optimizer != "adamw" or any(
+            (options.checkpoint, options.resume, options.compress, options.ahead, options.trace, options.precision)):
+        parser.error("--tp, --pp, --dp and --ep go with tutti, the CPU and adamw alone, without checkpoints, "
+                     "--compare, --compress, --ahead, --trace and --precision")
+    if options.batch % (options.dp * options.microbatches):
+        parser.error(f"--batch {options.batch} sequences are no multiple of {options.dp} ranks of dp x "
+                     f"{options.microbatches} microbatches")
+    if options.heads % options.tp:
+        parser.error(f"--tp {options.tp} does not divide {options.heads} heads")
