@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 from ctypes import byref, c_size_t, c_void_p
 from typing import Any
 
@@ -26,7 +27,8 @@ class Pool:
 
     def __init__(self, communicator: int, ranks: int, rank: int, room: int) -> None:
         self._at, self.room, self.rank = c_void_p(), room, rank
-        self._free, self._lock = [(0, room)], threading.RLock()
+        self._free, self._lock = [(0, room)], threading.Lock()
+        self._given: deque[tuple[int, int]] = deque()
         _check(_library().tutti_mem_alloc_common(byref(self._at), c_size_t(ranks * room), c_void_p(communicator)))
 
     def __del__(self) -> None:
@@ -36,20 +38,25 @@ class Pool:
     def take(self) -> Extent:
         """The largest piece that is free, to be cut to what is needed; of no bytes if there is none."""
         with self._lock:
+            while self._given:
+                self._join(*self._given.pop())
             at, size = max(self._free, key=lambda free: free[1], default=(0, 0))
             if size:
                 self._free.remove((at, size))
         return Extent(self, at, size)
 
     def give(self, at: int, size: int) -> None:
-        if not size:
-            return
-        with self._lock:
-            for free in sorted(self._free):
-                if free[0] + free[1] == at or at + size == free[0]:
-                    self._free.remove(free)
-                    at, size = min(at, free[0]), size + free[1]
-            self._free.append((at, size))
+        """From wherever a tensor ends, also inside of take(): so it is only noted."""
+        if size:
+            self._given.append((at, size))
+
+    def _join(self, at: int, size: int) -> None:
+        """Neighbours that are free become one."""
+        for free in sorted(self._free):
+            if free[0] + free[1] == at or at + size == free[0]:
+                self._free.remove(free)
+                at, size = min(at, free[0]), size + free[1]
+        self._free.append((at, size))
 
     def address(self, rank: int, at: int) -> int:
         return self._at.value + rank * self.room + at
