@@ -117,7 +117,8 @@ def durations(stamps: list[tuple[float, float]]) -> list[float]:
     return ((stamps[:, 1] - stamps[:, 0]) * 1e6).tolist()
 
 
-def measure(ways: Ways, bytes_: int, dtype: torch.dtype, turns: int, most: int) -> dict[str, float]:
+def measure(ways: Ways, bytes_: int, dtype: torch.dtype, turns: int, most: int,
+            run_turn: Callable[..., list[tuple[float, float]]] = run_turn) -> dict[str, float]:
     layers, taken = Layers(bytes_, dtype), {name: [] for name in ways}
     counts = {}
     for name, way in ways.items():

@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 import torch_tutti
-from bench_decode import Layers, deepspeed_shared_memory, durations, table
+from bench_decode import Layers, deepspeed_shared_memory, measure, table
 
 KIB = [8, 16, 32, 64, 128, 256]
 COLUMNS = 2048
-SECONDS = 0.05                              # a turn of one way ends when it has taken so long
 After = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # sum, residual, this rank's rows of it, weight: what is normalised
 
@@ -77,19 +76,6 @@ def run_turn(layers: Layers, way: After, count: int) -> list[tuple[float, float]
         way(rows, residual, mine, weight)
         stamps.append((begin, now()))
     return stamps
-
-
-def measure(ways: dict[str, After], bytes_: int, dtype: torch.dtype, turns: int, most: int) -> dict[str, float]:
-    layers, taken, counts = Layers(bytes_, dtype), {name: [] for name in ways}, {}
-    for name, way in ways.items():
-        run_turn(layers, way, 5)
-        slow = torch.tensor([statistics.median(durations(run_turn(layers, way, 10)))])
-        dist.all_reduce(slow, op=dist.ReduceOp.MAX)
-        counts[name] = max(10, min(most, int(SECONDS * 1e6 / slow.item())))
-    for _ in range(turns):
-        for name, way in ways.items():
-            taken[name] += durations(run_turn(layers, way, counts[name]))
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 # ---- a model that decodes ----
@@ -144,7 +130,8 @@ def decode_times(model: Model, ways: dict[str, After], batch: int, tokens: int, 
 # ---- what is shown ----
 def calls(options: argparse.Namespace, ways: dict[str, After], dtype: torch.dtype) -> None:
     alone = {"sum alone": lambda x, residual, mine, weight: torch_tutti.all_reduce(x)}
-    medians = {kib: measure({**ways, **alone}, kib << 10, dtype, options.turns, options.calls) for kib in KIB}
+    medians = {kib: measure({**ways, **alone}, kib << 10, dtype, options.turns, options.calls, run_turn)
+               for kib in KIB}
     heads = [*ways, *alone, "fused / sum alone", "separate / fused"]
     rows = {kib: [*row.values(), row["fused"] / row["sum alone"], row["separate"] / row["fused"]]
             for kib, row in medians.items()}
