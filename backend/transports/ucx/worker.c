@@ -17,7 +17,7 @@ static void finish(struct fabric *fabric)
     for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL;) note_free(fabric, note);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
     if (worker.context) ucx.ucp_cleanup(worker.context);
-    worker = (struct worker){ NULL };
+    worker = (struct worker){ .ucp = NULL };
 }
 
 /* ---- the beginning ---- */
@@ -76,7 +76,7 @@ static tutti_status start_worker(struct fabric *fabric)
 /* A child of fork has nothing of what its parent has. */
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
-    worker = (struct worker){ NULL };
+    worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
     TRY(start_context(place->device, place->pretended));
     return start_worker(fabric);

@@ -74,7 +74,7 @@ void greeter_finish(struct nic *nic)
     if (g->pair) verbs.ibv_destroy_qp(g->pair);
     if (g->region) verbs.ibv_dereg_mr(g->region);
     free(g->memory);
-    *g = (struct greeter){ NULL };
+    *g = (struct greeter){ .region = NULL };
 }
 
 /* ---- said ---- */

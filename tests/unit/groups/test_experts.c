@@ -87,7 +87,8 @@ static void check_sums(int rank, const float *weights)
             const float *row = buffer[e / (EXPERTS / RANKS)][first[rank][e] + (uint64_t)place];
             double dot = 0;
             for (int c = 0; c < COLUMNS; c++) {
-                sum[c] += row[c] * (weights ? weights[t * CHOICES + k] : 1);
+                volatile float term = row[c] * (weights ? weights[t * CHOICES + k] : 1); /* rounded first */
+                sum[c] += term;
                 dot += (double)row[c] * x[rank][t][c];
             }
             assert_true(dots[t][k] > dot * 0.99999 - 1e-4 && dots[t][k] < dot * 1.00001 + 1e-4);

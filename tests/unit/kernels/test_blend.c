@@ -25,7 +25,7 @@ static void expect(tutti_dtype dtype, const void *const *from, bool weighted, si
         bool first = true;
         for (int k = 0; k < ROWS; k++) {
             if (!from[k]) continue;
-            float x = number_at(from[k], i, dtype) * (weighted ? weight[k] : 1);
+            volatile float x = number_at(from[k], i, dtype) * (weighted ? weight[k] : 1); /* rounded first */
             sum = first ? x : sum + x;
             first = false;
         }
@@ -36,7 +36,7 @@ static float product(tutti_dtype dtype, size_t columns)
 {
     float sum[SUMS] = { 0 };
     for (size_t i = 0; i < columns; i++) {
-        float x = number_at(row[0], i, dtype) * number_at(row[1], i, dtype);
+        volatile float x = number_at(row[0], i, dtype) * number_at(row[1], i, dtype);
         sum[i % SUMS] = sum[i % SUMS] + x;
     }
     for (int apart = SUMS / 2; apart > 0; apart /= 2)

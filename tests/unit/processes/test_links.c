@@ -240,7 +240,7 @@ static void expect_card(struct peer *peer, const char *text)
         REQUIRE((status = link_card(peer, card, &bytes)) >= 0);
         if (status == TUTTI_OK && bytes == strlen(text) && !memcmp(card, text, bytes)) return;
     }
-    REQUIRE(!"the card has not come");
+    REQUIRE(false);                                     /* the card has not come */
 }
 static void show_cards(void)
 {

@@ -312,7 +312,7 @@ static void forks(void)
 static void of_the_arena(void)
 {
     enum { BYTES = 1 << 20 };
-    void *first, *second;
+    void *first = NULL, *second = NULL;
     make(0, 0);
     need(arena_allocate(BYTES, &first) == TUTTI_OK && arena_allocate(BYTES, &second) == TUTTI_OK, "there is memory");
     struct registered t = take(first, BYTES), other = take((unsigned char *)second + 5, 7);
