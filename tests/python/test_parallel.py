@@ -1,6 +1,9 @@
 """torch_tutti.parallel: layers that are divided among ranks train as the whole ones do in one process, with and without
 the sequence divided, on tutti and on gloo; whole states; mistakes; and compiled."""
 
+import pickle
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -204,3 +207,172 @@ def overlapped(world, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_overlap_changes_nothing(shared, dtype):
     shared(2).run(overlapped, dtype)
+
+
+# ---- options ----
+def beside(world, ours, judge, x, y, gradient, rtol=None, atol=None):
+    """Forward and backward of a divided layer and the whole one. x, y, gradient: what a rank has of the whole's."""
+    close = {"rtol": rtol, "atol": atol}
+    whole = torch.randn(4, 6, judge.in_features, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    mine = x(whole).detach().clone().requires_grad_()
+    found, expected = ours(mine), judge(whole)
+    torch.testing.assert_close(found, y(expected), **close)
+    by = torch.randn(expected.shape, generator=torch.Generator().manual_seed(4)).to(expected.dtype)
+    expected.backward(by)
+    found.backward(y(by))
+    torch.testing.assert_close(mine.grad, gradient(whole.grad), **close)
+    for name, parameter in judge.named_parameters():
+        torch.testing.assert_close(ours.whole(name, getattr(ours, name).grad), parameter.grad, **close)
+
+
+def options(world):
+    def piece(dim):
+        return lambda tensor: tensor.chunk(2, dim)[world.rank]
+
+    def each_third(y):
+        return torch.cat([part.chunk(2, -1)[world.rank] for part in y.chunk(3, -1)], -1)
+
+    def same(tensor):
+        return tensor
+
+    torch.manual_seed(1)
+    up, narrow = torch.nn.Linear(8, 12), torch.nn.Linear(8, 7, bias=False)
+    for kind, layer, settings, x, y in (
+            (ColumnLinear, up, {"gather_output": True}, same, same),
+            (ColumnLinear, up, {"gather_output": True, "parts": 3}, same, same),
+            (ColumnLinear, narrow, {"gather_output": True, "pad": True}, same, same),
+            (ColumnLinear, up, {"gather_output": True, "sequence": True}, piece(1), same),
+            (ColumnLinear, up, {"parts": 3}, same, each_third),
+            (ColumnLinear, up, {"parts": 3, "sequence": True, "dim": 0}, piece(0), each_third),
+            (ColumnLinear, up, {"sequence": True, "dim": 0, "pieces": 0}, piece(0), piece(-1)),
+            (RowLinear, up, {}, piece(-1), same),
+            (RowLinear, up, {"sequence": True, "dim": 0}, piece(-1), piece(0)),
+            (RowLinear, narrow, {"input_is_parallel": False}, same, same),
+            (RowLinear, up, {"input_is_parallel": False, "sequence": True, "dim": 0}, same, piece(0))):
+        layer.zero_grad()
+        beside(world, kind.of(layer, **settings), layer, x, y, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        for kind, settings, x, y in ((ColumnLinear, {}, same, piece(-1)), (RowLinear, {}, piece(-1), same),
+                                     (ColumnLinear, {"sequence": True}, piece(1), piece(-1)),
+                                     (RowLinear, {"sequence": True}, piece(-1), piece(1))):
+            up.zero_grad()
+            beside(world, kind.of(up, **settings), up, x, y, x, rtol=2e-2, atol=1e-1)
+        for layer in ColumnLinear(4, 4, dtype=torch.float64), RowLinear(8, 4, dtype=torch.float64):
+            assert layer(torch.ones(3, 4, dtype=torch.float64)).dtype == torch.float64      # as autocast leaves it
+
+
+def test_options(shared):
+    shared(2).run(options)
+
+
+class Ends(torch.nn.Module):
+    """An embedding and a head of 11 classes, which do not divide among two ranks."""
+
+    def __init__(self, group=None, divided=False, tied=False, sequence=False):
+        super().__init__()
+        torch.manual_seed(5)
+        self.tokens, self.norm = torch.nn.Embedding(11, 6, padding_idx=7), torch.nn.LayerNorm(6)
+        self.head = torch.nn.Linear(6, 11)
+        if divided:
+            self.tokens = VocabularyEmbedding.of(self.tokens, group, sequence=sequence, dim=0)
+            self.head = ColumnLinear.of(self.head, group, pad=True, sequence=sequence, dim=0)
+        if sequence:
+            parallel.sum_gradients(self.norm, group)
+        tie_ends(self, tied)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.tokens(ids)))
+
+
+def tie_ends(model, tied):
+    if tied:
+        model.head.weight = model.tokens.weight
+
+
+IDS = torch.tensor([[0, 7, 10], [5, 6, 7], [10, 2, 3], [4, 9, 8]])
+
+
+def equal_ends(ours, judge, group=None, **settings):
+    """Losses and gradients of both."""
+    target = IDS.flip(0)
+    losses = (cross_entropy(ours(IDS), target, group, classes=11, **settings),
+              F.cross_entropy(judge(IDS).flatten(0, 1), target.flatten(), **settings))
+    torch.testing.assert_close(*losses, **CLOSE)
+    for model, loss in zip((ours, judge), losses):
+        model.zero_grad()
+        loss.backward()
+    for name, whole in judge.named_parameters():
+        at, _, last = name.rpartition(".")
+        layer = ours.get_submodule(at)
+        found = getattr(layer, last).grad
+        found = layer.whole(last, found) if isinstance(layer, parallel._layers.Divided) else found
+        torch.testing.assert_close(found, whole.grad, msg=lambda text: f"{name}: {text}", **CLOSE)
+
+
+def padded(world):
+    for tied in False, True:
+        for sequence in False, True:
+            ours, judge = Ends(None, True, tied, sequence), Ends(tied=tied)
+            logits = ours(IDS)
+            assert logits.shape[-1] == 6 and torch.isneginf(logits[..., 5]).all() == bool(world.rank)
+            for settings in ({}, {"label_smoothing": 0.1, "ignore_index": 3}):
+                equal_ends(ours, judge, **settings)
+            check_state(ours, judge, rtol=0, atol=0)
+            assert not world.rank or not ours.head.weight[5].any()
+    refused(IndexError, f"target 11 on rank {world.rank}; there are 0 to 10",
+            lambda: cross_entropy(ours(IDS), torch.full((4, 3), 11), classes=11))
+    torch.testing.assert_close(cross_entropy(ours(IDS), IDS.int(), classes=11),
+                               cross_entropy(ours(IDS), IDS, classes=11))
+
+
+def test_padded_vocabulary(shared):
+    shared(2).run(padded)
+
+
+# ---- copies ----
+def copies(world):
+    ours, judge = Ends(None, True, True, True), Ends(tied=True)
+    for copy in (deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert copy.head.weight is copy.tokens.weight and copy.head.weight is not ours.head.weight
+        equal_ends(copy, judge)                             # also those of the norm, which are summed
+        equal_ends(copy, judge)
+        refused(ValueError, "gradients of weight are summed already", lambda: parallel.sum_gradients(copy.norm))
+        with torch.no_grad():
+            copy.head.weight.mul_(2)
+    check_state(ours, judge, rtol=0, atol=0)
+    state = {name: value.clone() for name, value in parallel.full_state(ours).items()}
+    for parameter in ours.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert not parallel.load_full_state(ours, state).missing_keys
+    check_state(ours, judge, rtol=0, atol=0)
+    alone = dist.new_group([world.rank], use_local_synchronization=True)
+    layer = ColumnLinear(4, 4, group=alone)
+    parallel.full_state(layer)["weight"].zero_()            # a copy
+    assert layer.weight.any()
+    dist.destroy_process_group(alone)
+
+
+def test_copies(shared):
+    shared(2).run(copies)
+
+
+def from_meta(world):
+    with torch.device("meta"):
+        ours = torch.nn.ModuleList([VocabularyEmbedding(11, 6, 7), torch.nn.LayerNorm(6), ColumnLinear(6, 11, pad=True),
+                                    RowLinear(8, 3, bias=False)])
+    parallel.sum_gradients(ours[1])
+    ours.to_empty(device="cpu")
+    layers = torch.nn.Embedding(11, 6, 7), torch.nn.LayerNorm(6), torch.nn.Linear(6, 11), torch.nn.Linear(8, 3, False)
+    for group in ours, layers:
+        torch.manual_seed(9)
+        for layer in group:
+            layer.reset_parameters()
+    check_state(ours, torch.nn.ModuleList(layers), rtol=0, atol=0)
+    x = torch.randn(5, 6) + world.rank
+    ours[1](x).sum().backward()
+    same_on_all_ranks(world, ours[1].bias.grad)
+    assert (ours[1].bias.grad == 10).all()
+
+
+def test_first_values_of_a_model_on_meta(shared):
+    shared(2).run(from_meta)

@@ -24,7 +24,7 @@ def part_of(whole: Tensor, dim: int, parts: int, ranks: Ranks) -> Tensor:
 
 def whole_of(part: Tensor, dim: int, parts: int, length: int, ranks: Ranks) -> Tensor:
     """What part_of has divided, with that length. Collective."""
-    every = part if ranks.size == 1 else finish(begin_gather(part, ranks))
+    every = part.clone() if ranks.size == 1 else finish(begin_gather(part, ranks))
     by_part = every.unflatten(0, (ranks.size, -1)).unflatten(dim + 1, (parts, -1))
     return by_part.movedim(0, dim + 1).flatten(dim, dim + 2).narrow(dim, 0, length)
 
@@ -88,4 +88,4 @@ def cast(*tensors: Tensor | None) -> list[Tensor | None]:
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
-    return [x if x is None else x.to(torch.get_autocast_dtype(device)) for x in tensors]
+    return [x if x is None or x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(device)) for x in tensors]

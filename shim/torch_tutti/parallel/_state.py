@@ -9,11 +9,10 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
-from torch_tutti.parallel._collectives import ranks_of, summed
+from torch_tutti.parallel._collectives import Ranks, ranks_of, summed
 from torch_tutti.parallel._layers import Divided
 
 __all__ = ["clip_grad_norm_", "full_state", "load_full_state", "sum_gradients"]
-_SUMMED = "_tutti_gradient_is_summed"
 
 
 def parts_of(model: nn.Module) -> dict[str, tuple[Divided, str]]:
@@ -42,24 +41,46 @@ def load_full_state(model: nn.Module, state: dict[str, Any], strict: bool = True
     return model.load_state_dict({**state, **mine}, strict)
 
 
+class _Sum:
+    """A hook of parameters, which sums their gradients, and one of their module, before its forward pass: a copy of a
+    parameter, by deepcopy, pickle or to_empty, has lost its hooks, and a module has kept them."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return gradient if self.ranks.size == 1 else summed(gradient, 0, self.ranks)
+
+    def restore(self, module: nn.Module, _: Any = None) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad and not is_summed(parameter):
+                parameter.register_hook(self)
+
+
+def is_summed(parameter: Tensor) -> bool:
+    return any(isinstance(hook, _Sum) for hook in (parameter._backward_hooks or {}).values())
+
+
 def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """From now on gradients of the module's parameters, as those of a norm between layers with sequence=True, which
     sees a piece of the sequence, are summed over the ranks in each backward pass, before they are added to .grad.
+    So are those of copies of the module, from its first forward pass that is not compiled.
 
     Raises ValueError where a divided layer is in the module, or the gradients are summed already.
     """
     ranks = ranks_of(group)
     divided = [at for at, layer in module.named_modules() if isinstance(layer, Divided)]
-    known = [name for name, p in module.named_parameters() if getattr(p, _SUMMED, False)]
+    known = [name for name, p in module.named_parameters() if is_summed(p)]
     if divided:
         raise ValueError(f"parallel: {divided[0] or 'the module'} is a divided layer, whose gradients are whole; give "
                          "sum_gradients what is between such layers")
     if known:
         raise ValueError(f"parallel: gradients of {known[0]} are summed already")
-    for parameter in module.parameters():
-        setattr(parameter, _SUMMED, True)
-        if ranks.size > 1:
-            parameter.register_hook(lambda gradient: summed(gradient, 0, ranks))
+    hook = _Sum(ranks)
+    module.register_forward_pre_hook(hook.restore)
+    hook.restore(module)
 
 
 @torch.no_grad()

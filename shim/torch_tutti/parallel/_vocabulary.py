@@ -163,8 +163,8 @@ def cross_entropy(logits: Tensor, target: Tensor, group: dist.ProcessGroup | Non
                          "none, and smoothing from 0 to 1")
     if classes is not None and not 0 < classes <= count:
         raise ValueError(f"parallel: classes={classes}, and the logits of {ranks.size} ranks are {count}")
-    loss = _CrossEntropy.apply(logits.reshape(-1, logits.size(-1)), target.reshape(-1), ignore_index, label_smoothing,
-                               count if classes is None else classes, ranks)
+    loss = _CrossEntropy.apply(logits.reshape(-1, logits.size(-1)), target.reshape(-1).long(), ignore_index,
+                               label_smoothing, count if classes is None else classes, ranks)
     if reduction == "none":
         return loss.view(target.shape)
     return loss.sum() if reduction == "sum" else loss.sum() / (target != ignore_index).sum()
