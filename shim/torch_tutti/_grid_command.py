@@ -1,13 +1,15 @@
-"""`tutti grid`: which ranks would work together, before any of them runs. No torch here."""
+"""`tutti grid`: which ranks would work together, before any of them runs, and a picture of it. No torch here."""
 from __future__ import annotations
 
 import argparse
+import colorsys
 from typing import Any
 
-from torch_tutti._arguments import whole
+from torch_tutti._arguments import PICTURES, picture, whole
 from torch_tutti._grid import ORDER, Layout, check_inside, layouts
 
-MOST_RANKS = 1 << 20
+MOST_RANKS, MOST_DRAWN = 1 << 20, 1024
+COLUMNS, PANELS = 8, 3                  # of a picture: ranks in a row, of which a host begins a new one; in a row
 
 
 def _ranges(ranks: list[int]) -> str:
@@ -34,7 +36,8 @@ def _lines(layout: Layout, names: list[str], hosts: list[int], most: int) -> lis
     return lines
 
 
-def report(options: argparse.Namespace) -> list[str]:
+def planned(options: argparse.Namespace) -> tuple[Layout, Layout | None, list[int]]:
+    """Ranks, their experts' grid if there are any, and the host of each rank."""
     if options.ranks % options.hosts:
         raise ValueError(f"grid: {options.ranks} ranks are not the same number on each of {options.hosts} hosts")
     sizes = {name: getattr(options, name) for name in ("tp", "cp", "dp", "pp")}
@@ -44,6 +47,11 @@ def report(options: argparse.Namespace) -> list[str]:
     hosts = [rank * options.hosts // options.ranks for rank in range(options.ranks)]
     if options.inside:
         check_inside(layout, experts, options.inside, hosts)
+    return layout, experts, hosts
+
+
+def report(options: argparse.Namespace) -> list[str]:
+    layout, experts, hosts = planned(options)
     most = options.ranks if options.all else 4
     shown = [name for name in layout.names if name != "ep"]
     wide = [names for names in ("dp-cp", "tp-cp", "tp-pp") if all(layout.sizes[n] > 1 for n in names.split("-"))]
@@ -57,8 +65,60 @@ def report(options: argparse.Namespace) -> list[str]:
     return lines
 
 
+# ---- the picture ----
+def panels(layout: Layout, experts: Layout | None) -> dict[str, list[list[int]]]:
+    """Groups of each kind that has more than one rank; those of experts where they are others."""
+    kinds = {name: layout.groups(name) for name in layout.names if name != "ep"}
+    if experts is not None:
+        kinds |= {f"{name} of experts": experts.groups(name) for name in experts.names if name not in ("cp", "pp")}
+    found: dict[str, list[list[int]]] = {}
+    for name, groups in kinds.items():
+        if len(groups[0]) > 1 and groups not in found.values():
+            found[name] = groups
+    return found or {"ranks": [list(range(layout.ranks))]}
+
+
+def _colour(group: int) -> tuple[float, float, float]:
+    """Pale, and unlike those of the groups before it."""
+    return colorsys.hsv_to_rgb(group * 0.618 % 1, 0.45, 0.95)
+
+
+def draw(options: argparse.Namespace) -> None:
+    """Raises ImportError without matplotlib, ValueError for more ranks than can be seen."""
+    layout, experts, _ = planned(options)
+    if layout.ranks > MOST_DRAWN:
+        raise ValueError(f"grid: {layout.ranks} ranks; a picture has room for {MOST_DRAWN}")
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError:
+        raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
+    of_host = layout.ranks // options.hosts
+    columns, deep = min(of_host, COLUMNS), -(-of_host // COLUMNS)
+    shown = panels(layout, experts)
+    down, across = deep * options.hosts, min(len(shown), PANELS)
+    rows = -(-len(shown) // across)
+    figure = Figure(figsize=(0.4 + 0.4 * columns * across, (0.5 + 0.4 * down) * rows), layout="constrained")
+    places = figure.subplots(rows, across, squeeze=False).flatten()
+    for axes in places:
+        axes.axis("off")
+    for axes, (name, groups) in zip(places, shown.items()):
+        for group, ranks in enumerate(groups):
+            for rank in ranks:
+                x, y = rank % of_host % COLUMNS, rank // of_host * deep + rank % of_host // COLUMNS
+                axes.add_patch(Rectangle((x, y), 1, 1, facecolor=_colour(group), edgecolor="white"))
+                axes.text(x + 0.5, y + 0.5, str(rank), ha="center", va="center", fontsize=8)
+        for host in range(options.hosts):
+            axes.add_patch(Rectangle((0, host * deep), columns, deep, fill=False, linewidth=1.5))
+        axes.set(xlim=(-0.1, columns + 0.1), ylim=(down + 0.1, -0.1), aspect="equal")
+        axes.set_title(f"{name}: {len(groups)} of {len(groups[0])}", fontsize=9)
+    figure.savefig(options.picture, dpi=150)
+
+
 def _run(options: argparse.Namespace) -> int:
     print("\n".join(report(options)))
+    if options.picture:
+        draw(options)
     return 0
 
 
@@ -77,4 +137,6 @@ def add_parser(commands: Any) -> None:
     grid.add_argument("--order", default=ORDER, help="the first name varies fastest (default: %(default)s)")
     grid.add_argument("--inside", metavar="NAMES", help="fail unless these groups stay on their host, as in tp")
     grid.add_argument("--all", action="store_true", help="all groups, not the first four of each kind")
+    grid.add_argument("--picture", type=picture, metavar="FILE", help=f"draw ranks in colours of groups, and hosts "
+                                                                      f"({', '.join(PICTURES)})")
     grid.set_defaults(run=_run)

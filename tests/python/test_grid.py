@@ -2,6 +2,7 @@
 and `tutti grid`."""
 import itertools
 import random
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from zero_training import refused
 
 import torch_tutti
 from torch_tutti._grid import ORDER, Layout, layouts
+from torch_tutti._grid_command import panels
 from torch_tutti.cli import main
 
 NAMES = ("tp", "cp", "ep", "dp", "pp")
@@ -165,3 +167,29 @@ def test_the_command(capsys):
     assert main(["grid", "--ranks", "100000000000"]) == 1 and "32 bits" in capsys.readouterr().err
     assert main(["grid", "--ranks", "8", "--tp", "3"]) == 1
     assert "which do not divide the 8" in capsys.readouterr().err
+
+
+def test_the_picture(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture, words = tmp_path / "out.png", "grid --ranks 22 --hosts 2 --tp 1 --dp 11 --pp 2 --ep 11 --picture".split()
+    assert main([*words, str(picture)]) == 0
+    assert picture.stat().st_size > 10_000 and capsys.readouterr().out.startswith("22 ranks as")
+    assert main(["grid", "--ranks", "1", "--picture", str(tmp_path / "one.svg")]) == 0
+    assert main(["grid", "--ranks", "1025", "--picture", str(tmp_path / "many.png")]) == 1
+    assert "1025 ranks; a picture has room for 1024" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "out.gif"])
+    assert "'out.gif' has to end in .png, .svg, .pdf" in capsys.readouterr().err
+
+
+def test_groups_of_a_picture():
+    layout, experts = layouts(16, "tp-cp-ep-dp-pp", {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 4, 1)
+    shown = panels(layout, experts)
+    assert list(shown) == ["tp", "dp", "pp", "ep of experts", "dp of experts"]
+    assert shown["ep of experts"][0] == [0, 1, 2, 3] and shown["dp of experts"][0] == [0, 4]
+
+
+def test_picture_without_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["grid", "--ranks", "2", "--picture", "out.png"]) == 1
+    assert "a picture needs matplotlib: pip install matplotlib" in capsys.readouterr().err
