@@ -3,7 +3,8 @@ whichever rank that is, and what comes of it is read where it lies.
 
 A batch has four arrays on each rank, so that nothing which autograd may ask for again is overwritten. They are taken
 together, after the exchange of counts: whoever takes part in it is done with all earlier batches, so nobody reads any
-more what was given back. An array that is used a second time, in a second backward pass, is waited for.
+more what was given back. An array that is used a second time, in a second backward pass, is waited for; what was in it
+stays, as autograd may have handed it out.
 """
 from __future__ import annotations
 
@@ -57,14 +58,19 @@ class Direct:
         self._layout.meet(wrong=True)
 
     def begin_scatter(self, slot: int, tokens: Tensor, weights: Tensor | None) -> Callable[[], Tensor]:
+        array = self.array(slot)
+        before = array.clone() if slot in self._used else None
         self._claim(slot)
         self._rows[slot].scatter(tokens, weights)
 
         def finish() -> Tensor:
             self._layout.meet()
-            array = self.array(slot)
             self._layout.clear_padding(array)
-            return array
+            if before is None:
+                return array
+            found = array.clone()
+            array.copy_(before)
+            return found
         return finish
 
     def gather(self, slot: int, rows: Tensor, weights: Tensor | None) -> Tensor:

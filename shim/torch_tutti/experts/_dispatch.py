@@ -56,7 +56,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, batch: Batch) -> Tensor:
         ctx.way = batch._way
-        return batch._arrive().view(batch.shape)
+        # view() would forbid experts to work in place
+        return torch.ops.aten._unsafe_view.default(batch._arrive(), batch.shape)
 
     @staticmethod
     @once_differentiable
@@ -65,8 +66,11 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
+    """Of tokens, too, so that backward() comes to _Dispatch on all ranks: experts that have no rows may have made
+    outputs that are no function of tokens."""
+
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, weights: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
         ctx.way, ctx.shape, ctx.dtype = batch._way, batch.shape, weights.dtype
         used = weights.detach().float().contiguous()
         ctx.save_for_backward(used)
@@ -77,7 +81,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         used, grad = *ctx.saved_tensors, grad.contiguous()
         grad_outputs = ctx.way.begin_scatter(GRAD_OUTPUTS, grad, used)().view(ctx.shape)
-        return grad_outputs, ctx.way.dot(grad).to(ctx.dtype), None
+        return grad_outputs, ctx.way.dot(grad).to(ctx.dtype), None, None
 
 
 class Dispatcher:
@@ -142,6 +146,8 @@ class Dispatcher:
             if extent is None or any(need > has for need, has in zip(needed, said[:, -1].tolist())):
                 extent, at = shared.grow(max(needed)), [0] * self.ranks
             way = Direct(layout, extent, at, rows)
+        if torch.is_grad_enabled() and said[:, self.experts + 3].any() and not tokens.requires_grad:
+            tokens = tokens.detach().requires_grad_()           # all go backward, or none
         return Batch(layout, way, tokens.contiguous())
 
     def combine(self, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
@@ -155,7 +161,7 @@ class Dispatcher:
             batch._way.refuse()
             raise
         batch.combined = True
-        return _Combine.apply(outputs.contiguous(), weights, batch)
+        return _Combine.apply(outputs.contiguous(), weights, batch.tokens, batch)
 
     def _check_outputs(self, outputs: Tensor, weights: Tensor, batch: Batch) -> None:
         expected = tuple(batch._layout.chosen.shape)
@@ -188,10 +194,12 @@ class Dispatcher:
                              f"[{len(tokens)}, choices]")
 
     def _exchange(self, tokens: Tensor, counts: Tensor, free: tuple[int, int], problem: ValueError | None) -> Tensor:
-        """Of each rank its counts, whether something is wrong, its columns and type, and its free memory."""
+        """Of each rank its counts, whether something is wrong, its columns and type, whether it asks for gradients, and
+        its free memory."""
         columns = tokens.shape[1] if tokens.dim() == 2 else 0
         dtype = DTYPES.index(tokens.dtype) if tokens.dtype in DTYPES else -1
-        mine = torch.cat([counts, torch.tensor([FINE if problem is None else WRONG, columns, dtype, *free])])
+        graph = tokens.requires_grad and torch.is_grad_enabled()
+        mine = torch.cat([counts, torch.tensor([FINE if problem is None else WRONG, columns, dtype, graph, *free])])
         said = torch.empty(self.ranks, len(mine), dtype=torch.int64, device=tokens.device)
         dist.all_gather(list(said), mine.to(tokens.device), group=self.group)
         said = said.cpu()

@@ -28,7 +28,7 @@ class Pool:
     def __init__(self, communicator: int, ranks: int, rank: int, room: int) -> None:
         self._at, self.room, self.rank = c_void_p(), room, rank
         self._free, self._lock = [(0, room)], threading.Lock()
-        self._given: deque[tuple[int, int]] = deque()
+        self._given: deque[tuple[int, int]] = deque()           # back, but not yet in the list of what is free
         _check(_library().tutti_mem_alloc_common(byref(self._at), c_size_t(ranks * room), c_void_p(communicator)))
 
     def __del__(self) -> None:
@@ -39,19 +39,18 @@ class Pool:
         """The largest piece that is free, to be cut to what is needed; of no bytes if there is none."""
         with self._lock:
             while self._given:
-                self._join(*self._given.pop())
+                self._join(*self._given.popleft())
             at, size = max(self._free, key=lambda free: free[1], default=(0, 0))
             if size:
                 self._free.remove((at, size))
         return Extent(self, at, size)
 
     def give(self, at: int, size: int) -> None:
-        """From wherever a tensor ends, also inside of take(): so it is only noted."""
+        """Any thread may call it, at any time: Python's collector does in the middle of take()."""
         if size:
             self._given.append((at, size))
 
     def _join(self, at: int, size: int) -> None:
-        """Neighbours that are free become one."""
         for free in sorted(self._free):
             if free[0] + free[1] == at or at + size == free[0]:
                 self._free.remove(free)
