@@ -156,25 +156,26 @@ class Cycle:
         self.extent, self.itself = extent, self
 
 
+class Interrupted(list):
+    """The collector comes whenever this has been read."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        gc.collect()
+
+
 def test_extents_that_the_collector_frees(monkeypatch):
-    """In the middle of take(), and in threads."""
-    raised, before = [], gc.get_threshold()
+    """In the middle of take(): what it has just chosen must not be joined with what comes back."""
+    raised = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: raised.append(what.exc_value))
     monkeypatch.setattr(_pool, "_library", Nothing)
     pool = Pool(0, 2, 0, 1 << 20)
-
-    def work():
-        for _ in range(300):
-            held = [Cycle(pool.take()) for _ in range(4)]
-            for cycle in held:
-                cycle.extent.cut(min(4096, cycle.extent.size))
-    gc.set_threshold(1)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-    finally:
-        gc.set_threshold(*before)
+    pool._free = Interrupted(pool._free)
+    for _ in range(3):
+        for size in 4096, 8192:
+            cycle = Cycle(pool.take())
+            cycle.extent.cut(size)
+            del cycle
     gc.collect()
     assert not raised and pool.take().size == 1 << 20
 
