@@ -1,5 +1,6 @@
-"""Experts as programs use them: views and types of all kinds, no tokens at all, gradients on some ranks, experts without
-rows, work in place, checkpointed activations, batches that lie side by side and are freed anywhere, and groups that end."""
+"""Experts as programs use them: views and types of all kinds, no tokens at all, gradients on some ranks, experts
+without rows, work in place, checkpointed activations, batches side by side, memory that is freed anywhere, groups that
+end."""
 import gc
 import os
 import sys
