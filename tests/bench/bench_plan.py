@@ -1,14 +1,15 @@
 """Steps of examples/train_gpt.py beside what the planner of `tutti plan` predicts for this machine, and whether it puts
 the configurations in the right order.
 
-    python tests/bench/bench_plan.py                        six configurations, on two ranks and one
-    python tests/bench/bench_plan.py --turns 5 --only "ddp, wide" "zero 1, wide"
+    python tests/bench/bench_plan.py                        six configurations, on one, two and four ranks
+    python tests/bench/bench_plan.py --turns 5 --only "dp 2" "dp 2, zero 1"
 
-The machine is measured in the same run, for each number of ranks, while all of them work: operations a second of a
-product as the model has them, bytes a second of memory in an update, α and β of all-reduces. Nothing is hidden where
-computing keeps all cores busy, so overlap is 0; efficiency is 1, because what was measured is what is reached. A step
-is the median of the example's own, over the turns the least: others of this machine can only make it longer. The last
-line has Spearman's rank correlation of predicted and measured: 1 where the order is the same.
+The machine is measured in the same run, for each number of ranks, while all of them work: operations a second of the
+products that each configuration has, bytes a second of memory in an update, α and β of all-reduces. Ranks beyond the
+cores share them and wait for each other, so a speed is that of all ranks, which meet every few hundredths of a second.
+Nothing is hidden where computing keeps all cores busy, so overlap is 0; efficiency is 1, because what was measured is
+what is reached. A step is the median of the example's own, over the turns the least: others of this machine can only
+make it longer. The last line has Spearman's rank correlation of predicted and measured: 1 where the order is the same.
 """
 import argparse
 import json
@@ -35,70 +36,99 @@ import train_gpt  # noqa: E402
 
 CONTEXT = 64
 CHARACTERS = 100                                        # of the example's text, nearly
+WINDOWS, ROUNDS, MEET_S = 3, 20, 0.02                   # longer than a turn of the scheduler's
 
 
 class Row(NamedTuple):
-    """One training: the example's sizes, its other flags, and what these are to the planner. dp, tp and pp multiply to
-    the ranks; batch: sequences of a rank in a step, in so many microbatches."""
+    """One training: the example's sizes, and how it is divided; batch: sequences of a step, of all ranks. zero: None
+    where the example averages gradients itself, by one all-reduce."""
     name: str
-    ranks: int
     layers: int
     width: int
     heads: int
     batch: int
-    flags: tuple[str, ...] = ()
     tp: int = 1
     pp: int = 1
-    ep: int = 1
-    zero: int = 0
+    dp: int = 1
+    zero: int | None = None
     microbatches: int = 1
 
     @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
     def strategy(self) -> Strategy:
-        dp = self.ranks // self.tp // self.pp
-        return Strategy(self.tp, self.pp, dp, self.ep, self.zero, self.microbatches, self.batch // self.microbatches,
-                        "none")
+        return Strategy(self.tp, self.pp, self.dp, 1, self.zero or 0, self.microbatches,
+                        self.batch // self.dp // self.microbatches, "none")
+
+    @property
+    def flags(self) -> list[str]:
+        given = {name: getattr(self, name) for name in ("layers", "width", "heads", "batch", "tp", "pp", "dp", "zero",
+                                                        "microbatches")}
+        return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+
+    @property
+    def product(self) -> tuple[int, int, int]:
+        """Of a microbatch in an MLP: tokens, columns of what comes in, and of what goes out on a rank."""
+        return self.strategy.sequences * CONTEXT, self.width, 4 * self.width // self.tp
 
 
-# a way that the example learns is a row here: Row("tp 2", 2, 6, 384, 6, 8, ("--tp", "2"), tp=2)
-ROWS = [Row("ddp, small", 2, 4, 192, 6, 8), Row("ddp, long", 2, 4, 192, 6, 56), Row("ddp, wide", 2, 6, 512, 8, 2),
-        Row("zero 1, wide", 2, 6, 512, 8, 2, ("--zero", "1"), zero=1), Row("one rank, wide", 1, 6, 512, 8, 4),
-        Row("ddp, deep", 2, 12, 256, 8, 16)]
+ROWS = [Row("tp 2", 4, 256, 8, 4, tp=2), Row("dp 2, zero 1", 6, 384, 8, 2, dp=2, zero=1),
+        Row("tp 2, dp 2", 6, 384, 8, 4, tp=2, dp=2), Row("dp 2", 6, 384, 8, 10, dp=2),
+        Row("pp 2", 6, 384, 8, 16, pp=2, microbatches=4), Row("one rank", 6, 384, 8, 32)]
 
 
 # ---- the machine, on its ranks ----
-def best_seconds(work, seconds=0.4):
-    """Of the quickest of as many as fit into the time."""
-    end, least = time.perf_counter() + seconds, float("inf")
-    while time.perf_counter() < end:
+def speed(work, amount: float) -> float:
+    """Amounts a second of each rank, where all meet again and again as training does: so of the slowest, with what it
+    waits for a core. Of the windows the best, since others of this machine can only slow them down."""
+    begin = time.perf_counter()
+    work()
+    often = torch.tensor(1 + MEET_S // (time.perf_counter() - begin))
+    dist.broadcast(often, 0)
+    best = 0.0
+    for _ in range(WINDOWS):
+        dist.barrier()
         begin = time.perf_counter()
-        work()
-        least = min(least, time.perf_counter() - begin)
-    return least
+        for _ in range(ROUNDS):
+            for _ in range(int(often)):
+                work()
+            dist.barrier()
+        best = max(best, ROUNDS * int(often) * amount / (time.perf_counter() - begin))
+    everyone = torch.tensor(best, dtype=torch.float64)
+    dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
+    return everyone.item()
 
 
-def measure_machine():
-    """On each rank, all at the same time; rank 0 prints the least of all."""
+def product_speed(rows: int, inner: int, columns: int) -> float:
+    """Operations a second of a layer's three products: forward, back to its inputs, and to its weights."""
+    x, weight, gradient = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(rows, columns)
+
+    def work():
+        x @ weight.T
+        gradient @ weight
+        gradient.T @ x
+    return speed(work, 6 * rows * inner * columns)
+
+
+def measure_machine(products: list[tuple[int, int, int]]) -> None:
+    """On each rank, all at the same time; rank 0 prints what all came to."""
     from torch_tutti._planning.measure import links
     torch.set_num_threads(1)
     dist.init_process_group("tutti")
-    x, weight = torch.randn(8 * CONTEXT, 384), torch.randn(384, 4 * 384)
-    dist.barrier()
-    product = best_seconds(lambda: x @ weight)
+    flops = [product_speed(*product) for product in products]
     value, gradient = torch.zeros(1 << 24), torch.ones(1 << 24)      # more than caches hold
-    dist.barrier()
-    update = best_seconds(lambda: value.add_(gradient))         # two are read, one is written
-    speeds = torch.tensor([2 * x.shape[0] * weight.numel() / product, 3 * 4 * value.numel() / update])
-    dist.all_reduce(speeds, op=dist.ReduceOp.MIN)
+    update = speed(lambda: value.add_(gradient), 3 * 4 * value.numel())     # two are read, one is written
     local, _ = links()
     if dist.get_rank() == 0:
-        print(json.dumps({"flops": speeds[0].item(), "bandwidth": speeds[1].item(), "local": local}))
+        print(json.dumps({"flops": flops, "bandwidth": update, "local": local}))
     dist.destroy_process_group()
 
 
-def cluster_of(ranks: int, found: dict) -> Cluster:
+def cluster_of(ranks: int, found: dict, flops: float) -> Cluster:
     local = Link(*found["local"]) if found["local"] else Link(float("inf"), 0.0)
-    device = Device(found["flops"], 1.0, float("inf"), found["bandwidth"], local, local, 0.0)
+    device = Device(flops, 1.0, float("inf"), found["bandwidth"], local, local, 0.0)
     return Cluster(device, ranks, 1, local, local)
 
 
@@ -116,16 +146,13 @@ def predicted(row: Row, cluster: Cluster) -> Estimate:
     model = train_gpt.GPT(CHARACTERS, CONTEXT, row.width, row.heads, row.layers)
     count = sum(p.numel() for p in model.parameters())
     own = count - sum(p.numel() for p in model.blocks.parameters())
-    s = row.strategy
     sizes = Model(count, own, row.layers, row.width, row.heads)
-    return estimate(Job(sizes, cluster, s.dp * row.batch, CONTEXT, "fp32"), s)
+    return estimate(Job(sizes, cluster, row.batch, CONTEXT, "fp32"), row.strategy)
 
 
 def measured(row: Row, steps: int) -> float:
     """Seconds of a step, as the example tells."""
-    shown = torchrun(row.ranks, str(EXAMPLE), "--steps", str(steps), "--context", str(CONTEXT), "--sample", "1",
-                     "--layers", str(row.layers), "--width", str(row.width), "--heads", str(row.heads),
-                     "--batch", str(row.batch), *row.flags)
+    shown = torchrun(row.ranks, str(EXAMPLE), "--steps", str(steps), "--context", str(CONTEXT), *row.flags)
     line = next(line for line in shown.splitlines() if line.startswith("step, median"))
     return float(line.split()[-2]) / 1e3
 
@@ -138,12 +165,27 @@ def correlation(first: list[float], second: list[float]) -> float:
 
 
 def machine_shown(ranks: int, machine: dict) -> str:
-    text = (f"{ranks} rank{'s' * (ranks > 1)}: {scaled(machine['flops'])}FLOP/s and {scaled(machine['bandwidth'])}B/s "
-            "each")
+    text = (f"{ranks} rank{'s' * (ranks > 1)}: {', '.join(map(scaled, machine['flops']))}FLOP/s and "
+            f"{scaled(machine['bandwidth'])}B/s each")
     if not machine["local"]:
         return text
     speed, latency = machine["local"]
     return f"{text}; between them {scaled(speed)}B/s (β) and {seconds_shown(latency)} (α)"
+
+
+def show(rows: list[Row], guesses: list[Estimate], taken: list[list[float]]) -> None:
+    """taken: of each turn, the rows' steps."""
+    steps = [min(of) for of in zip(*taken)]
+    print(f"{'':<18}{'predicted':>10}{'measured':>10}{'ratio':>7}{'spread':>8}   "
+          "predicted: computing, bubble, tp, pp, dp, update")
+    for row, guess, step, of in zip(rows, guesses, steps, zip(*taken)):
+        shares = ", ".join(f"{part / guess.time:.0%}" for part in (
+            guess.compute, guess.bubble, guess.tensor, guess.pipeline, guess.data, guess.update))
+        print(f"{row.name:<18}{guess.time * 1e3:>7.1f} ms{step * 1e3:>7.1f} ms{step / guess.time:>7.2f}"
+              f"{max(of) / step:>8.2f}   {shares}")
+    if len(rows) > 1:
+        print(f"rank correlation {correlation([guess.time for guess in guesses], steps):.2f}; measured by predicted "
+              f"{statistics.median(step / guess.time for step, guess in zip(steps, guesses)):.2f} in the median")
 
 
 def main() -> None:
@@ -151,26 +193,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
-    parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--machine", type=json.loads, help=argparse.SUPPRESS)       # products of a number of ranks
     options = parser.parse_args()
     if options.machine:
-        measure_machine()
+        measure_machine(options.machine)
         return
     rows = [row for row in ROWS if row.name in options.only]
-    found = {ranks: json.loads(torchrun(ranks, __file__, "--machine")) for ranks in sorted({row.ranks for row in rows})}
-    for ranks, machine in found.items():
-        print(machine_shown(ranks, machine))
-    guesses = [predicted(row, cluster_of(row.ranks, found[row.ranks])) for row in rows]
-    taken = [[measured(row, options.steps) for row in rows] for _ in range(options.turns)]
-    steps = [min(of) for of in zip(*taken)]
-    print(f"{'':<18}{'predicted':>10}{'measured':>10}{'ratio':>7}{'spread':>8}   predicted: computing, dp, update")
-    for row, guess, step, of in zip(rows, guesses, steps, zip(*taken)):
-        shares = ", ".join(f"{part / guess.time:.0%}" for part in (guess.compute, guess.data, guess.update))
-        print(f"{row.name:<18}{guess.time * 1e3:>7.1f} ms{step * 1e3:>7.1f} ms{step / guess.time:>7.2f}"
-              f"{max(of) / step:>8.2f}   {shares}")
-    if len(rows) > 1:
-        print(f"rank correlation {correlation([guess.time for guess in guesses], steps):.2f}; measured by predicted "
-              f"{statistics.median(step / guess.time for step, guess in zip(steps, guesses)):.2f} in the median")
+    found = {}
+    for ranks in sorted({row.ranks for row in rows}):
+        products = json.dumps([row.product for row in rows if row.ranks == ranks])
+        found[ranks] = json.loads(torchrun(ranks, __file__, "--machine", products))
+        print(machine_shown(ranks, found[ranks]), flush=True)
+    speeds = {ranks: iter(machine["flops"]) for ranks, machine in found.items()}
+    guesses = [predicted(row, cluster_of(row.ranks, found[row.ranks], next(speeds[row.ranks]))) for row in rows]
+    show(rows, guesses, [[measured(row, options.steps) for row in rows] for _ in range(options.turns)])
 
 
 if __name__ == "__main__":

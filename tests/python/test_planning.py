@@ -520,12 +520,15 @@ def test_the_bench_s_table():
     assert bench.correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == 1
     assert bench.correlation([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == -1
     assert len({row.name for row in bench.ROWS}) == len(bench.ROWS) >= 6
-    found = {"flops": 5e10, "bandwidth": 1e10, "local": [5e9, 5e-6]}
+    found = {"bandwidth": 1e10, "local": [5e9, 5e-6]}
+    assert {name for row in bench.ROWS for name in ("tp", "pp", "dp") if getattr(row, name) > 1} == {"tp", "pp", "dp"}
     for row in bench.ROWS:
         s = row.strategy
-        assert s.tp * s.pp * s.dp == row.ranks and s.microbatches * s.sequences == row.batch
-        guess = bench.predicted(row, bench.cluster_of(row.ranks, found))
-        assert guess.compute > guess.data >= 0 and (guess.data > 0) == (row.ranks > 1)
+        assert s.tp * s.pp * s.dp == row.ranks <= 4 and s.dp * s.microbatches * s.sequences == row.batch
+        assert row.product == (s.sequences * bench.CONTEXT, row.width, 4 * row.width // s.tp)
+        guess = bench.predicted(row, bench.cluster_of(row.ranks, found, 5e10))
+        assert guess.compute > guess.data >= 0 and (guess.data > 0) == (s.dp > 1)
+        assert (guess.tensor > 0) == (s.tp > 1) and (guess.pipeline > 0) == (guess.bubble > 0) == (s.pp > 1)
 
 
 def test_a_model_of_other_sizes():
