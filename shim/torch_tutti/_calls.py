@@ -23,7 +23,14 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, group: ProcessGroup 
     try:
         _all_reduce(tensor, op, chosen)
     except TypeError:
-        if not isinstance(chosen, ProcessGroup):
-            raise ValueError("all_reduce: this rank is in no such group; call init_process_group first, and call this "
-                             "only on the ranks of the group") from None
+        group_of("all_reduce", group)
         raise
+
+
+def group_of(what: str, group: ProcessGroup | None) -> ProcessGroup:
+    """None: the default one. ValueError, which says what was called, where this rank is in no such group."""
+    chosen = GroupMember.WORLD if group is None else group
+    if not isinstance(chosen, ProcessGroup):
+        raise ValueError(f"{what}: this rank is in no such group; call init_process_group first, and call this only on "
+                         "the ranks of the group") from None
+    return chosen

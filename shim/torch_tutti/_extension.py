@@ -4,6 +4,7 @@ dynamic linker's message would name a mangled symbol and nothing that helps.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 from types import ModuleType
 from typing import Any
@@ -66,3 +67,14 @@ def backend_of(group: Any, device: Any = "cpu") -> Any:
         return None
     found = getattr(found, "wrapped_pg", found)
     return found if isinstance(found, load().ProcessGroupTutti) else None
+
+
+def hosts_of(backend: Any, ranks: int) -> list[int]:
+    """Of each rank of a group of tutti's: a number for its host, in the order of their first ranks."""
+    from torch_tutti._library import _check, _library
+    host, index, found = ctypes.c_int(), ctypes.c_int(), []
+    for rank in range(ranks):
+        _check(_library().tutti_comm_place(ctypes.c_void_p(backend._communicator), rank, ctypes.byref(host),
+                                           ctypes.byref(index)))
+        found.append(host.value)
+    return found

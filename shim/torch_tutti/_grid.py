@@ -187,16 +187,12 @@ class Grid:
         """Of each rank: a number for its host, in the order of their first ranks."""
         import torch.distributed as dist
 
-        from torch_tutti._extension import backend_of
+        from torch_tutti._extension import backend_of, hosts_of
         backend = backend_of(dist.group.WORLD)
         if backend is None:
             raise ValueError("grid: which ranks share a host is known to groups of tutti; the default group is "
                              f"{dist.get_backend()}'s")
-        host, place, found = c_int(), c_int(), []
-        for rank in range(self.layout.ranks):
-            _check(_library().tutti_comm_place(ctypes.c_void_p(backend._communicator), rank, byref(host), byref(place)))
-            found.append(host.value)
-        return found
+        return hosts_of(backend, self.layout.ranks)
 
 
 def grid(*, tp: int = 1, pp: int = 1, dp: int | None = None, cp: int = 1, ep: int = 1, expert_tp: int | None = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributed import GroupMember, ProcessGroup
+from torch.distributed import ProcessGroup
 
+from torch_tutti._calls import group_of
 from torch_tutti._extension import load
 
 _all_reduce_norm = load()._all_reduce_norm
@@ -28,13 +29,10 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
     group: of any backend (others do one after the other); None: the default group.
     Raises ValueError for what does not fit, and what all_reduce raises.
     """
-    chosen = GroupMember.WORLD if group is None else group
     centred = _KINDS.get(kind)
     if centred is None:
         raise ValueError(f'all_reduce_norm: kind "{kind}" is not known: "rms" and "layer" are')
-    if not isinstance(chosen, ProcessGroup):
-        raise ValueError("all_reduce_norm: this rank is in no such group; call init_process_group first, and call this "
-                         "only on the ranks of the group")
+    chosen = group_of("all_reduce_norm", group)
     if not _all_reduce_norm(tensor, weight, bias, residual, eps, centred, own_rows, chosen):
         _one_after_the_other(tensor, weight, bias, residual, eps, centred, own_rows, chosen)
 

@@ -32,12 +32,12 @@ def place(chosen: torch.Tensor, experts: int, capacity: int | None) -> tuple[tor
     return found, counts
 
 
-def offsets(counts: torch.Tensor, padded: int | None) -> tuple[torch.Tensor, list[int]]:
+def offsets(counts: torch.Tensor, padded: int) -> tuple[torch.Tensor, list[int]]:
     """counts: int64 [ranks, experts]. The row at which each rank's rows for an expert begin in its owner's array, and
     the rows of each owner."""
     ranks, experts = counts.shape
     first, rows = torch.empty_like(counts), (c_int64 * ranks)()
-    _check(_library().tutti_experts_offsets(_at(counts), ranks, experts, c_uint64(padded or 0), _at(first), rows))
+    _check(_library().tutti_experts_offsets(_at(counts), ranks, experts, c_uint64(padded), _at(first), rows))
     return first, list(rows)
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
-from torch_tutti.experts._dispatch import group_of
 from torch_tutti.experts._layout import meet
 from torch_tutti.experts._pool import Pool, shared_of, up
 
@@ -21,7 +21,7 @@ class Decoder:
 
     def __init__(self, experts: int, columns: int, capacity: int, group: dist.ProcessGroup | None = None,
                  dtype: torch.dtype = torch.float32) -> None:
-        self.group = group_of(group)
+        self.group = group_of("experts", group)
         self.rank, self.ranks, self.experts = self.group.rank(), self.group.size(), experts
         shared = shared_of(self.group)
         if shared is None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._direct import Direct, room
 from torch_tutti.experts._layout import Layout
@@ -18,6 +19,7 @@ from torch_tutti.experts._messages import Messages
 from torch_tutti.experts._pool import shared_of
 from torch_tutti.experts._slots import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
 
+STATUS, COLUMNS, DTYPE, GRAPH, AT, FREE = range(-6, 0)     # of what ranks tell each other, behind their counts
 FINE, WRONG = 0, 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -92,7 +94,7 @@ class Dispatcher:
 
     def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
                  pad: bool = False) -> None:
-        self.group = group_of(group)
+        self.group = group_of("experts", group)
         self.rank, self.ranks = self.group.rank(), self.group.size()
         if experts < 1 or experts % self.ranks:
             raise ValueError(f"experts: {experts} experts cannot be dealt out evenly to {self.ranks} ranks: take a "
@@ -136,17 +138,18 @@ class Dispatcher:
         free = (extent.at, extent.size) if extent else (0, 0)
         said = self._exchange(tokens, counts, free, problem)
         by_rank = said[:, :self.experts].contiguous()
-        first, rows = _core.offsets(by_rank, self.capacity if self.pad else None)
-        layout = Layout(self.group, self.rank, experts, placed, by_rank, first, rows[self.rank],
-                        self.capacity or 0 if self.pad else 0, tokens.shape[1], tokens.dtype, tokens.device)
+        padded = self.capacity or 0 if self.pad else 0
+        first, rows = _core.offsets(by_rank, padded)
+        layout = Layout(self.group, self.rank, experts, placed, by_rank, first, rows[self.rank], padded,
+                        tokens.shape[1], tokens.dtype, tokens.device)
         way: Any = Messages(layout)
         if shared:
             needed = [room(count, layout.columns, layout.dtype) for count in rows]
-            at = said[:, -2].tolist()
-            if extent is None or any(need > has for need, has in zip(needed, said[:, -1].tolist())):
+            at = said[:, AT].tolist()
+            if extent is None or any(need > has for need, has in zip(needed, said[:, FREE].tolist())):
                 extent, at = shared.grow(max(needed)), [0] * self.ranks
             way = Direct(layout, extent, at, rows)
-        if torch.is_grad_enabled() and said[:, self.experts + 3].any() and not tokens.requires_grad:
+        if torch.is_grad_enabled() and said[:, GRAPH].any() and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()           # all go backward, or none
         return Batch(layout, way, tokens.contiguous())
 
@@ -205,23 +208,15 @@ class Dispatcher:
         said = said.cpu()
         if problem is not None:
             raise problem
-        wrong = said[:, self.experts].nonzero().flatten().tolist()
+        wrong = said[:, STATUS].nonzero().flatten().tolist()
         if wrong:
             raise ValueError(f"dispatch: rank {wrong[0]} of the group was given what cannot be dispatched; its own "
                              "error says what")
-        for rank, (its, kind) in enumerate(said[:, self.experts + 1:self.experts + 3].tolist()):
+        for rank, (its, kind) in enumerate(said[:, [COLUMNS, DTYPE]].tolist()):
             if (its, kind) != (columns, dtype):
                 raise ValueError(f"dispatch: rank {self.rank} of the group has rows of {columns} x {tokens.dtype}, "
                                  f"rank {rank} of {its} x {DTYPES[kind]}: experts take one kind")
         return said
-
-
-def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ValueError("experts: this rank is in no such group; call init_process_group first, and call this only on "
-                         "the ranks of the group")
-    return chosen
 
 
 def _kind(tensor: Tensor) -> str:

@@ -28,8 +28,12 @@ class Layout:
     @property
     def mine(self) -> Tensor:
         """[ranks, experts of this rank]: rows."""
-        each = self.by_rank.shape[1] // len(self.by_rank)
-        return self.by_rank[:, self.rank * each:(self.rank + 1) * each]
+        return self.own(self.by_rank)
+
+    def own(self, of_all: Tensor) -> Tensor:
+        """Of [ranks, experts], the columns of this rank's experts."""
+        each = of_all.shape[1] // len(of_all)
+        return of_all[:, self.rank * each:(self.rank + 1) * each]
 
     def clear_padding(self, array: Tensor) -> None:
         if not self.padded:

@@ -55,8 +55,7 @@ class Messages:
         self._begin = mine.cumsum(0) - mine                     # of this rank's rows for each expert
         self._sends, self._comes = mine.view(ranks, -1).sum(1).tolist(), layout.mine.sum(1).tolist()
         lengths = layout.mine.flatten()
-        each = layout.mine.shape[1]
-        first = layout.first[:, layout.rank * each:(layout.rank + 1) * each].flatten()
+        first = layout.own(layout.first).flatten()
         before = lengths.cumsum(0) - lengths
         self._lands = ((first - before).repeat_interleave(lengths) + torch.arange(sum(self._comes))).to(layout.device)
         self._back = torch.empty(0)

@@ -18,8 +18,8 @@ UNIT = 4096
 SMALLEST = 16 << 20                         # of a rank's part; only what is written to is memory
 
 
-def up(count: int, unit: int = UNIT) -> int:
-    return -(-count // unit) * unit
+def up(count: int) -> int:
+    return -(-count // UNIT) * UNIT
 
 
 class Pool:
@@ -110,14 +110,9 @@ def shared_of(group: ProcessGroup) -> Shared | None:
     """None, on all ranks: they are not all on one host, or the group is not tutti's."""
     if group in _shared:
         return _shared[group]
-    from torch_tutti._extension import backend_of
+    from torch_tutti._extension import backend_of, hosts_of
     found, backend = None, backend_of(group)
-    if backend is not None:
-        communicator, host, index = backend._communicator, ctypes.c_int(), ctypes.c_int()
-        places = []
-        for rank in range(group.size()):
-            _check(_library().tutti_comm_place(c_void_p(communicator), rank, byref(host), byref(index)))
-            places.append(host.value)
-        found = Shared(communicator, group.size(), group.rank()) if len(set(places)) == 1 else None
+    if backend is not None and len(set(hosts_of(backend, group.size()))) == 1:
+        found = Shared(backend._communicator, group.size(), group.rank())
     _shared[group] = found
     return found
