@@ -204,21 +204,26 @@ def report(dtype: torch.dtype, medians: dict[int, dict[str, float]], bytes_alone
     table(f"{str(dtype).removeprefix('torch.')}, us", "bytes", heads, rows)
 
 
+def join(what: str) -> int:
+    """With this rank on a core of its own, as far as there are that many: how many there are."""
+    torch.set_num_threads(1)
+    rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    dist.init_process_group("tutti")
+    if rank == 0:
+        print(f"{what}, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
+              f"load {os.getloadavg()[0]:.1f}")
+    return len(cores)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--layers", type=int, default=200, help="calls in a turn, fewer of what is slow (default 200)")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    dist.init_process_group("tutti")
-    ways = all_ways()
-    if rank == 0:
-        print(f"decode loop, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
-              f"load {os.getloadavg()[0]:.1f}")
-    alone = {}
-    if dist.get_world_size() == 2 <= len(cores):
+    cores = join("decode loop")
+    rank, ways, alone = dist.get_rank(), all_ways(), {}
+    if dist.get_world_size() == 2 <= cores:
         nothing = move_bytes(0, options.layers * options.turns)
         alone = {bytes_: move_bytes(bytes_, options.layers * options.turns) - nothing for bytes_ in SIZES[1:]}
         if rank == 0:

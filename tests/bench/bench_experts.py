@@ -4,21 +4,19 @@ of experts, and the same back, on tutti and gloo. Then a decode step: a few toke
 
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_experts.py
 
-All take turns; a call lasts from the last rank's arrival to the last rank's return; medians, and ratios of them.
+All take turns; a call lasts from a common start to the last rank's return; medians, and ratios of them.
 Experts do nothing, so what is measured is the way there and back.
 """
 
 import argparse
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-import torch_tutti
+from steps import measure, median_ms
 from torch_tutti import experts
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]    # tokens, weights, chosen: what comes back
@@ -81,26 +79,9 @@ def all_ways(of: int) -> dict[str, Way]:
 
 
 # ---- one after the other ----
-def time_of(call: Callable[[], object]) -> float:
-    """Milliseconds, from the last arrival to the last return."""
-    torch_tutti.all_reduce(torch.zeros(1))
-    stamps = [time.perf_counter()]
-    call()
-    stamps.append(time.perf_counter())
-    latest = torch.tensor(stamps, dtype=torch.float64)
-    dist.all_reduce(latest, op=dist.ReduceOp.MAX)
-    return (latest[1] - latest[0]).item() * 1e3
-
-
 def medians(ways: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    taken = {name: [] for name in ways}
-    for turn in range(turns + 2):
-        for name, way in ways.items():
-            if turn >= 2:
-                taken[name].append(time_of(way))
-            else:
-                way()
-    return {name: statistics.median(values) for name, values in taken.items()}
+    """Milliseconds from a common start to the end of the slowest rank."""
+    return {name: median_ms(samples) for name, samples in measure(ways, turns, warm=2).items()}
 
 
 def draw(tokens: int, columns: int, of: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

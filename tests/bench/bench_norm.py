@@ -13,7 +13,6 @@ bfloat16 or float32, divided over the ranks as Megatron does; each token's time,
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 import torch_tutti
-from bench_decode import Layers, deepspeed_shared_memory, measure, table
+from bench_decode import Layers, deepspeed_shared_memory, join, measure, table
 
 KIB = [8, 16, 32, 64, 128, 256]
 COLUMNS = 2048
@@ -159,14 +158,8 @@ def main() -> None:
                               ("context", 128, "tokens that were read before"), ("tokens", 10, "decoded in a turn")):
         parser.add_argument(f"--{name}", type=int, default=usual, help=f"{what} (default %(default)s)")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    dist.init_process_group("tutti")
+    join("fused norms")
     ways = all_ways()
-    if rank == 0:
-        print(f"fused norms, torch {torch.__version__}, {dist.get_world_size()} ranks, {len(cores)} cores, "
-              f"load {os.getloadavg()[0]:.1f}")
     with torch.no_grad():
         for dtype in torch.float32, torch.bfloat16:
             calls(options, ways, dtype)

@@ -4,22 +4,20 @@ one process, on one core, and its time by the number of ranks, which is what the
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_parallel.py --picture docs/img/parallel.png
 
-All take turns, and the whole block is computed on rank 0 while the others wait; a call lasts from the last rank's
-arrival to the last rank's return; medians, in milliseconds.
+All take turns, and the whole block is computed on rank 0 while the others wait; a call lasts from a common
+start to the last rank's return; medians, in milliseconds.
 """
 
 import argparse
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch.nn.functional import gelu
 
-import torch_tutti
+from steps import measure, median_ms
 from torch_tutti.parallel import ColumnLinear, RowLinear
 
 WAYS = {"sums": {}, "sequence, pieces=0": {"sequence": True, "pieces": 0}, "sequence": {"sequence": True}}
@@ -55,27 +53,6 @@ def steps_of(options: argparse.Namespace) -> dict[str, Step]:
     return steps
 
 
-def time_of(step: Step) -> float:
-    """Milliseconds, from the last arrival to the last return."""
-    torch_tutti.all_reduce(torch.zeros(1))
-    stamps = [time.perf_counter()]
-    step()
-    stamps.append(time.perf_counter())
-    latest = torch.tensor(stamps, dtype=torch.float64)
-    dist.all_reduce(latest, op=dist.ReduceOp.MAX)
-    return (latest[1] - latest[0]).item() * 1e3
-
-
-def medians(steps: dict[str, Step], turns: int) -> dict[str, float]:
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + 2):
-        for name, step in steps.items():
-            took = time_of(step)
-            if turn >= 2:
-                taken[name].append(took)
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
 def draw(file: str, times: dict[str, float], title: str) -> None:
     from matplotlib.figure import Figure
     figure = Figure(figsize=(7, 2.6), layout="constrained")
@@ -101,7 +78,8 @@ def main() -> None:
     dist.init_process_group("tutti")
     title = (f"{options.length} tokens of {options.width}, {dist.get_world_size()} ranks, "
              f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
-    times = medians(steps_of(options), options.turns)
+    times = {name: median_ms(samples) for name, samples in
+             measure(steps_of(options), options.turns, warm=2).items()}
     if dist.get_rank() == 0:
         print(title)
         for name, value in times.items():

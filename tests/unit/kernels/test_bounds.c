@@ -95,13 +95,18 @@ static void packs_inside(void **state)
     }
 }
 
+enum { ROWS = 4 };
+static void place(char **at, size_t bytes, bool at_end)                /* rows of zeros, each in a page of its own */
+{
+    for (int i = 0; i < ROWS; i++) {
+        at[i] = pages[i] + (at_end ? page_bytes - bytes : 0);
+        memset(at[i], 0, bytes);
+    }
+}
 static void normalise(tutti_dtype dtype, size_t columns, bool at_end)
 {
-    char *at[4];
-    for (int i = 0; i < 4; i++) {
-        at[i] = pages[i] + (at_end ? page_bytes - columns * bytes_of(dtype) : 0);
-        memset(at[i], 0, columns * bytes_of(dtype));
-    }
+    char *at[ROWS];
+    place(at, columns * bytes_of(dtype), at_end);
     struct norm how = { .centred = at_end, .columns = columns, .weight = at[2], .bias = at[3] };
     norm_find(dtype)(&how, at[0], at[1], 1);
 }
@@ -120,11 +125,8 @@ static void normalises_inside(void **state)
 }
 static void blend(tutti_dtype dtype, size_t columns, bool at_end)
 {
-    char *at[4];
-    for (int i = 0; i < 4; i++) {
-        at[i] = pages[i] + (at_end ? page_bytes - columns * bytes_of(dtype) : 0);
-        memset(at[i], 0, columns * bytes_of(dtype));
-    }
+    char *at[ROWS];
+    place(at, columns * bytes_of(dtype), at_end);
     const float weights[3] = { 1, 2, 3 };
     blend_find(dtype)(at[0], (const void *const[]){ at[1], NULL, at[2] }, at_end ? weights : NULL, 3, columns);
     assert_true(dot_find(dtype)(at[1], at[2], columns) == 0);
