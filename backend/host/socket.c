@@ -72,6 +72,13 @@ int socket_accept(int listener)
     return descriptor < 0 ? -errno : checked(descriptor);
 }
 
+int64_t socket_process(int socket)
+{
+    struct ucred other;
+    socklen_t bytes = sizeof other;
+    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0 ? other.pid : 0;
+}
+
 /* ---- messages ---- */
 union control_room {                                                   /* aligned as the kernel wants it */
     char bytes[CMSG_SPACE(MOST_DESCRIPTORS * sizeof(int))];

@@ -12,6 +12,8 @@ int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES]);
 int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES]);
 /* -EAGAIN: nobody there; -EPERM: somebody of another user was, and was turned away. */
 int socket_accept(int listener);
+/* The number of the process at the other end, as this process sees it; 0: it does not. */
+int64_t socket_process(int socket);
 /* A message, and with it a descriptor unless that is -1. -EAGAIN: no room now. Never a SIGPIPE. */
 int socket_send(int socket, const void *message, size_t bytes, int descriptor);
 /* The length of a message of at most `bytes` bytes, or 0 at the end. A longer one is -EMSGSIZE. *descriptor is what

@@ -235,6 +235,18 @@ bool peer_is_gone(const struct peer *peer)
     return gone;
 }
 
+/* ---- reading ---- */
+uint64_t peers_nonce_at(void) { return (uintptr_t)registry.self.nonce; }
+struct source peer_source(const struct peer *peer, uint64_t nonce_at)
+{
+    pthread_mutex_lock(&registry.lock);
+    struct source source = { .process = peer->descriptor < 0 ? 0 : socket_process(peer->descriptor),
+        .nonce_at = nonce_at };
+    memcpy(source.nonce, peer->identity.nonce, sizeof source.nonce);
+    pthread_mutex_unlock(&registry.lock);
+    return source;
+}
+
 /* ---- descriptors ---- */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor)
 {

@@ -4,7 +4,7 @@
  * and the other end's user is checked, so nobody else gets in; that the connection works at all is the first half of
  * the proof that both are on one host (the segment's nonce is the second). */
 #pragma once
-#include "c_api/tutti.h"
+#include "backend/host/reading.h"
 
 struct identity {                                       /* of a process; tells the others; fixed size, no padding */
     unsigned char nonce[16];                            /* random; names its socket; equal: the same process */
@@ -29,6 +29,10 @@ tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, str
 void peer_release(struct peer *peer);
 /* It has died or has called its last peers_release. */
 bool peer_is_gone(const struct peer *peer);
+/* Where the nonce of this process lies in its memory, for those who read that: reading.h; and how to read a process of
+   this host, which says that its own lies there. */
+uint64_t peers_nonce_at(void);
+struct source peer_source(const struct peer *peer, uint64_t nonce_at);
 /* Hands a descriptor to that process; it finds it under `token`. PEER_LOST; TIMEOUT when it does not read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
 /* Waits for the descriptor sent under `token` by anyone; TIMEOUT, of which nothing is said: the caller may wait on;

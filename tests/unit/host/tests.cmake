@@ -1,5 +1,6 @@
 tutti_unit(host/test_segment host)
 tutti_unit(host/test_wait host)
+tutti_unit(host/test_reading host)
 add_executable(measure_ladder unit/host/measure_ladder.c)
 target_link_libraries(measure_ladder PRIVATE tutti_flags)
 target_sources(measure_ladder PRIVATE $<TARGET_OBJECTS:floor_base> $<TARGET_OBJECTS:floor_memory> $<TARGET_OBJECTS:floor_host>)

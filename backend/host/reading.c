@@ -1,0 +1,83 @@
+/* One call of the kernel copies whatever it is asked for, or less at a page that it cannot read. */
+#include "backend/host/reading.h"
+#include "backend/base/status.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* One call takes less than 2 GiB. */
+enum { MOST_BYTES = 1 << 30 };
+
+static struct iovec part_of(uint64_t at, size_t bytes) { return (struct iovec){ (void *)(uintptr_t)at, bytes }; }
+static int read_once(const struct source *from, void *to, uint64_t at, size_t bytes)
+{
+    unsigned char nonce[READING_NONCE_BYTES] = { 0 };
+    struct iovec local[] = { { to, bytes }, { nonce, sizeof nonce } };
+    struct iovec remote[] = { part_of(at, bytes), part_of(from->nonce_at, sizeof nonce) };
+    ssize_t got;
+    do got = process_vm_readv((pid_t)from->process, local, 2, remote, 2, 0);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return -errno;
+    if ((size_t)got < bytes) return -EFAULT;
+    return (size_t)got == bytes + sizeof nonce && !memcmp(nonce, from->nonce, sizeof nonce) ? 0 : -ESRCH;
+}
+int reading_copy(const struct source *from, void *to, uint64_t at, size_t bytes)
+{
+    if (!from->process || !from->nonce_at) return -ESRCH;
+    for (size_t done = 0, some; done < bytes; done += some) {
+        some = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
+        int error = read_once(from, (unsigned char *)to + done, at + done, some);
+        if (error) return error;
+    }
+    return 0;
+}
+int reading_try(const struct source *from)
+{
+    unsigned char nonce[READING_NONCE_BYTES];
+    return reading_copy(from, nonce, from->nonce_at, sizeof nonce);
+}
+bool reading_is_possible(const void *at, size_t bytes)
+{
+    unsigned char first, last;
+    struct iovec local[] = { { &first, 1 }, { &last, 1 } };
+    struct iovec remote[] = { part_of((uintptr_t)at, 1), part_of((uintptr_t)at + bytes - 1, 1) };
+    return bytes == 0 || process_vm_readv(getpid(), local, 2, remote, 2, 0) == 2;
+}
+const char *reading_reason(int error)
+{
+    if (error == -EPERM)
+        return "the kernel does not let it (kernel.yama.ptrace_scope is 1 or more, or seccomp or a user namespace "
+               "forbids process_vm_readv)";
+    if (error == -ENOSYS) return "seccomp or the kernel has no process_vm_readv";
+    if (error == -ESRCH) return "it cannot be seen: it is in another namespace of processes, or gone";
+    if (error == -EFAULT) return "the memory cannot be read";
+    return strerror(-error);
+}
+tutti_status reading_failed(const struct source *from, int error, int rank, int owner)
+{
+    if (error == -ESRCH || reading_try(from) != 0) return TUTTI_IN_PROGRESS;
+    return status_fail(TUTTI_SYSTEM,
+        "rank %d cannot read the tensor of rank %d: %s; its memory was given back while the operation used it, or is "
+        "of a kind that only its process can read: with TUTTI_SINGLE_COPY=0 tensors go through shared memory",
+        rank, owner, reading_reason(error));
+}
+/* Yama: 1 lets a process read those that it has started, and no others. */
+static int yama_scope(void)
+{
+    char scope = '0';
+    int file = open("/proc/sys/kernel/yama/ptrace_scope", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    if (read(file, &scope, 1) != 1) scope = '0';
+    close(file);
+    return scope - '0';
+}
+const char *reading_describe(void)
+{
+    char mine = 0;
+    if (!reading_is_possible(&mine, 1)) return "no: seccomp or the kernel forbids process_vm_readv";
+    if (yama_scope() > 0 && geteuid() != 0)
+        return "no: kernel.yama.ptrace_scope is not 0, so processes may only read those they have started";
+    return "yes: the kernel reads private tensors of others (process_vm_readv), where shared memory is slower";
+}

@@ -1,0 +1,134 @@
+/* The memory of another process: what comes is what it has, whoever has died or is somebody else is not read, and what
+ * cannot be read is an error with its reason. */
+#include "backend/base/status.h"
+#include "backend/host/reading.h"
+#include "tests/support/forbid.h"
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { BYTES = 100003 };
+static unsigned char memory[BYTES], nonce[READING_NONCE_BYTES] = "a random number";
+
+/* A process with other contents at the same addresses, which sleeps until it is killed. */
+static pid_t other_process(void)
+{
+    int ready[2];
+    char word;
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    if (child) {
+        assert_int_equal(read(ready[0], &word, 1), 1);
+        close(ready[0]);
+        close(ready[1]);
+        return child;
+    }
+    for (size_t i = 0; i < BYTES; i++) memory[i] = (unsigned char)(i * 7 + i / 256);
+    nonce[0] = '!';
+    if (write(ready[1], "r", 1) != 1) _exit(1);
+    for (;;) pause();
+}
+static struct source source_of(pid_t process)
+{
+    struct source source = { .process = process, .nonce_at = (uintptr_t)nonce };
+    memcpy(source.nonce, nonce, sizeof nonce);
+    source.nonce[0] = '!';
+    return source;
+}
+static void end(pid_t process)
+{
+    kill(process, SIGKILL);
+    waitpid(process, NULL, 0);
+}
+static void what_it_has_comes(void **state)
+{
+    static unsigned char got[BYTES];
+    (void)state;
+    pid_t process = other_process();
+    struct source source = source_of(process);
+    assert_int_equal(reading_try(&source), 0);
+    assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, BYTES), 0);
+    for (size_t i = 0; i < BYTES; i++) assert_int_equal(got[i], (unsigned char)(i * 7 + i / 256));
+    end(process);
+}
+/* The number of a process that has ended may be another's by the time it is used. */
+static void nobody_else_is_read(void **state)
+{
+    unsigned char got[64];
+    (void)state;
+    pid_t process = other_process();
+    struct source source = source_of(process), itself = source_of(getpid()), nobody = source_of(0);
+    assert_int_equal(reading_copy(&itself, got, (uintptr_t)memory, sizeof got), -ESRCH);
+    assert_int_equal(reading_copy(&nobody, got, (uintptr_t)memory, sizeof got), -ESRCH);
+    end(process);
+    assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, sizeof got), -ESRCH);
+    assert_int_equal(reading_try(&source), -ESRCH);
+    assert_int_equal(reading_failed(&source, -EFAULT, 0, 1), TUTTI_IN_PROGRESS);        /* others tell of its end */
+    assert_non_null(strstr(reading_reason(-ESRCH), "namespace"));
+}
+static void what_cannot_be_read_is_an_error(void **state)
+{
+    unsigned char got[64];
+    (void)state;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *hole = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_int_equal(munmap(hole + page, page), 0);
+    pid_t process = other_process();
+    struct source source = source_of(process);
+    assert_int_equal(reading_copy(&source, got, (uintptr_t)hole + page - 32, sizeof got), -EFAULT);
+    assert_int_equal(reading_failed(&source, -EFAULT, 2, 1), TUTTI_SYSTEM);
+    assert_non_null(strstr(status_detail(), "rank 2 cannot read the tensor of rank 1"));
+    assert_non_null(strstr(status_detail(), "TUTTI_SINGLE_COPY=0"));
+    assert_true(reading_is_possible(memory, BYTES) && reading_is_possible(NULL, 0));
+    assert_false(reading_is_possible(hole, page + 1));
+    munmap(hole, page);
+    end(process);
+}
+/* Pages of the kernel that every process has before its code of the kernel: like those of a device, they are no memory
+   that others can be given. */
+static void memory_of_a_device_is_told_apart(void **state)
+{
+    (void)state;
+    const unsigned char *code = (const unsigned char *)getauxval(AT_SYSINFO_EHDR);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident;
+    if (!code || mincore((void *)(uintptr_t)(code - 2 * page), page, &resident) != 0) skip();
+    assert_false(reading_is_possible(code - 2 * page, page));
+}
+static void a_kernel_that_refuses(void **state)
+{
+    (void)state;
+    pid_t process = other_process(), reader = fork();
+    if (!reader) {
+        struct source source = source_of(process);
+        _exit(!forbid_reading() ? 77
+            : reading_try(&source) == -EPERM && !reading_is_possible(memory, 1) ? 0
+                                                                              : 1);
+    }
+    int how;
+    waitpid(reader, &how, 0);
+    end(process);
+    if (WIFEXITED(how) && WEXITSTATUS(how) == 77) skip();
+    assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    assert_non_null(strstr(reading_reason(-EPERM), "ptrace_scope"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_it_has_comes),
+        cmocka_unit_test(nobody_else_is_read),
+        cmocka_unit_test(what_cannot_be_read_is_an_error),
+        cmocka_unit_test(memory_of_a_device_is_told_apart),
+        cmocka_unit_test(a_kernel_that_refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
