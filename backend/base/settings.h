@@ -1,5 +1,5 @@
 /* Everything that can be set from outside: one table, the only getenv of the project. It prints itself, makes the
-   README's table, and warns of a TUTTI_* name that it does not know. Read once per process, by settings_load. */
+   table of docs/settings.md, and warns of a TUTTI_* name that it does not know. Read once per process. */
 #pragma once
 #include "c_api/tutti.h"
 
@@ -55,7 +55,12 @@
     X(cache, "TUTTI_CACHE", TEXT, "", "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "-1 to 1", \
-      "slots are written around the cache: 0 no, 1 yes, -1 as it proves better")
+      "slots are written around the cache: 0 no, 1 yes, -1 as it proves better") \
+    X(single_copy, "TUTTI_SINGLE_COPY", NUMBER, "-1", "-1 to 1", \
+      "tensors of other processes are read where they lie, by the kernel, instead of by way of shared memory: 0 no," \
+      " 1 in all operations that look where tensors lie, -1 where that is quicker") \
+    X(figures, "TUTTI_FIGURES", TEXT, "", "", "figures of the machine to go by in place of those measured, as in" \
+      " line=300,fetch=0.05 (tutti info has their names)")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;

@@ -42,30 +42,38 @@ static tutti_status sample_hosts(struct chooser *x)
         for (int i = 0; i < host_size(x->layout, h) && i < most / hosts; i++) host[ranks++] = h;
     return layout_create(host, ranks, &x->sample);
 }
-static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
+static bool is_open(enum placement_kind p) { return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART; }
+static enum placement_kind priced_as(enum placement_kind p, bool reads)        /* what is not read is staged */
+{
+    return is_open(p) && !reads ? TENSORS_PRIVATE : p;
+}
+static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement, bool reads,
     const struct plan **out)
 {
     if (is_large(x->layout)) TRY(sample_hosts(x));
-    bool apart = placement == TENSORS_SHARED_APART || a->family == ALL_TO_ALL;
+    bool apart = placement == TENSORS_SHARED_APART || placement == TENSORS_OPEN_APART || a->family == ALL_TO_ALL;
+    bool shared = placement == TENSORS_SHARED_IN_PLACE || placement == TENSORS_SHARED_APART;
     struct plan key = { .algorithm = a,
         .layout = x->sample ? x->sample : x->layout,
         .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all,
-        .shared = placement == TENSORS_PRIVATE ? NULL : mask_all };
+        .shared = shared ? mask_all : NULL,
+        .reads = reads };
     return cache_plan(x->cache, &key, out);
 }
 static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
 {
     return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
 }
-static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, struct choice *out)
+static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, bool reads,
+    struct choice *out)
 {
     const struct plan *plan;
     struct cutting cutting;
     double ns = 0;
-    TRY(plan_of(x, a, q->placement, &plan));
+    TRY(plan_of(x, a, priced_as(q->placement, reads), reads, &plan));
     TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
-    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns };
+    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads };
     return TUTTI_OK;
 }
 /* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
@@ -87,8 +95,10 @@ static tutti_status compare(struct chooser *x, const struct question *q, struct 
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
         if (!is_candidate(x, q, a)) continue;
-        TRY(price(x, q, a, &c));
-        if (!best->algorithm || c.price < WORTH_IT * best->price) *best = c;
+        for (int reads = q->reading; reads <= is_open(q->placement); reads++) {
+            TRY(price(x, q, a, reads, &c));
+            if (!best->algorithm || c.price < WORTH_IT * best->price) *best = c;
+        }
     }
     return TUTTI_OK;
 }
@@ -98,9 +108,9 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
-    if (a->host_memory) return (struct choice){ a, largest, slots, 0 };
+    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false };
     size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
-    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0 };
+    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false };
 }
 
 /* ---- asking ---- */
@@ -108,7 +118,7 @@ static bool is_of_messages(const struct algorithm *a) { return !a->host_memory &
 static bool is_same(const struct question *a, const struct question *b)
 {
     return a->family == b->family && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
-        && a->placement == b->placement && a->uneven == b->uneven;
+        && a->placement == b->placement && a->uneven == b->uneven && a->reading == b->reading;
 }
 static tutti_status answer(struct chooser *x, const struct question *q, struct choice *out)
 {
@@ -132,6 +142,7 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
             "hosts: ask for another algorithm, or for none",
             family_name(q.family), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
+    q.reading &= is_open(q.placement);
     if (x->layout->ranks == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
     for (int i = 0; i < x->answer_count; i++)
@@ -144,7 +155,7 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     int hosts = x->layout->hosts;
     c->price = 0;
     if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
-    TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : q->placement, &plan));
+    TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), c->reads, &plan));
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
     return price_plan(plan, &x->machine, &cutting, &c->price);
 }

@@ -9,19 +9,28 @@
 #pragma once
 #include "backend/model/price.h"
 
-enum placement_kind { TENSORS_PRIVATE, TENSORS_SHARED_IN_PLACE, TENSORS_SHARED_APART };
+/* OPEN: private, but peers can read them where they lie; whether they do is chosen, too. */
+enum placement_kind {
+    TENSORS_PRIVATE,
+    TENSORS_SHARED_IN_PLACE,
+    TENSORS_SHARED_APART,
+    TENSORS_OPEN_IN_PLACE,
+    TENSORS_OPEN_APART
+};
 struct question {
     enum family family;
     const struct algorithm *algorithm;                  /* already chosen: only the tile is asked for; or NULL */
     size_t message_bytes;                               /* of one rank, its larger buffer; 0: not known, many */
     enum placement_kind placement;
     bool uneven;
+    bool reading;                                       /* of open tensors: they are to be read */
 };
 struct choice {
     const struct algorithm *algorithm;
     size_t tile_bytes;
     int slots;
     double price;                                       /* ns; 0: there was nothing to choose from */
+    bool reads;                                         /* open tensors are read where they lie, not staged */
 };
 struct chooser {                                        /* of one communicator */
     const struct layout *layout;

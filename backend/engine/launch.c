@@ -47,7 +47,8 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     size_t bytes, enum placement_kind placement, struct recent *r, struct choice *out)
 {
-    struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL };
+    struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL,
+        r->reading && r->open };
     TRY(choose(&comm->launcher.chooser, &question, out));
     cut(comm, op->uneven, out);
     r->tile_bytes = out->tile_bytes;
@@ -109,6 +110,7 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .slots = r->slots,
         .in_place = placement->in_place,
         .shared = touches ? placement->shared : NULL,
+        .reads = r->reads,
         .stage_inputs = r->stage_inputs,
         .hoist = !algorithm->host_memory,
         .one_rank = true,
@@ -125,6 +127,22 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
 static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
 {
     return op->uneven ? agreed_bytes(comm, op) : op->part_bytes;
+}
+/* May private tensors be read where they lie, if all of them can be? Whether that is so costs system calls to find out,
+   so it is only asked where it could be chosen. */
+static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
+{
+    int64_t setting = settings_get()->single_copy;
+    struct question question = { .family = (enum family)op->family, .message_bytes = bytes, .uneven = op->uneven };
+    r->may_read = r->deferred && !group_is_spread(&comm->group) && setting > 0;
+    if (!r->deferred || group_is_spread(&comm->group) || setting >= 0) return TUTTI_OK;
+    for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !r->may_read; kind++) {
+        struct choice choice;
+        question.placement = (enum placement_kind)kind;
+        TRY(choose(&comm->launcher.chooser, &question, &choice));
+        r->may_read = choice.reads;
+    }
+    return TUTTI_OK;
 }
 /* What can be said before anybody has come, as if all tensors were private. */
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
@@ -143,8 +161,9 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     TRY(choose_for(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.deferred = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
-    struct placement private = { NULL, op->family == ALL_TO_ALL ? NULL : mask_all, false };
+    struct placement private = { .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
     if (!r.deferred) TRY(plan_for(comm, op, r.algorithm, &private, &r));
+    TRY(find_may_read(comm, op, bytes, &r));
     *out = r;
     return TUTTI_OK;
 }
@@ -223,27 +242,37 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     }
     x->run.declaration->sequence = op->sequence;
     x->run.exposed = false;
-    if (r->deferred) tensors_describe(comm, op, asked && asked == r->algorithm);
+    bool may_read = r->may_read && !op->sum.rows.function;
+    if (r->deferred) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
     return TUTTI_OK;
+}
+static enum placement_kind kind_of(const struct placement *p, int ranks)
+{
+    bool shared = mask_full(p->shared, ranks), in_place = mask_full(p->in_place, ranks);
+    if (shared) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    return !p->open ? TENSORS_PRIVATE : in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
 /* If one rank has asked for what the others would have taken anyway, all take it. Who has no input, or no output,
    counts as in place, and says nothing about the others. */
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
-    struct placement p = tensors_placement(comm, op);
+    struct placement p = r->reads ? tensors_placement_read(comm, op) : tensors_placement(comm, op);
     int ranks = comm->launcher.ranks;
-    bool repeated = r->program && r->uses_asked == p.asked && mask_equal(r->shared, p.shared, ranks)
-        && mask_equal(r->in_place, p.in_place, ranks);
+    bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
+        && mask_equal(r->shared, p.shared, ranks) && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
-    enum placement_kind kind = !mask_full(p.shared, ranks) ? TENSORS_PRIVATE
-        : mask_full(p.in_place, ranks)                     ? TENSORS_SHARED_IN_PLACE
-                                                           : TENSORS_SHARED_APART;
+    p = tensors_placement_read(comm, op);
+    r->asked_for = p.asked;
+    r->open = p.open;
+    r->reading = p.reading;
+    enum placement_kind kind = kind_of(&p, ranks);
     TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
+    r->reads = choice.reads;
+    if (!r->reads) p = tensors_placement(comm, op);
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
-    r->uses_asked = p.asked;
     return TUTTI_OK;
 }
 static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op)

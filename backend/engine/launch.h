@@ -12,9 +12,11 @@ struct recent {                                         /* the last choice of a 
     size_t tile_bytes;
     int slots;
     bool deferred;                                      /* the plan is chosen after the roll call */
+    bool may_read;                                      /* by it private tensors may be read where they lie */
     struct program *program;                            /* deferred: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
-    bool uses_asked;                                    /* deferred: a rank has asked for this algorithm */
+    bool asked_for, open, reading;                      /* deferred: as the placement said, and ... */
+    bool reads;                                         /* ... private tensors are read where they lie */
 };
 /* What makes two calls of the same kind: only their buffers and their sequence differ. */
 struct call {

@@ -63,6 +63,33 @@ static tutti_status reach(void *context, int index, bool sends, struct remote pl
     comm->messages.reaching |= status == TUTTI_IN_PROGRESS;
     return status;
 }
+/* As for collectives: it depends on the size, and on nothing that the other end knows better. */
+static bool pays_to_read(tutti_comm *comm, size_t bytes)
+{
+    int64_t setting = settings_get()->single_copy;
+    struct choice choice;
+    struct question question = { .family = BROADCAST, .message_bytes = bytes, .placement = TENSORS_OPEN_APART };
+    if (setting >= 0 || group_is_spread(&comm->group)) return setting > 0;
+    return choose(&comm->launcher.chooser, &question, &choice) == TUTTI_OK && choice.reads;
+}
+static bool opens(void *context, const void *at, size_t bytes)
+{
+    tutti_comm *comm = context;
+    bool open = pays_to_read(comm, bytes) && reading_is_possible(at, bytes);
+    comm->messages.opened |= open;
+    return open;
+}
+static bool reads(void *context) { return settings_get()->single_copy && tensors_can_read(context); }
+static tutti_status read_private(void *context, int index, uint64_t at, void *to, size_t bytes)
+{
+    const tutti_comm *comm = context;
+    const struct source *source = &comm->reach.sources[index];
+    int owner = group_rank(&comm->group, index);
+    bool own = !comm->group.peers[owner];
+    int error = own ? 0 : reading_copy(source, to, at, bytes);
+    if (own) memcpy(to, (const void *)(uintptr_t)at, bytes);
+    return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
+}
 /* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */
 static bool enter(void *context)
 {
@@ -88,7 +115,10 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .find = find,
         .reach = reach,
         .enter = enter,
-        .leave = leave };
+        .leave = leave,
+        .opens = opens,
+        .reads = reads,
+        .read = read_private };
     return shm_connect(comm->router, &ground, s->index, s->rank_at, s->ranks);
 }
 static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /* hosts do not share tensors */
@@ -262,9 +292,10 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
 }
 
 /* ---- the end ---- */
-static bool is_exposed(const struct operation *op)
+static bool is_exposed(const tutti_comm *comm, const struct operation *op)
 {
     struct location place;
+    if (comm->messages.opened && op->message.transfer.is_send) return true;
     return arena_find(op->message.piece.at, op->message.piece.length, &place);
 }
 bool messages_cancel(tutti_comm *comm)
@@ -281,7 +312,7 @@ bool messages_cancel(tutti_comm *comm)
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        if (is_exposed(op) && !tensors_are_released(comm)) { at = &op->next; continue; }
+        if (is_exposed(comm, op) && !tensors_are_released(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);
     }

@@ -6,6 +6,7 @@ struct messages {                                       /* of the driver */
     struct operation *open;
     int idle_polls;                                     /* since something came */
     bool reaching;                                      /* one of them waits for memory of a peer to be mapped */
+    bool opened;                                        /* a private tensor has ever been offered to be read */
 };
 tutti_status messages_connect(tutti_comm *comm);        /* makes the router, when the segment is mapped */
 /* For tests whose ranks are threads: leads to the ranks of other hosts in place of the pairs of the network segment,

@@ -3,10 +3,12 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +45,15 @@ static bool is_in_place(const tutti_comm *comm, const struct operation *op)
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
-void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
+/* Of a private tensor: its address in this process. */
+static bool describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
+{
+    struct declaration *d = comm->executor.run.declaration;
+    d->tensor[INPUT] = (struct location){ 0, (uintptr_t)op->input };
+    d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
+    return tensors_can_read(comm) && reading_is_possible(op->input, input) && reading_is_possible(op->output, output);
+}
+void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
 {
     struct declaration *d = comm->executor.run.declaration;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
@@ -51,8 +61,37 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked)
     bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
         && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
     bool in_place = !input || !output || is_in_place(comm, op);
-    d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u);
-    comm->executor.run.exposed = shared;
+    bool open = may_read && (shared ? tensors_can_read(comm) : describe_private(comm, op, input, output));
+    d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
+        | (open ? TENSOR_OPEN : 0u) | (open && settings_get()->single_copy > 0 ? TENSOR_READING : 0u);
+    comm->executor.run.exposed = shared || open;
+}
+
+/* ---- what this rank can read ---- */
+static struct source source_of(const struct group *g, int index)
+{
+    const struct peer *peer = g->peers[group_rank(g, index)];
+    return peer ? peer_source(peer, segment_introduction(g->segment, index)->nonce_at)
+                : (struct source){ .process = 0 };
+}
+bool tensors_can_read(tutti_comm *comm)
+{
+    struct reach *reach = &comm->reach;
+    const struct group *g = &comm->group;
+    int known = atomic_load_explicit(&reach->reading, memory_order_relaxed);
+    if (known) return known == READING_WORKS;
+    reach->sources = memory_zeroed((size_t)reach->ranks, sizeof *reach->sources);
+    reach->error = reach->sources ? 0 : -ENOMEM;
+    for (int i = 0; i < reach->ranks && !reach->error; i++) {
+        reach->sources[i] = source_of(g, i);
+        reach->unreadable = group_rank(g, i);
+        if (g->peers[reach->unreadable]) reach->error = reading_try(&reach->sources[i]); /* else of this process */
+    }
+    atomic_store(&reach->reading, reach->error ? READING_REFUSED : READING_WORKS);
+    if (reach->error)
+        LOG(DEBUG, "%s rank %d: the memory of rank %d cannot be read: %s", g->name, g->rank, reach->unreadable,
+            reading_reason(reach->error));
+    return !reach->error;
 }
 
 /* ---- what all see alike ---- */
@@ -60,21 +99,31 @@ static const struct declaration *declaration_of(const tutti_comm *comm, int peer
 {
     return &group_control(&comm->group, peer)->declaration[comm->executor.run.parity];
 }
-struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
+static struct placement placement_of(tutti_comm *comm, const struct operation *op, bool is_read)
 {
     struct reach *reach = &comm->reach;
     size_t words = (size_t)mask_words(reach->ranks);
-    bool asked = false;
+    bool asked = false, open = true, reading = false;
     memset(reach->shared, 0, words * sizeof *reach->shared);
     memset(reach->in_place, 0, words * sizeof *reach->in_place);
     for (int peer = 0; peer < reach->ranks; peer++) {
         uint64_t flags = declaration_of(comm, peer)->flags;
         asked |= (flags & TENSOR_ASKED) != 0;
+        open &= (flags & TENSOR_OPEN) != 0;
+        reading |= (flags & TENSOR_READING) != 0;
         if (flags & TENSOR_SHARED) mask_add(reach->shared, peer);
-        bool in_place = !(flags & TENSOR_SHARED) || flags & TENSOR_IN_PLACE;
+        bool in_place = (!is_read && !(flags & TENSOR_SHARED)) || flags & TENSOR_IN_PLACE;
         if (in_place && op->family != ALL_TO_ALL) mask_add(reach->in_place, peer);
     }
-    return (struct placement){ reach->shared, reach->in_place, asked };
+    return (struct placement){ reach->shared, reach->in_place, asked, open, reading };
+}
+struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
+{
+    return placement_of(comm, op, false);
+}
+struct placement tensors_placement_read(tutti_comm *comm, const struct operation *op)
+{
+    return placement_of(comm, op, true);
 }
 
 /* ---- addresses of peers' tensors ---- */
@@ -102,16 +151,19 @@ tutti_status tensor_reach(tutti_comm *comm, int rank, int use, struct location a
 static tutti_status find_one(tutti_comm *comm, const struct operation *op, int rank, enum buffer buffer)
 {
     struct executor *x = &comm->executor;
-    struct operand found = { NULL, NULL, NULL, 0 };
+    struct operand found = { .base = NULL };
     int index = group_index(&comm->group, rank);
+    const struct declaration *d = declaration_of(comm, index);
     if (op->uneven) {
         found.lengths = segment_counts(x->site.segment, index, x->run.parity, (int)buffer);
         found.offsets = segment_counts(x->site.segment, index, x->run.parity, COUNTS_OFFSETS + (int)buffer);
     }
     size_t bytes = tensor_bytes(op, rank, buffer, comm->group.size, found.lengths, found.offsets);
-    if (bytes) {
-        tutti_status status =
-            tensor_reach(comm, rank, (int)buffer, declaration_of(comm, index)->tensor[buffer], bytes, &found.base);
+    if (bytes && !(d->flags & TENSOR_SHARED)) {
+        found.base = (unsigned char *)(uintptr_t)d->tensor[buffer].offset;
+        found.source = comm->group.peers[rank] ? &comm->reach.sources[index] : NULL;
+    } else if (bytes) {
+        tutti_status status = tensor_reach(comm, rank, (int)buffer, d->tensor[buffer], bytes, &found.base);
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
@@ -145,6 +197,7 @@ void reach_finish(struct reach *reach)
         for (int use = 0; use < HELD_COUNT; use++) view_release(reach->held[peer][use].view);
     free(reach->held);
     free(reach->shared);
+    free(reach->sources);
     reach->held = NULL;
 }
 

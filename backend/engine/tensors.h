@@ -5,27 +5,37 @@
 #include "backend/engine/operation.h"
 
 struct view;
+enum reading { READING_UNKNOWN, READING_WORKS, READING_REFUSED };
 struct held_view { uint64_t block; struct view *view; bool mapped; };  /* not mapped: on its way, or NULL */
 enum { HELD_RECEIVING = OUTPUT + 1, HELD_SENDING, HELD_COUNT };        /* messages: of a peer one each at a time */
 struct reach {                                          /* of the driver */
     int ranks;
     struct held_view (*held)[HELD_COUNT];               /* [index on this host][INPUT, OUTPUT and so on] */
     uint64_t *shared, *in_place;                        /* of this operation's placement */
+    struct source *sources;                             /* of each rank of this host, once they have been looked for */
+    _Atomic int reading; /* enum reading; of any thread, and what follows it once known */
+    int unreadable, error;                              /* REFUSED: of which rank, and why (-errno) */
     int64_t release_until_ms;                           /* after a failure: how long to wait for peers; 0: not yet */
     bool release_told;                                  /* and who did not let go by then */
 };
 tutti_status reach_init(struct reach *reach, int ranks);
 void reach_finish(struct reach *reach);                 /* unholds what was held for the next operation */
 
-enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4 };       /* of a declaration */
+/* Of a declaration. OPEN: peers can read where it lies, and this rank can read its peers. READING: they should,
+   whatever it costs. */
+enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4, TENSOR_OPEN = 8, TENSOR_READING = 16 };
 /* Fills in the part of the declaration that the fingerprint does not cover. asked: this rank wants its algorithm and no
-   other. */
-void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked);
+   other; may_read: reading private tensors where they lie is among what is chosen from. */
+void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read);
+/* Whether this rank can read the memory of all others of its host; finds it out when first asked. */
+bool tensors_can_read(tutti_comm *comm);
 /* What all ranks of a host see alike once all have come: whose tensors are shared, and in place (masks as in struct
-   plan, valid until the next call; all private ones count as in place, so that few plans serve them), and whether a
-   rank has asked for its algorithm. */
-struct placement { const uint64_t *shared, *in_place; bool asked; };
+   plan, valid until the next call; private ones that are not read where they lie count as in place, so that few plans
+   serve them), whether a rank has asked for its algorithm, whether all can be read where they lie, and are to be. */
+struct placement { const uint64_t *shared, *in_place; bool asked, open, reading; };
 struct placement tensors_placement(tutti_comm *comm, const struct operation *op);
+/* The same with tensors in place as they are: for a plan by which private ones are read. */
+struct placement tensors_placement_read(tutti_comm *comm, const struct operation *op);
 /* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
 /* After a failure: whether no living peer touches this rank's tensors any more, or has for RELEASE_MS not said so. */

@@ -4,6 +4,7 @@
    step counts. */
 #include "backend/execute/bind.h"
 #include "backend/base/memory.h"
+#include "backend/execute/fetch.h"
 #include "backend/execute/pace.h"
 #include "backend/execute/slots.h"
 #include <assert.h>
@@ -272,14 +273,18 @@ static void reduce(const struct executor *x, const struct step *t, void *const *
     (around ? l->reduce_streamed : l->reduce)(to, direct, from, t->from_count, part->count, t->finish ? l->divisor : 1);
     for (int k = direct; k < t->to_count; k++) x->site.stream(to[k], to[0], part->bytes);
 }
-/* to[0] = to[1] = … = from[0] + from[1] + …, of one piece each */
-static void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+static inline void compute(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
     const struct part *part)
 {
     const struct span *spans = step_to(x->launch.program->schedule, t);
     if (t->from_count > 1 || (t->finish && x->launch.divisor > 1)) reduce(x, t, to, from, part);
     else
         for (int k = 0; k < t->to_count; k++) copy(x, t, spans[k], to[k], from[0], part->bytes);
+}
+void bind_compute_piece(const struct executor *x, const struct step *t, void *const *to, const void *const *from,
+    const struct part *part)
+{
+    compute(x, t, to, from, part);
 }
 void bind_compute_fixed(const struct executor *x, int step)
 {
@@ -290,7 +295,7 @@ void bind_compute_fixed(const struct executor *x, int step)
         compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
     }
 }
-void bind_compute(const struct executor *x, const struct step *t, int tile)
+bool bind_compute(struct executor *x, const struct step *t, int tile)
 {
     const struct launch *l = &x->launch;
     const struct schedule *s = l->program->schedule;
@@ -299,14 +304,17 @@ void bind_compute(const struct executor *x, const struct step *t, int tile)
         size_t bytes = SIZE_MAX;
         for (int k = 0; k < t->from_count; k++) {
             struct piece p = bind_locate(x, &from[k], i, tile);
-            l->program->from[k] = p.at;
+            l->program->piece.from[k] = p.at;
             bytes = size_smaller(bytes, p.length);
         }
         for (int k = 0; k < t->to_count; k++) {
             struct piece p = bind_locate(x, &to[k], i, tile);
-            l->program->to[k] = p.at;
+            l->program->piece.to[k] = p.at;
             bytes = size_smaller(bytes, p.length);
         }
-        compute(x, t, l->program->to, l->program->from, &(struct part){ bytes, bytes / l->element_bytes, 0 });
+        struct part part = { bytes, bytes / l->element_bytes, 0 };
+        if (!l->program->fetched) compute(x, t, l->program->piece.to, l->program->piece.from, &part);
+        else if (!fetch_compute(x, t, &part)) return false;
     }
+    return true;
 }

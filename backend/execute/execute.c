@@ -6,6 +6,7 @@
 #include "backend/execute/bind.h"
 #include "backend/execute/counters.h"
 #include "backend/execute/counts.h"
+#include "backend/execute/fetch.h"
 #include "backend/execute/roll_call.h"
 #include "backend/execute/slots.h"
 #include "backend/execute/tiles.h"
@@ -26,14 +27,15 @@ static bool is_ready_straight(struct executor *x, const struct step *t)
             return false;
     return true;
 }
-static void perform_straight(struct executor *x, int step)
+static bool perform_straight(struct executor *x, int step)             /* false: see bind_compute */
 {
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
-    x->moves++;
     if (t->kind == WORK && p->is_fixed) bind_compute_fixed(x, step);
-    else if (t->kind == WORK) bind_compute(x, t, 0);
+    else if (t->kind == WORK && !bind_compute(x, t, 0)) return false;
+    x->moves++;
     if (t->by_tile || t->by_leave) publish(x, SEEN_COUNTER, x->base + 2 + (uint64_t)step);
+    return true;
 }
 /* Belongs to the announcement: whatever else is to be done before the first look at a peer is done while the line
    travels. */
@@ -50,7 +52,7 @@ static tutti_status run_straight(struct executor *x)
     if (!x->run.arrived && !roll_call(x, &status)) return status;
     for (int step = x->run.pc[0]; step < s->step_count; step++) {
         if (!is_ready_straight(x, &s->steps[step])) return status;
-        perform_straight(x, step);
+        if (!perform_straight(x, step)) return status;
         x->run.pc[0] = step + 1;
     }
     return TUTTI_OK;
@@ -128,6 +130,7 @@ tutti_status executor_begin(struct executor *x)
     x->run.started = x->run.agreed = false;
     x->run.message_status = TUTTI_OK;
     x->run.failed_message = NULL;
+    x->run.unread.error = 0;
     memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
@@ -167,6 +170,7 @@ tutti_status executor_step(struct executor *x)
     if (x->run.message_status != TUTTI_OK)
         return status_fail(x->run.message_status, "a message of the schedule failed: %s",
             status_message(x->run.message_status));
+    if (x->run.unread.error) return fetch_failed(x);
     if (status == TUTTI_OK) {
         if (x->launch.rows && !x->launch.rows_early) rows_end(x);
         end(x);

@@ -11,6 +11,7 @@
 #pragma once
 #include "backend/execute/program.h"
 #include "backend/execute/rows.h"
+#include "backend/host/reading.h"
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
 #include "kernels/reduce.h"
@@ -40,7 +41,13 @@ struct launch {                                         /* what is bound to a pr
     bool rows_early;                                    /* once the program is known: see rows.h */
 };
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
-struct operand { unsigned char *base; const size_t *lengths, *offsets; size_t bytes; };    /* bytes: that are mapped */
+struct operand {
+    unsigned char *base;
+    const size_t *lengths, *offsets;
+    size_t bytes;                                       /* that are mapped */
+    const struct source *source;                        /* base is an address of that process; NULL: of this one */
+};
+struct unread { int rank; enum buffer buffer; int error; };            /* a peer's tensor; -errno, 0: none is */
 
 struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
@@ -72,6 +79,7 @@ struct run {                                            /* of the operation that
     bool started, arrived, agreed;
     tutti_status message_status;                        /* why a message failed, or OK */
     const struct transfer *failed_message;              /* which one */
+    struct unread unread;
     uint64_t kind, fingerprint;                         /* of the declaration: without and with the sequence */
     uint64_t history;                                   /* the name of all calls so far; 0 on one host */
 };

@@ -3,6 +3,7 @@
 #include "backend/execute/program.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/execute/fetch.h"
 #include <stdlib.h>
 
 static void note_touch(struct program *p, struct span a)
@@ -64,6 +65,11 @@ static bool make_messages(struct program *p)
     p->pieces = room_for(p, slots * (size_t)p->piece_count, sizeof *p->pieces);
     return p->piece_at && p->transfers && p->pieces;
 }
+static bool make_fetched(struct program *p, size_t widest)
+{
+    p->bytes += fetch_room(widest);
+    return (p->fetched = memory_aligned(fetch_room(widest))) != NULL;
+}
 static bool make_room(struct program *p)
 {
     size_t widest = 1;
@@ -71,11 +77,13 @@ static bool make_room(struct program *p)
         const struct step *t = &p->schedule->steps[step];
         widest = size_larger(widest, (size_t)(t->from_count > t->to_count ? t->from_count : t->to_count));
     }
-    p->to = room_for(p, widest, sizeof *p->to);
-    p->from = room_for(p, widest, sizeof *p->from);
+    p->piece.to = room_for(p, 2 * widest, sizeof *p->piece.to);
+    p->piece.from = room_for(p, 2 * widest, sizeof *p->piece.from);
     p->touches = room_for(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
-    if (!p->to || !p->from || !p->touches) return false;
-    if (p->plan->shared) note_touches(p);
+    if (!p->piece.to || !p->piece.from || !p->touches) return false;
+    p->block = (struct pointers){ p->piece.to + widest, p->piece.from + widest };
+    if (p->plan->reads && !make_fetched(p, widest)) return false;
+    if (p->plan->shared || p->plan->reads) note_touches(p);
     if (p->schedule->first_message >= 0) return make_messages(p);
     return p->touch_count || make_parts(p);
 }
@@ -107,8 +115,9 @@ void program_destroy(struct program *program)
     free(program->transfers);
     free(program->pieces);
     free(program->piece_at);
-    free(program->to);
-    free(program->from);
+    free(program->piece.to);
+    free(program->fetched);
+    free(program->piece.from);
     free(program->touches);
     free(program->parts);
     free(program->addresses);

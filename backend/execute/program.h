@@ -18,14 +18,15 @@ struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
 struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
 struct buffers { const void *input; void *output; size_t slots_at; };
+struct pointers { void **to; const void **from; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
     const struct schedule *schedule;                    /* mine */
     struct transfer *transfers;                         /* [slots][step_count]; NULL without messages */
     struct piece *pieces;                               /* [slots][piece_count] */
     int *piece_at, piece_count;                         /* where a step's pieces begin */
-    void **to;
-    const void **from;                                  /* room for the pointers of the widest step */
+    struct pointers piece, block;                       /* room for those of the widest step; of a block of that */
+    unsigned char *fetched;                             /* room for what is read of peers, or NULL: fetch.c */
     struct touch *touches;                              /* the peers' tensors that its steps name */
     int touch_count;
     struct cut cut;                                     /* of the last message: most calls repeat it */

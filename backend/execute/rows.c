@@ -72,7 +72,7 @@ void rows_finish(const struct executor *x, const struct step *t, void *const *to
 {
     const struct launch *l = &x->launch;
     const struct rows *rows = l->rows;
-    const void **source = l->program->from;
+    const void **source = l->program->piece.from;
     int mine = place_of_mine(x, t);
     char *residual = residual_at(x, (size_t)((char *)to[mine] - (char *)l->output));
     memmove(source, from, (size_t)t->from_count * sizeof *source);

@@ -68,14 +68,15 @@ static void post(struct executor *x, int step, int tile)
         .piece_count = n };
     router_post(x->site.router, transfer);
 }
-static void perform(struct executor *x, int step, int tile)
+static bool perform(struct executor *x, int step, int tile)            /* false: see bind_compute */
 {
     const struct step *t = &x->launch.program->schedule->steps[step];
+    if (t->kind == WORK && !bind_compute(x, t, tile)) return false;
     x->moves++;
-    if (t->kind == WORK) bind_compute(x, t, tile);
-    else if (step_is_message(t)) post(x, step, tile);
+    if (step_is_message(t)) post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
         publish(x, counter_index(x, tile), position(x, tile, step));
+    return true;
 }
 
 /* ---- many tiles ---- */
@@ -108,7 +109,7 @@ static const struct step *advance(struct executor *x, tutti_status *status)     
             int *pc = &x->run.pc[slot_of(x, tile)];
             if (*pc == end || urgency(s, *pc) != wanted || !is_ready(x, *pc, tile, status)) continue;
             if (*pc == 0 && tile > x->run.low && rests(x)) continue;
-            perform(x, *pc, tile);
+            if (!perform(x, *pc, tile)) return NULL;
             return &s->steps[(*pc)++];
         }
     return NULL;

@@ -130,6 +130,7 @@ static void put_transports(struct text *t)
     verbs_describe(verbs, sizeof verbs);
     put(t, "\"transports\": {");
     put_pair(t, "shm", "yes: ranks of one host share memory (memfd, no files in /dev/shm)", ", ");
+    put_pair(t, "single copy", reading_describe(), ", ");
     put_pair(t, "ucx", ucx, ", ");
     put_pair(t, "verbs", verbs, ", ");
     put_pair(t, "tcp", "yes: sockets of the system", ", ");
@@ -202,6 +203,18 @@ static void put_figures(struct text *t, const struct machine *machine)
     }
     put(t, "}");
 }
+/* Whether private tensors of peers can be read where they lie; found out by the first operation that may want it. */
+static void put_single_copy(struct text *t, const tutti_comm *comm)
+{
+    const struct reach *reach = &comm->reach;
+    int known = atomic_load(&reach->reading);
+    put(t, "\"single_copy\": \"");
+    if (settings_get()->single_copy == 0) put(t, "no: TUTTI_SINGLE_COPY is 0");
+    else if (known == READING_UNKNOWN) put(t, "not tried: no operation has wanted it yet");
+    else if (known == READING_WORKS) put(t, "possible: the kernel reads tensors of the other ranks for this one");
+    else put(t, "no: the memory of rank %d cannot be read: %s", reach->unreadable, reading_reason(reach->error));
+    put(t, "\", ");
+}
 tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
     struct text t = { buffer, capacity, 0 };
@@ -212,6 +225,7 @@ tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, s
     put(&t, "\"rank\": %d, \"ranks\": %d, \"ranks_of_host\": [", g->rank, g->size);
     for (int h = 0; h < g->layout->hosts; h++) put(&t, "%s%d", h ? ", " : "", host_size(g->layout, h));
     put(&t, "], \"cores_of_host\": %d, ", chooser->cores);
+    put_single_copy(&t, comm);
     put_figures(&t, &chooser->machine);
     put(&t, "}");
     if (bytes) *bytes = t.length;

@@ -7,6 +7,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/pause.h"
+#include "backend/base/settings.h"
 #include "kernels/stream.h"
 #include <sched.h>
 #include <string.h>
@@ -23,6 +24,7 @@ void figures_introduce(const tutti_comm *comm)
     cpu_set_t set;
     struct introduction *mine = segment_introduction(comm->group.segment, group_index(&comm->group, comm->group.rank));
     atomic_store(&mine->core, wait_core());
+    mine->nonce_at = peers_nonce_at();
     if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
     for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
         if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
@@ -125,6 +127,7 @@ static void tell(const tutti_comm *comm, const struct crossing *crossing)
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
     struct machine all = figures;
+    machine_override(&all, settings_get()->figures);
     crossing_tell(crossing, &all);
     told->distance = distance;
     memcpy(told->figures, &all, sizeof all);

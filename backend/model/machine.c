@@ -1,7 +1,10 @@
 /* The table of figures, and what this process knows of them, by distance of the cores. */
 #include "backend/model/machine.h"
+#include "backend/base/log.h"
 #include <math.h>
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const struct machine_row rows[] = {
 #define X(name, unit, typical, least, most, help) { #name, unit, help, typical, least, most },
@@ -37,6 +40,28 @@ bool machine_is_sane(const struct machine *machine)
         if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;        /* NaN is not */
     }
     return true;
+}
+
+static int find_row(const char *name, size_t length)    /* or ROWS */
+{
+    int i = 0;
+    while (i < ROWS && (strlen(rows[i].name) != length || strncmp(rows[i].name, name, length))) i++;
+    return i;
+}
+void machine_override(struct machine *machine, const char *figures)
+{
+    for (const char *at = figures, *end; *at; at = *end ? end + 1 : end) {
+        end = at + strcspn(at, ",");
+        size_t length = strcspn(at, "=,");
+        int row = find_row(at, length);
+        char *rest = NULL;
+        double figure = at[length] == '=' ? strtod(at + length + 1, &rest) : 0;
+        if (row < ROWS && rest == end && figure >= rows[row].least && figure <= rows[row].most)
+            machine_set(machine, row, figure);
+        else
+            LOG(WARN, "TUTTI_FIGURES has %.*s: it may be a name that tutti info has, =, and a figure within its bounds",
+                (int)(end - at), at);
+    }
 }
 
 int machine_distance(double line_ns)

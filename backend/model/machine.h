@@ -19,6 +19,9 @@
     X(slot_read, "ns/byte", 0.06, 1e-4, 100, "read lines that another core has written") \
     X(lost_write, "ns/byte", 0.04, 1e-4, 100, "the same, of lines that are in no second-level cache any more") \
     X(lost_read, "ns/byte", 0.04, 1e-4, 100, "read them when they have been written") \
+    X(fetch, "ns/byte", 0.2, 1e-4, 100, "have the kernel read what another core has just written") \
+    X(lost_fetch, "ns/byte", 0.3, 1e-4, 100, "the same, of what is in no second-level cache any more") \
+    X(reading, "ns", 2000, 10, 1e7, "what each such reading takes beside its bytes") \
     X(tile, "ns", 500, 1, 1e6, "go from tile to tile of a message beyond the cache") \
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
     X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
@@ -38,6 +41,9 @@ int machine_table(const struct machine_row **out);      /* in the order of struc
 double machine_figure(const struct machine *machine, int row);
 void machine_set(struct machine *machine, int row, double figure);
 struct machine machine_typical(void);
+/* Replaces the figures that a text names, as in "line=300,fetch=0.05", as far as they are within their bounds; of what
+   it does not understand it warns. */
+void machine_override(struct machine *machine, const char *figures);
 /* What messages between hosts cost, as `from` has it: it belongs to a group, all else to a machine. */
 void machine_take_network(struct machine *machine, const struct machine *from);
 bool machine_is_sane(const struct machine *machine);    /* every figure is within its bounds */
@@ -63,7 +69,7 @@ enum { PROBE_MS = 60 };                                 /* the longest it may ta
    busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 6 };                              /* to be raised when what is measured changes */
+enum { PROBE_NUMBER = 7 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
 /* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);

@@ -11,6 +11,8 @@
      for the others.
    - Slots take turns over so many bytes that no second-level cache has them any more (slots.c). Such lines cost less to
      write, and to read when they have been, than those that a peer has just read.
+   - Bytes that the kernel reads for me where a peer has them (plan.reads) go straight to where I copy them; what I add
+     up goes through my cache. Each reading costs a call of the kernel.
    - Displaced: slots take the place of the message in the cache, and it has to be fetched again.
    - A message: two thirds of what it takes is its sender's work, the rest its receiver's, as if none of it were the
      way: between near hosts the kernel carries what a socket sends on the core that sends. Up to 64 KiB it goes
@@ -59,9 +61,14 @@ static double mixed(const struct pricing *x, double peer)               /* of a 
 {
     return x->held * peer + (1 - x->held) * x->machine->far / 2;
 }
+static bool is_read_by_kernel(const struct pricing *x, int rank, struct span a)
+{
+    return a.rank != rank && a.buffer != SCRATCH && !plan_shared(x->plan, a.rank);
+}
 static double read_cost(const struct pricing *x, int rank, struct span a)
 {
     const struct machine *m = x->machine;
+    if (is_read_by_kernel(x, rank, a)) return x->held * m->fetch + (1 - x->held) * m->lost_fetch;
     if (a.rank != rank && a.buffer == SCRATCH) return m->lost_read;
     if (a.rank != rank) return mixed(x, x->peer_read);
     return (a.buffer == SCRATCH || x->fits ? m->near : m->far) / 2;
@@ -86,8 +93,11 @@ static double bytes_cost(const struct pricing *x, const struct schedule *s, cons
     double cost = 0;
     if (t->kind != WORK) return 0;
     if (t->to_count == 1 && is_nothing(x, s, t, to[0])) return 0;
+    bool copies = t->from_count == 1 && is_read_by_kernel(x, s->rank, from[0]);         /* into the first */
     for (int f = 0; f < t->from_count; f++) cost += from[f].count * read_cost(x, s->rank, from[f]);
-    for (int d = 0; d < t->to_count; d++)
+    for (int f = 0; f < t->from_count && !copies; f++)
+        if (is_read_by_kernel(x, s->rank, from[f])) cost += from[f].count * x->machine->near / 2;
+    for (int d = copies && x->fits; d < t->to_count; d++)
         if (!is_nothing(x, s, t, to[d])) cost += to[d].count * write_cost(x, s->rank, to[d]);
     return (cost + (t->from_count - 1) * to->count * x->machine->add) * x->chunk_bytes * x->load;
 }
@@ -105,6 +115,16 @@ static int runs_of_peers(const struct schedule *s, const struct step *t)
     for (int f = 0; f < t->from_count; f++) count += from[f].rank != s->rank;
     for (int d = 0; d < t->to_count; d++) count += to[d].rank != s->rank || to[d].buffer == SCRATCH;
     return count;
+}
+/* A copy is read at once, what is added up in blocks. */
+static double calls_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
+{
+    const struct span *from = step_from(s, t);
+    int peers = 0;
+    if (t->kind != WORK) return 0;
+    for (int f = 0; f < t->from_count; f++) peers += is_read_by_kernel(x, s->rank, from[f]);
+    double blocks = t->from_count == 1 ? 1 : most(1, peers * x->chunk_bytes / READ_BLOCK);
+    return peers * from->count * blocks * x->machine->reading * x->load;
 }
 static double lines_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
@@ -126,7 +146,8 @@ static double message_cost(const struct pricing *x, const struct schedule *s, co
 }
 static double step_cost(const struct pricing *x, const struct schedule *s, const struct step *t)
 {
-    return bytes_cost(x, s, t) + lines_cost(x, s, t) + (t->kind == SEND ? message_cost(x, s, t, OF_SENDER) : 0);
+    return bytes_cost(x, s, t) + calls_cost(x, s, t) + lines_cost(x, s, t)
+        + (t->kind == SEND ? message_cost(x, s, t, OF_SENDER) : 0);
 }
 
 /* ---- messages ---- */

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -138,6 +139,18 @@ static bool measure_sleep(struct side *me)
 
 /* ---- bytes ---- */
 static void copy_plainly(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+/* Of this process, as of another: the same work, on pages of the same kind. */
+static void read_by_kernel(void *to, const void *from, size_t bytes)
+{
+    struct iovec local = { to, bytes }, remote = { (void *)(uintptr_t)from, bytes };
+    process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+}
+static bool kernel_reads(void)
+{
+    unsigned char from = 1, to = 0;
+    read_by_kernel(&to, &from, 1);
+    return to == from;
+}
 static void add(void *to, const void *from, size_t bytes)
 {
     float *sum = to;
@@ -171,8 +184,8 @@ static void measure_copies(struct probe *p)
     if (p->found->far < p->found->near) p->found->far = p->found->near;
 }
 /* Each writes one of its slots, then reads the other's; the next time the next of them. */
-static bool exchange(struct side *me, machine_copy *write, unsigned char *const slots[2], size_t count,
-    unsigned char *const tensors[2], double *written, double *read)
+static bool exchange(struct side *me, machine_copy *write, machine_copy *fetch, unsigned char *const slots[2],
+    size_t count, unsigned char *const tensors[2], double *written, double *read)
 {
     size_t first = count + 1;                           /* that counts: no memory that nobody has read yet */
     double writes[REPEATS], reads[REPEATS];
@@ -184,7 +197,7 @@ static bool exchange(struct side *me, machine_copy *write, unsigned char *const 
         if (k >= first) writes[k - first] = since(begin) / SLOT;
         if (!meet(me)) return false;
         begin = clock_ns();
-        memcpy(tensors[me->who], slots[!me->who] + at, SLOT);
+        fetch(tensors[me->who], slots[!me->who] + at, SLOT);
         if (k >= first) reads[k - first] = since(begin) / SLOT;
     }
     *written = undisturbed(writes, REPEATS);
@@ -195,8 +208,9 @@ static bool measure_slots(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read, streamed = 0, streamed_read = 0;
-    if (!exchange(me, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
-    if (p->stream && !exchange(me, p->stream, p->slot, 1, p->message, &streamed, &streamed_read)) return false;
+    if (!exchange(me, copy_plainly, copy_plainly, p->slot, 1, p->message, &written, &read)) return false;
+    if (p->stream && !exchange(me, p->stream, copy_plainly, p->slot, 1, p->message, &streamed, &streamed_read))
+        return false;
     bool stream = p->stream && streamed + streamed_read < CLEARLY * (written + read);
     if (me->who) return true;
     p->write = stream ? p->stream : copy_plainly;
@@ -209,10 +223,32 @@ static bool measure_lost(struct side *me)
 {
     struct probe *p = me->probe;
     double written, read;
-    if (!exchange(me, p->write, p->message, p->message_bytes / SLOT, p->slot, &written, &read)) return false;
+    if (!exchange(me, p->write, copy_plainly, p->message, p->message_bytes / SLOT, p->slot, &written, &read))
+        return false;
     if (me->who) return true;
     p->found->lost_write = fmin(written, p->found->slot_write);
     p->found->lost_read = fmin(read, p->found->slot_read);
+    return true;
+}
+/* Tensors of each other, read by the kernel: what lies in the other's cache, and what does not. */
+static bool measure_reading(struct side *me)
+{
+    struct probe *p = me->probe;
+    struct machine *m = p->found;
+    double written, fetched, lost, calls[REPEATS];
+    if (!kernel_reads()) return true;                   /* then it is not chosen, whatever it costs */
+    if (!exchange(me, copy_plainly, read_by_kernel, p->slot, 1, p->message, &written, &fetched)) return false;
+    if (!exchange(me, copy_plainly, read_by_kernel, p->message, p->message_bytes / SLOT, p->slot, &written, &lost))
+        return false;
+    if (me->who) return true;
+    for (int k = 0; k < REPEATS; k++) {
+        int64_t begin = clock_ns();
+        for (int i = 0; i < BATCH / 10; i++) read_by_kernel(p->slot[0], p->slot[1], 1);
+        calls[k] = since(begin) / (BATCH / 10);
+    }
+    m->reading = undisturbed(calls, REPEATS);
+    m->fetch = fmax(fetched - m->reading / SLOT, m->near);
+    m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
 }
 /* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. The slots
@@ -325,7 +361,8 @@ static bool perform(struct side *me)
     if (!meet(me)) return false;
     me->beside = !apart;
     if (apart && (!measure_pings(me, BATCH, &m->line) || !measure_slots(me))) return false;
-    if (apart && (!meet(me) || !measure_lost(me) || !meet(me) || !measure_tiles(me))) return false;
+    if (apart && (!meet(me) || !measure_lost(me) || !meet(me) || !measure_reading(me))) return false;
+    if (apart && (!meet(me) || !measure_tiles(me))) return false;
     if (!measure_sleep(me)) return false;
     stand_on(p->core[0]);
     me->beside = true;

@@ -175,9 +175,9 @@ static void release_schedules(struct plan *p)
 /* The next to be treated as private: the one that waits for itself, or else the first that is not yet; -1: all are. */
 static int member_to_stage(const struct plan *p)
 {
-    if (plan_shared(p, p->cycle_rank)) return plan_index(p, p->cycle_rank);
+    if (plan_open(p, p->cycle_rank)) return plan_index(p, p->cycle_rank);
     for (int m = 0; m < p->count; m++)
-        if (plan_shared(p, plan_rank(p, m))) return m;
+        if (plan_open(p, plan_rank(p, m))) return m;
     return -1;
 }
 /* First the sent chunks that are overwritten are staged, then the tensors of the ranks found waiting for themselves. */

@@ -43,7 +43,7 @@ static inline int cell_of(const struct plan *p, struct span a, int index)
 void finish_mark(const struct build *b);
 /* pull.c: writes into private tensors of peers become reads by their owners. */
 void pull_private(struct plan *p);
-/* stage.c: what others may not touch, or not any more, is copied into slots; then LEAVE ends shared ranks. */
+/* stage.c: what others may not touch, or not any more, is copied into slots; then LEAVE ends open ranks. */
 void stage_private(struct build *b);
 /* hoist.c: posts receives as early as possible. */
 void hoist_receives(const struct build *b);

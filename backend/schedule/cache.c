@@ -73,14 +73,14 @@ static bool key_equal(const struct plan *a, const struct plan *b)
     int members = plan_members(a);
     return a->algorithm == b->algorithm && a->layout == b->layout && a->root == b->root && a->one_host == b->one_host
         && a->host == b->host && a->one_rank == b->one_rank && a->rank == b->rank && a->slots == b->slots
-        && a->stage_inputs == b->stage_inputs && a->hoist == b->hoist && mask_equal(a->in_place, b->in_place, members)
-        && mask_equal(a->shared, b->shared, members);
+        && a->stage_inputs == b->stage_inputs && a->reads == b->reads && a->hoist == b->hoist
+        && mask_equal(a->in_place, b->in_place, members) && mask_equal(a->shared, b->shared, members);
 }
 /* What differs between the operations of one communicator. */
 static size_t row_of(const struct plan *key)
 {
     uint64_t h = (uint64_t)(uintptr_t)key->algorithm / sizeof *key->algorithm;
-    h = h * 31 + (uint64_t)key->root;
+    h = h * 31 + 2 * (uint64_t)key->root + key->reads;
     for (int w = 0, members = plan_members(key); w < mask_words(members); w++) {
         h = h * 31 + mask_word(key->in_place, w, members) % 31;
         h = h * 31 + mask_word(key->shared, w, members) % 31;

@@ -101,6 +101,8 @@ struct algorithm {
 };
 
 /* ---- plans ---- */
+/* What is added up straight from where peers have it is read in blocks of so many bytes, of all peers together. */
+enum { READ_BLOCK = 64 << 10 };
 struct plan {
     const struct algorithm *algorithm;
     const struct layout *layout;
@@ -110,6 +112,8 @@ struct plan {
     int slots;                                          /* tiles in flight */
     const uint64_t *in_place, *shared;                  /* masks of members whose INPUT and OUTPUT are one tensor; lie
                                                            in memory the host's ranks share (else: are staged) */
+    bool reads;                                         /* what members of the host have that is not shared, their peers
+                                                           can read where it lies, but not write */
     bool stage_sends;                                   /* copy sent INPUT chunks that are overwritten */
     bool stage_inputs;                                  /* copy every INPUT chunk first (PREMUL_SUM) */
     bool hoist;                                         /* post receives as early as possible */
@@ -120,7 +124,7 @@ struct plan {
     int period;                                         /* the longest schedule of the members, in steps */
     int slot_writers;                                   /* members that write into slots */
     bool any_message;                                   /* a member sends or receives */
-    uint64_t *unshared;                                 /* a mask: shared members that are staged to cure a cycle */
+    uint64_t *unshared;                                 /* a mask: open members that are staged to cure a cycle */
     int cycle_rank;                                     /* after a failed build: who waits for itself, or -1 */
     char error[160];
     struct schedule *ranks;                             /* of the members; of a plan that keeps one: [1] */
@@ -173,6 +177,10 @@ static inline bool plan_shared(const struct plan *p, int rank)
 {
     int member = plan_index(p, rank);
     return mask_has(p->shared, member) && !mask_has(p->unshared, member);
+}
+static inline bool plan_open(const struct plan *p, int rank)           /* its tensors can be read where they lie */
+{
+    return plan_shared(p, rank) || (p->reads && !mask_has(p->unshared, plan_index(p, rank)));
 }
 /* The cell a chunk lives in; in place the smaller buffer lies inside the larger. */
 static inline int plan_home(const struct plan *p, int rank, enum buffer b, int index)

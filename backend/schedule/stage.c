@@ -30,7 +30,7 @@ static bool is_overwritten(const struct build *b, const struct schedule *s, int 
 static bool is_staged(const struct build *b, const struct schedule *s, int step, struct span a)
 {
     if (a.buffer == SCRATCH) return false;
-    if (a.rank != s->rank && !plan_shared(b->plan, a.rank)) return true;
+    if (a.rank != s->rank && !plan_open(b->plan, a.rank)) return true;
     return a.buffer == INPUT && (b->plan->stage_inputs || is_overwritten(b, s, step, a));
 }
 
@@ -135,7 +135,7 @@ void stage_private(struct build *b)
         assign_slots(&g);
         for (int m = 0; m < p->count; m++) stage_program(&g, &p->ranks[m]);
         for (int m = 0; m < p->count; m++)
-            if (plan_shared(p, p->ranks[m].rank)) step_add(&p->ranks[m], LEAVE);
+            if (plan_open(p, p->ranks[m].rank)) step_add(&p->ranks[m], LEAVE);
     } else plan_out_of_memory(p);
     free(g.slot[INPUT]);
     free(g.slot[OUTPUT]);

@@ -37,9 +37,9 @@ enum envelope_kind {
     ENVELOPE_FINISHED,  /* all of `id` has been copied */
 };
 /* Instead of the number of a block: the end of the message is in pieces, or may not be shared; or it is in one piece,
-   but the peer cannot reach it. */
+   but the peer cannot reach it; or all it can do is read it, at the address that is the offset. */
 enum { REMOTE_NONE = 0 };
-static const uint64_t REMOTE_PRIVATE = UINT64_MAX;
+static const uint64_t REMOTE_PRIVATE = UINT64_MAX, REMOTE_OPEN = UINT64_MAX - 1;
 struct envelope {
     struct message_name name;
     uint64_t bytes, id;

@@ -1,8 +1,9 @@
-/* Messages from tensor to tensor, where a peer can reach one end or both. The receiver copies if it can reach what is
-   sent, the sender helps if it can reach where that goes (the receiver tells it, with SHARE): part by part, whoever has
-   time takes the next. A part is copied in one poll, so nothing else waits for long. The receive is over when all parts
-   have been copied, those of the sender as it tells (COPIED); the send when the receiver tells so (FINISHED), or when
-   the sender has copied all by itself. So when a transfer is over nobody touches its memory any more.
+/* Messages from tensor to tensor, where a peer can reach one end or both, or read what is sent. The receiver copies if
+   it can reach what is sent, the sender helps if it can reach where that goes (the receiver tells it, with SHARE): part
+   by part, whoever has time takes the next. What the receiver can only read it takes by itself, part by part. A part is
+   copied in one poll, so nothing else waits for long. The receive is over when all parts have been copied, those of the
+   sender as it tells (COPIED); the send when the receiver tells so (FINISHED), or when the sender has copied all by
+   itself. So when a transfer is over nobody touches its memory any more.
    Nor does anybody poll for it: it is over once the other end has been told, not while that waits for room.
 
    A receive that is copied is in `shares`, and the first of them has the claims of the pair. */
@@ -17,9 +18,14 @@ struct remote share_remote(const struct shm *shm, const struct transfer *x)
     bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
     if (!whole || !x->may_share || !shm->ground.find) return (struct remote){ REMOTE_NONE, 0 };
     bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
-    return found ? place : (struct remote){ REMOTE_PRIVATE, 0 };
+    if (found) return place;
+    bool open = x->is_send && shm->ground.opens && shm->ground.opens(shm->ground.context, x->pieces->at, x->wire);
+    return (struct remote){ open ? REMOTE_OPEN : REMOTE_PRIVATE, open ? (uintptr_t)x->pieces->at : 0 };
 }
-static bool is_reachable(struct remote place) { return place.block != REMOTE_NONE && place.block != REMOTE_PRIVATE; }
+static bool is_reachable(struct remote place)
+{
+    return place.block != REMOTE_NONE && place.block != REMOTE_PRIVATE && place.block != REMOTE_OPEN;
+}
 static struct pair *pair_of(const struct link *l, const struct transfer *x)
 {
     return x->is_send ? l->out.pair : l->in.pair;
@@ -32,10 +38,14 @@ static void tell(struct shm *shm, struct link *l, const struct transfer *x, enum
 }
 
 /* ---- copying ---- */
+static size_t bytes_of_part(const struct transfer *x, uint64_t part)
+{
+    uint64_t rest = x->wire - part * part_bytes(x->wire);
+    return rest < part_bytes(x->wire) ? (size_t)rest : part_bytes(x->wire);
+}
 static void copy_part(const struct shm *shm, const struct transfer *x, unsigned char *theirs, uint64_t part)
 {
-    size_t from = (size_t)part * part_bytes(x->wire), rest = (size_t)x->wire - from;
-    size_t bytes = rest < part_bytes(x->wire) ? rest : part_bytes(x->wire);
+    size_t from = (size_t)part * part_bytes(x->wire), bytes = bytes_of_part(x, part);
     unsigned char *mine = x->pieces->at + from;
     copy_function *copy = x->wire >= BEYOND_CACHES ? shm->ground.stream_far : NULL;
     piece_copy(copy, x->is_send ? theirs + from : mine, x->is_send ? mine : theirs + from, bytes);
@@ -58,6 +68,21 @@ static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *
     return TUTTI_OK;
 }
 
+/* The same, of what is read; nobody helps, so the parts come in turn. */
+static tutti_status read_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
+{
+    const struct shm_ground *ground = &shm->ground;
+    uint64_t from = x->moved * part_bytes(x->wire);
+    *none = x->moved == part_count(x->wire);
+    if (*none) return TUTTI_OK;
+    if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;
+    tutti_status status = ground->read(ground->context, l->peer, x->place.offset + from, x->pieces->at + from,
+        bytes_of_part(x, x->moved));
+    ground->leave(ground->context);
+    x->moved += status == TUTTI_OK;
+    return status;
+}
+
 /* ---- the receiver ---- */
 static void begin(struct shm *shm, struct link *l) /* with the first of the receives */
 {
@@ -65,14 +90,16 @@ static void begin(struct shm *shm, struct link *l) /* with the first of the rece
     if (!x || l->refused) return;
     struct remote mine = share_remote(shm, x);
     claims_open(l->in.pair, x->key);
-    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;
+    bool helps = !is_reachable(x->place) || part_count(x->wire) > 1;   /* never where it is read: mine is private */
     if (is_reachable(mine) && helps) tell(shm, l, x, ENVELOPE_SHARE, 0, mine);
 }
 bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
 {
     struct remote mine = share_remote(shm, x);
     bool plain = mine.block != REMOTE_NONE && x->place.block != REMOTE_NONE;
-    if (!plain || (!is_reachable(mine) && !is_reachable(x->place))) return false;
+    bool reads = x->place.block == REMOTE_OPEN && shm->ground.reads && shm->ground.reads(shm->ground.context);
+    if (!plain || (!is_reachable(mine) && !is_reachable(x->place) && !reads)) return false;
+    if (is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;  /* the sender copies */
     x->others = 0;
     queue_push(&l->shares, x);
     if (l->shares.first == x) begin(shm, l);
@@ -88,7 +115,9 @@ static bool receive(struct shm *shm, struct link *l)
 {
     struct transfer *x = l->shares.first;
     bool none = true;
-    tutti_status status = is_reachable(x->place) ? copy_next(shm, l, x, &none) : TUTTI_OK;
+    tutti_status status = is_reachable(x->place) ? copy_next(shm, l, x, &none)
+        : x->place.block == REMOTE_OPEN          ? read_next(shm, l, x, &none)
+                                                 : TUTTI_OK;
     if (status == TUTTI_IN_PROGRESS) return false;
     if (status == TUTTI_OK && !none) return true;
     if (status == TUTTI_OK && x->moved + x->others < part_count(x->wire)) return false; /* the sender is at the last */

@@ -19,6 +19,12 @@ struct shm_ground { /* the parts of a segment it needs; `from`, `to` and `member
         unsigned char **out);
     bool (*enter)(void *context); /* before memory that was reached is touched; false: it must not be any more */
     void (*leave)(void *context); /* after it */
+    /* What peers cannot reach, but read. All three, or NULL. opens: whether a peer may read what is sent from there,
+       and had better. reads: whether this rank can; then `read`, from the address that a member says: IN_PROGRESS: not
+       now, it may be gone. */
+    bool (*opens)(void *context, const void *at, size_t bytes);
+    bool (*reads)(void *context);
+    tutti_status (*read)(void *context, int member, uint64_t at, void *to, size_t bytes);
 };
 size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
 /* Leads to these ranks (NULL: 0 to count - 1), member i being ranks[i], and to this rank itself, who is `me`. */

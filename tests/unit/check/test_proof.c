@@ -36,17 +36,18 @@ static int roots_of(const struct algorithm *a, int size)
 }
 static int root_of(int nth, int size) { return size <= EXHAUSTIVE ? nth : nth ? size - 2 : size / 3; }
 /* How a plan is built: a bit of `way` for each choice. */
-enum { IN_PLACE = 1, HOIST = 2, STAGE_INPUTS = 4, SHARED = 8, WAYS = 16 };
+enum { IN_PLACE = 1, HOIST = 2, STAGE_INPUTS = 4, SHARED = 8, READS = 16, WAYS = 32 };
 static bool is_a_way(const struct algorithm *a, int way)
 {
-    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & SHARED && !a->host_memory)
-        && !(way & HOIST && a->host_memory);
+    return !(way & STAGE_INPUTS && !is_reducing(a->family)) && !(way & (SHARED | READS) && !a->host_memory)
+        && (way & (SHARED | READS)) != (SHARED | READS) && !(way & HOIST && a->host_memory);
 }
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
 {
     struct plan p = plan_of(a, l, root);
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
+    p.reads = way & READS;
     p.hoist = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS;
     return p;
@@ -133,6 +134,7 @@ static void some_ranks_shared_some_in_place(void **state)
                 struct plan p = plan_of(a, together(&hosts, size), (int)(draw(&random) % (uint64_t)size));
                 p.in_place = mask_of(draw(&random));
                 p.shared = mask_of(draw(&random));
+                p.reads = k % 2;
                 p.stage_inputs = is_reducing(a->family) && k % 4 == 3;
                 p.slots = 1 + k % 4;
                 if (build(&p)) check(&p, 2 * p.slots + k % 2, 3, 0);

@@ -44,7 +44,7 @@ static void group_over(struct machine_group *g, const int *host_of_rank, int siz
 static struct choice ask(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement,
     bool uneven)
 {
-    struct question q = { family, NULL, bytes, placement, uneven };
+    struct question q = { family, NULL, bytes, placement, uneven, false };
     struct choice c;
     assert_int_equal(choose(&g->chooser, &q, &c), TUTTI_OK);
     return c;
@@ -98,7 +98,7 @@ static void what_several_hosts_cannot_do_is_refused(void **state)
     struct machine_group g;
     (void)state;
     group_over(&g, (int[]){ 0, 1, 0, 1 }, 4, 2);
-    struct question q = { ALLREDUCE, collectives_find(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false };
+    struct question q = { ALLREDUCE, collectives_find(ALLREDUCE, "two_shot"), MIB, TENSORS_PRIVATE, false, false };
     struct choice c;
     assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
     assert_string_equal(status_detail(),
@@ -218,6 +218,9 @@ static const struct machine believed[2] = {
         .slot_read = 99,
         .lost_write = 0.1,
         .lost_read = 99,
+        .fetch = 99,
+        .lost_fetch = 99,
+        .reading = 1e6,
         .tile = 1,
         .pause = 1,
         .yield = 10,
@@ -236,6 +239,9 @@ static const struct machine believed[2] = {
         .slot_read = 0.001,
         .lost_write = 0.001,
         .lost_read = 0.001,
+        .fetch = 0.001,
+        .lost_fetch = 0.001,
+        .reading = 1e6,
         .tile = 1e6,
         .pause = 25,
         .yield = 540,

@@ -13,6 +13,18 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")
   set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
 endif()
+# Once more with private tensors read where they lie.
+function(tutti_reading name)
+  add_test(NAME ${name}_reading COMMAND ${name})
+  set_tests_properties(${name}_reading PROPERTIES TIMEOUT ${seconds} SKIP_RETURN_CODE 77
+    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache;TUTTI_SINGLE_COPY=1")
+endfunction()
+foreach(name shared_tensors shared_failures shared_messages)
+  tutti_reading(test_${name})
+endforeach()
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
+  tutti_world(engine/test_single_copy)
+endif()
 foreach(name messages async queue properties priority)
   tutti_over_inproc(test_${name} "*")
 endforeach()

@@ -145,7 +145,7 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
     for (int r = 0; r < size; r++) {
         t->grounds[r] = (struct seat_ground){ t, r };
         struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
-            ground_find, ground_reach, ground_enter, ground_leave };
+            ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
         seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
     }
 }

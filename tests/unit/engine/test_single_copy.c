@@ -1,0 +1,210 @@
+/* Private tensors that the kernel reads where they lie (TUTTI_SINGLE_COPY=1): it happens, the bits are those of tensors
+ * that go through shared memory, one rank that cannot or will not read decides for all, and what cannot be read is an
+ * error that says so. The tests of shared tensors, messages and failures run once more this way. */
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "tests/support/forbid.h"
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { COUNT = 600000, SECONDS = 60 };                   /* so many that ranks look where tensors lie */
+static void choose_way(const char *single_copy)
+{
+    setenv("TUTTI_SINGLE_COPY", single_copy, 1);
+    settings_reload();
+}
+/* Whether the last collective of that family read what others have, and from other processes. */
+static bool has_read(const tutti_comm *comm, enum family family)
+{
+    const struct program *p = comm->launcher.recent[family].program;
+    return comm->launcher.recent[family].deferred && p->plan->reads;
+}
+static bool all_are_sources(const tutti_comm *comm, enum family family)
+{
+    const struct program *p = comm->launcher.recent[family].program;
+    bool all = p->touch_count > 0;
+    for (int i = 0; i < p->touch_count; i++)
+        all &= comm->executor.theirs[p->touches[i].rank][p->touches[i].buffer].source != NULL;
+    return all;
+}
+static float *numbers(size_t count, int rank)
+{
+    float *at = malloc(count * sizeof *at);
+    for (size_t i = 0; i < count; i++) at[i] = (float)((i * 2654435761u + (size_t)rank * 40503u) % 10007) / 997.0f;
+    return at;
+}
+
+/* ---- the same bits ---- */
+static tutti_status call(tutti_comm *comm, enum family family, bool in_place, float *in, float *out)
+{
+    size_t p = (size_t)comm->group.size, part = COUNT / p;
+    void *to = in_place ? in : out;
+    switch (family) {
+    case ALLREDUCE: return tutti_all_reduce(in, to, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL);
+    case REDUCE: return tutti_reduce(in, to, COUNT, TUTTI_FLOAT32, TUTTI_AVG, 1, comm, NULL);
+    case BROADCAST: return tutti_broadcast(in, to, COUNT, TUTTI_FLOAT32, 1, comm, NULL);
+    case REDUCE_SCATTER: return tutti_reduce_scatter(in, out, part, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL);
+    case ALLGATHER: return tutti_all_gather(in, out, part, TUTTI_FLOAT32, comm, NULL);
+    case ALL_TO_ALL: return tutti_all_to_all(in, out, part, TUTTI_FLOAT32, comm, NULL);
+    case GATHER: return tutti_gather(in, out, part, TUTTI_FLOAT32, 1, comm, NULL);
+    default: return tutti_scatter(in, out, part, TUTTI_FLOAT32, 1, comm, NULL);
+    }
+}
+static float *result(tutti_comm *comm, enum family family, bool in_place, int rank)
+{
+    float *in = numbers(COUNT, rank), *out = calloc(COUNT, sizeof *out);
+    REQUIRE(call(comm, family, in_place, in, out) == TUTTI_OK);
+    if (in_place) memcpy(out, in, COUNT * sizeof *out);
+    memset(in, 0xff, COUNT * sizeof *in);               /* whoever still reads it reads nonsense */
+    free(in);
+    return out;
+}
+static void same_bits(struct rank *me)
+{
+    tutti_comm *staged, *read;
+    choose_way("0");
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &staged) == TUTTI_OK);
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &read) == TUTTI_OK);
+    for (int family = ALLREDUCE; family < BARRIER; family++)
+        for (int in_place = 0; in_place <= (family <= BROADCAST); in_place++) {
+            choose_way("0");
+            float *wanted = result(staged, (enum family)family, in_place, me->rank);
+            choose_way("1");
+            float *got = result(read, (enum family)family, in_place, me->rank);
+            REQUIRE(!has_read(staged, (enum family)family) && has_read(read, (enum family)family));
+            bool takes = family == ALLREDUCE || family == ALLGATHER || family == ALL_TO_ALL;
+            REQUIRE(!takes || all_are_sources(read, (enum family)family));
+            bool has = family_has((enum family)family, 1, me->rank, OUTPUT);
+            REQUIRE(!has || memcmp(wanted, got, COUNT / (size_t)me->size * sizeof *got) == 0);
+            REQUIRE(!has || family > BROADCAST || memcmp(wanted, got, COUNT * sizeof *got) == 0);
+            free(wanted);
+            free(got);
+        }
+    REQUIRE(tutti_comm_destroy(staged) == TUTTI_OK && tutti_comm_destroy(read) == TUTTI_OK);
+}
+static void test_same_bits(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= 4; size++) assert_int_equal(world_processes(size, SECONDS, same_bits, NULL), 0);
+}
+
+/* ---- one that does not ---- */
+static void nobody_reads(struct rank *me)
+{
+    for (int family = ALLREDUCE; family < BARRIER; family++) {
+        free(result(me->comm, (enum family)family, false, me->rank));
+        REQUIRE(!has_read(me->comm, (enum family)family));
+    }
+}
+static void one_will_not(struct rank *me)
+{
+    choose_way(me->rank == 1 ? "0" : "1");
+    nobody_reads(me);
+}
+static void one_cannot(struct rank *me)
+{
+    char info[16384];
+    choose_way("1");
+    if (me->rank == 1 && !forbid_reading()) _exit(77);
+    nobody_reads(me);
+    REQUIRE(tutti_comm_info(me->comm, info, sizeof info, NULL) == TUTTI_OK);
+    const char *said = me->rank == 1 ? "the memory of rank 0 cannot be read" : "\"single_copy\": \"possible";
+    if (!strstr(info, said)) fprintf(stderr, "%.300s\n", info);
+    REQUIRE(strstr(info, said));
+}
+static void test_one_that_does_not_read_decides_for_all(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(3, SECONDS, one_will_not, NULL), 0);
+    if (can_forbid_reading()) assert_int_equal(world_processes(3, SECONDS, one_cannot, NULL), 0);
+}
+
+/* ---- what cannot be read ---- */
+/* With a hole in the middle, of which the owner itself does not know. */
+static unsigned char *with_a_hole(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(at != MAP_FAILED && munmap(at + bytes / 2 / page * page, page) == 0);
+    return at;
+}
+static void expect_unread(const struct rank *me, tutti_status status)
+{
+    const char *text = tutti_get_last_error();
+    if (status == TUTTI_OK || !strstr(text, "cannot read the tensor of rank 0")) fprintf(stderr, "%s\n", text);
+    REQUIRE(status == TUTTI_SYSTEM && strstr(text, "cannot read the tensor of rank 0"));
+    REQUIRE(strstr(text, "TUTTI_SINGLE_COPY=0") && me->rank >= 0);
+}
+static void broadcasts_a_hole(struct rank *me)
+{
+    enum { BYTES = 1 << 20 };
+    choose_way("1");
+    unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
+    expect_unread(me, tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, me->comm, NULL));
+}
+static void sends_a_hole(struct rank *me)
+{
+    enum { BYTES = 1 << 20 };
+    choose_way("1");
+    unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
+    if (me->rank) expect_unread(me, tutti_recv(at, BYTES, TUTTI_UINT8, 0, 1, me->comm, NULL));
+    else expect_unread(me, tutti_send(at, BYTES, TUTTI_UINT8, 1, 1, me->comm, NULL));
+    REQUIRE(me->rank || me->comm->messages.opened);
+}
+static void test_what_cannot_be_read_is_an_error(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(3, SECONDS, broadcasts_a_hole, NULL), 0);
+    assert_int_equal(world_processes(2, SECONDS, sends_a_hole, NULL), 0);
+}
+
+/* ---- when it pays ---- */
+/* As figures of a machine have it on which what is copied twice costs twice: there it is chosen, and by the figures of
+   one where the kernel copies slowly it is not. */
+static void as_figures_say(struct rank *me)
+{
+    const char *const figures[] = { "fetch=0.02,lost_fetch=0.02,reading=500", "fetch=2,lost_fetch=2" };
+    choose_way("-1");
+    for (int k = 0; k < 2; k++) {
+        tutti_comm *comm;
+        setenv("TUTTI_FIGURES", figures[k], 1);
+        settings_reload();
+        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        free(result(comm, ALLGATHER, false, me->rank));
+        REQUIRE(has_read(comm, ALLGATHER) == (k == 0));
+        tutti_request send = TUTTI_REQUEST_INIT;
+        float *out = numbers(COUNT, me->rank), *in = numbers(COUNT, 7), *wanted = numbers(COUNT, 1 - me->rank);
+        REQUIRE(tutti_send(out, COUNT, TUTTI_FLOAT32, 1 - me->rank, 1, comm, &send) == TUTTI_OK);
+        REQUIRE(tutti_recv(in, COUNT, TUTTI_FLOAT32, 1 - me->rank, 1, comm, NULL) == TUTTI_OK);
+        REQUIRE(tutti_wait(&send, 0) == TUTTI_OK && memcmp(in, wanted, COUNT * sizeof *in) == 0);
+        REQUIRE(comm->messages.opened == (k == 0));
+        free(out);
+        free(in);
+        free(wanted);
+        REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    }
+}
+static void test_it_is_chosen_as_figures_say(void **state)
+{
+    (void)state;
+    assert_int_equal(world_processes(2, SECONDS, as_figures_say, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_one_that_does_not_read_decides_for_all),
+        cmocka_unit_test(test_what_cannot_be_read_is_an_error),
+        cmocka_unit_test(test_it_is_chosen_as_figures_say),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
