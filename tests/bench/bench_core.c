@@ -12,24 +12,24 @@
  *   bench_core --unbound                 the system chooses the cores
  *
  * Columns: the median, the 99th percentile and the best; what is beside, and the ratio of both medians; the goal. Below
- * 4 KiB medians are of batches of calls, because a clock costs as much as they do, and the 99th percentile is that of
- * calls timed one by one; its goal is a multiple of the reference's median timed in the same way (in parentheses: what
- * the 99th percentile of the reference itself comes to). "limit" is what memory allows: all input read once and all
- * output written once, at the rate of an update in place on all ranks at once (below 4 KiB: the reference). "flag" is
- * a bare flag barrier in ns before and after the row, which tells how near the two cores were: about 60 where they
- * share a level-3 cache, 200 to 400 where not. */
+ * 4 KiB medians are of batches of calls, because a clock costs as much as they do, and the ratio is the median of those
+ * of the turns. The 99th percentile is then that of calls timed one by one; its goal is a multiple of the reference's
+ * median timed in the same way (in parentheses: what the 99th percentile of the reference itself comes to). "limit" is
+ * what memory allows: all input read once and all output written once, at the rate of an update in place on all ranks
+ * at once (below 4 KiB: the reference); or what has to cross between two cores, where that takes longer. outcome.h says
+ * when a row is judged by it. "flag" is a bare flag barrier in ns before and after the row, which tells how near the
+ * two cores were: about 60 where they share a level-3 cache, 200 to 400 where not. */
+#include "backend/model/machine.h"
 #include "tests/bench/cases.h"
 #include "tests/bench/measure.h"
+#include "tests/bench/outcome.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
 enum { TINY = 4096 };                                   /* below so many bytes calls are timed in batches */
-struct outcome {                                        /* in ns; single: the median of calls timed one by one   */
-    bool measured;
-    double median, p99, best, slowest, beside, beside_p99, beside_single, limit, flag, flag_after;
-};
+enum { LEAST_COPIED = 4 << 20, MOST_CROSSED = 4 << 20 }; /* rows beside memcpy, and bytes, whose crossing is measured */
 struct arguments {
     const char *only[MOST_FILTERS], *json, *algorithm;
     int only_count, samples;
@@ -39,6 +39,7 @@ static struct arguments arguments = { .samples = 1 };
 static struct bench_case cases[MOST_CASES];
 static struct outcome *outcomes;                        /* of all ranks; rank 0 writes */
 static int case_count, group_ranks;
+static double third_cache_bytes;                        /* 0: unknown, or there is none */
 static tutti_comm *comm;
 static struct pair { char *in, *out; } private_pair, shared_pair;
 
@@ -96,47 +97,49 @@ static void tiny_reference(enum beside beside)
     else if (beside == LADDER_BARRIER) ladder_barrier();
     else flag_barrier();
 }
+/* Ours and the reference without and with pauses, in turns of a batch; who begins changes. Cores are moved at times:
+   one turn takes a tenth of a millisecond, so most have all three at the same distance. */
 static void measure_tiny(const struct bench_case *c, struct pair at, int samples)
 {
-    for (int s = 0; s < samples; s++) {
-        flag_barrier();
-        double begin = now_ns();
-        for (int k = 0; k < BATCH; k++) {
-            write_first(at, k);
-            call(c, at, c->dtype);
-        }
-        sample_set(OURS, s, since_ns(begin) / BATCH);
-        for (int pauses = 0; pauses < 2; pauses++) {
-            flag_pauses = pauses;
+    static const enum series turns[] = { OURS, BESIDE, BESIDE_OTHERWISE };
+    for (int s = 0; s < samples; s++)
+        for (int turn = 0; turn < 3; turn++) {
+            enum series which = turns[(s + turn) % 3];
+            flag_pauses = which == BESIDE_OTHERWISE;
             flag_barrier();
-            begin = now_ns();
-            for (int k = 0; k < BATCH; k++) tiny_reference(c->beside);
-            sample_set(pauses ? BESIDE_OTHERWISE : BESIDE, s, since_ns(begin) / BATCH);
+            double begin = now_ns();
+            for (int k = 0; k < BATCH; k++) {
+                if (which != OURS) { tiny_reference(c->beside); continue; }
+                write_first(at, k);
+                call(c, at, c->dtype);
+            }
+            sample_set(which, s, since_ns(begin) / BATCH);
         }
-    }
+    flag_pauses = false;
 }
-static void time_calls(const struct bench_case *c, struct pair at, int calls, bool reference)
+static void time_calls(const struct bench_case *c, struct pair at, enum series which, int first, int count)
 {
     flag_barrier();
-    for (int k = 0; k < calls; k++) {
+    for (int k = first; k < first + count; k++) {
         write_first(at, k);
         double begin = now_ns();
-        if (reference) tiny_reference(c->beside);
+        if (which == BESIDE) tiny_reference(c->beside);
         else call(c, at, c->dtype);
-        call_set(k, since_ns(begin));
+        call_set(which, k, since_ns(begin));
     }
-    flag_barrier();
 }
 static void measure_single_calls(const struct bench_case *c, struct pair at, int calls, struct outcome *out)
 {
-    time_calls(c, at, calls < WARM_UP ? calls : WARM_UP, false);
-    time_calls(c, at, calls, false);
-    out->p99 = call_quantile(calls, 0.99);
-    out->slowest = call_quantile(calls, 1);
+    time_calls(c, at, OURS, 0, calls < WARM_UP ? calls : WARM_UP);
+    for (int k = 0; k + BATCH <= calls; k += BATCH) {   /* in turns as well */
+        time_calls(c, at, OURS, k, BATCH);
+        time_calls(c, at, BESIDE, k, BATCH);
+    }
     flag_barrier();
-    time_calls(c, at, calls, true);
-    out->beside_p99 = call_quantile(calls, 0.99);
-    out->beside_single = call_quantile(calls, 0.5);
+    out->p99 = call_quantile(OURS, calls, 0.99);
+    out->slowest = call_quantile(OURS, calls, 1);
+    out->beside_p99 = call_quantile(BESIDE, calls, 0.99);
+    out->beside_single = call_quantile(BESIDE, calls, 0.5);
     flag_barrier();
 }
 
@@ -172,6 +175,20 @@ static void measure_reference(const struct bench_case *c, struct pair at, int s)
     default: measure_copy(c, s);
     }
 }
+/* Bytes that cross between the two cores in one turn; 0: that is not measured. What is staged always crosses. A shared
+   tensor does while caches hold it; a greater one may come from memory. */
+static size_t crossed(const struct bench_case *c)
+{
+    bool wanted = c->beside == COHERENCE || (c->beside == MEMCPY && c->bytes >= LEAST_COPIED);
+    bool crosses = !c->shared || (double)c->bytes * c->ranks <= third_cache_bytes;
+    size_t all = (size_t)((double)c->bytes * case_crossing(c));
+    if (!wanted || !crosses || c->ranks != 2) return 0;
+    return all < MOST_CROSSED ? all : MOST_CROSSED;
+}
+static int crossing_ways(const struct bench_case *c) /* a small row would lose to a long ring what it has in caches */
+{
+    return crossed(c) == 0 ? 0 : c->beside == COHERENCE ? CROSSING_SHORT_WAYS : CROSSING_WAYS;
+}
 static void measure_large(const struct bench_case *c, struct pair at, int samples)
 {
     for (int s = 0; s < samples; s++) {
@@ -182,6 +199,8 @@ static void measure_large(const struct bench_case *c, struct pair at, int sample
         dirty(private_pair.in, c->bytes, s);
         sample_set(UPDATE, s, update_ns(private_pair.in, c->bytes));
         flag_barrier();
+        for (int way = 0; way < crossing_ways(c); way++)
+            sample_set((enum series)(CROSSING + way), s, crossing_ns(private_pair.in, crossed(c), way));
     }
 }
 
@@ -199,55 +218,46 @@ static int samples_of(const struct bench_case *c)
     samples *= arguments.samples;
     return samples < MOST_SAMPLES ? samples : MOST_SAMPLES;
 }
+static double better(enum series one, enum series other, int samples)
+{
+    double a = sample_quantile(one, samples, 0.5), b = sample_quantile(other, samples, 0.5);
+    return a < b ? a : b;
+}
+/* By the best way, for all that has to cross. */
+static double crossing_of(const struct bench_case *c, int samples)
+{
+    double best = 0, all = (double)c->bytes * case_crossing(c);
+    for (int way = 0; way < crossing_ways(c); way++) {
+        double took = sample_quantile((enum series)(CROSSING + way), samples, 0.5) * all / (double)crossed(c);
+        if (way == 0 || took < best) best = took;
+    }
+    return best;
+}
+static void summarise_tiny(int samples, struct outcome *out)
+{
+    double plain = sample_ratio(OURS, BESIDE, samples), paused = sample_ratio(OURS, BESIDE_OTHERWISE, samples);
+    out->beside = better(BESIDE, BESIDE_OTHERWISE, samples);
+    out->ratio = plain > paused ? plain : paused;
+    out->memory = out->beside;                          /* has the rest from single calls */
+}
 static void summarise(const struct bench_case *c, int samples, struct outcome *out)
 {
     out->measured = true;
     out->median = sample_quantile(OURS, samples, 0.5);
     out->best = sample_quantile(OURS, samples, 0);
-    out->beside = sample_quantile(BESIDE, samples, 0.5);
-    if (c->bytes < TINY || (c->beside == COHERENCE && coherent_can_stream())) {
-        double otherwise = sample_quantile(BESIDE_OTHERWISE, samples, 0.5);
-        if (otherwise < out->beside) out->beside = otherwise;
+    if (c->bytes < TINY) {
+        summarise_tiny(samples, out);
+        return;
     }
-    out->limit = c->bytes < TINY ? out->beside : sample_quantile(UPDATE, samples, 0.5) * case_touched(c);
-    if (c->bytes < TINY) return;                        /* has the rest from single calls */
+    bool both = c->beside == COHERENCE && coherent_can_stream();
+    out->beside = better(BESIDE, both ? BESIDE_OTHERWISE : BESIDE, samples);
+    out->ratio = out->median / out->beside;
+    out->memory = sample_quantile(UPDATE, samples, 0.5) * case_touched(c);
+    out->crossing = crossing_of(c, samples);
     out->p99 = sample_quantile(OURS, samples, 0.99);
     out->slowest = sample_quantile(OURS, samples, 1);
     out->beside_p99 = sample_quantile(BESIDE, samples, 0.99);
     out->beside_single = out->beside;
-}
-static bool is_met(const struct bench_case *c, const struct outcome *o)
-{
-    return o->median <= c->goal * o->beside && (c->goal_p99 <= 0 || o->p99 <= c->goal_p99 * o->beside_single)
-        && (c->goal_p99_us <= 0 || o->p99 < c->goal_p99_us * 1e3);
-}
-static void print_header(void)
-{
-    printf("%-44s %11s %11s %11s  %-14s %11s %6s %7s  %-25s %9s\n", "times in us, of the slowest rank", "median", "p99",
-        "best", "beside", "median", "ratio", "/ limit", "goal", "flag");
-    fflush(stdout);
-}
-static void print_row(const struct bench_case *c, const struct outcome *o)
-{
-    char label[96], goal[64] = "", flag[32];
-    case_label(c, label, sizeof label);
-    if (c->goal > 0) {
-        int length = snprintf(goal, sizeof goal, "%.2f", c->goal);
-        char *more = goal + length;
-        size_t room = sizeof goal - (size_t)length;
-        if (c->goal_p99 > 0)
-            snprintf(more, room, ", p99 %.1f (%.1f) <= %g", o->p99 / o->beside_single, o->beside_p99 / o->beside_single,
-                c->goal_p99);
-        if (c->goal_p99_us > 0) snprintf(more, room, ", p99 < %g", c->goal_p99_us);
-    }
-    snprintf(flag, sizeof flag, "%.0f, %.0f", o->flag, o->flag_after);
-    printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f %7.2f  %-25s %9s  %s\n", label, o->median / 1e3,
-        o->p99 / 1e3, o->best / 1e3, beside_name(c->beside), o->beside / 1e3, o->median / o->beside,
-        o->median / o->limit, goal, flag,
-        c->goal <= 0       ? ""
-            : is_met(c, o) ? "met"
-                           : "MISSED");
-    fflush(stdout);
 }
 static void measure_case(int index)
 {
@@ -267,7 +277,7 @@ static void measure_case(int index)
     if (measure_rank == 0) {
         summarise(c, samples, &outcome);
         outcomes[index] = outcome;
-        print_row(c, &outcome);
+        outcome_print(c, &outcome);
     }
     flag_barrier();
 }
@@ -346,14 +356,6 @@ static void rank_main(void *context)
 }
 
 /* ---- results ---- */
-static void write_case(FILE *file, const struct bench_case *c)
-{
-    fprintf(file,
-        "\n {\"case\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"dtype\": \"%s\", \"in_place\": %s, "
-        "\"shared\": %s, \"beside\": \"%s\", \"goal\": %g, \"goal_p99\": %g, \"goal_p99_us\": %g, ",
-        verb_name(c->verb), c->bytes, c->ranks, tutti_dtype_name(c->dtype), c->in_place ? "true" : "false",
-        c->shared ? "true" : "false", beside_name(c->beside), c->goal, c->goal_p99, c->goal_p99_us);
-}
 static bool write_json(void)
 {
     FILE *file = fopen(arguments.json, "w");
@@ -361,20 +363,9 @@ static bool write_json(void)
     fprintf(file, "{\"cores\": %d, \"rows\": [", measure_cores());
     const char *comma = "";
     for (int i = 0; i < case_count; i++) {
-        const struct bench_case *c = &cases[i];
-        const struct outcome *o = &outcomes[i];
-        if (!o->measured) continue;
-        fputs(comma, file);
-        write_case(file, c);
-        fprintf(file,
-            "\"median_us\": %.4f, \"p99_us\": %.4f, \"best_us\": %.4f, \"slowest_us\": %.4f, "
-            "\"beside_us\": %.4f, \"beside_p99_us\": %.4f, \"beside_single_us\": %.4f, \"ratio\": %.4f, "
-            "\"limit_us\": %.4f, \"flag_ns\": %.1f, \"flag_after_ns\": %.1f, \"met\": %s}",
-            o->median / 1e3, o->p99 / 1e3, o->best / 1e3, o->slowest / 1e3, o->beside / 1e3, o->beside_p99 / 1e3,
-            o->beside_single / 1e3, o->median / o->beside, o->limit / 1e3, o->flag, o->flag_after,
-            c->goal <= 0       ? "null"
-                : is_met(c, o) ? "true"
-                               : "false");
+        if (!outcomes[i].measured) continue;
+        fprintf(file, "%s\n ", comma);
+        outcome_write(file, &cases[i], &outcomes[i]);
         comma = ",";
     }
     fprintf(file, "\n]}\n");
@@ -387,7 +378,7 @@ static void print_verdict(void)
     for (int i = 0; i < case_count; i++)
         if (outcomes[i].measured && cases[i].goal > 0) {
             goals++;
-            met += is_met(&cases[i], &outcomes[i]);
+            met += outcome_is_met(&cases[i], &outcomes[i]);
         }
     if (goals) printf("goals met: %d of %d\n", met, goals);
 }
@@ -421,6 +412,7 @@ int main(int count, char **words)
     char label[96];
     parse(count, words);
     select_cases();
+    third_cache_bytes = cache_bytes(3);
     for (int i = 0; i < case_count && arguments.list; i++) {
         case_label(&cases[i], label, sizeof label);
         printf("%s\n", label);
@@ -428,7 +420,7 @@ int main(int count, char **words)
     if (arguments.list) return 0;
     if (!case_count) { fprintf(stderr, "no row has all these words; --list shows them\n"); return 2; }
     outcomes = measure_map(sizeof *outcomes * MOST_CASES, true);
-    print_header();
+    outcome_print_header();
     for (int i = 0; i < case_count; i++) {
         tutti_unique_id id;
         if (cases[i].ranks == group_ranks) continue;

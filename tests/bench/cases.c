@@ -70,8 +70,25 @@ double case_touched(const struct bench_case *c)
     case ALL_TO_ALL: return 1;
     case REDUCE: return (1 + part) / 2;                 /* all input, and what the root makes of it */
     case GATHER:
-    case SCATTER: return part;             /* out of place */
-    case SEND_RECV: return 1;
+    case SCATTER: return part;                          /* out of place */
+    case SEND_RECV: return part;                        /* one rank reads, the other writes */
+    case VERBS: break;
+    }
+    return 0;
+}
+double case_crossing(const struct bench_case *c)
+{
+    double others = (c->ranks - 1.0) / c->ranks / (c->shared ? 2 : 1);
+    switch (c->verb) {
+    case ALLREDUCE: return 2 * others;                  /* as input and as result */
+    case REDUCE_SCATTER:
+    case ALLGATHER:
+    case ALL_TO_ALL:
+    case BROADCAST:                                     /* from one rank, so in the mean a part of what it sends */
+    case REDUCE: return others;
+    case GATHER:
+    case SCATTER: return others / c->ranks;
+    case SEND_RECV: return others;
     case VERBS: break;
     }
     return 0;

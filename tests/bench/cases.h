@@ -30,5 +30,8 @@ void case_label(const struct bench_case *c, char *out, size_t capacity);
 /* What a rank has to read and write at least, in the mean, ÷ what an update in place of `bytes` touches: all input is
    read once, all output written once, and what lies where it belongs stays there. */
 double case_touched(const struct bench_case *c);
+/* What a rank has to hand to others at least, and to take from them, in the mean, ÷ `bytes`, while caches hold it. A
+   private tensor is staged, so its bytes are handed over and taken; of a shared one either side does all. */
+double case_crossing(const struct bench_case *c);
 const char *verb_name(enum verb verb);                  /* as tutti_comm_set_algorithm calls it                   */
 const char *beside_name(enum beside beside);

@@ -17,14 +17,15 @@
 #include <unistd.h>
 
 struct line { _Alignas(128) _Atomic uint64_t word; _Alignas(128) _Atomic uint32_t waiters, core; };
+enum { LONG_RING = 8 << 20, SHORT_RING = 256 << 10 };
 struct shared {
-    struct line flag[MOST_RANKS], rung[MOST_RANKS], ping[2];
+    struct line flag[MOST_RANKS], rung[MOST_RANKS], ping[2], handed[2], taken[2];
     double arrival[MOST_RANKS];
-    double sample[SERIES][MOST_RANKS][MOST_SAMPLES], call[MOST_RANKS][MOST_CALLS];
-    _Alignas(4096) unsigned char slot[2][COHERENT_MOST];
+    double sample[SERIES][MOST_RANKS][MOST_SAMPLES], call[BESIDE + 1][MOST_RANKS][MOST_CALLS];
+    _Alignas(4096) unsigned char slot[2][COHERENT_MOST], ring[2][LONG_RING];
 };
 static struct shared *shared;
-static uint64_t flags, rungs, pings;
+static uint64_t flags, rungs, pings, pieces;
 static double clock_ns;
 static bool oversubscribed;                             /* more ranks than cores */
 int measure_ranks, measure_rank;
@@ -75,7 +76,7 @@ bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(voi
     pid_t process[MOST_RANKS];
     bool good = true;
     if (!shared) shared = measure_map(sizeof *shared, true);
-    memset(shared, 0, sizeof shared->flag + sizeof shared->rung + sizeof shared->ping);
+    memset(shared, 0, offsetof(struct shared, arrival));
     measure_ranks = ranks;
     oversubscribed = ranks > measure_cores();
     find_clock_ns();
@@ -118,7 +119,7 @@ double since_ns(double begin)
 
 /* ---- samples ---- */
 void sample_set(enum series which, int index, double ns) { shared->sample[which][measure_rank][index] = ns; }
-void call_set(int index, double ns) { shared->call[measure_rank][index] = ns; }
+void call_set(enum series which, int index, double ns) { shared->call[which][measure_rank][index] = ns; }
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -144,7 +145,23 @@ double sample_quantile(enum series which, int samples, double q)
 {
     return of_slowest(shared->sample[which][0], MOST_SAMPLES, samples, q);
 }
-double call_quantile(int calls, double q) { return of_slowest(shared->call[0], MOST_CALLS, calls, q); }
+double call_quantile(enum series which, int calls, double q)
+{
+    return of_slowest(shared->call[which][0], MOST_CALLS, calls, q);
+}
+static double slowest_of(enum series which, int sample)
+{
+    double slowest = 0;
+    for (int r = 0; r < measure_ranks; r++)
+        if (shared->sample[which][r][sample] > slowest) slowest = shared->sample[which][r][sample];
+    return slowest;
+}
+double sample_ratio(enum series which, enum series beside, int samples)
+{
+    double ratio[MOST_SAMPLES];
+    for (int s = 0; s < samples; s++) ratio[s] = slowest_of(which, s) / slowest_of(beside, s);
+    return median_of(ratio, samples);
+}
 
 /* ---- flags ---- */
 bool flag_pauses;
@@ -226,15 +243,14 @@ double flag_barrier_ns(void)
 
 /* ---- lines that two cores hand to each other ---- */
 bool coherent_can_stream(void) { return stream_find() != NULL; }
-static void write_lines(const void *from, size_t bytes, bool streamed)
+static void write_lines(void *to, const void *from, size_t bytes, bool streamed)
 {
-    if (streamed) stream_find()(shared->slot[measure_rank], from, bytes);
-    else memcpy(shared->slot[measure_rank], from, bytes);
-    atomic_thread_fence(memory_order_seq_cst);          /* else the last of the stores are still on their way */
+    if (streamed) stream_find()(to, from, bytes);
+    else memcpy(to, from, bytes);
 }
-static void read_lines(size_t bytes)
+static void read_lines(const void *from, size_t bytes)
 {
-    const uint64_t *at = (const uint64_t *)(const void *)shared->slot[1 - measure_rank];
+    const uint64_t *at = from;
     uint64_t sum = 0;
     for (size_t i = 0; i < bytes / sizeof *at; i++) sum += at[i];
     __asm__ volatile("" ::"r"(sum));
@@ -245,14 +261,57 @@ double coherent_ns(const void *from, size_t bytes, bool streamed)
     for (int round = 0; round < 2; round++) {           /* after the first the peer holds the lines: it is for that */
         flag_barrier();
         double begin = now_ns();
-        write_lines(from, bytes, streamed);
+        write_lines(shared->slot[measure_rank], from, bytes, streamed);
+        atomic_thread_fence(memory_order_seq_cst);      /* else the last of the stores are still on their way */
         took = since_ns(begin);
         flag_barrier();
         begin = now_ns();
-        read_lines(bytes);
+        read_lines(shared->slot[1 - measure_rank], bytes);
         took += since_ns(begin);
     }
     return took;
+}
+static void fetch_lines(const void *from, size_t bytes) /* a word of each, which brings all of it */
+{
+    enum { LINE = 64 };
+    const unsigned char *at = from;
+    uint64_t sum = 0, word;
+    for (size_t i = 0; i + sizeof word <= bytes; i += LINE) {
+        memcpy(&word, at + i, sizeof word);
+        sum += word;
+    }
+    __asm__ volatile("" ::"r"(sum));
+}
+/* Pieces are numbered over all calls and ways, and so are the counters that say how many were handed over and taken. */
+static void cross(const void *from, size_t piece, uint64_t count, size_t ring, bool streamed)
+{
+    int mine = measure_rank, peer = 1 - measure_rank;
+    uint64_t slots = ring / CROSSING_PIECE, first = pieces;
+    for (uint64_t k = 0; k <= count; k++) {
+        uint64_t at = first + k;
+        if (k < count) {
+            if (at >= slots) await(&shared->taken[peer], at - slots + 1);
+            write_lines(shared->ring[mine] + at % slots * CROSSING_PIECE, from, piece, streamed);
+            atomic_store_explicit(&shared->handed[mine].word, at + 1, memory_order_release);
+        }
+        if (k == 0) continue;                           /* the peer's piece is on its way while mine is written */
+        await(&shared->handed[peer], at);
+        fetch_lines(shared->ring[peer] + (at - 1) % slots * CROSSING_PIECE, piece);
+        atomic_store_explicit(&shared->taken[mine].word, at, memory_order_release);
+    }
+    pieces += count;
+}
+double crossing_ns(const void *from, size_t bytes, int way)
+{
+    size_t piece = bytes < CROSSING_PIECE ? bytes : CROSSING_PIECE,
+           ring = way < CROSSING_SHORT_WAYS ? SHORT_RING : LONG_RING;
+    bool streamed = way % 2 && coherent_can_stream();
+    flag_barrier();
+    double begin = now_ns();
+    cross(from, piece, bytes / piece, ring, streamed);
+    double took = since_ns(begin);
+    flag_barrier();
+    return took * (double)bytes / (double)(bytes / piece * piece);
 }
 double update_ns(void *at, size_t bytes)
 {

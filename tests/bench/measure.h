@@ -24,12 +24,17 @@ double now_ns(void);
 double since_ns(double begin);                          /* without what the clock itself takes                    */
 
 /* ---- samples ---- */
-enum series { OURS, BESIDE, BESIDE_OTHERWISE, UPDATE, SERIES }; /* of two ways of a reference the better counts    */
+enum { CROSSING_WAYS = 4, CROSSING_SHORT_WAYS = 2 };
+/* Of several ways of a reference the best counts. CROSSING: that way and the others behind it. */
+enum series { OURS, BESIDE, BESIDE_OTHERWISE, UPDATE, CROSSING, SERIES = CROSSING + CROSSING_WAYS };
 void sample_set(enum series which, int index, double ns);              /* of this rank                            */
-void call_set(int index, double ns);                    /* one call of many, where a sample is the mean of many   */
+/* One call of many, where a sample is the mean of many; series: OURS or BESIDE. */
+void call_set(enum series which, int index, double ns);
 /* For rank 0 when all have met: of the slowest rank of each sample. q: 0 the best … 1 the slowest. */
 double sample_quantile(enum series which, int samples, double q);
-double call_quantile(int calls, double q);
+double call_quantile(enum series which, int calls, double q);
+/* The median over samples of one series ÷ another, each pair taken in one turn: what moves both moves it little. */
+double sample_ratio(enum series which, enum series beside, int samples);
 double median_of(double *values, int count);            /* sorts them                                             */
 
 /* ---- references; the same number of calls on every rank ---- */
@@ -49,6 +54,13 @@ double flag_barrier_ns(void);                           /* median of some batche
 enum { COHERENT_MOST = 1 << 20 };
 double coherent_ns(const void *from, size_t bytes, bool streamed);
 bool coherent_can_stream(void);
+/* Two ranks, each on a core of its own. ns for handing so many bytes to the peer while as many are taken from it, in
+   pieces that go round in a ring, so writing, invalidating and reading overlap as they do in what is staged. way: below
+   CROSSING_SHORT_WAYS the ring is short and caches hold it, else long; by ordinary and by streaming stores. from: at
+   least a piece that this core has in its cache. Nothing else is read or written, so staging takes no less than the
+   best way. */
+enum { CROSSING_PIECE = 64 << 10 };
+double crossing_ns(const void *from, size_t bytes, int way);
 /* ns for reading and writing so many bytes in place: the rate at which memory can be worked on. */
 double update_ns(void *at, size_t bytes);
 void dirty(void *at, size_t bytes, int seed);           /* the owner writes its buffer: small floats              */
