@@ -1,7 +1,8 @@
-"""Writes what script/bench has measured into docs/performance.md and draws docs/img: tables stand there between
-`<!-- measured: NAME -->` and `<!-- end -->`, everything else on the page is written by hand and stays.
+"""Writes what script/bench has measured into docs/performance.md, and into the file of this processor in
+docs/measured, and draws docs/img. On the page, tables stand between `<!-- measured: NAME -->` and `<!-- end -->`;
+everything else there is written by hand and stays.
 
-    python tests/bench/report.py RESULTS [--page docs/performance.md] [--images docs/img]
+    python tests/bench/report.py RESULTS [--page docs/performance.md] [--images docs/img] [--measured docs/measured]
 
 RESULTS is a folder with files of the benchmarks. What was not measured keeps its old table, and that is said.
 """
@@ -9,17 +10,21 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import re
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/bench"))           # also where this file is loaded by its path
+
+import processors                                        # noqa: E402
+from words import KI, LIMIT_GOAL, MI, judge, of_limit, ratio, size, table, time, what, where  # noqa: E402
+
 FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
          "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
-         "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json", "hosts_peers": "hosts_peers.json"}
+         "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json", "hosts_peers": "hosts_peers.json",
+         "regret": "regret.json"}
 # collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
@@ -28,56 +33,9 @@ NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("red
          "send_recv": ("send and back", "sendrecv", False)}
 NEAR_NS = 130                   # a flag barrier of cores that share a cache takes less
 ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
-KI, MI = 1 << 10, 1 << 20
-
-
-# ---- words ----
-def size(count):
-    return f"{count // MI} Mi" if count >= MI else f"{count // KI} Ki" if count >= KI else str(count)
-
-
-def time(microseconds):
-    """With three digits and a unit."""
-    factor, unit = next(scale for scale in ((1e3, "ns"), (1, "µs"), (1e-3, "ms"))
-                        if microseconds * scale[0] < 999.5 or scale[1] == "ms")
-    value = microseconds * factor
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
-
-
-def ratio(value):
-    return f"{value:.2f}" if value < 9.995 else f"{value:.0f}"
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (header, *rows)]
-    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
 # ---- the machine ----
-def first_line(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()[0]
-    except (OSError, IndexError, subprocess.TimeoutExpired):
-        return "unknown"
-
-
-def value_in(path, name):
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
-
-
-def caches():
-    found = []
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, amount = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction" and int(level) > 1:
-            found.append(f"L{level} {amount.replace('K', ' KiB')}")
-    return ", ".join(found) or "caches unknown"
-
-
 def placement(core):
     """How near the cores were, and whether that stayed so."""
     flags = [row["flag_ns"] for row in core["rows"] if row["ranks"] == 2]
@@ -90,12 +48,10 @@ def placement(core):
 
 
 def machine(results):
-    from importlib.metadata import version
-    kernel = ".".join(platform.release().split(".")[:2])
-    return (f"Measured on {datetime.date.today()} on {value_in('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores "
-            f"({caches()}), {platform.system()} {kernel}, {first_line('cc', '--version')}, torch "
-            f"{version('torch')}, load {os.environ.get('BENCH_LOAD', 'unknown')} before. "
-            + placement(results["core"])).strip()
+    processor, found = processors.identity(), processors.versions()
+    return (f"Measured on {datetime.date.today()} on {processors.full_name(processor)}, {processor['cores']} cores "
+            f"({processor['caches']}), {found['system']}, {found['compiler']}, torch {found['torch']}, load "
+            f"{os.environ.get('BENCH_LOAD', 'unknown')} before. " + placement(results["core"])).strip()
 
 
 def flag(row):
@@ -108,30 +64,32 @@ def flag(row):
 
 
 # ---- the C core ----
-def what(row):
-    name = row["case"] + ("" if row["dtype"] == "float32" else f", {row['dtype']}")
-    return name + (f", {row['ranks']} ranks" if row["ranks"] != 2 else "")
+def goal(row):
+    """What the row must keep."""
+    if judge(row) != "goal":
+        limit_us = row["median_us"] / of_limit(row)
+        return f"≤ {LIMIT_GOAL:g} × limit: {judge(row)} {time(limit_us)}; not {row['goal']:g}"
+    said = f"≤ {row['goal']:g}"
+    if row["goal_p99"]:
+        said += f", p99 {ratio(row['p99_us'] / row['beside_single_us'])} ≤ {row['goal_p99']:g}"
+    if row["goal_p99_us"]:
+        said += f", p99 < {time(row['goal_p99_us'])}"
+    return said
 
 
-def where(row):
-    return f"{'shared' if row['shared'] else 'private'}{', in place' if row['in_place'] else ''}"
+def verdict(row):
+    times = f"{ratio(of_limit(row))} × limit"
+    return f"**no**; {times}" if not row["met"] else "yes" if judge(row) == "goal" else f"yes; {times}"
 
 
 def goals(results):
     rows = [row for row in results["core"]["rows"] if row["goal"]]
-    lines = []
-    for row in rows:
-        goal = f"≤ {row['goal']:g}"
-        if row["goal_p99"]:
-            goal += f", p99 {ratio(row['p99_us'] / row['beside_single_us'])} ≤ {row['goal_p99']:g}"
-        if row["goal_p99_us"]:
-            goal += f", p99 < {time(row['goal_p99_us'])}"
-        lines.append([what(row), size(row["bytes"]), where(row), time(row["median_us"]), time(row["p99_us"]),
-                      time(row["best_us"]), f"{row['beside']} {time(row['beside_us'])}", ratio(row["ratio"]), goal,
-                      flag(row),
-                      "yes" if row["met"] else f"**no**; {ratio(row['median_us'] / row['limit_us'])} × limit"])
-    met = sum(row["met"] for row in rows)
-    return f"{met} of {len(rows)} goals are met.\n\n" + table(
+    lines = [[what(row), size(row["bytes"]), where(row), time(row["median_us"]), time(row["p99_us"]),
+              time(row["best_us"]), f"{row['beside']} {time(row['beside_us'])}", ratio(row["ratio"]), goal(row),
+              flag(row), verdict(row)] for row in rows]
+    met, limited = sum(row["met"] for row in rows), sum(judge(row) != "goal" for row in rows)
+    said = f"{met} of {len(rows)} goals are met." + (f" Rows judged by their limit: {limited}." if limited else "")
+    return f"{said}\n\n" + table(
         ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "flag, ns", "met"], lines)
 
 
@@ -408,7 +366,8 @@ def as_printed(part):
 BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "decode")},
           "machine": (machine, ("core",)), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
-          "call": (call, ("call",)), "hosts": (hosts, ("hosts",)), "hosts_peers": (hosts_peers, ("hosts_peers",))}
+          "call": (call, ("call",)), "hosts": (hosts, ("hosts",)), "hosts_peers": (hosts_peers, ("hosts_peers",)),
+          "processors": (lambda results: processors.beside(results["measured"]), ("measured",))}
 
 
 def put(page, name, text):
@@ -423,7 +382,7 @@ def put(page, name, text):
 
 def written(page, results):
     for name, (block, needed) in BLOCKS.items():
-        missing = [FILES[part] for part in needed if part not in results]
+        missing = [FILES.get(part, f"file in docs/{part}") for part in needed if part not in results]
         if missing:
             print(f"'{name}' keeps what it has: there is no {', '.join(missing)}", file=sys.stderr)
         else:
@@ -436,11 +395,20 @@ def main():
     parser.add_argument("results", type=Path)
     parser.add_argument("--page", type=Path, default=ROOT / "docs/performance.md")
     parser.add_argument("--images", type=Path, default=ROOT / "docs/img")
+    parser.add_argument("--measured", type=Path, default=ROOT / "docs/measured")
     arguments = parser.parse_args()
     results = {name: json.loads(path.read_text()) if path.suffix == ".json" else path.read_text()
                for name, file in FILES.items() if (path := arguments.results / file).exists()}
-    if not results:
+    try:
+        processors.read_all(arguments.measured)         # a file that is broken is found before anything is written
+        processors.add(results, arguments.measured)
+        measured = processors.read_all(arguments.measured)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    if not results and not measured:
         raise SystemExit(f"there is nothing in {arguments.results}: run script/bench")
+    if measured:
+        results["measured"] = measured
     page = written(arguments.page.read_text(encoding="utf-8"), results)
     if "core" in results:
         pictures(results, arguments.images)
