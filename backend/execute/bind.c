@@ -161,8 +161,9 @@ static size_t buffer_bytes(const struct executor *x, enum buffer buffer)        
     for (int q = 0; q < s->size; q++) bytes += x->run.operand[buffer].lengths[q];      /* as if all were like me */
     return bytes;
 }
-/* What an operation reads and writes, on all members of the plan. When that is more than the cache holds, an output
-   that was written through it would have been displaced, or would have displaced what is read. */
+/* What an operation reads and writes, on all members of the plan. When that is clearly more than the cache holds, an
+   output that was written through it would have been displaced, or would have displaced what is read. Up to one and a
+   half of it, it has enough of the output that to write around it costs more. */
 static bool is_beyond_cache(const struct executor *x)
 {
     const struct plan *plan = x->launch.program->plan;
@@ -174,7 +175,7 @@ static bool is_beyond_cache(const struct executor *x)
         size_t output = family_has(family, plan->root, r, OUTPUT) ? outputs : 0;
         bytes += plan_in_place(plan, r) ? size_larger(input, output) : input + output;
     }
-    return bytes >= x->site.cache_bytes;
+    return bytes >= x->site.cache_bytes + x->site.cache_bytes / 2;
 }
 void bind_operands(struct executor *x)
 {
@@ -217,10 +218,18 @@ static bool is_streamed(const struct executor *x, const struct step *t, struct s
     bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->run.cut->in_line;
     return waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && (!x->site.paced || pace_streams(to));
 }
+/* In place it has read this as input a few tiles ago, so the cache has it, and would have to let it go first. */
+static bool replaces_input(const struct executor *x, struct span span)
+{
+    enum family family = x->launch.program->schedule->family;
+    bool alike = family == ALLREDUCE || family == REDUCE;
+    return alike && span.rank == x->site.rank && x->launch.input == x->launch.output;
+}
 /* Outputs that no cache will hold: around it they need not be read before they are written. */
 static bool goes_around_cache(const struct executor *x, struct span span, size_t bytes)
 {
-    return bytes >= OUTPUT_AT_LEAST && x->run.cut->beyond_cache && span.buffer == OUTPUT && x->site.stream;
+    bool around = bytes >= OUTPUT_AT_LEAST && x->run.cut->beyond_cache && span.buffer == OUTPUT && x->site.stream;
+    return around && !replaces_input(x, span);
 }
 /* The usual sizes of a line's payload take a move; a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
