@@ -132,7 +132,7 @@ static uint64_t recent_bytes(const tutti_comm *comm, const struct operation *op)
    so it is only asked where it could be chosen. */
 static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, size_t bytes, struct recent *r)
 {
-    int64_t setting = settings_get()->single_copy;
+    int64_t setting = comm->launcher.single_copy;
     struct question question = { .family = (enum family)op->family, .message_bytes = bytes, .uneven = op->uneven };
     r->may_read = r->deferred && !group_is_spread(&comm->group) && setting > 0;
     if (!r->deferred || group_is_spread(&comm->group) || setting >= 0) return TUTTI_OK;
@@ -315,6 +315,7 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     int64_t tile = settings_get()->tile_bytes, slots = settings_get()->slots;
     l->tile_setting = tile <= 0 ? 0 : tile > LEAST_TILE_BYTES ? tile : LEAST_TILE_BYTES;
     l->slots_setting = slots >= 1 && slots <= MAX_SLOTS ? slots : 0;
+    l->single_copy = settings_get()->single_copy;
     l->ranks = ranks;
     l->cache = cache_create(KEPT_BYTES, release_program, l);
     l->priced = cache_create(PRICED_BYTES, NULL, NULL);

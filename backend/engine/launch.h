@@ -33,6 +33,8 @@ struct call {
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
 struct launcher {                                       /* of the driver */
     int64_t tile_setting, slots_setting;                /* 0: by price */
+    int64_t single_copy;                                /* 0: private tensors are not read where they lie, 1: they are;
+                                                           -1: by price */
     int ranks;                                          /* of this host */
     struct cache *cache;                                /* of plans to run, with their programs */
     struct cache *priced;                               /* of plans of all ranks, to be priced */

@@ -66,7 +66,7 @@ static tutti_status reach(void *context, int index, bool sends, struct remote pl
 /* As for collectives: it depends on the size, and on nothing that the other end knows better. */
 static bool pays_to_read(tutti_comm *comm, size_t bytes)
 {
-    int64_t setting = settings_get()->single_copy;
+    int64_t setting = comm->launcher.single_copy;
     struct choice choice;
     struct question question = { .family = BROADCAST, .message_bytes = bytes, .placement = TENSORS_OPEN_APART };
     if (setting >= 0 || group_is_spread(&comm->group)) return setting > 0;
@@ -79,7 +79,11 @@ static bool opens(void *context, const void *at, size_t bytes)
     comm->messages.opened |= open;
     return open;
 }
-static bool reads(void *context) { return settings_get()->single_copy && tensors_can_read(context); }
+static bool reads(void *context)
+{
+    tutti_comm *comm = context;
+    return comm->launcher.single_copy && tensors_can_read(comm);
+}
 static tutti_status read_private(void *context, int index, uint64_t at, void *to, size_t bytes)
 {
     const tutti_comm *comm = context;

@@ -2,12 +2,11 @@
    runs, and the first call of that size finds it made. That is the driver's, so the role is taken for as long as it
    takes to price a few plans, as the first call of a size does. Nothing is said to other ranks. */
 #include "backend/engine/prediction.h"
-#include "backend/base/settings.h"
 
 /* Where this rank can read the others' tensors, all are taken to. */
 static enum placement_kind ordinary(tutti_comm *comm)
 {
-    bool reads = !group_is_spread(&comm->group) && settings_get()->single_copy && tensors_can_read(comm);
+    bool reads = !group_is_spread(&comm->group) && comm->launcher.single_copy && tensors_can_read(comm);
     return reads ? TENSORS_OPEN_IN_PLACE : TENSORS_PRIVATE;
 }
 static tutti_status predict(tutti_comm *comm, enum family family, const struct algorithm *asked, size_t bytes,

@@ -3,7 +3,6 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
-#include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
@@ -63,7 +62,7 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, 
     bool in_place = !input || !output || is_in_place(comm, op);
     bool open = may_read && (shared ? tensors_can_read(comm) : describe_private(comm, op, input, output));
     d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)
-        | (open ? TENSOR_OPEN : 0u) | (open && settings_get()->single_copy > 0 ? TENSOR_READING : 0u);
+        | (open ? TENSOR_OPEN : 0u) | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
     comm->executor.run.exposed = shared || open;
 }
 

@@ -209,7 +209,7 @@ static void put_single_copy(struct text *t, const tutti_comm *comm)
     const struct reach *reach = &comm->reach;
     int known = atomic_load(&reach->reading);
     put(t, "\"single_copy\": \"");
-    if (settings_get()->single_copy == 0) put(t, "no: TUTTI_SINGLE_COPY is 0");
+    if (comm->launcher.single_copy == 0) put(t, "no: TUTTI_SINGLE_COPY is 0");
     else if (known == READING_UNKNOWN) put(t, "not tried: no operation has wanted it yet");
     else if (known == READING_WORKS) put(t, "possible: the kernel reads tensors of the other ranks for this one");
     else put(t, "no: the memory of rank %d cannot be read: %s", reach->unreadable, reading_reason(reach->error));

@@ -114,7 +114,7 @@ static void two_rounds(struct machine_group *g, size_t bytes, enum placement_kin
 {
     assert_int_equal(strncmp(name(g, ALLREDUCE, bytes, placement), "two_shot", 8), 0);
 }
-/* As bench_choice has it on the machine whose figures these are: 2, 4 and 8 ranks on two cores. */
+/* As was measured on the machine whose figures these are: 2, 4 and 8 ranks on two cores. */
 static void what_was_measured_best_is_chosen(void **state)
 {
     (void)state;

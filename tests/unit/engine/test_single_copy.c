@@ -16,10 +16,13 @@
 #include <cmocka.h>
 
 enum { COUNT = 600000, SECONDS = 60 };                   /* so many that ranks look where tensors lie */
-static void choose_way(const char *single_copy)
+static tutti_comm *group_of_way(const struct rank *me, const char *single_copy)         /* a setting of this rank */
 {
+    tutti_comm *comm;
     setenv("TUTTI_SINGLE_COPY", single_copy, 1);
     settings_reload();
+    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+    return comm;
 }
 /* Whether the last collective of that family read what others have, and from other processes. */
 static bool has_read(const tutti_comm *comm, enum family family)
@@ -70,14 +73,11 @@ static float *result(tutti_comm *comm, enum family family, bool in_place, int ra
 static void same_bits(struct rank *me)
 {
     tutti_comm *staged, *read;
-    choose_way("0");
-    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &staged) == TUTTI_OK);
-    REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &read) == TUTTI_OK);
+    staged = group_of_way(me, "0");
+    read = group_of_way(me, "1");
     for (int family = ALLREDUCE; family < BARRIER; family++)
         for (int in_place = 0; in_place <= (family <= BROADCAST); in_place++) {
-            choose_way("0");
             float *wanted = result(staged, (enum family)family, in_place, me->rank);
-            choose_way("1");
             float *got = result(read, (enum family)family, in_place, me->rank);
             REQUIRE(!has_read(staged, (enum family)family) && has_read(read, (enum family)family));
             bool takes = family == ALLREDUCE || family == ALLGATHER || family == ALL_TO_ALL;
@@ -97,28 +97,30 @@ static void test_same_bits(void **state)
 }
 
 /* ---- one that does not ---- */
-static void nobody_reads(struct rank *me)
+static void nobody_reads(tutti_comm *comm, int rank)
 {
     for (int family = ALLREDUCE; family < BARRIER; family++) {
-        free(result(me->comm, (enum family)family, false, me->rank));
-        REQUIRE(!has_read(me->comm, (enum family)family));
+        free(result(comm, (enum family)family, false, rank));
+        REQUIRE(!has_read(comm, (enum family)family));
     }
 }
 static void one_will_not(struct rank *me)
 {
-    choose_way(me->rank == 1 ? "0" : "1");
-    nobody_reads(me);
+    tutti_comm *comm = group_of_way(me, me->rank == 1 ? "0" : "1");
+    nobody_reads(comm, me->rank);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void one_cannot(struct rank *me)
 {
     char info[16384];
-    choose_way("1");
+    tutti_comm *comm = group_of_way(me, "1");
     if (me->rank == 1 && !forbid_reading()) _exit(77);
-    nobody_reads(me);
-    REQUIRE(tutti_comm_info(me->comm, info, sizeof info, NULL) == TUTTI_OK);
+    nobody_reads(comm, me->rank);
+    REQUIRE(tutti_comm_info(comm, info, sizeof info, NULL) == TUTTI_OK);
     const char *said = me->rank == 1 ? "the memory of rank 0 cannot be read" : "\"single_copy\": \"possible";
     if (!strstr(info, said)) fprintf(stderr, "%.300s\n", info);
     REQUIRE(strstr(info, said));
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void test_one_that_does_not_read_decides_for_all(void **state)
 {
@@ -146,18 +148,20 @@ static void expect_unread(const struct rank *me, tutti_status status)
 static void broadcasts_a_hole(struct rank *me)
 {
     enum { BYTES = 1 << 20 };
-    choose_way("1");
+    tutti_comm *comm = group_of_way(me, "1");
     unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
-    expect_unread(me, tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, me->comm, NULL));
+    expect_unread(me, tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, comm, NULL));
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void sends_a_hole(struct rank *me)
 {
     enum { BYTES = 1 << 20 };
-    choose_way("1");
+    tutti_comm *comm = group_of_way(me, "1");
     unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
-    if (me->rank) expect_unread(me, tutti_recv(at, BYTES, TUTTI_UINT8, 0, 1, me->comm, NULL));
-    else expect_unread(me, tutti_send(at, BYTES, TUTTI_UINT8, 1, 1, me->comm, NULL));
-    REQUIRE(me->rank || me->comm->messages.opened);
+    if (me->rank) expect_unread(me, tutti_recv(at, BYTES, TUTTI_UINT8, 0, 1, comm, NULL));
+    else expect_unread(me, tutti_send(at, BYTES, TUTTI_UINT8, 1, 1, comm, NULL));
+    REQUIRE(me->rank || comm->messages.opened);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void test_what_cannot_be_read_is_an_error(void **state)
 {
@@ -172,12 +176,9 @@ static void test_what_cannot_be_read_is_an_error(void **state)
 static void as_figures_say(struct rank *me)
 {
     const char *const figures[] = { "fetch=0.02,lost_fetch=0.02,reading=500", "fetch=2,lost_fetch=2" };
-    choose_way("-1");
     for (int k = 0; k < 2; k++) {
-        tutti_comm *comm;
         setenv("TUTTI_FIGURES", figures[k], 1);
-        settings_reload();
-        REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
+        tutti_comm *comm = group_of_way(me, "-1");
         free(result(comm, ALLGATHER, false, me->rank));
         REQUIRE(has_read(comm, ALLGATHER) == (k == 0));
         tutti_request send = TUTTI_REQUEST_INIT;

@@ -109,9 +109,7 @@ static void a_kernel_that_refuses(void **state)
     pid_t process = other_process(), reader = fork();
     if (!reader) {
         struct source source = source_of(process);
-        _exit(!forbid_reading() ? 77
-            : reading_try(&source) == -EPERM && !reading_is_possible(memory, 1) ? 0
-                                                                              : 1);
+        _exit(!forbid_reading() ? 77 : reading_try(&source) == -EPERM && !reading_is_possible(memory, 1) ? 0 : 1);
     }
     int how;
     waitpid(reader, &how, 0);

@@ -226,7 +226,7 @@ static size_t tile_for(const struct machine *m, size_t bytes)
     plan_finish(&plan);
     return cutting.tile_bytes;
 }
-/* What was best, or within some percent of it, in runs of bench_choice on these machines. */
+/* What was best, or within some percent of it, in runs of a benchmark of allreduce on these machines. */
 static void tiles_are_what_was_measured_best(void **state)
 {
     (void)state;
