@@ -20,15 +20,13 @@
  * when a row is judged by it. "flag" is a bare flag barrier in ns before and after the row, which tells how near the
  * two cores were: about 60 where they share a level-3 cache, 200 to 400 where not. */
 #include "backend/model/machine.h"
-#include "tests/bench/cases.h"
-#include "tests/bench/measure.h"
+#include "tests/bench/calls.h"
 #include "tests/bench/outcome.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
-enum { TINY = 4096 };                                   /* below so many bytes calls are timed in batches */
 enum { LEAST_COPIED = 4 << 20, MOST_CROSSED = 4 << 20 }; /* rows beside memcpy, and bytes, whose crossing is measured */
 struct arguments {
     const char *only[MOST_FILTERS], *json, *algorithm;
@@ -41,56 +39,9 @@ static struct outcome *outcomes;                        /* of all ranks; rank 0 
 static int case_count, group_ranks;
 static double third_cache_bytes;                        /* 0: unknown, or there is none */
 static tutti_comm *comm;
-static struct pair { char *in, *out; } private_pair, shared_pair;
-
-/* ---- the calls ---- */
-static void call_send_recv(const char *in, char *out, size_t n, tutti_dtype dtype, bool back)
-{
-    if (measure_rank == 0) must(tutti_send(in, n, dtype, 1, 0, comm, NULL));
-    if (measure_rank == 1) must(tutti_recv(out, n, dtype, 0, 0, comm, NULL));
-    if (!back) return;
-    if (measure_rank == 1) must(tutti_send(in, n, dtype, 0, 0, comm, NULL));
-    if (measure_rank == 0) must(tutti_recv(out, n, dtype, 1, 0, comm, NULL));
-}
-static void call(const struct bench_case *c, struct pair at, tutti_dtype dtype)
-{
-    size_t n = c->bytes / tutti_dtype_bytes(dtype), ranks = (size_t)c->ranks, part = n / ranks > 0 ? n / ranks : 1;
-    size_t own = (size_t)measure_rank * part * tutti_dtype_bytes(dtype);
-    switch (c->verb) {
-    case ALLREDUCE: must(tutti_all_reduce(at.in, at.out, n, dtype, TUTTI_SUM, comm, NULL)); return;
-    case BROADCAST: must(tutti_broadcast(at.in, at.out, n, dtype, 0, comm, NULL)); return;
-    case ALL_TO_ALL: must(tutti_all_to_all(at.in, at.out, part, dtype, comm, NULL)); return;
-    case REDUCE_SCATTER:
-        must(tutti_reduce_scatter(at.in, c->in_place ? at.in + own : at.out, part, dtype, TUTTI_SUM, comm, NULL));
-        return;
-    case ALLGATHER: must(tutti_all_gather(c->in_place ? at.out + own : at.in, at.out, part, dtype, comm, NULL)); return;
-    case REDUCE: must(tutti_reduce(at.in, at.out, n, dtype, TUTTI_SUM, 0, comm, NULL)); return;
-    case GATHER: must(tutti_gather(at.in, at.out, part, dtype, 0, comm, NULL)); return;
-    case SCATTER: must(tutti_scatter(at.in, at.out, part, dtype, 0, comm, NULL)); return;
-    case SEND_RECV: call_send_recv(at.in, at.out, n, dtype, c->bytes < TINY); return;
-    case VERBS: return;
-    }
-}
-static struct pair pair_of(const struct bench_case *c)
-{
-    struct pair at = c->shared ? shared_pair : private_pair;
-    if (c->in_place) at.out = at.in;
-    return at;
-}
-/* The buffer from which this rank sends. */
-static void dirty_input(const struct bench_case *c, struct pair at, int seed)
-{
-    size_t bytes = c->verb == ALLGATHER || c->verb == GATHER ? c->bytes / (size_t)c->ranks : c->bytes;
-    size_t own = c->verb == ALLGATHER && c->in_place ? (size_t)measure_rank * bytes : 0;
-    dirty(at.in + own, bytes, measure_rank + seed);
-}
+static struct pair private_pair, shared_pair;
 
 /* ---- small messages: batches, because a clock costs as much as they do ---- */
-static void write_first(struct pair at, int value)
-{
-    float number = (float)value;
-    memcpy(at.in, &number, sizeof number);
-}
 static void tiny_reference(enum beside beside)
 {
     if (beside == PING_PONG) flag_there_and_back();
@@ -110,8 +61,8 @@ static void measure_tiny(const struct bench_case *c, struct pair at, int samples
             double begin = now_ns();
             for (int k = 0; k < BATCH; k++) {
                 if (which != OURS) { tiny_reference(c->beside); continue; }
-                write_first(at, k);
-                call(c, at, c->dtype);
+                case_touch(at, k);
+                case_call(c, at, c->dtype, comm);
             }
             sample_set(which, s, since_ns(begin) / BATCH);
         }
@@ -121,10 +72,10 @@ static void time_calls(const struct bench_case *c, struct pair at, enum series w
 {
     flag_barrier();
     for (int k = first; k < first + count; k++) {
-        write_first(at, k);
+        case_touch(at, k);
         double begin = now_ns();
         if (which == BESIDE) tiny_reference(c->beside);
-        else call(c, at, c->dtype);
+        else case_call(c, at, c->dtype, comm);
         call_set(which, k, since_ns(begin));
     }
 }
@@ -159,9 +110,9 @@ static void measure_copy(const struct bench_case *c, int s)
 }
 static void measure_call(const struct bench_case *c, struct pair at, tutti_dtype dtype, enum series series, int s)
 {
-    dirty_input(c, at, s);
+    case_dirty(c, at, s);
     double begin = begin_together();
-    call(c, at, dtype);
+    case_call(c, at, dtype, comm);
     sample_set(series, s, since_ns(begin));
 }
 static void measure_reference(const struct bench_case *c, struct pair at, int s)
@@ -262,7 +213,7 @@ static void summarise(const struct bench_case *c, int samples, struct outcome *o
 static void measure_case(int index)
 {
     const struct bench_case *c = &cases[index];
-    struct pair at = pair_of(c);
+    struct pair at = case_pair(c, private_pair, shared_pair);
     int samples = samples_of(c);
     struct outcome outcome = { .flag = flag_barrier_ns() };
     if (c->bytes < TINY) {
@@ -283,30 +234,13 @@ static void measure_case(int index)
 }
 
 /* ---- which rows ---- */
-static bool has_word(const char *label, const char *word, size_t length)
-{
-    for (const char *at = label; (at = strstr(at, word)) != NULL; at++)
-        if ((at == label || at[-1] == ' ') && (at[length] == '\0' || at[length] == ' ')) return true;
-    return false;
-}
-static bool has_all_words(const char *label, const char *words)
-{
-    char word[64];
-    for (size_t length; words += strspn(words, " "), (length = strcspn(words, " ")) > 0; words += length) {
-        if (length >= sizeof word) return false;
-        memcpy(word, words, length);
-        word[length] = '\0';
-        if (!has_word(label, word, length)) return false;
-    }
-    return true;
-}
 static bool is_selected(const struct bench_case *c)
 {
     char label[96];
     case_label(c, label, sizeof label);
     if (arguments.goals && c->goal <= 0) return false;
     bool selected = arguments.only_count == 0;
-    for (int i = 0; i < arguments.only_count; i++) selected |= has_all_words(label, arguments.only[i]);
+    for (int i = 0; i < arguments.only_count; i++) selected |= case_has_words(label, arguments.only[i]);
     return selected;
 }
 static void select_cases(void)

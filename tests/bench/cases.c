@@ -1,6 +1,7 @@
 /* The rows of bench_core and their goals. */
 #include "tests/bench/cases.h"
 #include <stdio.h>
+#include <string.h>
 
 static const size_t KI = 1 << 10, MI = 1 << 20;
 static const char *const verbs[] = { "allreduce", "reduce_scatter", "allgather", "broadcast", "all_to_all", "reduce",
@@ -152,4 +153,21 @@ void case_label(const struct bench_case *c, char *out, size_t capacity)
     size_t number = c->bytes >= MI ? c->bytes / MI : c->bytes >= KI ? c->bytes / KI : c->bytes;
     snprintf(out, capacity, "%s %zu%s %s %s %s %dranks", verb_name(c->verb), number, unit, c->in_place ? "in" : "out",
         c->shared ? "shared" : "private", tutti_dtype_name(c->dtype), c->ranks);
+}
+static bool has_word(const char *label, const char *word, size_t length)
+{
+    for (const char *at = label; (at = strstr(at, word)) != NULL; at++)
+        if ((at == label || at[-1] == ' ') && (at[length] == '\0' || at[length] == ' ')) return true;
+    return false;
+}
+bool case_has_words(const char *label, const char *words)
+{
+    char word[64];
+    for (size_t length; words += strspn(words, " "), (length = strcspn(words, " ")) > 0; words += length) {
+        if (length >= sizeof word) return false;
+        memcpy(word, words, length);
+        word[length] = '\0';
+        if (!has_word(label, word, length)) return false;
+    }
+    return true;
 }

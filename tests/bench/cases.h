@@ -27,6 +27,7 @@ enum { MOST_CASES = 512 };
 int cases_list(struct bench_case out[MOST_CASES]);      /* how many; those with the same ranks stand together     */
 /* "allreduce 64M in shared float32 2ranks": each word is something to select by */
 void case_label(const struct bench_case *c, char *out, size_t capacity);
+bool case_has_words(const char *label, const char *words);             /* all of them                             */
 /* What a rank has to read and write at least, in the mean, ÷ what an update in place of `bytes` touches: all input is
    read once, all output written once, and what lies where it belongs stays there. */
 double case_touched(const struct bench_case *c);

@@ -357,6 +357,33 @@ def hosts_peers(results):
     return "\n\n".join(found)
 
 
+# ---- choices ----
+def regret(results):
+    """A table of collective and size, private / shared, and the rows where another choice would have been better."""
+    found = results["regret"]
+    rows, good = found["rows"], found["good"]
+    names, sizes = ({row[key]: None for row in rows} for key in ("case", "bytes"))
+    of = {(row["case"], row["bytes"], row["shared"]): row for row in rows}
+    worst = sorted((row for row in rows if row["regret"] > good), key=lambda row: -row["regret"])
+
+    def cell(name, count):
+        pair = [of.get((name, count, shared)) for shared in (False, True)]
+        return " / ".join(f"**{row['regret']:.2f}**" if row["regret"] > good else f"{row['regret']:.2f}"
+                          for row in pair if row)
+    mean = statistics.mean(row["regret"] for row in rows)
+    found = [f"{taken()} {found['ranks']} ranks. At most {good:g} in {len(rows) - len(worst)} of {len(rows)} rows "
+             f"({1 - len(worst) / len(rows):.0%}), {mean:.3f} on average. "
+             + places(rows) * any(row["flag_ns"] for row in rows),
+             table(["private / shared", *map(size, sizes)],
+                   [[name, *(cell(name, count) for count in sizes)] for name in names])]
+    if worst:
+        found.append("The worst:\n\n" + table(
+            ["case", "bytes", "tensors", "chosen", "best", "regret", "flag, ns"],
+            [[row["case"], size(row["bytes"]), where(row), f"{row['choice']}, {time(row['choice_us'])}",
+              f"{row['best']}, {time(row['best_us'])}", ratio(row["regret"]), flag(row)] for row in worst[:12]]))
+    return "\n\n".join(found)
+
+
 # ---- what prints tables of its own ----
 def as_printed(part):
     return lambda results: f"```\n{results[part].strip()}\n```"
@@ -367,7 +394,8 @@ BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "deco
           "machine": (machine, ("core",)), "goals": (goals, ("core",)), "core": (core, ("core",)),
           "growth": (growth, ("growth",)), "peers": (peers, ("peers",)), "torch": (through_torch, ("small", "large")),
           "call": (call, ("call",)), "hosts": (hosts, ("hosts",)), "hosts_peers": (hosts_peers, ("hosts_peers",)),
-          "processors": (lambda results: processors.beside(results["measured"]), ("measured",))}
+          "processors": (lambda results: processors.beside(results["measured"]), ("measured",)),
+          "regret": (regret, ("regret",))}
 
 
 def put(page, name, text):

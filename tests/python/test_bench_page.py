@@ -144,6 +144,17 @@ def test_rows_are_repeated_until_all_have_stood_alike(compare, monkeypatch):
     assert [keys for name, keys in asked if name == "MPICH"] == [wanted] * 2 + [wanted[:1]] * 2
 
 
+def test_regret_names_what_would_have_been_better(report):
+    found = [{"case": "allgather", "bytes": 1 << 20, "in_place": True, "shared": shared, "choice": "read 512Kx2",
+              "choice_us": 20.0, "best": "write 512Kx2 stored", "best_us": best, "regret": 20.0 / best,
+              "flag_ns": 412.0, "flag_after_ns": 85.0} for shared, best in ((False, 20.0), (True, 10.0))]
+    text = report.regret({"regret": {"ranks": 2, "good": 1.05, "rows": found}})
+    assert "2 ranks. At most 1.05 in 1 of 2 rows (50%), 1.500 on average." in text
+    assert "| allgather | 1.00 / **2.00** |" in text
+    assert ("| allgather | 1 Mi | shared, in place | read 512Kx2, 20.0 µs | write 512Kx2 stored, 10.0 µs | 2.00 | "
+            "412, then 85 |") in text
+
+
 # ---- what has become slower than another commit ----
 @pytest.mark.parametrize("this, that, again, word", [
     ([100, 101, 102], [100, 101, 102], [100, 101, 102], ""),

@@ -1,0 +1,21 @@
+/* What benchmarks ask of the inside of the library. */
+#include "tests/bench/inside.h"
+#include "backend/engine/comm.h"
+#include <stdio.h>
+#include <string.h>
+
+const char *inside_candidate(const char *collective, int index)
+{
+    for (const struct algorithm *a = collectives_table; a->name; a++)
+        if (a->host_memory && strcmp(family_name(a->family), collective) == 0 && index-- == 0) return a->name;
+    return NULL;
+}
+void inside_choice(const tutti_comm *comm, const char *collective, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "messages");
+    for (int f = 0; f < FAMILY_COUNT; f++) {
+        const struct recent *r = &comm->launcher.recent[f];
+        if (strcmp(family_name((enum family)f), collective) != 0 || !r->program) continue;
+        snprintf(out, capacity, "%s %zuKx%d", r->program->plan->algorithm->name, r->tile_bytes >> 10, r->slots);
+    }
+}

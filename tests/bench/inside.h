@@ -1,0 +1,10 @@
+/* What benchmarks ask of the inside of the library. It stands apart because the core has names of its own for the
+ * collectives that cases.h has. */
+#pragma once
+#include "c_api/tutti.h"
+#include <stddef.h>
+
+/* The algorithms that a group of one host chooses from, by the collective's name; NULL after the last. */
+const char *inside_candidate(const char *collective, int index);
+/* What the last call of the collective ran as, as in "two_shot 256Kx3"; "messages" where there is nothing to say. */
+void inside_choice(const tutti_comm *comm, const char *collective, char *out, size_t capacity);
