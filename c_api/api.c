@@ -4,6 +4,7 @@
 #include "backend/base/random.h"
 #include "backend/engine/prediction.h"
 #include "backend/host/socket.h"
+#include "backend/host/wait.h"
 #include "backend/info/info.h"
 #include "backend/memory/arena.h"
 #include "backend/memory/common.h"
@@ -197,6 +198,8 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
     return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
 }
 tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes) { return info_json(buffer, capacity, bytes); }
+const char *tutti_waiting_name(int index) { return waiting_name(index); }
+uint64_t tutti_waiting_count(int index) { return waiting_count(index); }
 tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
     TRY(call_check_comm(comm));

@@ -423,6 +423,12 @@ TUTTI_API tutti_status tutti_schedule_print(const char *collective, const char *
     char *buffer, size_t capacity, size_t *bytes);
 /* Versions, instruction set, transports or why not, limits, settings, as JSON; same convention. */
 TUTTI_API tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes);
+/* How this process has waited so far, over all its threads: the name and the count of index 0, 1, … until NULL and 0.
+   "yields" of a core; "sleeps", and "asleep_ns", the time they took; of these "timed_out", which nobody ended, and "late",
+   which somebody should have; "naps", which nobody would end; "wakes", calls to end sleeps of others. Waits that end
+   within some microseconds are in none of them, nor is a progress thread that has nothing to do. */
+TUTTI_API const char *tutti_waiting_name(int index);
+TUTTI_API uint64_t tutti_waiting_count(int index);
 /* What a group goes by when it chooses algorithms, as JSON: its ranks on each host, the cores of a host, and every
    figure of the machine and of messages between hosts; alike on all ranks but for `rank`. Same convention. */
 TUTTI_API tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);

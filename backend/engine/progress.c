@@ -122,6 +122,7 @@ static void *progress_main(void *unused)
         }
         bool open = visit_all(&list, n, &blocked, &moved), sleeps = !open && !moved;
         if (!sleeps && !moved) sleeps = !ladder_step(&engine.ladder, n, blocked.core_is_wanted);
+        blocked.idle = !open;
         if (sleeps) wait_sleep(&blocked, list ? atomic_load(&most_sleep_ms) : 1000);
         if (moved || !list) n = -1;
         else if (sleeps) n = driver_soon(n);                   /* time has passed: check at the next visit */

@@ -2,6 +2,7 @@
    kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
    both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper. */
 #include "backend/host/wait.h"
+#include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/base/settings.h"
 #include <assert.h>
@@ -22,6 +23,26 @@ enum { FUTEX_32_BITS = 2, PRIVATE = 128, WORDS_PER_CALL = 16 };
 struct futex_word { uint64_t value, address; uint32_t flags, unused; }; /* the kernel's struct futex_waitv */
 static_assert(sizeof(struct futex_word) == 24 && (int)WAIT_WORDS <= (int)WORDS_PER_CALL, "as the kernel has it");
 static _Atomic bool only_single;                                       /* futex_waitv is missing or forbidden */
+
+/* ---- what it comes to ---- */
+static struct { _Alignas(128) _Atomic uint64_t count[WAITING_COUNTERS]; } waiting;      /* on lines of their own */
+static void count(enum waiting_counter which, uint64_t more)
+{
+    atomic_fetch_add_explicit(&waiting.count[which], more, memory_order_relaxed);
+}
+const char *waiting_name(int which)
+{
+    static const char *const names[] = {
+#define X(name, text) text,
+        WAITING_MAP(X)
+#undef X
+    };
+    return which >= 0 && which < WAITING_COUNTERS ? names[which] : NULL;
+}
+uint64_t waiting_count(int which)
+{
+    return waiting_name(which) ? atomic_load_explicit(&waiting.count[which], memory_order_relaxed) : 0;
+}
 
 /* ---- how long ---- */
 static void override(int *rung, int64_t setting)
@@ -57,19 +78,21 @@ void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atom
 }
 void word_wake(_Atomic uint32_t *word, bool shared)
 {
+    count(WAITING_WAKES, 1);
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 /* ---- sleep ---- */
 static struct timespec time_of_ms(int ms) { return (struct timespec){ ms / 1000, ms % 1000 * 1000000L }; }
 
-static void sleep_on_one(const struct wait_set *set, int most_ms)
+/* Both return 0, or the error with which the system has ended the sleep. */
+static int sleep_on_one(const struct wait_set *set, int most_ms)
 {
     struct timespec most = time_of_ms(most_ms);
     int call = set->item[0].shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE;
-    syscall(SYS_futex, set->item[0].word, call, set->item[0].seen, &most, NULL, 0);
+    return syscall(SYS_futex, set->item[0].word, call, set->item[0].seen, &most, NULL, 0) < 0 ? errno : 0;
 }
-static bool sleep_on_all(const struct wait_set *set, int most_ms)      /* false: this kernel cannot */
+static int sleep_on_all(const struct wait_set *set, int most_ms)
 {
     struct futex_word words[WAIT_WORDS];
     struct timespec until, most = time_of_ms(most_ms);
@@ -81,26 +104,47 @@ static bool sleep_on_all(const struct wait_set *set, int most_ms)      /* false:
     until.tv_sec += most.tv_sec;
     until.tv_nsec += most.tv_nsec;
     if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
-    return syscall(SYS_futex_waitv, words, set->count, 0, &until, CLOCK_MONOTONIC) >= 0
-        || (errno != ENOSYS && errno != EPERM);
+    return syscall(SYS_futex_waitv, words, set->count, 0, &until, CLOCK_MONOTONIC) < 0 ? errno : 0;
 }
-static void sleep_counted(const struct wait_set *set, int most_ms)
+static int sleep_on_words(const struct wait_set *set, int most_ms)
 {
     if (set->count == WAIT_WORDS && most_ms > 1) most_ms = 1;          /* there may be words that found no room */
     if (set->count > 1 && !atomic_load_explicit(&only_single, memory_order_relaxed)) {
-        if (sleep_on_all(set, most_ms)) return;
+        int error = sleep_on_all(set, most_ms);
+        if (error != ENOSYS && error != EPERM) return error;
         atomic_store_explicit(&only_single, true, memory_order_relaxed);
     }
-    sleep_on_one(set, set->count > 1 && most_ms > 1 ? 1 : most_ms);
+    return sleep_on_one(set, set->count > 1 && most_ms > 1 ? 1 : most_ms);
+}
+static bool has_changed(const struct wait_set *set)
+{
+    for (int i = 0; i < set->count; i++)
+        if (atomic_load(set->item[i].word) != set->item[i].seen) return true;
+    return false;
+}
+static void count_sleep(const struct wait_set *set, int64_t ns, bool timed_out)
+{
+    if (timed_out && has_changed(set)) count(WAITING_LATE, 1);
+    if (set->idle) return;
+    count(WAITING_SLEEPS, 1);
+    count(WAITING_ASLEEP_NS, (uint64_t)ns);
+    if (timed_out) count(WAITING_TIMED_OUT, 1);
+}
+static void nap(int ms)
+{
+    struct timespec most = time_of_ms(ms);
+    count(WAITING_NAPS, 1);
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL);
 }
 void wait_sleep(const struct wait_set *set, int most_ms)
 {
     if (set->soon && most_ms > 1) most_ms = 1;
-    struct timespec most = time_of_ms(most_ms);
     if (most_ms <= 0) return;
-    if (set->count == 0) { clock_nanosleep(CLOCK_MONOTONIC, 0, &most, NULL); return; }
+    if (set->count == 0) { nap(most_ms); return; }
     for (int i = 0; i < set->count; i++) atomic_fetch_add_explicit(set->item[i].waiters, 1, memory_order_seq_cst);
-    sleep_counted(set, most_ms);
+    int64_t begin = clock_ns();
+    bool timed_out = sleep_on_words(set, most_ms) == ETIMEDOUT;
+    count_sleep(set, clock_ns() - begin, timed_out);
     for (int i = 0; i < set->count; i++) atomic_fetch_sub_explicit(set->item[i].waiters, 1, memory_order_relaxed);
 }
 
@@ -108,8 +152,12 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted)
 {
     if (ladder_is_climbed(ladder, n)) return false;
-    if (n < ladder->pauses && !core_is_wanted) pause_briefly();
-    else sched_yield();
+    if (n < ladder->pauses && !core_is_wanted) {
+        pause_briefly();
+        return true;
+    }
+    count(WAITING_YIELDS, 1);
+    sched_yield();
     return true;
 }
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)

@@ -15,12 +15,13 @@ struct wait_set {                                      /* words whose change is 
     int count;
     bool core_is_wanted;                               /* somebody who is to write one of them needs this core     */
     bool soon;                                         /* some of what is waited for rings nobody: a sleep is short */
+    bool idle;                                         /* nothing is waited for: who sleeps is not counted as waiting */
     struct { _Atomic uint32_t *word, *waiters; uint32_t seen; bool shared; } item[WAIT_WORDS];
 };
 static inline void wait_clear(struct wait_set *set)    /* the words need none of it */
 {
     set->count = 0;
-    set->core_is_wanted = set->soon = false;
+    set->core_is_wanted = set->soon = set->idle = false;
 }
 /* Remembers a word and the value it had. `waiters` counts sleepers for word_wake; shared: between processes. A full set
    ignores it, and then sleeps for 1 ms at most. */
@@ -37,6 +38,27 @@ bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted);
 bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
 void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
+
+/* What waiting has come to in this process, over all its threads. Counted where the system is called anyway, so a wait
+   that ends before that costs nothing. Late is what should never be; it may also be a change that came at the very end
+   of the sleep, or to a word that a kernel without futex_waitv did not sleep on. */
+#define WAITING_MAP(X) \
+    X(YIELDS, "yields")           /* of the core, between two polls                              */ \
+    X(SLEEPS, "sleeps")           /* on words, those that found one changed already among them   */ \
+    X(ASLEEP_NS, "asleep_ns")     /* how long they took                                          */ \
+    X(TIMED_OUT, "timed_out")     /* sleeps that ended by their limit                            */ \
+    X(LATE, "late")               /* of these, those in which a word had changed, idle ones too  */ \
+    X(NAPS, "naps")               /* sleeps on nothing, as nobody would wake                     */ \
+    X(WAKES, "wakes")             /* calls to wake others                                        */
+enum waiting_counter {
+#define X(name, text) WAITING_##name,
+    WAITING_MAP(X)
+#undef X
+        WAITING_COUNTERS
+};
+const char *waiting_name(int which);                   /* NULL: there are no more */
+uint64_t waiting_count(int which);
+
 /* Changes a word that stands for nothing but that something has changed, and wakes sleepers if there are any. */
 static inline void word_ring(_Atomic uint32_t *word, _Atomic uint32_t *waiters, bool shared)
 {

@@ -157,6 +157,99 @@ int sched_yield(void)                                   /* in place of libc's */
     yields++;
     return 0;
 }
+
+/* ---- what it comes to ---- */
+static uint64_t was[WAITING_COUNTERS];
+static void remember(void)
+{
+    for (int i = 0; i < WAITING_COUNTERS; i++) was[i] = waiting_count(i);
+}
+static void assert_more(enum waiting_counter which, uint64_t more)
+{
+    assert_int_equal(waiting_count(which) - was[which], more);
+}
+static void test_sleep_that_nobody_ends_times_out(void **state)
+{
+    struct word word = { 7, 0 };
+    struct wait_set set = { .count = 0 };
+    add(&set, &word, 7);
+    remember();
+    wait_sleep(&set, 2);
+    assert_more(WAITING_SLEEPS, 1);
+    assert_more(WAITING_TIMED_OUT, 1);
+    assert_more(WAITING_LATE, 0);
+    assert_true(waiting_count(WAITING_ASLEEP_NS) - was[WAITING_ASLEEP_NS] >= 2000000);
+    (void)state;
+}
+static void test_sleep_on_what_has_changed_does_not_time_out(void **state)
+{
+    struct word word = { 8, 0 };
+    struct wait_set set = { .count = 0 };
+    add(&set, &word, 7);
+    remember();
+    wait_sleep(&set, 2);
+    assert_more(WAITING_SLEEPS, 1);
+    assert_more(WAITING_TIMED_OUT, 0);
+    (void)state;
+}
+/* Without futex_waitv nobody sleeps on the second word: its change is what a lost wake-up would be. */
+static int end_late(void)
+{
+    struct word words[2] = { { 7, 0 }, { 8, 0 } };
+    struct wait_set set = { .count = 0 };
+    if (!forbid_futex_waitv()) return 77;
+    for (int i = 0; i < 2; i++) add(&set, &words[i], 7);
+    remember();
+    wait_sleep(&set, 2);
+    return waiting_count(WAITING_LATE) - was[WAITING_LATE] != 1 || waiting_count(WAITING_TIMED_OUT) == 0;
+}
+static void test_change_that_ended_no_sleep_counts_as_late(void **state)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) _exit(end_late());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) skip();
+    assert_int_equal(status, 0);
+    (void)state;
+}
+static void test_idle_thread_does_not_wait(void **state)
+{
+    struct word word = { 7, 0 };
+    struct wait_set set = { .idle = true };
+    add(&set, &word, 7);
+    remember();
+    wait_sleep(&set, 2);
+    assert_more(WAITING_SLEEPS, 0);
+    assert_more(WAITING_ASLEEP_NS, 0);
+    assert_more(WAITING_TIMED_OUT, 0);
+    (void)state;
+}
+static void test_each_yield_nap_and_wake_up_counts(void **state)
+{
+    struct ladder ladder = { 3, 2 };
+    struct wait_set none = { .count = 0 };
+    struct word word = { 7, 0 };
+    remember();
+    for (int n = 0; n < 9; n++) ladder_climb(&ladder, n, &none, 1);
+    counter_publish(&word.counter, 8, &word.waiters);
+    word_wake(&word.waiters, false);
+    assert_more(WAITING_YIELDS, 2);
+    assert_more(WAITING_NAPS, 4);
+    assert_more(WAITING_SLEEPS, 0);
+    assert_more(WAITING_WAKES, 1);                      /* nobody slept on the counter */
+    (void)state;
+}
+static void test_counters_have_names(void **state)
+{
+    for (int i = 0; i < WAITING_COUNTERS; i++) assert_true(waiting_name(i) && *waiting_name(i));
+    assert_null(waiting_name(-1));
+    assert_null(waiting_name(WAITING_COUNTERS));
+    assert_int_equal(waiting_count(WAITING_COUNTERS), 0);
+    (void)state;
+}
+
+/* ---- the ladder ---- */
 static void test_rungs_follow_each_other(void **state)
 {
     yields = 0;
@@ -218,6 +311,12 @@ int main(void)
         cmocka_unit_test(test_old_kernel_waits_for_many_words_too),
         cmocka_unit_test(test_full_set_still_notices_what_found_no_room),
         cmocka_unit_test(test_changed_word_is_not_slept_on),
+        cmocka_unit_test(test_sleep_that_nobody_ends_times_out),
+        cmocka_unit_test(test_sleep_on_what_has_changed_does_not_time_out),
+        cmocka_unit_test(test_change_that_ended_no_sleep_counts_as_late),
+        cmocka_unit_test(test_idle_thread_does_not_wait),
+        cmocka_unit_test(test_each_yield_nap_and_wake_up_counts),
+        cmocka_unit_test(test_counters_have_names),
         cmocka_unit_test(test_rungs_follow_each_other),
         cmocka_unit_test(test_who_is_in_the_way_does_not_pause),
         cmocka_unit_test(test_cores_have_numbers),
