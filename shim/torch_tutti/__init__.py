@@ -7,8 +7,8 @@ This module holds what users may want besides that: `take_over()` for programs t
 for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
 gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), layers that they divide
 (`parallel`), in which order stages of a pipeline work, and what runs them (`Pipeline`), mixtures of experts
-(`experts`), a parameter server (`ps.join()`), `info()`, `schedule()`, `dump_trace()`, `get_include()`, `Options` and
-the exceptions.
+(`experts`), a parameter server (`ps.join()`), `info()`, `waiting()`, `schedule()`, `dump_trace()`, `get_include()`,
+`Options` and the exceptions.
 Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
 `_autoload`, so everything here loads when used.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_tutti._calls import all_reduce
     from torch_tutti._compatibility import monitored_barrier
     from torch_tutti._grid import Grid, grid
-    from torch_tutti._library import algorithms, get_include, info, schedule
+    from torch_tutti._library import algorithms, get_include, info, schedule, waiting
     from torch_tutti._norm import all_reduce_norm, norm_rows
     from torch_tutti._memory import empty, share_buckets, shared_tensors
     from torch_tutti._pipeline import Pipeline
@@ -36,7 +36,7 @@ _HOMES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
     "torch_tutti._compatibility": ("monitored_barrier",),
     "torch_tutti._recorder": ("dump_trace",),
-    "torch_tutti._library": ("info", "schedule", "algorithms", "get_include"),
+    "torch_tutti._library": ("info", "schedule", "algorithms", "get_include", "waiting"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
                                "SystemError", "InternalError"),
     "torch_tutti._calls": ("all_reduce",),

@@ -26,6 +26,8 @@ def _library() -> ctypes.CDLL:
         getattr(library, f"tutti_get_{name}").restype = ctypes.c_char_p
     library.tutti_collective_name.restype = ctypes.c_char_p
     library.tutti_algorithm_name.restype = ctypes.c_char_p
+    library.tutti_waiting_name.restype = ctypes.c_char_p
+    library.tutti_waiting_count.restype = ctypes.c_uint64
     return library
 
 
@@ -88,6 +90,20 @@ def info() -> dict[str, Any]:
         built_for = None
     packages = {"torch-tutti": version_of("torch-tutti"), "torch": version_of("torch"), "built for torch": built_for}
     return {"packages": packages, "registration problem": _autoload.problem, **json.loads(_text(_library().tutti_info))}
+
+
+def waiting() -> dict[str, int]:
+    """How this process has waited for others so far, over all its threads and groups; take the difference of two calls.
+
+    yields: how often it gave its core away between two looks; sleeps, asleep_ns: how often it slept until woken, and
+    for how long; timed_out: sleeps that nobody ended; late: of these, those that somebody should have ended (more than
+    a few are an error of tutti); naps: sleeps that nobody would end; wakes: calls of the system to end sleeps of
+    others. Waits that end within some microseconds are in none of them.
+    """
+    library, found = _library(), {}
+    while (name := library.tutti_waiting_name(len(found))) is not None:
+        found[name.decode()] = library.tutti_waiting_count(len(found))
+    return found
 
 
 def algorithms() -> dict[str, list[str]]:

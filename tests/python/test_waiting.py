@@ -1,0 +1,39 @@
+"""What `tutti.waiting()` counts, seen by a rank that waits for another."""
+import threading
+
+import torch
+import torch.distributed as dist
+import torch_tutti as tutti
+
+
+def asleep(world, what):
+    """Rank 0 comes when rank 1 has slept; what rank 1's counters have grown by."""
+    x, before = torch.ones(2), tutti.waiting()
+
+    def watch():
+        while tutti.waiting()["sleeps"] == before["sleeps"]:
+            pass
+        world.store.set(what, "has slept")
+
+    if world.rank == 0:
+        world.store.wait([what])
+        dist.all_reduce(x)
+    else:
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        dist.all_reduce(x)
+        watcher.join()
+    assert x.tolist() == [world.size] * 2
+    return {name: count - before[name] for name, count in tutti.waiting().items()}
+
+
+def test_who_waits_long_yields_and_sleeps(shared):
+    waited = shared(2).run(asleep, "test_waiting")[1]
+    assert waited["yields"] > 0 and waited["sleeps"] > 0 and waited["asleep_ns"] > 0, waited
+    assert waited["late"] <= waited["timed_out"] <= waited["sleeps"], waited
+
+
+def test_counters_are_numbers_by_name():
+    counted = tutti.waiting()
+    assert list(counted) == ["yields", "sleeps", "asleep_ns", "timed_out", "late", "naps", "wakes"]
+    assert all(isinstance(count, int) for count in counted.values())
