@@ -37,6 +37,8 @@
    other's tensors to be equally busy were slower from 256 KiB to 1 MiB on. */
 enum { HELD_OF_L2 = 8 };
 enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };          /* of a message */
+/* Of tiles on one host whose prices differ by no more the larger: something of each tile is not priced. */
+static const double ALIKE = 1.06;
 enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, MOST_AT_ONCE = 64 << 10 };
 struct pricing {
     const struct plan *plan;
@@ -381,6 +383,7 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
 {
     bool oversubscribed = (plan->one_host ? plan->count : plan->layout->largest) > cores;
     bool found = false, sends = has_messages(plan);
+    double least_price = 0, alike = sends ? 1 : ALIKE;
     size_t largest = sends ? BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES : price_largest_tile(machine);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
         int slots = sends ? TILES_WITH_MESSAGES : price_slots(machine, tile, oversubscribed);
@@ -388,7 +391,8 @@ tutti_status price_tile(const struct plan *plan, const struct machine *machine, 
         double price = 0;
         bool filled, last = 2 * tile > largest || tile >= message_bytes;
         TRY(evaluate(plan, machine, &c, &price, &filled));
-        if ((!filled && !last) || (found && price >= *out)) continue;
+        if ((!filled && !last) || (found && price >= alike * least_price)) continue;
+        least_price = found ? least(price, least_price) : price;
         *best = c;
         *out = price;
         found = true;
