@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void plan_out_of_memory(struct plan *p) { schedule_fail(&p->ranks[0], schedule_no_memory); }
 /* The first sticky error, in words. */
@@ -103,7 +104,29 @@ static bool writes_slots(const struct schedule *s)
             if (step_to(s, t)[d].buffer == SCRATCH) return true;
     return false;
 }
-static void sum_up(struct plan *p)
+static bool waits_for_nothing_else(const struct schedule *s)          /* than what it reads */
+{
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
+        for (int d = 0; d < t->to_count || t->kind == LEAVE; d++)
+            if (t->kind == LEAVE || step_to(s, t)[d].rank != s->rank) return false;
+    return true;
+}
+/* False: no memory to find out. */
+static bool find_one_sided(struct plan *p)
+{
+    bool *needed = memory_zeroed((size_t)p->size, sizeof *needed), fine = !p->any_message && p->count == p->size;
+    p->one_sided = false;
+    for (int m = 0; m < p->count && fine && needed; m++) {
+        fine = waits_for_nothing_else(&p->ranks[m]);
+        memset(needed, 0, (size_t)p->size * sizeof *needed);
+        p->one_sided |= schedule_needs(&p->ranks[m], needed) < p->size - 1;
+    }
+    p->one_sided &= fine;
+    bool known = needed != NULL;
+    free(needed);
+    return known;
+}
+static bool sum_up(struct plan *p)
 {
     p->slot_writers = 0;
     p->any_message = false;
@@ -111,6 +134,7 @@ static void sum_up(struct plan *p)
         p->slot_writers += writes_slots(&p->ranks[m]);
         p->any_message |= p->ranks[m].first_message >= 0;
     }
+    return find_one_sided(p);
 }
 /* What is built for all members is run by one rank: of the others it needs to know no more than its waits say. */
 static void keep_one(struct plan *p)
@@ -123,9 +147,9 @@ static void keep_one(struct plan *p)
     p->ranks = memory_trim(p->ranks, 1, &room, sizeof *p->ranks);
     p->kept = member + 1;
 }
-static void keep(struct plan *p)
+static tutti_status keep(struct plan *p)
 {
-    sum_up(p);
+    if (!sum_up(p)) return plan_no_memory(p);
     if (p->one_rank) keep_one(p);
     for (int m = 0; m < plan_schedules(p); m++) {
         struct schedule *s = &p->ranks[m];
@@ -133,6 +157,7 @@ static void keep(struct plan *p)
         s->spans = memory_trim(s->spans, s->span_count, &s->span_room, sizeof *s->spans);
         s->waits = memory_trim(s->waits, s->wait_count, &s->wait_room, sizeof *s->waits);
     }
+    return TUTTI_OK;
 }
 size_t plan_bytes(const struct plan *p)
 {
@@ -161,7 +186,7 @@ tutti_status plan_build(struct plan *p)
     if (!p->ranks) return plan_no_memory(p);
     tutti_status status = prepare(&b);
     if (status == TUTTI_OK) status = infer(&b);
-    if (status == TUTTI_OK) keep(p);
+    if (status == TUTTI_OK) status = keep(p);
     free(b.writers);
     return status;
 }

@@ -171,6 +171,19 @@ static void infer_preludes(struct plan *p)
     }
 }
 
+/* ---- whom a rank needs ---- */
+int schedule_needs(const struct schedule *s, bool *out)
+{
+    int count = 0;
+    for (const struct wait *w = s->waits; w < s->waits + s->wait_count; w++)
+        if (w->lag != SLOT_REUSE) out[w->rank] = true;
+    for (const struct step *t = s->steps; t < s->steps + s->step_count; t++)
+        for (int f = 0; f < t->from_count; f++) out[step_from(s, t)[f].rank] = true;
+    out[s->rank] = false;
+    for (int r = 0; r < s->size; r++) count += out[r];
+    return count;
+}
+
 /* ---- all of it ---- */
 static bool completed_init(struct inference *x)
 {

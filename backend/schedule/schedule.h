@@ -124,6 +124,8 @@ struct plan {
     int period;                                         /* the longest schedule of the members, in steps */
     int slot_writers;                                   /* members that write into slots */
     bool any_message;                                   /* a member sends or receives */
+    bool one_sided;                                     /* of one host: a member can do without another; and nobody
+                                                           writes into a peer's memory, or waits to leave */
     uint64_t *unshared;                                 /* a mask: open members that are staged to cure a cycle */
     int cycle_rank;                                     /* after a failed build: who waits for itself, or -1 */
     char error[160];
@@ -143,6 +145,9 @@ bool plan_check(const struct plan *plan, int tiles, int operations, unsigned see
 /* Appends the text to buffer like snprintf; returns the whole length. */
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
+/* Sets the peers whose steps this rank awaits in a message of one tile, or whose memory it reads; returns how many.
+   out: [size], all false. */
+int schedule_needs(const struct schedule *s, bool *out);
 bool family_has(enum family family, int root, int rank, enum buffer buffer);
 int family_parts(enum family family, enum buffer buffer, int size);    /* chunks of a buffer, before schedule_cut */
 static inline int plan_members(const struct plan *p)    /* their number, also before the plan is built */
