@@ -65,9 +65,9 @@ static void control_wake(struct control *c)            /* whoever sleeps on any 
 {
     atomic_fetch_add(&c->bell, 1);
     word_wake(&c->bell, true);
-    for (int parity = 0; parity < 2; parity++)
+    for (int track = 0; track < TRACKS; track++)
         for (int i = -1; i < MAX_SLOTS; i++) {
-            struct line *line = &c->line[parity];
+            struct line *line = &c->line[track];
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
@@ -371,12 +371,13 @@ bool failure_is_told(tutti_comm *comm, tutti_status status)
 }
 
 /* ---- disagreement ---- */
-static tutti_status fail_disagreement(tutti_comm *comm, int other)     /* of this host */
+/* Of this host: about an operation of a little while ago, perhaps, that both only sent in. */
+static tutti_status fail_disagreement(tutti_comm *comm, int other, uint64_t operation)
 {
     const struct group *g = &comm->group;
-    int parity = comm->executor.run.parity;
-    struct declaration mine = *comm->executor.run.declaration;
-    struct declaration theirs = group_control(g, group_index(g, other))->declaration[parity];
+    const struct executor *x = &comm->executor;
+    struct declaration mine = *executor_declaration(x, x->site.index, operation);
+    struct declaration theirs = *executor_declaration(x, group_index(g, other), operation);
     char what[2 * WORDS_BYTES + 256];
     words_of_disagreement(g, g->rank, &mine, other, &theirs, what, sizeof what);
     return fail_about(comm, (struct about){ AGREE_DISAGREEMENT, other }, TUTTI_MISMATCH, "%s", what);
@@ -409,6 +410,7 @@ static tutti_status mismatch_alike(tutti_comm *comm)
 static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
+    if (!x->launch.uneven) return comm_fail(comm, TUTTI_INTERNAL, "ranks were said to disagree but do not");
     if (uneven_is_alike(x->launch.uneven)) return mismatch_alike(comm);
     for (int i = 0; i < x->site.ranks; i++)
         for (int j = 0; j < x->site.ranks; j++) {
@@ -442,7 +444,8 @@ tutti_status comm_mismatch(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
     if (x->run.failed_message) return mismatch_message(comm, x->run.failed_message);
-    int other = executor_disagreement(x);
+    uint64_t operation;
+    int other = executor_disagreement(x, &operation);
     if (other < 0) return mismatch_counts(comm);
-    return fail_disagreement(comm, other);
+    return fail_disagreement(comm, other, operation);
 }

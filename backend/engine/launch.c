@@ -236,7 +236,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     x->launch.input = op->input;
     x->launch.output = op->output;
     x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
-    if (comm->launcher.repeats < 2) {                            /* there are two declarations */
+    if (comm->launcher.repeats < DECLARATIONS) {
         describe(comm, op, r);
         comm->launcher.repeats++;
     }

@@ -42,7 +42,7 @@ struct launcher {                                       /* of the driver */
     struct recent recent[FAMILY_COUNT];
     uint64_t *masks;                                    /* two for each family */
     struct call last;                                   /* what the executor's launch is for */
-    int repeats;                                        /* declarations that say so: 0 (last does not count) to 2 */
+    int repeats;                                        /* declarations that say so; 0: last does not count */
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */

@@ -96,7 +96,7 @@ bool tensors_can_read(tutti_comm *comm)
 /* ---- what all see alike ---- */
 static const struct declaration *declaration_of(const tutti_comm *comm, int peer)        /* by its index on this host */
 {
-    return &group_control(&comm->group, peer)->declaration[comm->executor.run.parity];
+    return executor_declaration(&comm->executor, peer, comm->executor.operation);
 }
 static struct placement placement_of(tutti_comm *comm, const struct operation *op, bool is_read)
 {

@@ -52,12 +52,12 @@ static size_t chunk_length(const struct executor *x, const struct span *a, int i
     }
     return from < whole ? size_smaller(c->tile_bytes, whole - from) : 0;
 }
-static struct piece locate_scratch(const struct executor *x, int parity, const struct span *a, int index, int tile)
+static struct piece locate_scratch(const struct executor *x, int track, const struct span *a, int index, int tile)
 {
     const struct cut *c = x->run.cut;
     size_t at = (size_t)(a->first + index), length = chunk_length(x, a, index, (size_t)tile * c->tile_bytes);
     int owner = site_index(&x->site, a->rank);
-    unsigned char *payload = segment_control(x->site.segment, owner)->line[parity].payload;
+    unsigned char *payload = segment_control(x->site.segment, owner)->line[track].payload;
     if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
     size_t place = c->single ? 0 : (uint32_t)tile % c->tile_slots;
     unsigned char *slots = segment_slots(x->site.segment, owner) + x->run.slots_at;
@@ -77,7 +77,7 @@ static struct piece locate_uneven(const struct executor *x, const struct operand
 }
 struct piece bind_locate(const struct executor *x, const struct span *a, int index, int tile)
 {
-    if (a->buffer == SCRATCH) return locate_scratch(x, x->run.parity, a, index, tile);
+    if (a->buffer == SCRATCH) return locate_scratch(x, x->run.track, a, index, tile);
     const struct operand *o =
         a->rank == x->site.rank ? &x->run.operand[a->buffer] : &x->theirs[site_index(&x->site, a->rank)][a->buffer];
     const struct cut *c = x->run.cut;
@@ -97,25 +97,26 @@ static size_t fix_one(const struct executor *x, const struct span *a, int index,
     out->buffer = a->buffer;
     if (a->buffer != SCRATCH) {
         struct piece p = bind_locate(x, a, index, 0);
-        out->at[0] = out->at[1] = (uintptr_t)p.at - (uintptr_t)x->run.operand[a->buffer].base;
+        out->at = (uintptr_t)p.at - (uintptr_t)x->run.operand[a->buffer].base;
         return p.length;
     }
-    for (int parity = 0; parity < 2; parity++)
-        out->at[parity] = (uintptr_t)locate_scratch(x, parity, a, index, 0).at - x->run.slots_at;
-    return locate_scratch(x, 0, a, index, 0).length;
+    struct piece p = locate_scratch(x, 0, a, index, 0);
+    out->at = (uintptr_t)p.at - x->run.slots_at;
+    return p.length;
 }
 static struct buffers buffers_of(const struct executor *x)
 {
     return (struct buffers){ x->launch.input, x->launch.output, x->run.slots_at };
 }
-static void aim(struct program *p, int parity, struct buffers at)
+static void aim(struct program *p, int track, struct buffers at)
 {
+    size_t line = p->cut.in_line ? (size_t)track * sizeof(struct line) : 0;
     const uintptr_t origin[] = {
-        [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.slots_at
+        [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.slots_at + line
     };
     for (int i = 0; i < p->address_count; i++)
-        p->pointers[parity][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at[parity]);
-    p->aimed[parity] = at;
+        p->pointers[track][i] = (void *)(origin[p->addresses[i].buffer] + p->addresses[i].at);
+    p->aimed[track] = at;
 }
 static void count_elements(struct program *p, size_t element_bytes)
 {
@@ -139,7 +140,8 @@ static void fix(struct executor *x)
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
-    for (int parity = 0; parity < 2; parity++) aim(p, parity, buffers_of(x));
+    for (int track = 0; track < TRACKS; track++) p->aimed[track].slots_at = SIZE_MAX;       /* at nothing yet */
+    aim(p, x->run.track, buffers_of(x));
     count_elements(p, x->launch.element_bytes);
     p->is_fixed = true;
 }
@@ -148,9 +150,9 @@ static void repeat(struct executor *x)
 {
     struct program *p = x->launch.program;
     const struct launch *l = &x->launch;
-    const struct buffers *aimed = &p->aimed[x->run.parity];
+    const struct buffers *aimed = &p->aimed[x->run.track];
     if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->run.slots_at)
-        aim(p, x->run.parity, buffers_of(x));
+        aim(p, x->run.track, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
 }
 static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
@@ -300,7 +302,7 @@ void bind_compute_fixed(const struct executor *x, int step)
     const struct program *p = x->launch.program;
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
-        void *const *from = p->pointers[x->run.parity] + p->parts[i].first;
+        void *const *from = p->pointers[x->run.track] + p->parts[i].first;
         compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
     }
 }

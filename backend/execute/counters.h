@@ -16,7 +16,7 @@ static inline int slot_of(const struct executor *x, int tile)
 }
 static inline _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
 {
-    struct line *line = &c->line[x->run.parity];
+    struct line *line = &c->line[x->run.track];
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
 static inline int counter_index(const struct executor *x, int tile)
@@ -26,6 +26,8 @@ static inline int counter_index(const struct executor *x, int tile)
 /* Of the peer with that index on this host: looks once, and then `polls` times more. False: notes what is waited
    for. */
 bool counter_look(struct executor *x, int peer, int counter, uint64_t target, int polls);
+/* The same, at the line of another track. */
+bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls);
 static inline bool reached_soon(struct executor *x, int peer, int counter, uint64_t target, int polls)
 {
     return x->seen[peer][counter] >= target || counter_look(x, peer, counter, target, polls);
@@ -41,6 +43,6 @@ static inline void publish(struct executor *x, int index, uint64_t value)
 }
 static inline void arrive(struct executor *x)
 {
-    x->site.mine->line[x->run.parity].fingerprint = x->run.fingerprint;
+    x->site.mine->line[x->run.track].fingerprint = x->run.fingerprint;
     publish(x, SEEN_COUNTER, arrival(x));
 }

@@ -55,7 +55,7 @@ tutti_status counts_agree(struct executor *x)
 {
     uint64_t extent = 0;
     for (int a = 0; a < x->site.ranks; a++) {
-        const struct declaration *d = &segment_control(x->site.segment, a)->declaration[x->run.parity];
+        const struct declaration *d = executor_declaration(x, a, x->operation);
         if (d->extent > extent) extent = d->extent;
         if (!do_agree(x, a)) return TUTTI_MISMATCH;
     }

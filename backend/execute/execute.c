@@ -10,6 +10,7 @@
 #include "backend/execute/roll_call.h"
 #include "backend/execute/slots.h"
 #include "backend/execute/tiles.h"
+#include "backend/execute/tracks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,9 +66,10 @@ static void end(struct executor *x)
     const struct plan *plan = x->launch.program->plan;
     const struct cut *c = x->run.cut;
     uint64_t slots = (uint64_t)plan->slots, rounds = c->single ? 1 : ((uint64_t)c->tiles + slots - 1) / slots;
-    x->base += 2 + rounds * (uint64_t)plan->period;
-    x->operation++;
+    x->base += x->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
     slots_leave(x);
+    tracks_leave(x);
+    x->operation++;
     if (x->launch.program->touch_count) stop_touching(x);
 }
 /* Makes the slots real and announces. With one tile the prelude's last step tells of the arrival too, if it is
@@ -77,7 +79,7 @@ static tutti_status announce(struct executor *x)
     TRY(slots_reserve(x));
     x->run.started = true;
     if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
-    x->site.mine->line[x->run.parity].fingerprint = x->run.fingerprint;
+    x->site.mine->line[x->run.track].fingerprint = x->run.fingerprint;
     if (!x->launch.program->tells) arrive(x);
     run_prelude(x);
     return TUTTI_OK;
@@ -104,8 +106,8 @@ tutti_status executor_start(struct executor *x)
 }
 void executor_prepare(struct executor *x)
 {
-    x->run.parity = (int)(x->operation & 1);
-    x->run.declaration = &x->site.mine->declaration[x->run.parity];
+    tracks_enter(x);
+    x->run.declaration = executor_declaration(x, x->site.index, x->operation);
 }
 /* ---- other hosts ---- */
 static void tell_other_hosts(struct executor *x)        /* by the names of messages */
@@ -134,9 +136,13 @@ tutti_status executor_begin(struct executor *x)
     memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
+    tracks_note(x);
     tell_other_hosts(x);
+    x->run.one_sided = false;
+    x->run.deferred = !x->launch.program;
     if (x->launch.program) {
         bind_operands(x);
+        x->run.one_sided = x->run.cut->one_sided;
         return announce(x);
     }
     arrive(x);
@@ -207,7 +213,8 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .rank_at = layout->rank + layout->first[mine.host],
                                 .stream = stream,
                                 .paced = paced,
-                                .mine = segment_control(segment, mine.index) } };
+                                .mine = segment_control(segment, mine.index) },
+        .tracks = { .newest = 1 } };
     x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;

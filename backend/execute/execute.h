@@ -4,10 +4,10 @@
  *
  * Every operation begins with a roll call: a rank writes what it is about to do into its line, then says that it has
  * arrived; nobody goes beyond the prelude of its schedule (copies into its own slots) before all have arrived and
- * agree. An operation whose plan depends on where the ranks' tensors lie, or on their counts, has no steps before the
- * roll call. So a disagreement is found by every rank before any output is touched, and whoever has arrived in
- * operation n has finished n - 1: two lines, used in turns, and slots that are not those of the last operation need no
- * other protection. */
+ * agree, or in a one-sided operation (tracks.h) all those whose data it needs. An operation whose plan depends on where
+ * the ranks' tensors lie, or on their counts, has no steps before the roll call. So a disagreement is found by every
+ * rank before any output is touched, and whoever has arrived in operation n has finished n - 1. Where all await all,
+ * two lines, used in turns, and slots that are not those of the last such operation need no other protection. */
 #pragma once
 #include "backend/execute/program.h"
 #include "backend/execute/rows.h"
@@ -66,17 +66,27 @@ struct site {                                           /* where it runs; consta
 };
 struct ring {                                           /* of slots.c; equal on all ranks of the host but `reserved` */
     size_t first, at, taken;                            /* where the last slots begin and end; bytes ever */
-    size_t reserved[3];                                 /* bytes of my slots that are real memory: halves, ring */
+    size_t reserved[4];                                 /* of my slots that are real memory: halves, ring, tracks */
+};
+struct last { uint64_t number, base; };                 /* an operation, from 1 (0: none), and where it counts from */
+struct tracks {                                          /* of tracks.c; equal on all ranks that have come as far */
+    struct last last[TRACKS];                            /* that used the track */
+    int at, newest;                                     /* of the next operation; the farthest in the ring so far */
+    unsigned turn;                                      /* operations in which all await all, so far */
+    uint64_t joined; /* mine: the last operation in which all have been, and agreed */
+    uint64_t trail;                                     /* of the one-sided operations so far */
 };
 struct run {                                            /* of the operation that runs */
     struct declaration *declaration;                    /* mine, where the others read it */
     struct operand operand[2];
     const struct cut *cut;                              /* the program's */
     size_t slots_at;                                    /* where its slots begin, in those of each rank */
-    int parity, low, roll, pc[MAX_SLOTS];
+    int track, parity;                                   /* of lines; of counts and large slots */
+    int low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
     bool exposed;                                       /* the declaration names my tensors: peers may be at them */
     bool started, arrived, agreed;
+    bool deferred, one_sided;                           /* it had no program when it began; see tracks.h */
     tutti_status message_status;                        /* why a message failed, or OK */
     const struct transfer *failed_message;              /* which one */
     struct unread unread;
@@ -86,6 +96,7 @@ struct run {                                            /* of the operation that
 struct executor {
     struct site site;
     struct ring ring;
+    struct tracks tracks;
     uint64_t base, operation;                           /* of counters; of collectives: equal on the host */
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
@@ -97,6 +108,11 @@ struct executor {
     int blocked_peer;                                   /* why it is blocked: a rank, or -1: a message */
     struct wait_set blocked;
 };
+/* What the rank with that index says of an operation of the last DECLARATIONS. */
+static inline struct declaration *executor_declaration(const struct executor *x, int index, uint64_t operation)
+{
+    return &segment_control(x->site.segment, index)->declaration[operation % DECLARATIONS];
+}
 static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; } /* of a rank here */
 static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }
 
@@ -128,10 +144,11 @@ bool executor_core_is_wanted(struct executor *x);
    transfer yet; poll the router, and ask again. All are asked at once, so this goes on for TRANSPORT_CANCEL_MS at
    most. */
 bool executor_cancel(struct executor *x);
-/* The rank (of this host) whose declaration differs from mine, or -1. */
-int executor_disagreement(const struct executor *x);
+/* The rank (of this host) whose declaration differs from mine, or -1; and the first operation about which it does,
+   counted from 0: this one, or a one-sided one before it. */
+int executor_disagreement(const struct executor *x, uint64_t *operation);
 bool executor_has_arrived(const struct executor *x, int rank);
-bool executor_is_complete(const struct executor *x);   /* all have */
+bool executor_is_complete(const struct executor *x);   /* the roll call ends now, unless somebody fails meanwhile */
 
 /* ---- between hosts ---- */
 /* What messages of the operation that runs say of it: its number, and a fingerprint of all calls of this rank so far.

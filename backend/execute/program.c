@@ -52,9 +52,10 @@ static bool make_parts(struct program *p)
     p->parts = room_for(p, parts + 1, sizeof *p->parts);
     p->addresses = room_for(p, addresses + 1, sizeof *p->addresses);
     p->part_at = room_for(p, (size_t)s->step_count + 1, sizeof *p->part_at);
-    for (int parity = 0; parity < 2; parity++)
-        p->pointers[parity] = room_for(p, addresses + 1, sizeof *p->pointers[parity]);
-    return p->parts && p->addresses && p->part_at && p->pointers[0] && p->pointers[1];
+    p->pointers[0] = room_for(p, TRACKS * (addresses + 1), sizeof *p->pointers[0]);
+    for (int track = 1; track < TRACKS && p->pointers[0]; track++)
+        p->pointers[track] = p->pointers[track - 1] + addresses + 1;
+    return p->parts && p->addresses && p->part_at && p->pointers[0];
 }
 static bool make_messages(struct program *p)
 {
@@ -70,6 +71,18 @@ static bool make_fetched(struct program *p, size_t widest)
     p->bytes += fetch_room(widest);
     return (p->fetched = memory_aligned(fetch_room(widest))) != NULL;
 }
+static bool make_needed(struct program *p)
+{
+    bool *needed = memory_zeroed((size_t)p->plan->size, sizeof *needed);
+    p->needed = room_for(p, (size_t)p->plan->size, sizeof *p->needed);
+    if (needed && p->needed) {
+        schedule_needs(p->schedule, needed);
+        for (int r = 0; r < p->plan->size; r++)
+            if (needed[r]) p->needed[p->needed_count++] = r;
+    }
+    free(needed);
+    return needed && p->needed;
+}
 static bool make_room(struct program *p)
 {
     size_t widest = 1;
@@ -81,6 +94,7 @@ static bool make_room(struct program *p)
     p->piece.from = room_for(p, 2 * widest, sizeof *p->piece.from);
     p->touches = room_for(p, 2 * (size_t)p->plan->count, sizeof *p->touches);
     if (!p->piece.to || !p->piece.from || !p->touches) return false;
+    if (p->plan->one_sided && !make_needed(p)) return false;
     p->block = (struct pointers){ p->piece.to + widest, p->piece.from + widest };
     if (p->plan->reads && !make_fetched(p, widest)) return false;
     if (p->plan->shared || p->plan->reads) note_touches(p);
@@ -123,6 +137,6 @@ void program_destroy(struct program *program)
     free(program->addresses);
     free(program->part_at);
     free(program->pointers[0]);
-    free(program->pointers[1]);
+    free(program->needed);
     free(program);
 }

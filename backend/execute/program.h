@@ -1,6 +1,7 @@
 /* A program: a plan made ready to run by one rank, with what can be worked out once for all operations that repeat it:
  * messages, cuts, addresses. A communicator keeps its programs; the executor runs one at a time. */
 #pragma once
+#include "backend/host/segment.h"
 #include "backend/schedule/blocks.h"
 #include "backend/transports/router.h"
 
@@ -13,9 +14,10 @@ struct cut {                                            /* how a message is cut;
     int tiles;
     bool single, in_line;                               /* one tile; and its slot is the payload of the line */
     bool beyond_cache;                                  /* the ranks' tensors do not fit into the last cache */
+    bool one_sided;                                     /* nobody waits for ranks that it does not need: tracks.h */
 };
 struct touch { int rank; enum buffer buffer; };
-struct address { enum buffer buffer; uintptr_t at[2]; }; /* in my tensor, or by parity in the slots of whoever */
+struct address { enum buffer buffer; uintptr_t at; };   /* in my tensor, or in the slots of whoever; lines: track 0 */
 struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
 struct buffers { const void *input; void *output; size_t slots_at; };
 struct pointers { void **to; const void **from; };
@@ -35,8 +37,9 @@ struct program {                                        /* a plan made ready to 
     struct part *parts;                                 /* with is_fixed: the steps with their addresses; see bind.c */
     struct address *addresses;
     int *part_at, address_count;                        /* [step_count + 1] */
-    void **pointers[2];                                 /* by parity: what the addresses are ... */
-    struct buffers aimed[2];                            /* ... for these tensors and slots */
+    void **pointers[TRACKS];                             /* by track: what the addresses are ... */
+    struct buffers aimed[TRACKS];                        /* ... for these tensors and slots */
+    int *needed, needed_count;                          /* the peers that this rank cannot do without */
     size_t element_bytes;                               /* of the counts */
     size_t bytes;                                       /* that it takes, but for the plan and the blocks */
     struct blocks blocks;                               /* what scratch holds, once counts are uneven: bind.c */

@@ -2,14 +2,14 @@
 #include "backend/execute/roll_call.h"
 #include "backend/base/pause.h"
 #include "backend/execute/counters.h"
+#include "backend/execute/tracks.h"
 
 /* ---- counters of peers ---- */
 /* Looks once, and then `polls` times more, unless it has seen enough before. */
-bool counter_look(struct executor *x, int peer, int which, uint64_t target, int polls)
+static inline bool look(struct executor *x, int peer, uint64_t *seen, _Atomic uint64_t *counter, uint64_t target,
+    int polls)
 {
-    uint64_t *seen = &x->seen[peer][which];
     struct control *c = segment_control(x->site.segment, peer);
-    _Atomic uint64_t *counter = counter_at(x, c, which);
     uint64_t now = atomic_load_explicit(counter, memory_order_acquire);
     for (int n = 0; n < polls && now < target; n++) {
         pause_briefly();
@@ -19,6 +19,16 @@ bool counter_look(struct executor *x, int peer, int which, uint64_t target, int 
     if (x->blocked_peer < 0) x->blocked_peer = site_rank(&x->site, peer);
     wait_add(&x->blocked, (_Atomic uint32_t *)(void *)counter, (uint32_t)now, &c->waiters, true);
     return false;
+}
+bool counter_look(struct executor *x, int peer, int which, uint64_t target, int polls)
+{
+    struct control *c = segment_control(x->site.segment, peer);
+    return look(x, peer, &x->seen[peer][which], counter_at(x, c, which), target, polls);
+}
+bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls)
+{
+    struct line *line = &segment_control(x->site.segment, peer)->line[track];
+    return look(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, polls);
 }
 
 /* ---- the roll call ---- */
@@ -31,11 +41,12 @@ void executor_describe(struct executor *x)              /* odd factors: no singl
 }
 void fingerprint_make(struct executor *x)
 {
-    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind;
-    x->run.fingerprint = sum ^ sum >> 29;
+    uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.trail;
+    x->run.declaration->fingerprint = x->run.fingerprint = sum ^ sum >> 29;
 }
-/* An operation that a rank has failed before all had arrived succeeds on none: that rank claims the failure and then
-   looks for arrivals, the others arrive (with an exchange) and then look for a claim. */
+/* An operation that a rank has failed before all that it awaits had arrived succeeds on none of those that come later:
+   that rank claims the failure and then looks for arrivals, the others arrive (with an exchange) and then look for a
+   claim. */
 static bool is_refused(const struct executor *x)
 {
     if (!atomic_load(&x->site.mine->alert)) return false;
@@ -45,22 +56,42 @@ static bool is_refused(const struct executor *x)
 }
 static const struct line *line_of(const struct executor *x, int peer)
 {
-    return &segment_control(x->site.segment, peer)->line[x->run.parity];
+    return &segment_control(x->site.segment, peer)->line[x->run.track];
 }
-/* Who has arrived will not look at my other line before I have written it for the next operation: time to fetch it. */
+static inline bool has_come(struct executor *x, int peer, tutti_status *status)       /* and means the same */
+{
+    if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), polls(x))) return false;
+    if (line_of(x, peer)->fingerprint == x->run.fingerprint) return true;
+    *status = TUTTI_MISMATCH;
+    return false;
+}
+/* A peer that was there before me may be some operations ahead: then lines that I shall need can be on their way. */
+static void fetch_ahead(const struct executor *x, int peer)
+{
+    enum { AHEAD = 3 };
+    __builtin_prefetch(&segment_control(x->site.segment, peer)->line[(x->tracks.newest + AHEAD) % TRACKS]);
+}
+static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
+{
+    const struct program *p = x->launch.program;
+    for (; x->run.roll < p->needed_count; x->run.roll++) {
+        int peer = site_index(&x->site, p->needed[x->run.roll]);
+        bool at_once = reached(x, peer, SEEN_COUNTER, arrival(x));
+        if (!has_come(x, peer, status)) return false;
+        if (at_once) fetch_ahead(x, peer);
+    }
+    if (p->needed_count < x->site.ranks - 1) return tracks_are_free(x, status);
+    x->tracks.joined = x->operation + 1;
+    return true;
+}
+/* Who has arrived will not look at my next line before I have written it for the next operation: time to fetch it. */
 bool roll_call(struct executor *x, tutti_status *status)
 {
-    for (; x->run.roll < x->site.ranks; x->run.roll++) {
-        int peer = x->run.roll;
-        if (peer == x->site.index) continue;
-        if (!reached_soon(x, peer, SEEN_COUNTER, arrival(x), polls(x))) return false;
-        if (line_of(x, peer)->fingerprint != x->run.fingerprint) {
-            *status = TUTTI_MISMATCH;
-            return false;
-        }
-    }
+    if (x->run.one_sided && !have_come_who_are_needed(x, status)) return false;
+    for (; !x->run.one_sided && x->run.roll < x->site.ranks; x->run.roll++)
+        if (x->run.roll != x->site.index && !has_come(x, x->run.roll, status)) return false;
     if (is_refused(x)) return false;
-    line_own(&x->site.mine->line[1 - x->run.parity]);
+    line_own(&x->site.mine->line[tracks_next(x)]);
     return x->run.arrived = true;
 }
 static bool has_arrived(const struct executor *x, int peer)
@@ -70,16 +101,39 @@ static bool has_arrived(const struct executor *x, int peer)
 bool executor_has_arrived(const struct executor *x, int rank) { return has_arrived(x, site_index(&x->site, rank)); }
 bool executor_is_complete(const struct executor *x)
 {
-    for (int peer = 0; peer < x->site.ranks; peer++)
-        if (!has_arrived(x, peer)) return false;
-    return true;
+    const struct program *p = x->launch.program;
+    if (!x->run.one_sided) {
+        for (int peer = 0; peer < x->site.ranks; peer++)
+            if (!has_arrived(x, peer)) return false;
+        return true;
+    }
+    for (int i = 0; i < p->needed_count; i++)
+        if (!executor_has_arrived(x, p->needed[i])) return false;
+    return p->needed_count == x->site.ranks - 1 || tracks_may_be_free(x);
 }
-int executor_disagreement(const struct executor *x)
+/* About the operation that was the last of this track. */
+static int disagreement_in(const struct executor *x, int track)
 {
+    uint64_t operation = x->tracks.last[track].number - 1;
+    uint64_t mine = executor_declaration(x, x->site.index, operation)->fingerprint;
     for (int peer = 0; peer < x->site.ranks; peer++)
-        if (has_arrived(x, peer) && line_of(x, peer)->fingerprint != x->run.fingerprint)
+        if (track_is_reached(x, peer, track) && executor_declaration(x, peer, operation)->fingerprint != mine)
             return site_rank(&x->site, peer);
     return -1;
+}
+/* Up to the last one in which all have been, they agree. */
+int executor_disagreement(const struct executor *x, uint64_t *out)
+{
+    int first = -1;
+    *out = UINT64_MAX;
+    for (int track = 0; track < TRACKS; track++) {
+        uint64_t number = x->tracks.last[track].number;
+        int other = number > x->tracks.joined && number <= *out ? disagreement_in(x, track) : -1;
+        if (other < 0) continue;
+        first = other;
+        *out = number - 1;
+    }
+    return first;
 }
 
 /* ---- who needs my core ---- */

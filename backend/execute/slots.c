@@ -1,8 +1,10 @@
-/* A rank's slots are a ring, and behind it two halves. Slots that come round again at once are still in the cache of
-   who has read them, from where it is dear to take them (probe.c). So operations take what they need from a ring that
-   no such cache holds, one behind the other: of the last one somebody may still be reading, of the one before it
-   nobody. What needs more than a third of the ring would meet the last one, and uses the halves in turns; so does what
-   needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
+/* A rank's slots are a ring, behind it a small one for each track, and two halves. Slots that come round again at once
+   are still in the cache of who has read them, from where it is dear to take them (probe.c). So operations take what
+   they need from a ring that no such cache holds, one behind the other: of the last one somebody may still be reading,
+   of the one before it nobody. What needs more than a third of the ring would meet the last one, and uses the halves in
+   turns; so does what needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
+   One-sided operations, in which ranks are farther apart, have the small slot of their track (tracks.h) and do not count
+   here.
 
    Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
    been taken so far, but room for three operations like this one. Slots that would meet the last ones at the beginning
@@ -10,16 +12,19 @@
 #include "backend/execute/slots.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/execute/tracks.h"
 
 enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10, LAPS = 4 };
 
+static size_t tracks_bytes(const struct executor *x) { return x->site.spread ? 0 : TRACKS * TRACK_BYTES; }
 static size_t ring_bytes(const struct executor *x)
 {
-    return size_smaller(x->site.ring_bytes, x->site.segment->slot_bytes / 4) / CACHE_LINE * CACHE_LINE;
+    size_t most = (x->site.segment->slot_bytes - tracks_bytes(x)) / 4;
+    return size_smaller(x->site.ring_bytes, most) / CACHE_LINE * CACHE_LINE;
 }
 size_t slots_most_bytes(const struct executor *x)
 {
-    return (x->site.segment->slot_bytes - ring_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
+    return (x->site.segment->slot_bytes - ring_bytes(x) - tracks_bytes(x)) / 2 / CACHE_LINE * CACHE_LINE;
 }
 size_t slots_most_chunks(const struct executor *x, int tiles)
 {
@@ -34,7 +39,9 @@ void slots_take(struct executor *x)
 {
     const struct cut *c = x->run.cut;
     if (c->in_line) x->run.slots_at = 0;
-    else if (!c->goes_round) x->run.slots_at = ring_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
+    else if (c->one_sided && !x->run.deferred) x->run.slots_at = ring_bytes(x) + (size_t)x->run.track * TRACK_BYTES;
+    else if (!c->goes_round)
+        x->run.slots_at = ring_bytes(x) + tracks_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
     else x->run.slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring.at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
@@ -51,12 +58,23 @@ void slots_lay_out(struct executor *x, struct cut *c)
     c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->tile_slots) * c->tile_slot_bytes;
     bool few = c->slots_bytes < (x->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
     c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);
+    c->one_sided = plan->one_sided && c->single && c->slots_bytes <= TRACK_BYTES && plan->period < TRACK_POSITIONS - 2;
     slots_take(x);
+}
+static tutti_status reserve_tracks(struct executor *x)   /* all of them: they are few */
+{
+    size_t *reserved = &x->ring.reserved[3];
+    if (*reserved || x->run.cut->in_line) return TUTTI_OK;
+    unsigned char *slots = segment_slots(x->site.segment, x->site.index) + ring_bytes(x);
+    TRY(segment_reserve(x->site.segment, slots, tracks_bytes(x), "small staging slots"));
+    *reserved = tracks_bytes(x);
+    return TUTTI_OK;
 }
 /* As much as operations have come to: a group that is seldom used takes little. */
 tutti_status slots_reserve(struct executor *x)
 {
     const struct cut *c = x->run.cut;
+    if (c->one_sided && !x->run.deferred) return reserve_tracks(x);
     size_t first = c->goes_round ? 0 : x->run.slots_at;
     size_t *reserved = &x->ring.reserved[c->goes_round ? 2 : x->run.parity];
     size_t bytes = x->run.slots_at - first + c->slots_bytes;
@@ -70,7 +88,7 @@ tutti_status slots_reserve(struct executor *x)
 }
 void slots_leave(struct executor *x)
 {
-    if (!x->run.cut->goes_round) return;
+    if (!x->run.cut->goes_round || x->run.one_sided) return;
     x->ring.first = x->run.slots_at;
     x->ring.at = x->run.slots_at + x->run.cut->slots_bytes;
     x->ring.taken += x->run.cut->slots_bytes;

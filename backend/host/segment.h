@@ -8,7 +8,11 @@
 #include "backend/memory/arena.h"
 #include <stdatomic.h>
 
-enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8 };
+/* How far ranks may be apart. A rank that only sends may be up to TRACKS - 1 operations ahead of a peer that has not come,
+   so what it writes for an operation stays for as many: lines in as many tracks (which, execute/tracks.h says), small
+   slots beside them, and declarations for twice as many, because a rank that lags looks back as far again, for where a
+   disagreement began. Counts and large slots alternate between two: their operations have everybody wait for all. */
+enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8, TRACKS = 8, TRACK_BYTES = 4096, DECLARATIONS = 2 * TRACKS };
 struct line {                                          /* two cache lines, written by one rank                    */
     _Atomic uint64_t counter;                          /* arrival; and the position reached, if there is one tile */
     uint64_t fingerprint;                              /* valid once counter says that the rank has arrived       */
@@ -26,11 +30,13 @@ struct declaration {                                   /* what I think we are do
     uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
     struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
+    uint64_t fingerprint;                              /* as in the line, and kept for longer                     */
 };
-/* Of one rank. Peers that read the lines in turns prefetch what follows at the same distance: nothing that the rank
-   writes during an operation lies there. */
+/* Of one rank. Peers that read two lines in turns prefetch what follows at the same distance: nothing that the rank
+   writes during such operations lies there. */
 struct control {
-    struct line line[2];                               /* alternate from operation to operation                   */
+    struct line line[TRACKS];
+    struct line apart[TRACKS / 2];                      /* nobody's                                                */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
@@ -40,7 +46,7 @@ struct control {
     _Atomic uint32_t bell_waiters;
     _Atomic uint32_t listening;                        /* enum listening                                          */
     _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
-    _Alignas(128) struct declaration declaration[2];
+    _Alignas(128) struct declaration declaration[DECLARATIONS];        /* by the operation's number               */
 };
 /* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. RESTS: its
    thread does other things; ring when you have waited for it in vain. */

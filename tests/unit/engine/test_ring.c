@@ -54,8 +54,9 @@ static void stay(struct rank *me)
     x->site.ring_bytes = 1024 * KIB;
     for (int call = 0; call < 20; call++) {
         sum(me, data, KIB, call);
-        size_t half = (x->site.segment->slot_bytes - x->site.ring_bytes) / 2;
-        REQUIRE(x->run.slots_at == x->site.ring_bytes + (size_t)(call % 2) * half);
+        size_t first = x->site.ring_bytes + TRACKS * TRACK_BYTES;
+        size_t half = (x->site.segment->slot_bytes - first) / 2;
+        REQUIRE(x->run.slots_at == first + (size_t)(call % 2) * half);
         REQUIRE(x->ring.reserved[call % 2] == KIB && x->ring.reserved[2] == 0);
     }
     free(data);
@@ -123,7 +124,7 @@ static void ask_for_more_than_fits(struct rank *me)
     float *data = floats();
     by_name.algorithm = "read_write";
     by_name.blocking = true;
-    part.slot_bytes = 512;
+    part.slot_bytes = TRACKS * TRACK_BYTES + 512;
     x->site.segment = &part;
     REQUIRE(tutti_scatter(data, data + RANKS, 1, TUTTI_FLOAT32, 0, me->comm, &by_name) == TUTTI_UNSUPPORTED);
     REQUIRE(strstr(tutti_get_last_error(), "scatter by algorithm read_write stages"));

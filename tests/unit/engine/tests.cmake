@@ -1,5 +1,5 @@
 foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages crowd
-    repeats ring late_reasons stopped versions prediction uneven queue properties network eviction priority)
+    repeats ring late_reasons one_sided stopped versions prediction uneven queue properties network eviction priority)
   tutti_world(engine/test_${name})
 endforeach()
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it is of arithmetic

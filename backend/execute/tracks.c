@@ -1,0 +1,76 @@
+/* Operations are numbered from 1 here, as sequences are, so 0 is none. Whether the next track is free is asked every
+   TRACKS / 2 operations: then all are to have come half the ring further than needed, which makes one look at each peer
+   do for many operations, and lets a peer that lags catch up undisturbed. */
+#include "backend/execute/tracks.h"
+#include "backend/execute/counters.h"
+#include <assert.h>
+
+static uint64_t number(const struct executor *x) { return x->operation + 1; }
+void tracks_enter(struct executor *x)
+{
+    x->run.track = x->tracks.at;
+    x->run.parity = (int)(x->tracks.turn & 1);
+}
+void tracks_note(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ number(x), x->base }; }
+/* The track of an operation is the newest one, or the one before it in the ring. */
+int tracks_next(const struct executor *x)
+{
+    int newest = x->tracks.newest;
+    if (x->run.one_sided) return (newest + 1) % TRACKS;
+    return x->run.track == newest ? (newest + TRACKS - 1) % TRACKS : newest;
+}
+void tracks_leave(struct executor *x)
+{
+    struct tracks *l = &x->tracks;
+    l->at = tracks_next(x);
+    if (!x->run.one_sided) {
+        l->joined = number(x);
+        l->turn++;
+        return;
+    }
+    l->newest = l->at;
+    l->trail = (l->trail ^ x->run.fingerprint) * 0x9e3779b97f4a7c15u;
+    l->trail ^= l->trail >> 32;
+}
+
+/* ---- is the next one free? ---- */
+bool track_is_reached(const struct executor *x, int peer, int track)
+{
+    const struct line *line = &segment_control(x->site.segment, peer)->line[track];
+    return peer == x->site.index || atomic_load(&line->counter) > x->tracks.last[track].base;
+}
+/* The track of the operation in which all have to be; -1: they are known to have been there. */
+static int awaited(const struct executor *x)
+{
+    uint64_t used = x->tracks.last[tracks_next(x)].number;
+    int track = 0;
+    if (!used || x->tracks.joined > used) return -1;
+    while (x->tracks.last[track].number != used + TRACKS / 2) {        /* each since has a track of its own */
+        track++;
+        assert(track < TRACKS);
+    }
+    return track;
+}
+bool tracks_are_free(struct executor *x, tutti_status *status)
+{
+    int track = awaited(x);
+    if (track < 0) return true;
+    uint64_t arrived = x->tracks.last[track].base + 1, wanted = x->tracks.last[track].number;
+    uint64_t mine = executor_declaration(x, x->site.index, wanted - 1)->fingerprint;
+    for (int peer = 0; peer < x->site.ranks; peer++) {
+        if (peer == x->site.index) continue;
+        if (x->seen[peer][SEEN_COUNTER] < arrived && !track_look(x, peer, track, arrived, polls(x))) return false;
+        if (executor_declaration(x, peer, wanted - 1)->fingerprint == mine) continue;
+        *status = TUTTI_MISMATCH;
+        return false;
+    }
+    x->tracks.joined = wanted;
+    return true;
+}
+bool tracks_may_be_free(const struct executor *x)
+{
+    int track = awaited(x);
+    for (int peer = 0; track >= 0 && peer < x->site.ranks; peer++)
+        if (!track_is_reached(x, peer, track)) return false;
+    return true;
+}
