@@ -214,7 +214,7 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .stream = stream,
                                 .paced = paced,
                                 .mine = segment_control(segment, mine.index) },
-        .tracks = { .newest = 1 } };
+        .tracks = { .other = 1, .newest = 1 } };
     x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
     if (x->seen && x->theirs) return TUTTI_OK;

@@ -71,7 +71,7 @@ struct ring {                                           /* of slots.c; equal on 
 struct last { uint64_t number, base; };                 /* an operation, from 1 (0: none), and where it counts from */
 struct tracks {                                          /* of tracks.c; equal on all ranks that have come as far */
     struct last last[TRACKS];                            /* that used the track */
-    int at, newest;                                     /* of the next operation; the farthest in the ring so far */
+    int at, other, newest;                              /* of the next operation; see tracks.c; farthest in the ring */
     unsigned turn;                                      /* operations in which all await all, so far */
     uint64_t joined; /* mine: the last operation in which all have been, and agreed */
     uint64_t trail;                                     /* of the one-sided operations so far */

@@ -65,13 +65,20 @@ static inline bool has_come(struct executor *x, int peer, tutti_status *status) 
     *status = TUTTI_MISMATCH;
     return false;
 }
-/* A peer that was there before me may be some operations ahead: then lines that I shall need can be on their way. */
+/* A peer that was there before me may be some operations ahead: then a line that I shall need can be on its way. The
+   next one, or where what it announces has to be fetched as well, one that is farther off. */
 static void fetch_ahead(const struct executor *x, int peer)
 {
-    enum { AHEAD = 3 };
-    __builtin_prefetch(&segment_control(x->site.segment, peer)->line[(x->tracks.newest + AHEAD) % TRACKS]);
+    int ahead = x->run.cut->in_line ? 1 : 3;
+    __builtin_prefetch(&segment_control(x->site.segment, peer)->line[(x->tracks.newest + ahead) % TRACKS]);
 }
-static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
+static inline bool have_all_come(struct executor *x, tutti_status *status)
+{
+    for (; x->run.roll < x->site.ranks; x->run.roll++)
+        if (x->run.roll != x->site.index && !has_come(x, x->run.roll, status)) return false;
+    return true;
+}
+__attribute__((noinline)) static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
 {
     const struct program *p = x->launch.program;
     for (; x->run.roll < p->needed_count; x->run.roll++) {
@@ -87,9 +94,7 @@ static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
 /* Who has arrived will not look at my next line before I have written it for the next operation: time to fetch it. */
 bool roll_call(struct executor *x, tutti_status *status)
 {
-    if (x->run.one_sided && !have_come_who_are_needed(x, status)) return false;
-    for (; !x->run.one_sided && x->run.roll < x->site.ranks; x->run.roll++)
-        if (x->run.roll != x->site.index && !has_come(x, x->run.roll, status)) return false;
+    if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
     if (is_refused(x)) return false;
     line_own(&x->site.mine->line[tracks_next(x)]);
     return x->run.arrived = true;

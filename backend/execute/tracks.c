@@ -12,23 +12,23 @@ void tracks_enter(struct executor *x)
     x->run.parity = (int)(x->tracks.turn & 1);
 }
 void tracks_note(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ number(x), x->base }; }
-/* The track of an operation is the newest one, or the one before it in the ring. */
+/* An operation has the newest track, or the one before it in the ring; `other` is the other of both. */
 int tracks_next(const struct executor *x)
 {
-    int newest = x->tracks.newest;
-    if (x->run.one_sided) return (newest + 1) % TRACKS;
-    return x->run.track == newest ? (newest + TRACKS - 1) % TRACKS : newest;
+    return x->run.one_sided ? (x->tracks.newest + 1) % TRACKS : x->tracks.other;
 }
 void tracks_leave(struct executor *x)
 {
     struct tracks *l = &x->tracks;
-    l->at = tracks_next(x);
     if (!x->run.one_sided) {
+        l->at = l->other;
+        l->other = x->run.track;
         l->joined = number(x);
         l->turn++;
         return;
     }
-    l->newest = l->at;
+    l->other = l->newest;
+    l->at = l->newest = tracks_next(x);
     l->trail = (l->trail ^ x->run.fingerprint) * 0x9e3779b97f4a7c15u;
     l->trail ^= l->trail >> 32;
 }

@@ -72,7 +72,7 @@ static void test_what_was_sent_can_be_read_when_its_sender_has_left(void **state
 }
 
 /* ---- all kinds of operations, at random ---- */
-enum { MOST = 3000, MOST_RANKS = 4 };                   /* elements; beyond a track's slot, and many tiles are not needed */
+enum { MOST = 3000, MOST_RANKS = 4 }; /* elements; beyond a track's slot, and many tiles are not needed */
 struct play { uint64_t seed; int calls; };
 static int32_t in[MOST_RANKS][MOST_RANKS * MOST], out[MOST_RANKS][MOST_RANKS * MOST];
 static int32_t element(int call, int rank, size_t i) { return (int32_t)(call * 7919 + rank * 131 + (int)i); }
@@ -95,10 +95,15 @@ static tutti_status play_move(const struct move *m, int32_t *a, int32_t *b, cons
 {
     size_t n = m->n, counts[MOST_RANKS], at[MOST_RANKS];
     switch (m->family) {
-    case 0: case 1: case 2: return tutti_broadcast(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
-    case 3: case 4: return tutti_scatter(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
-    case 5: case 6: return tutti_gather(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
-    case 7: case 8: return tutti_reduce(a, b, n, TUTTI_INT32, TUTTI_SUM, m->root, me->comm, NULL);
+    case 0:
+    case 1:
+    case 2: return tutti_broadcast(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
+    case 3:
+    case 4: return tutti_scatter(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
+    case 5:
+    case 6: return tutti_gather(a, b, n, TUTTI_INT32, m->root, me->comm, NULL);
+    case 7:
+    case 8: return tutti_reduce(a, b, n, TUTTI_INT32, TUTTI_SUM, m->root, me->comm, NULL);
     case 9: return tutti_all_reduce(a, b, n, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
     case 10: return tutti_all_gather(a, b, n, TUTTI_INT32, me->comm, NULL);
     case 11: return tutti_reduce_scatter(a, b, n, TUTTI_INT32, TUTTI_SUM, me->comm, NULL);
@@ -251,7 +256,8 @@ static void root_is_late(struct rank *me)
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 300, .blocking = true };
     REQUIRE(status == TUTTI_OK);
     world_meet(me);
-    if (me->rank == 1) while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
+    if (me->rank == 1)
+        while (tutti_comm_get_async_error(me->comm) == TUTTI_OK) usleep(1000);
     int calls = 0;
     for (; status == TUTTI_OK && calls <= AHEAD; calls++)
         status = tutti_broadcast(&value, &value, 1, TUTTI_INT32, 0, me->comm, &r);
