@@ -74,14 +74,14 @@ static bool make_fetched(struct program *p, size_t widest)
 static bool make_needed(struct program *p)
 {
     bool *needed = memory_zeroed((size_t)p->plan->size, sizeof *needed);
-    p->needed = room_for(p, (size_t)p->plan->size, sizeof *p->needed);
-    if (needed && p->needed) {
+    p->needed.ranks = room_for(p, (size_t)p->plan->size, sizeof *p->needed.ranks);
+    if (needed && p->needed.ranks) {
         schedule_needs(p->schedule, needed);
         for (int r = 0; r < p->plan->size; r++)
-            if (needed[r]) p->needed[p->needed_count++] = r;
+            if (needed[r]) p->needed.ranks[p->needed.count++] = r;
     }
     free(needed);
-    return needed && p->needed;
+    return needed && p->needed.ranks;
 }
 static bool make_room(struct program *p)
 {
@@ -137,6 +137,6 @@ void program_destroy(struct program *program)
     free(program->addresses);
     free(program->part_at);
     free(program->pointers[0]);
-    free(program->needed);
+    free(program->needed.ranks);
     free(program);
 }

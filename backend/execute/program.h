@@ -20,6 +20,7 @@ struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at; };   /* in my tensor, or in the slots of whoever; lines: track 0 */
 struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
 struct buffers { const void *input; void *output; size_t slots_at; };
+struct needed { int *ranks, count; };
 struct pointers { void **to; const void **from; };
 struct program {                                        /* a plan made ready to run, kept with its communicator */
     const struct plan *plan;
@@ -39,7 +40,7 @@ struct program {                                        /* a plan made ready to 
     int *part_at, address_count;                        /* [step_count + 1] */
     void **pointers[TRACKS];                             /* by track: what the addresses are ... */
     struct buffers aimed[TRACKS];                        /* ... for these tensors and slots */
-    int *needed, needed_count;                          /* the peers that this rank cannot do without */
+    struct needed needed;                               /* the peers that this rank cannot do without */
     size_t element_bytes;                               /* of the counts */
     size_t bytes;                                       /* that it takes, but for the plan and the blocks */
     struct blocks blocks;                               /* what scratch holds, once counts are uneven: bind.c */

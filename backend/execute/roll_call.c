@@ -81,13 +81,13 @@ static inline bool have_all_come(struct executor *x, tutti_status *status)
 __attribute__((noinline)) static bool have_come_who_are_needed(struct executor *x, tutti_status *status)
 {
     const struct program *p = x->launch.program;
-    for (; x->run.roll < p->needed_count; x->run.roll++) {
-        int peer = site_index(&x->site, p->needed[x->run.roll]);
+    for (; x->run.roll < p->needed.count; x->run.roll++) {
+        int peer = site_index(&x->site, p->needed.ranks[x->run.roll]);
         bool at_once = reached(x, peer, SEEN_COUNTER, arrival(x));
         if (!has_come(x, peer, status)) return false;
         if (at_once) fetch_ahead(x, peer);
     }
-    if (p->needed_count < x->site.ranks - 1) return tracks_are_free(x, status);
+    if (p->needed.count < x->site.ranks - 1) return tracks_are_free(x, status);
     x->tracks.joined = x->operation + 1;
     return true;
 }
@@ -112,9 +112,9 @@ bool executor_is_complete(const struct executor *x)
             if (!has_arrived(x, peer)) return false;
         return true;
     }
-    for (int i = 0; i < p->needed_count; i++)
-        if (!executor_has_arrived(x, p->needed[i])) return false;
-    return p->needed_count == x->site.ranks - 1 || tracks_may_be_free(x);
+    for (int i = 0; i < p->needed.count; i++)
+        if (!executor_has_arrived(x, p->needed.ranks[i])) return false;
+    return p->needed.count == x->site.ranks - 1 || tracks_may_be_free(x);
 }
 /* About the operation that was the last of this track. */
 static int disagreement_in(const struct executor *x, int track)
