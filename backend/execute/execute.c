@@ -143,6 +143,7 @@ tutti_status executor_begin(struct executor *x)
     if (x->launch.program) {
         bind_operands(x);
         x->run.one_sided = x->run.cut->one_sided;
+        if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
         return announce(x);
     }
     arrive(x);

@@ -42,7 +42,7 @@ void executor_describe(struct executor *x)              /* odd factors: no singl
 void fingerprint_make(struct executor *x)
 {
     uint64_t sum = x->run.declaration->sequence * 0x9e3779b97f4a7c15u + x->run.kind + x->tracks.trail;
-    x->run.declaration->fingerprint = x->run.fingerprint = sum ^ sum >> 29;
+    x->run.fingerprint = sum ^ sum >> 29;
 }
 /* An operation that a rank has failed before all that it awaits had arrived succeeds on none of those that come later:
    that rank claims the failure and then looks for arrivals, the others arrive (with an exchange) and then look for a
@@ -116,14 +116,17 @@ bool executor_is_complete(const struct executor *x)
         if (!executor_has_arrived(x, p->needed.ranks[i])) return false;
     return p->needed.count == x->site.ranks - 1 || tracks_may_be_free(x);
 }
-/* About the operation that was the last of this track. */
+/* About the operation that was the last of this track: the one that runs, or one whose line may be another's by now. */
 static int disagreement_in(const struct executor *x, int track)
 {
     uint64_t operation = x->tracks.last[track].number - 1;
-    uint64_t mine = executor_declaration(x, x->site.index, operation)->fingerprint;
-    for (int peer = 0; peer < x->site.ranks; peer++)
-        if (track_is_reached(x, peer, track) && executor_declaration(x, peer, operation)->fingerprint != mine)
-            return site_rank(&x->site, peer);
+    bool runs = track == x->run.track;
+    uint64_t mine = runs ? x->run.fingerprint : executor_declaration(x, x->site.index, operation)->fingerprint;
+    for (int peer = 0; peer < x->site.ranks; peer++) {
+        if (peer == x->site.index || !track_is_reached(x, peer, track)) continue;
+        uint64_t its = runs ? line_of(x, peer)->fingerprint : executor_declaration(x, peer, operation)->fingerprint;
+        if (its != mine) return site_rank(&x->site, peer);
+    }
     return -1;
 }
 /* Up to the last one in which all have been, they agree. */

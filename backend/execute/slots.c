@@ -3,8 +3,7 @@
    they need from a ring that no such cache holds, one behind the other: of the last one somebody may still be reading,
    of the one before it nobody. What needs more than a third of the ring would meet the last one, and uses the halves in
    turns; so does what needs a few lines only, for they come back faster than others are fetched. All ranks count alike.
-   One-sided operations, in which ranks are farther apart, have the small slot of their track (tracks.h) and do not count
-   here.
+   One-sided operations, in which ranks are farther apart, have the small slot of their track (tracks.h).
 
    Memory that nobody has touched yet is dearer than any cache, so a lap is at first a short one: a quarter of what has
    been taken so far, but room for three operations like this one. Slots that would meet the last ones at the beginning

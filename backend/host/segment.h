@@ -8,7 +8,7 @@
 #include "backend/memory/arena.h"
 #include <stdatomic.h>
 
-/* How far ranks may be apart. A rank that only sends may be up to TRACKS - 1 operations ahead of a peer that has not come,
+/* How far ranks may be apart. A rank that only sends may be up to TRACKS - 1 operations ahead of one that has not come,
    so what it writes for an operation stays for as many: lines in as many tracks (which, execute/tracks.h says), small
    slots beside them, and declarations for twice as many, because a rank that lags looks back as far again, for where a
    disagreement began. Counts and large slots alternate between two: their operations have everybody wait for all. */
@@ -30,13 +30,14 @@ struct declaration {                                   /* what I think we are do
     uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
     struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
-    uint64_t fingerprint;                              /* as in the line, and kept for longer                     */
+    uint64_t fingerprint;                              /* of a one-sided one, as in the line, but kept for longer */
 };
 /* Of one rank. Peers that read two lines in turns prefetch what follows at the same distance: nothing that the rank
-   writes during such operations lies there. */
+   writes during such operations lies there. Nor are blocks a whole page apart, or the lines of all ranks would meet in
+   one set of a cache. */
 struct control {
     struct line line[TRACKS];
-    struct line apart[TRACKS / 2];                      /* nobody's                                                */
+    struct line apart[TRACKS];                         /* nobody's                                                */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */

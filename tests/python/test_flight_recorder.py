@@ -173,7 +173,7 @@ def one_does_not_come(world):
     if world.rank == 1:
         tutti.dump_trace()
         return
-    dist.broadcast(torch.ones(5), 0)
+    dist.broadcast(torch.ones(5000), 0)                   # so large that its root waits for all
 
 
 def test_who_did_not_come(recorded):
@@ -181,7 +181,7 @@ def test_who_did_not_come(recorded):
     assert [outcome.error for outcome in outcomes] == ["TimeoutError", "", "TimeoutError"]
     report = _trace.describe(traces_in(recorded.folder))
     assert "group 0 (default_pg), ranks 0-2: all have completed 1 operation\n" in report
-    assert "  rank 0 failed in operation 2: broadcast [5] float (one_does_not_come, " in report
+    assert "  rank 0 failed in operation 2: broadcast [5000] float (one_does_not_come, " in report
     assert "  rank 1 has called nothing after operation 1: all_reduce [2] float (one_does_not_come, " in report
     assert report.endswith("  => operation 2 was not called by rank 1")
     assert outcomes[0].text in report
@@ -191,7 +191,7 @@ def test_who_did_not_come(recorded):
 
 
 def all_disagree(world):
-    x = torch.ones(4)
+    x = torch.ones(5000)                                  # so large that the root waits for all
     if world.rank == 0:
         dist.all_reduce(x, async_op=True).get_future().wait()   # fails on the thread that completes futures
     dist.broadcast(x, 1)
@@ -204,8 +204,8 @@ def test_ranks_disagree(recorded):
     outcomes = ranks.outcomes(all_disagree)
     assert [outcome.error for outcome in outcomes] == ["MismatchError"] * 2
     report = _trace.describe(traces_in(recorded.folder)).splitlines()
-    assert report[-1].startswith("  => operation 1 differs: all_reduce [4] float (all_disagree, ")
-    assert " on rank 0; broadcast [4] float (all_disagree, " in report[-1] and report[-1].endswith(" on rank 1")
+    assert report[-1].startswith("  => operation 1 differs: all_reduce [5000] float (all_disagree, ")
+    assert " on rank 0; broadcast [5000] float (all_disagree, " in report[-1] and report[-1].endswith(" on rank 1")
     bad, *barrier = judged_by_torch(recorded.folder, "gloo")
     assert not barrier or len(set(ranks.hosts)) > 1
     assert verdict_of(bad) == "COLLECTIVE_TYPE_MISMATCH"
