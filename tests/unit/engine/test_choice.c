@@ -68,6 +68,34 @@ static void is_always_an_algorithm_for_one_host(void **state)
     }
 }
 /* Over several hosts: of the hierarchical ones, whatever is said of placements, on small layouts and large. */
+/* ---- private tensors that can be read where they lie ---- */
+/* By its figures one copy pays where copies between caches cost the same however they are written, and nowhere where
+   shared memory carries twice as much. A setting decides for itself, and between hosts nothing is read. */
+static void reading_is_chosen_as_figures_ask(void **state)
+{
+    static const enum family copying[] = { ALLGATHER, ALL_TO_ALL, SCATTER };
+    static const int apart[] = { 0, 0, 1, 1 };
+    struct machine_group g[4];
+    (void)state;
+    machine_group_init(&g[0], &copies_cost_twice, 2, 2);
+    machine_group_init(&g[1], &near_cores, 2, 2);
+    machine_group_init(&g[2], &far_cores, 2, 2);
+    group_over(&g[3], apart, 4, 2);
+    for (size_t bytes = 256 << 10; bytes <= MIB; bytes *= 2)
+        for (size_t f = 0; f < sizeof copying / sizeof *copying; f++) {
+            assert_true(ask(&g[0], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
+            assert_false(ask(&g[0], copying[f], bytes, TENSORS_PRIVATE, false).reads);
+            assert_false(ask(&g[1], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
+            assert_false(ask(&g[2], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
+            struct question told = { copying[f], NULL, bytes, TENSORS_OPEN_APART, false, true };
+            struct choice c;
+            assert_int_equal(choose(&g[1].chooser, &told, &c), TUTTI_OK);
+            assert_true(c.reads);
+            assert_int_equal(choose(&g[3].chooser, &told, &c), TUTTI_OK);
+            assert_false(c.reads);
+        }
+    for (int i = 0; i < 4; i++) machine_group_finish(&g[i]);
+}
 static void is_hierarchical_over_several_hosts(void **state)
 {
     (void)state;
@@ -340,6 +368,7 @@ int main(void)
 #endif
         cmocka_unit_test(beliefs_are_different),
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
+        cmocka_unit_test(reading_is_chosen_as_figures_ask),
         cmocka_unit_test(is_hierarchical_over_several_hosts),
         cmocka_unit_test(what_several_hosts_cannot_do_is_refused),
         cmocka_unit_test(what_was_measured_best_is_chosen),

@@ -175,7 +175,8 @@ static void test_what_cannot_be_read_is_an_error(void **state)
    one where the kernel copies slowly it is not. */
 static void as_figures_say(struct rank *me)
 {
-    const char *const figures[] = { "fetch=0.02,lost_fetch=0.02,reading=500", "fetch=2,lost_fetch=2" };
+    const char *const figures[] = { "fetch=0.001,lost_fetch=0.001,reading=100,lost_read=0.1,lost_write=0.1",
+        "fetch=2,lost_fetch=2" };
     for (int k = 0; k < 2; k++) {
         setenv("TUTTI_FIGURES", figures[k], 1);
         tutti_comm *comm = group_of_way(me, "-1");
