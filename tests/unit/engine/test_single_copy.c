@@ -15,11 +15,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { COUNT = 600000, SECONDS = 60 };                   /* so many that ranks look where tensors lie */
-static tutti_comm *group_of_way(const struct rank *me, const char *single_copy)         /* a setting of this rank */
+static const char plain[] = "line=20,hand_over=20,near=0.01,far=0.02";
+enum { COUNT = 600000, SECONDS = 60 };
+/* With a setting of this rank; and by figures that let all look where tensors lie, whatever this machine does. */
+static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, const char *figures)
 {
     tutti_comm *comm;
     setenv("TUTTI_SINGLE_COPY", single_copy, 1);
+    setenv("TUTTI_FIGURES", figures, 1);
     settings_reload();
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     return comm;
@@ -73,8 +76,8 @@ static float *result(tutti_comm *comm, enum family family, bool in_place, int ra
 static void same_bits(struct rank *me)
 {
     tutti_comm *staged, *read;
-    staged = group_of_way(me, "0");
-    read = group_of_way(me, "1");
+    staged = group_of_way(me, "0", plain);
+    read = group_of_way(me, "1", plain);
     for (int family = ALLREDUCE; family < BARRIER; family++)
         for (int in_place = 0; in_place <= (family <= BROADCAST); in_place++) {
             float *wanted = result(staged, (enum family)family, in_place, me->rank);
@@ -106,14 +109,14 @@ static void nobody_reads(tutti_comm *comm, int rank)
 }
 static void one_will_not(struct rank *me)
 {
-    tutti_comm *comm = group_of_way(me, me->rank == 1 ? "0" : "1");
+    tutti_comm *comm = group_of_way(me, me->rank == 1 ? "0" : "1", plain);
     nobody_reads(comm, me->rank);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void one_cannot(struct rank *me)
 {
     char info[16384];
-    tutti_comm *comm = group_of_way(me, "1");
+    tutti_comm *comm = group_of_way(me, "1", plain);
     if (me->rank == 1 && !forbid_reading()) _exit(77);
     nobody_reads(comm, me->rank);
     REQUIRE(tutti_comm_info(comm, info, sizeof info, NULL) == TUTTI_OK);
@@ -148,7 +151,7 @@ static void expect_unread(const struct rank *me, tutti_status status)
 static void broadcasts_a_hole(struct rank *me)
 {
     enum { BYTES = 1 << 20 };
-    tutti_comm *comm = group_of_way(me, "1");
+    tutti_comm *comm = group_of_way(me, "1", plain);
     unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
     expect_unread(me, tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, comm, NULL));
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
@@ -156,7 +159,7 @@ static void broadcasts_a_hole(struct rank *me)
 static void sends_a_hole(struct rank *me)
 {
     enum { BYTES = 1 << 20 };
-    tutti_comm *comm = group_of_way(me, "1");
+    tutti_comm *comm = group_of_way(me, "1", plain);
     unsigned char *at = me->rank ? malloc(BYTES) : with_a_hole(BYTES);
     if (me->rank) expect_unread(me, tutti_recv(at, BYTES, TUTTI_UINT8, 0, 1, comm, NULL));
     else expect_unread(me, tutti_send(at, BYTES, TUTTI_UINT8, 1, 1, comm, NULL));
@@ -175,11 +178,12 @@ static void test_what_cannot_be_read_is_an_error(void **state)
    one where the kernel copies slowly it is not. */
 static void as_figures_say(struct rank *me)
 {
-    const char *const figures[] = { "fetch=0.001,lost_fetch=0.001,reading=100,lost_read=0.1,lost_write=0.1",
-        "fetch=2,lost_fetch=2" };
+    const char *const figures[] = {
+        "line=20,near=0.01,far=0.02,lost_write=0.1,lost_read=0.1,fetch=0.001,lost_fetch=0.001,reading=100",
+        "line=20,near=0.01,far=0.02,lost_write=0.1,lost_read=0.1,fetch=2,lost_fetch=2",
+    };
     for (int k = 0; k < 2; k++) {
-        setenv("TUTTI_FIGURES", figures[k], 1);
-        tutti_comm *comm = group_of_way(me, "-1");
+        tutti_comm *comm = group_of_way(me, "-1", figures[k]);
         free(result(comm, ALLGATHER, false, me->rank));
         REQUIRE(has_read(comm, ALLGATHER) == (k == 0));
         tutti_request send = TUTTI_REQUEST_INIT;

@@ -170,7 +170,7 @@ static void assert_more(enum waiting_counter which, uint64_t more)
 }
 static void test_sleep_that_nobody_ends_times_out(void **state)
 {
-    struct word word = { 7, 0 };
+    static struct word word = { 7, 0 };
     struct wait_set set = { .count = 0 };
     add(&set, &word, 7);
     remember();
@@ -183,7 +183,7 @@ static void test_sleep_that_nobody_ends_times_out(void **state)
 }
 static void test_sleep_on_what_has_changed_does_not_time_out(void **state)
 {
-    struct word word = { 8, 0 };
+    static struct word word = { 8, 0 };
     struct wait_set set = { .count = 0 };
     add(&set, &word, 7);
     remember();
@@ -195,7 +195,7 @@ static void test_sleep_on_what_has_changed_does_not_time_out(void **state)
 /* Without futex_waitv nobody sleeps on the second word: its change is what a lost wake-up would be. */
 static int end_late(void)
 {
-    struct word words[2] = { { 7, 0 }, { 8, 0 } };
+    static struct word words[2] = { { 7, 0 }, { 8, 0 } };
     struct wait_set set = { .count = 0 };
     if (!forbid_futex_waitv()) return 77;
     for (int i = 0; i < 2; i++) add(&set, &words[i], 7);
@@ -215,7 +215,7 @@ static void test_change_that_ended_no_sleep_counts_as_late(void **state)
 }
 static void test_idle_thread_does_not_wait(void **state)
 {
-    struct word word = { 7, 0 };
+    static struct word word = { 7, 0 };
     struct wait_set set = { .idle = true };
     add(&set, &word, 7);
     remember();
@@ -229,7 +229,7 @@ static void test_each_yield_nap_and_wake_up_counts(void **state)
 {
     struct ladder ladder = { 3, 2 };
     struct wait_set none = { .count = 0 };
-    struct word word = { 7, 0 };
+    static struct word word = { 7, 0 };
     remember();
     for (int n = 0; n < 9; n++) ladder_climb(&ladder, n, &none, 1);
     counter_publish(&word.counter, 8, &word.waiters);
