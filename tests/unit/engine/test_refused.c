@@ -1,10 +1,9 @@
 /* The operating system says no: each refusal is a clean error that names the call, and leaves nothing open. A seccomp
    filter in a forked child refuses one system call. */
+#include "tests/support/forbid.h"
 #include "tests/support/world.h"
 #include <dirent.h>
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,25 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 enum { SKIPPED = 77 };
-static bool refuse(long first, long second, unsigned error)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)first, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)second, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = { sizeof code / sizeof *code, code };
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
 static int open_files(void)
 {
     int count = 0;
@@ -45,7 +31,7 @@ static int child(long first, long second, unsigned error, tutti_status wanted, c
     tutti_comm *comm;
     tutti_config config = { .struct_size = sizeof config, .size = 1 };
     int before = open_files();
-    if (!refuse(first, second, error)) return SKIPPED;
+    if (!forbid_calls(first, second, error)) return SKIPPED;
     tutti_status status = tutti_comm_init(&comm, &config);
     bool right = status == wanted && strstr(tutti_get_last_error(), says) && !comm && open_files() == before;
     if (!right)
@@ -94,7 +80,7 @@ static void no_more_memory(struct rank *me)
     if (!slots_first)
         for (int k = 0; k < 2; k++)
             REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &one_shot) == TUTTI_OK);
-    if (me->rank == 0 && !refuse(SYS_madvise, SYS_madvise, ENOMEM)) _exit(0);
+    if (me->rank == 0 && !forbid_calls(SYS_madvise, SYS_madvise, ENOMEM)) _exit(0);
     tutti_status status = tutti_all_reduce(data, data, COUNT, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &ring);
     REQUIRE(status == TUTTI_NO_MEMORY && !ring.refused);               /* the group has failed, not the call alone */
     REQUIRE(me->rank == 0 || strstr(tutti_get_last_error(), "rank 0 failed the group") != NULL);

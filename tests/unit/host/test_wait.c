@@ -3,9 +3,8 @@
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/host/wait.h"
+#include "tests/support/forbid.h"
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -14,7 +13,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -94,17 +92,7 @@ static void play_processes(unsigned decoys, unsigned handovers, bool (*prepare)(
     }
     if (atomic_load(&table->turn.counter)) table_destroy(table);
 }
-static bool forbid_futex_waitv(void)                                   /* as a kernel before 5.16 */
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FUTEX_WAITV, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog filter = { sizeof code / sizeof *code, code };
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
+static bool forbid_futex_waitv(void) { return forbid_calls(FUTEX_WAITV, FUTEX_WAITV, ENOSYS); }    /* before 5.16 */
 
 /* ---- tests ---- */
 static void test_threads_lose_no_wake_up(void **state)

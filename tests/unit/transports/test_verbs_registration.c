@@ -4,10 +4,9 @@
 #include "backend/memory/arena.h"
 #include "backend/transports/verbs/mappings.h"
 #include "backend/transports/verbs/registration.h"
+#include "tests/support/forbid.h"
 #include "tests/unit/transports/aside.h"
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -372,15 +370,7 @@ static void for_good(void)
 /* ---- refusals ---- */
 static void forbid_watching(void)                       /* as seccomp profiles of containers do */
 {
-    struct sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = { sizeof rules / sizeof *rules, rules };
-    need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-        "a process can forbid itself calls");
+    need(forbid_calls(SYS_userfaultfd, SYS_userfaultfd, EPERM), "a process can forbid itself calls");
 }
 static void once_each(void)
 {
