@@ -316,20 +316,14 @@ static void print_verdict(void)
         }
     if (goals) printf("goals met: %d of %d\n", met, goals);
 }
-static const char *value(int count, char **words, int *at)
-{
-    if (*at + 1 < count) return words[++*at];
-    fprintf(stderr, "%s needs a value\n", words[*at]);
-    exit(2);
-}
 static void parse(int count, char **words)
 {
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "--only") && arguments.only_count < MOST_FILTERS)
-            arguments.only[arguments.only_count++] = value(count, words, &i);
-        else if (!strcmp(words[i], "--json")) arguments.json = value(count, words, &i);
-        else if (!strcmp(words[i], "--algorithm")) arguments.algorithm = value(count, words, &i);
-        else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(value(count, words, &i));
+            arguments.only[arguments.only_count++] = measure_option(count, words, &i);
+        else if (!strcmp(words[i], "--json")) arguments.json = measure_option(count, words, &i);
+        else if (!strcmp(words[i], "--algorithm")) arguments.algorithm = measure_option(count, words, &i);
+        else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(measure_option(count, words, &i));
         else if (!strcmp(words[i], "--goals")) arguments.goals = true;
         else if (!strcmp(words[i], "--list")) arguments.list = true;
         else if (!strcmp(words[i], "--unbound")) arguments.unbound = true;

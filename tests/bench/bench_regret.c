@@ -332,20 +332,14 @@ static bool write_json(void)
     bool written = !ferror(file);
     return fclose(file) == 0 && written;
 }
-static const char *value(int count, char **words, int *at)
-{
-    if (*at + 1 < count) return words[++*at];
-    fprintf(stderr, "%s needs a value\n", words[*at]);
-    exit(2);
-}
 static void parse(int count, char **words)
 {
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "--only") && arguments.only_count < MOST_FILTERS)
-            arguments.only[arguments.only_count++] = value(count, words, &i);
-        else if (!strcmp(words[i], "--json")) arguments.json = value(count, words, &i);
-        else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(value(count, words, &i));
-        else if (!strcmp(words[i], "--ranks")) arguments.ranks = atoi(value(count, words, &i));
+            arguments.only[arguments.only_count++] = measure_option(count, words, &i);
+        else if (!strcmp(words[i], "--json")) arguments.json = measure_option(count, words, &i);
+        else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(measure_option(count, words, &i));
+        else if (!strcmp(words[i], "--ranks")) arguments.ranks = atoi(measure_option(count, words, &i));
         else if (!strcmp(words[i], "--single-copy")) arguments.single_copy = true;
         else if (!strcmp(words[i], "--finalists")) arguments.finalists = true;
         else {
@@ -362,10 +356,6 @@ int main(int count, char **words)
     cores = measure_cores();                            /* before ranks are bound to one */
     list_rows();
     if (!row_count) { fprintf(stderr, "no row has all these words, as in 'allreduce 64K in private'\n"); return 2; }
-    if (arguments.single_copy && !knob_is_known(SINGLE_COPY)) {
-        fprintf(stderr, "no TUTTI_SINGLE_COPY yet\n");
-        return 2;
-    }
     setup_count = setups_list(arguments.single_copy, setups);
     common = measure_map(sizeof *common, true);
     for (int s = 0; s < setup_count; s++)

@@ -40,17 +40,10 @@ int setups_list(bool single_copy, struct setup out[MOST_SETUPS])
     while (next_setup(&s, single_copy) && count < MOST_SETUPS);
     return count;
 }
-bool knob_is_known(enum knob knob)
-{
-    const struct settings_row *rows;
-    for (int i = settings_table(&rows) - 1; i >= 0; i--)
-        if (strcmp(rows[i].variable, knobs[knob].setting) == 0) return true;
-    return false;
-}
 void setup_apply(const struct setup *setup)
 {
     for (int k = 0; k < KNOBS; k++) {
-        if (setup->asked && knob_is_known((enum knob)k)) setenv(knobs[k].setting, knobs[k].value[setup->value[k]], 1);
+        if (setup->asked) setenv(knobs[k].setting, knobs[k].value[setup->value[k]], 1);
         else unsetenv(knobs[k].setting);
     }
     settings_reload();

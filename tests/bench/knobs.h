@@ -9,7 +9,6 @@ struct setup { bool asked; int value[KNOBS]; };         /* not asked: all is lef
 /* The first, CHOICE, asks for nothing. SHORT is the only other one of rows that few bytes leave nothing to set for. */
 enum { CHOICE, SHORT, MOST_SETUPS = 128, MOST_VARIANTS = 512, VARIANT_BYTES = 64 };
 int setups_list(bool single_copy, struct setup out[MOST_SETUPS]);       /* how many                               */
-bool knob_is_known(enum knob knob);                     /* to the library, as it is built                        */
 void setup_apply(const struct setup *setup);            /* to communicators made from now on by this process      */
 
 struct variant { int setup; const char *algorithm; };   /* NULL: what the library chooses                         */

@@ -31,6 +31,12 @@ static bool oversubscribed;                             /* more ranks than cores
 int measure_ranks, measure_rank;
 
 /* ---- ranks ---- */
+const char *measure_option(int count, char **words, int *at)
+{
+    if (*at + 1 < count) return words[++*at];
+    fprintf(stderr, "%s needs a value\n", words[*at]);
+    exit(2);
+}
 int measure_cores(void)
 {
     cpu_set_t set;

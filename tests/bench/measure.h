@@ -13,6 +13,7 @@ enum { MOST_RANKS = 16, MOST_SAMPLES = 512, MOST_CALLS = 20000 };
 /* ---- ranks ---- */
 extern int measure_ranks, measure_rank;                 /* of this process, inside measure_run                    */
 int measure_cores(void);                                /* that this process may use                              */
+const char *measure_option(int count, char **words, int *at);          /* what follows words[*at]; moves *at        */
 /* Forks the ranks; each runs `main`, pinned to core rank modulo cores unless that is switched off, and must be over
    within limit_s seconds. False: one of them did not end well; then the others are ended too. */
 bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(void *context), void *context);
