@@ -60,7 +60,7 @@
       "tensors of other processes are read where they lie, by the kernel, instead of by way of shared memory: 0 no," \
       " 1 in all operations that look where tensors lie, -1 where that is quicker") \
     X(figures, "TUTTI_FIGURES", TEXT, "", "", "figures of the machine to go by in place of those measured, as in" \
-      " line=300,fetch=0.05 (tutti info has their names)")
+      " line=300,fetch=0.05 (tutti model has their names)")
 
 #define SETTINGS_FIELD_TEXT(field) const char *field;
 #define SETTINGS_FIELD_NUMBER(field) int64_t field;

@@ -50,7 +50,7 @@ static enum placement_kind priced_as(enum placement_kind p, bool reads)        /
 {
     return is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
-static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement, bool reads,
+static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
     const struct plan **out)
 {
     if (is_large(x->layout)) TRY(sample_hosts(x));
@@ -61,7 +61,7 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
         .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all,
         .shared = shared ? mask_all : NULL,
-        .reads = reads };
+        .reads = is_open(placement) };
     return cache_plan(x->cache, &key, out);
 }
 static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
@@ -74,7 +74,7 @@ static tutti_status price(struct chooser *x, const struct question *q, const str
     const struct plan *plan;
     struct cutting cutting;
     double ns = 0;
-    TRY(plan_of(x, a, priced_as(q->placement, reads), reads, &plan));
+    TRY(plan_of(x, a, priced_as(q->placement, reads), &plan));
     TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
     *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads };
     return TUTTI_OK;
@@ -159,7 +159,7 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     int hosts = x->layout->hosts;
     c->price = 0;
     if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
-    TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), c->reads, &plan));
+    TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), &plan));
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
     return price_plan(plan, &x->machine, &cutting, &c->price);
 }

@@ -134,8 +134,9 @@ static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, 
 {
     int64_t setting = comm->launcher.single_copy;
     struct question question = { .family = (enum family)op->family, .message_bytes = bytes, .uneven = op->uneven };
-    r->may_read = r->deferred && !group_is_spread(&comm->group) && setting > 0;
-    if (!r->deferred || group_is_spread(&comm->group) || setting >= 0) return TUTTI_OK;
+    bool could = r->deferred && !group_is_spread(&comm->group);
+    r->may_read = could && setting > 0;
+    if (!could || setting >= 0) return TUTTI_OK;
     for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !r->may_read; kind++) {
         struct choice choice;
         question.placement = (enum placement_kind)kind;
@@ -256,20 +257,20 @@ static enum placement_kind kind_of(const struct placement *p, int ranks)
    counts as in place, and says nothing about the others. */
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
-    struct placement p = r->reads ? tensors_placement_read(comm, op) : tensors_placement(comm, op);
+    struct placement p = tensors_placement(comm, op, r->reads);
     int ranks = comm->launcher.ranks;
     bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
         && mask_equal(r->shared, p.shared, ranks) && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
-    p = tensors_placement_read(comm, op);
+    p = tensors_placement(comm, op, true);
     r->asked_for = p.asked;
     r->open = p.open;
     r->reading = p.reading;
     enum placement_kind kind = kind_of(&p, ranks);
     TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
     r->reads = choice.reads;
-    if (!r->reads) p = tensors_placement(comm, op);
+    if (!r->reads) p = tensors_placement(comm, op, false);
     TRY(plan_for(comm, op, choice.algorithm, &p, r));
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);

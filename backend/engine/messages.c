@@ -89,9 +89,11 @@ static tutti_status read_private(void *context, int index, uint64_t at, void *to
     const tutti_comm *comm = context;
     const struct source *source = &comm->reach.sources[index];
     int owner = group_rank(&comm->group, index);
-    bool own = !comm->group.peers[owner];
-    int error = own ? 0 : reading_copy(source, to, at, bytes);
-    if (own) memcpy(to, (const void *)(uintptr_t)at, bytes);
+    if (!comm->group.peers[owner]) {                    /* of this process */
+        memcpy(to, (const void *)(uintptr_t)at, bytes);
+        return TUTTI_OK;
+    }
+    int error = reading_copy(source, to, at, bytes);
     return error ? reading_failed(source, error, comm->group.rank, owner) : TUTTI_OK;
 }
 /* As may_touch of execute.c: who fails first says so and then looks whether somebody copies. */

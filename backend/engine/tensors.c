@@ -98,7 +98,7 @@ static const struct declaration *declaration_of(const tutti_comm *comm, int peer
 {
     return executor_declaration(&comm->executor, peer, comm->executor.operation);
 }
-static struct placement placement_of(tutti_comm *comm, const struct operation *op, bool is_read)
+struct placement tensors_placement(tutti_comm *comm, const struct operation *op, bool is_read)
 {
     struct reach *reach = &comm->reach;
     size_t words = (size_t)mask_words(reach->ranks);
@@ -115,14 +115,6 @@ static struct placement placement_of(tutti_comm *comm, const struct operation *o
         if (in_place && op->family != ALL_TO_ALL) mask_add(reach->in_place, peer);
     }
     return (struct placement){ reach->shared, reach->in_place, asked, open, reading };
-}
-struct placement tensors_placement(tutti_comm *comm, const struct operation *op)
-{
-    return placement_of(comm, op, false);
-}
-struct placement tensors_placement_read(tutti_comm *comm, const struct operation *op)
-{
-    return placement_of(comm, op, true);
 }
 
 /* ---- addresses of peers' tensors ---- */

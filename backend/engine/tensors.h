@@ -30,12 +30,11 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, 
 /* Whether this rank can read the memory of all others of its host; finds it out when first asked. */
 bool tensors_can_read(tutti_comm *comm);
 /* What all ranks of a host see alike once all have come: whose tensors are shared, and in place (masks as in struct
-   plan, valid until the next call; private ones that are not read where they lie count as in place, so that few plans
-   serve them), whether a rank has asked for its algorithm, whether all can be read where they lie, and are to be. */
+   plan, valid until the next call; private ones count as in place, so that few plans serve them, but not for a plan by
+   which they are read where they lie, is_read), whether a rank has asked for its algorithm, whether all tensors can be
+   read where they lie, and are to be. */
 struct placement { const uint64_t *shared, *in_place; bool asked, open, reading; };
-struct placement tensors_placement(tutti_comm *comm, const struct operation *op);
-/* The same with tensors in place as they are: for a plan by which private ones are read. */
-struct placement tensors_placement_read(tutti_comm *comm, const struct operation *op);
+struct placement tensors_placement(tutti_comm *comm, const struct operation *op, bool is_read);
 /* Finds the addresses that the launch's program needs. IN_PROGRESS: something is on its way (blocked says on what). */
 tutti_status tensors_find(tutti_comm *comm, const struct operation *op);
 /* After a failure: whether no living peer touches this rank's tensors any more, or has for RELEASE_MS not said so. */

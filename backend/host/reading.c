@@ -13,7 +13,7 @@ enum { MOST_BYTES = 1 << 30 };
 static struct iovec part_of(uint64_t at, size_t bytes) { return (struct iovec){ (void *)(uintptr_t)at, bytes }; }
 static int read_once(const struct source *from, void *to, uint64_t at, size_t bytes)
 {
-    unsigned char nonce[READING_NONCE_BYTES] = { 0 };
+    unsigned char nonce[NONCE_BYTES] = { 0 };
     struct iovec local[] = { { to, bytes }, { nonce, sizeof nonce } };
     struct iovec remote[] = { part_of(at, bytes), part_of(from->nonce_at, sizeof nonce) };
     ssize_t got;
@@ -35,7 +35,7 @@ int reading_copy(const struct source *from, void *to, uint64_t at, size_t bytes)
 }
 int reading_try(const struct source *from)
 {
-    unsigned char nonce[READING_NONCE_BYTES];
+    unsigned char nonce[NONCE_BYTES];
     return reading_copy(from, nonce, from->nonce_at, sizeof nonce);
 }
 bool reading_is_possible(const void *at, size_t bytes)

@@ -3,13 +3,12 @@
  * in the same call, the nonce is read that the process has shown when it connected, from where it said that it lies.
  * All bytes of a call come from the memory of one process: if the nonce is right, so are they. */
 #pragma once
-#include "c_api/tutti.h"
+#include "backend/host/socket.h"
 
-enum { READING_NONCE_BYTES = 16 };
 struct source {                                         /* a process that can be read; constant */
     int64_t process;                                    /* its number, as this process sees it; 0: it does not */
     uint64_t nonce_at;                                  /* where in its memory its nonce lies; 0: it does not say */
-    unsigned char nonce[READING_NONCE_BYTES];
+    unsigned char nonce[NONCE_BYTES];
 };
 /* 0, or -errno: -EPERM: the kernel does not allow it; -ESRCH: it is gone, or another process has its number; -EFAULT:
    nothing can be read there. `to` may have been written in part. */

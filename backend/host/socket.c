@@ -26,12 +26,16 @@ static int close_with(int descriptor, int error)
     close(descriptor);
     return -error;
 }
+static int other_end(int descriptor, struct ucred *out)                /* 0 or -errno */
+{
+    socklen_t bytes = sizeof *out;
+    return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, out, &bytes) ? -errno : 0;
+}
 static int check_user(int descriptor)                                  /* 0 or -errno */
 {
     struct ucred other;
-    socklen_t bytes = sizeof other;
-    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &other, &bytes) != 0) return -errno;
-    return other.uid == geteuid() ? 0 : -EPERM;
+    int error = other_end(descriptor, &other);
+    return error ? error : other.uid == geteuid() ? 0 : -EPERM;
 }
 static int checked(int descriptor)                                     /* the descriptor, or it is closed and -errno */
 {
@@ -75,8 +79,7 @@ int socket_accept(int listener)
 int64_t socket_process(int socket)
 {
     struct ucred other;
-    socklen_t bytes = sizeof other;
-    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0 ? other.pid : 0;
+    return other_end(socket, &other) == 0 ? other.pid : 0;
 }
 
 /* ---- messages ---- */

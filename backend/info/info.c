@@ -208,12 +208,15 @@ static void put_single_copy(struct text *t, const tutti_comm *comm)
 {
     const struct reach *reach = &comm->reach;
     int known = atomic_load(&reach->reading);
-    put(t, "\"single_copy\": \"");
-    if (comm->launcher.single_copy == 0) put(t, "no: TUTTI_SINGLE_COPY is 0");
-    else if (known == READING_UNKNOWN) put(t, "not tried: no operation has wanted it yet");
-    else if (known == READING_WORKS) put(t, "possible: the kernel reads tensors of the other ranks for this one");
-    else put(t, "no: the memory of rank %d cannot be read: %s", reach->unreadable, reading_reason(reach->error));
-    put(t, "\", ");
+    char said[320];
+    if (comm->launcher.single_copy == 0) snprintf(said, sizeof said, "no: TUTTI_SINGLE_COPY is 0");
+    else if (known == READING_UNKNOWN) snprintf(said, sizeof said, "not tried: no operation has wanted it yet");
+    else if (known == READING_WORKS)
+        snprintf(said, sizeof said, "possible: the kernel reads tensors of the other ranks for this one");
+    else
+        snprintf(said, sizeof said, "no: the memory of rank %d cannot be read: %s", reach->unreadable,
+            reading_reason(reach->error));
+    put_pair(t, "single_copy", said, ", ");
 }
 tutti_status info_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {

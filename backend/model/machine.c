@@ -59,7 +59,8 @@ void machine_override(struct machine *machine, const char *figures)
         if (row < ROWS && rest == end && figure >= rows[row].least && figure <= rows[row].most)
             machine_set(machine, row, figure);
         else
-            LOG(WARN, "TUTTI_FIGURES has %.*s: it may be a name that tutti info has, =, and a figure within its bounds",
+            LOG(WARN,
+                "TUTTI_FIGURES has %.*s: it may be a name that tutti model has, =, and a figure within its bounds",
                 (int)(end - at), at);
     }
 }

@@ -12,11 +12,15 @@
 /* A message of so many bytes pushes its own beginning out of the caches anyway. */
 enum { BEYOND_CACHES = 24 << 20 };
 
+static bool may_share(const struct shm *shm, const struct transfer *x)
+{
+    bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
+    return whole && x->may_share && shm->ground.find;
+}
 struct remote share_remote(const struct shm *shm, const struct transfer *x)
 {
     struct remote place;
-    bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-    if (!whole || !x->may_share || !shm->ground.find) return (struct remote){ REMOTE_NONE, 0 };
+    if (!may_share(shm, x)) return (struct remote){ REMOTE_NONE, 0 };
     bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
     if (found) return place;
     bool open = x->is_send && shm->ground.opens && shm->ground.opens(shm->ground.context, x->pieces->at, x->wire);
@@ -142,7 +146,7 @@ void share_hear_offer(struct shm *shm, struct link *l, const struct envelope *e)
 {
     struct transfer *x = open_find(shm, l->rank, e->id, true);
     if (!x) return;
-    if (l->helped || !is_reachable(e->place) || share_remote(shm, x).block == REMOTE_NONE) {
+    if (l->helped || !is_reachable(e->place) || !may_share(shm, x)) {
         l->in.corrupt = true;
         return;
     }

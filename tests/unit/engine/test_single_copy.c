@@ -75,9 +75,7 @@ static float *result(tutti_comm *comm, enum family family, bool in_place, int ra
 }
 static void same_bits(struct rank *me)
 {
-    tutti_comm *staged, *read;
-    staged = group_of_way(me, "0", plain);
-    read = group_of_way(me, "1", plain);
+    tutti_comm *staged = group_of_way(me, "0", plain), *read = group_of_way(me, "1", plain);
     for (int family = ALLREDUCE; family < BARRIER; family++)
         for (int in_place = 0; in_place <= (family <= BROADCAST); in_place++) {
             float *wanted = result(staged, (enum family)family, in_place, me->rank);

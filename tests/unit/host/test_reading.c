@@ -16,7 +16,7 @@
 #include <cmocka.h>
 
 enum { BYTES = 100003 };
-static unsigned char memory[BYTES], nonce[READING_NONCE_BYTES] = "a random number";
+static unsigned char memory[BYTES], nonce[NONCE_BYTES] = "a random number";
 
 /* A process with other contents at the same addresses, which sleeps until it is killed. */
 static pid_t other_process(void)
