@@ -111,7 +111,7 @@ struct executor {
 /* What the rank with that index says of an operation of the last DECLARATIONS. */
 static inline struct declaration *executor_declaration(const struct executor *x, int index, uint64_t operation)
 {
-    return &segment_control(x->site.segment, index)->declaration[operation % DECLARATIONS];
+    return segment_declaration(x->site.segment, index, operation);
 }
 static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; } /* of a rank here */
 static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }

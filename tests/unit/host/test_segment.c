@@ -174,7 +174,8 @@ static void test_slots_take_memory_only_when_reserved(void **state)
 }
 static void test_what_is_there_from_the_start_grows_with_the_ranks(void **state)
 {
-    enum { MANY = 128, ACCOUNT = 2048, EACH = sizeof(struct control) + sizeof(struct introduction) + ACCOUNT };
+    enum { MANY = 128, ACCOUNT = 2048, SAID = DECLARATIONS * sizeof(struct declaration) };
+    enum { EACH = sizeof(struct control) + SAID + sizeof(struct introduction) + ACCOUNT };
     static const struct segment_shape many = { MANY, MANY, SLOT_BYTES, PAIR_BYTES, ACCOUNT };
     struct segment s;
     int descriptor = -1;
