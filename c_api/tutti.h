@@ -218,7 +218,8 @@ TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_
 enum { TUTTI_PRIORITIES = 8 };
 TUTTI_API tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority);
 /* Collective verb names as in the algorithm tables; algorithm NULL: back to the default. Takes effect with the next
-   operation. */
+   operation. All ranks should ask alike, or else before the first operation: later the others may be trying something
+   else (TUTTI_TRIALS), and that is a disagreement. */
 TUTTI_API tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm);
 
 /* ---- collectives (count: elements of one rank's part, as in NCCL; p: ranks) ---- */

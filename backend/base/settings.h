@@ -59,6 +59,9 @@
     X(single_copy, "TUTTI_SINGLE_COPY", NUMBER, "-1", "-1 to 1", \
       "tensors of other processes are read where they lie, by the kernel, instead of by way of shared memory: 0 no," \
       " 1 in all operations that look where tensors lie, -1 where that is quicker") \
+    X(trials, "TUTTI_TRIALS", NUMBER, "1", "0 to 2", \
+      "operations on one host now and then run what is not priced lowest, to see whether it takes less: 0 no, 1 yes," \
+      " 2 all the time, whatever it costs (for tests)") \
     X(figures, "TUTTI_FIGURES", TEXT, "", "", "figures of the machine to go by in place of those measured, as in" \
       " line=300,fetch=0.05 (tutti model has their names)")
 

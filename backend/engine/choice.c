@@ -23,8 +23,7 @@ static const double WORTH_IT = 0.97;                    /* what is hardly cheape
 static const double READING_IS_WORTH_IT = 0.75;
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
 
-/* The largest of 1, 1.5, 2, 3, 4, 6, … that is not above it. */
-static size_t half_octave(size_t bytes)
+size_t half_octave(size_t bytes)
 {
     if (bytes < 2) return bytes;
     int top = 63 - __builtin_clzll(bytes);
@@ -45,10 +44,9 @@ static tutti_status sample_hosts(struct chooser *x)
         for (int i = 0; i < host_size(x->layout, h) && i < most / hosts; i++) host[ranks++] = h;
     return layout_create(host, ranks, &x->sample);
 }
-static bool is_open(enum placement_kind p) { return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART; }
 static enum placement_kind priced_as(enum placement_kind p, bool reads)        /* what is not read is staged */
 {
-    return is_open(p) && !reads ? TENSORS_PRIVATE : p;
+    return choice_is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
 static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
     const struct plan **out)
@@ -61,7 +59,7 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
         .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all,
         .shared = shared ? mask_all : NULL,
-        .reads = is_open(placement) };
+        .reads = choice_is_open(placement) };
     return cache_plan(x->cache, &key, out);
 }
 static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
@@ -76,7 +74,7 @@ static tutti_status price(struct chooser *x, const struct question *q, const str
     double ns = 0;
     TRY(plan_of(x, a, priced_as(q->placement, reads), &plan));
     TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
-    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads };
+    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads, false, false };
     return TUTTI_OK;
 }
 /* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
@@ -99,7 +97,7 @@ static tutti_status compare(struct chooser *x, const struct question *q, struct 
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         struct choice c;
         if (!is_candidate(x, q, a)) continue;
-        for (int reads = q->reading; reads <= is_open(q->placement); reads++) {
+        for (int reads = q->reading; reads <= choice_is_open(q->placement); reads++) {
             TRY(price(x, q, a, reads, &c));
             if (!best->algorithm || weighed(&c) < WORTH_IT * weighed(best)) *best = c;
         }
@@ -112,9 +110,9 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
-    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false };
+    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false, false, false };
     size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
-    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false };
+    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false, false, false };
 }
 
 /* ---- asking ---- */
@@ -146,7 +144,7 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
             "hosts: ask for another algorithm, or for none",
             family_name(q.family), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
-    q.reading &= is_open(q.placement);
+    q.reading &= choice_is_open(q.placement);
     if (x->layout->ranks == 1 || messages || q.family == BARRIER) { *out = only_one(x, &q); return TUTTI_OK; }
     q.message_bytes = half_octave(q.message_bytes ? q.message_bytes : UNKNOWN_BYTES);
     for (int i = 0; i < x->answer_count; i++)

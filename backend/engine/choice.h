@@ -17,6 +17,10 @@ enum placement_kind {
     TENSORS_OPEN_IN_PLACE,
     TENSORS_OPEN_APART
 };
+static inline bool choice_is_open(enum placement_kind p)
+{
+    return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART;
+}
 struct question {
     enum family family;
     const struct algorithm *algorithm;                  /* already chosen: only the tile is asked for; or NULL */
@@ -31,6 +35,8 @@ struct choice {
     int slots;
     double price;                                       /* ns; 0: there was nothing to choose from */
     bool reads;                                         /* open tensors are read where they lie, not staged */
+    bool ordinary;                                      /* slots are written by ordinary stores, whatever pace.h says */
+    bool short_laps;                                    /* slots come round while caches still hold them: slots.c */
 };
 struct chooser {                                        /* of one communicator */
     const struct layout *layout;
@@ -41,6 +47,7 @@ struct chooser {                                        /* of one communicator *
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;
 };
+size_t half_octave(size_t bytes);                       /* the largest of 1, 1.5, 2, 3, 4, 6, … that is not above it */
 /* NO_MEMORY; INVALID_ARGUMENT when an algorithm of one host is asked for on several; *out is then
    untouched. Message sizes are told apart to half an octave. */
 tutti_status choose(struct chooser *chooser, const struct question *question, struct choice *out);

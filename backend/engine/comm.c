@@ -40,7 +40,8 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
     struct machine typical = machine_typical();
     bool alone = !group_is_spread(g);
     machine_take_network(&typical, machine);            /* on which all hosts have agreed */
-    launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical);
+    launcher_tune(&comm->launcher, g->layout, alone ? cores : g->layout->largest, alone ? machine : &typical,
+        g->segment->tuning);
     struct patience patience = price_patience(machine, group_is_linked(g) ? LOOK_AT_NETWORK_NS : 0);
     if (g->segment->ranks <= cores) g->ladder = ladder_of(patience.pauses, patience.yields);
     int polls = g->ladder.pauses / 10;

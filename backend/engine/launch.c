@@ -6,6 +6,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/trying.h"
 #include "backend/execute/slots.h"
 #include <stdlib.h>
 #include <string.h>
@@ -45,14 +46,13 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
 }
 /* The algorithm, unless it was asked for, and how the message is cut. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
-    size_t bytes, enum placement_kind placement, struct recent *r, struct choice *out)
+    size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
 {
     struct question question = { (enum family)op->family, asked, bytes, placement, op->uneven != NULL,
         r->reading && r->open };
     TRY(choose(&comm->launcher.chooser, &question, out));
     cut(comm, op->uneven, out);
-    r->tile_bytes = out->tile_bytes;
-    r->slots = out->slots;
+    if (r->trial) trial_is_of(r->trial, &question, out);
     return TUTTI_OK;
 }
 tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out)
@@ -96,10 +96,11 @@ static bool release_program(void *context, const struct plan *plan, void *made)
     return true;
 }
 /* in_place of private tensors: a staged plan for in place is right out of place too */
-static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct algorithm *algorithm,
+static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const struct choice *choice,
     const struct placement *placement, struct recent *r)
 {
     const struct group *g = &comm->group;
+    const struct algorithm *algorithm = choice->algorithm;
     bool touches = algorithm->host_memory || algorithm->hierarchical;
     struct plan key = {
         .algorithm = algorithm,
@@ -107,20 +108,21 @@ static tutti_status plan_for(tutti_comm *comm, const struct operation *op, const
         .root = op->root,
         .one_host = true,
         .host = g->host,
-        .slots = r->slots,
+        .slots = choice->slots,
         .in_place = placement->in_place,
         .shared = touches ? placement->shared : NULL,
-        .reads = r->reads,
+        .reads = choice->reads,
         .stage_inputs = r->stage_inputs,
         .hoist = !algorithm->host_memory,
         .one_rank = true,
         .rank = g->rank,
     };
     LOG(DEBUG, "%s rank %d: %s of %zu bytes runs %s, %d slots of %zu bytes, shared %llx", g->name, g->rank,
-        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, r->tile_bytes,
+        family_name(algorithm->family), message_bytes(comm, op), algorithm->name, key.slots, choice->tile_bytes,
         (unsigned long long)mask_word(key.shared, 0, comm->launcher.ranks));
     const struct plan *plan;
     TRY(cache_plan(comm->launcher.cache, &key, &plan));
+    r->runs = *choice;
     return program_for(comm, plan, &r->program);
 }
 /* What the choice goes by: of counts that differ from rank to rank nothing, so any such call repeats the last one's. */
@@ -145,11 +147,21 @@ static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, 
     }
     return TUTTI_OK;
 }
+static tutti_status check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
+{
+    const struct rows *rows = &op->sum.rows;
+    if (!rows->function || !rows->mine_alone || rows_fit(&comm->executor, program, rows->row_bytes)) return TUTTI_OK;
+    return status_fail(TUTTI_UNSUPPORTED,
+        "rows of %zu bytes are too long for each of %d ranks to normalise its own: give residuals of all rows",
+        rows->row_bytes, comm->group.size);
+}
 /* What can be said before anybody has come, as if all tensors were private. */
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
     size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    struct trial *trial;
+    TRY(trying_find(comm, op, asked, stage_inputs, message_bytes(comm, op), &trial));
     struct recent r = { .bytes = recent_bytes(comm, op),
         .uneven = op->uneven != NULL,
         .root = op->root,
@@ -162,12 +174,25 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     TRY(choose_for(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
     r.deferred = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
-    struct placement private = { .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
-    if (!r.deferred) TRY(plan_for(comm, op, r.algorithm, &private, &r));
     TRY(find_may_read(comm, op, bytes, &r));
+    r.trial = trial;
     *out = r;
     return TUTTI_OK;
 }
+/* Before anybody has come. */
+static tutti_status plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
+{
+    struct choice choice;
+    struct placement private = { .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
+    size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    r->code = comm->launcher.code;
+    r->program = NULL;
+    TRY(choose_for(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
+    trying_take(r->code, false, &choice);
+    TRY(plan_for(comm, op, &choice, &private, r));
+    return check_rows(comm, op, r->program);
+}
+
 /* ---- the launch ---- */
 static bool is_repeated(const struct call *a, const struct call *b)
 {
@@ -186,6 +211,7 @@ static void describe(tutti_comm *comm, const struct operation *op, const struct 
     out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
     out->slots = (uint64_t)comm->launcher.slots_setting;
     out->algorithm = (uint64_t)(r->algorithm - collectives_table);
+    out->trial = comm->launcher.code;
     out->extent = out->counts = 0;
     executor_describe(&comm->executor);
 }
@@ -198,7 +224,6 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     if (!r->algorithm || r->bytes != recent_bytes(comm, op) || r->uneven != (op->uneven != NULL) || r->root != op->root
         || r->stage_inputs != premultiplies || r->asked != asked)
         TRY(anticipate(comm, op, asked, premultiplies, r));
-    out->tile_bytes = r->tile_bytes;
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
@@ -209,18 +234,17 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
-static tutti_status check_rows(const tutti_comm *comm, const struct operation *op, const struct program *program)
+static void take_program(struct executor *x, const struct recent *r)
 {
-    const struct rows *rows = &op->sum.rows;
-    if (!rows->function || !rows->mine_alone || rows_fit(&comm->executor, program, rows->row_bytes)) return TUTTI_OK;
-    return status_fail(TUTTI_UNSUPPORTED,
-        "rows of %zu bytes are too long for each of %d ranks to normalise its own: give residuals of all rows",
-        rows->row_bytes, comm->group.size);
+    x->launch.program = r->program;
+    x->launch.tile_bytes = r->runs.tile_bytes;
+    x->launch.ordinary = r->runs.ordinary;
+    x->launch.short_laps = r->runs.short_laps;
 }
 static tutti_status bind_call(tutti_comm *comm, struct operation *op)
 {
     struct executor *x = &comm->executor;
-    const struct recent *r = &comm->launcher.recent[op->family];
+    struct recent *r = &comm->launcher.recent[op->family];
     const struct algorithm *asked =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
     struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->bits, asked, op->uneven != NULL,
@@ -229,11 +253,15 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     if (!repeated) {
         comm->launcher.repeats = 0;
         TRY(prepare(comm, op, asked));
-        if (!r->deferred) TRY(check_rows(comm, op, r->program));
         comm->launcher.last = call;
     }
+    uint32_t code = trying_begin(comm, op, r->trial);
+    if (code != comm->launcher.code) comm->launcher.repeats = 0;       /* to be declared */
+    comm->launcher.code = code;
+    if (!r->deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
     executor_prepare(x);
-    x->launch.program = r->deferred ? NULL : r->program;
+    if (r->deferred) x->launch.program = NULL;
+    else take_program(x, r);
     x->launch.input = op->input;
     x->launch.output = op->output;
     x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
@@ -257,21 +285,23 @@ static enum placement_kind kind_of(const struct placement *p, int ranks)
    counts as in place, and says nothing about the others. */
 static tutti_status decide(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
-    struct placement p = tensors_placement(comm, op, r->reads);
+    struct placement p = tensors_placement(comm, op, r->runs.reads);
     int ranks = comm->launcher.ranks;
+    uint32_t code = p.asked ? 0 : comm->launcher.code;
     bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
-        && mask_equal(r->shared, p.shared, ranks) && mask_equal(r->in_place, p.in_place, ranks);
+        && r->code == code && mask_equal(r->shared, p.shared, ranks) && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
     p = tensors_placement(comm, op, true);
     r->asked_for = p.asked;
     r->open = p.open;
     r->reading = p.reading;
+    r->code = code;
     enum placement_kind kind = kind_of(&p, ranks);
     TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
-    r->reads = choice.reads;
-    if (!r->reads) p = tensors_placement(comm, op, false);
-    TRY(plan_for(comm, op, choice.algorithm, &p, r));
+    trying_take(r->code, choice_is_open(kind), &choice);
+    if (!choice.reads) p = tensors_placement(comm, op, false);
+    TRY(plan_for(comm, op, &choice, &p, r));
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
     return TUTTI_OK;
@@ -285,8 +315,7 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
     if (!x->launch.program) {
         TRY(decide(comm, op, r));
         TRY(check_rows(comm, op, r->program));
-        x->launch.tile_bytes = r->tile_bytes;
-        x->launch.program = r->program;
+        take_program(x, r);
     }
     status = tensors_find(comm, op);
     return status == TUTTI_OK ? executor_start(x) : status;
@@ -305,7 +334,10 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
         tutti_status status = finish_deferred(comm, op);
         if (status != TUTTI_OK) return status;
     }
-    return executor_step(&comm->executor);
+    tutti_status status = executor_step(&comm->executor);
+    bool timed = status == TUTTI_OK && comm->executor.launch.timed;
+    if (timed) trying_end(comm, op, comm->launcher.recent[op->family].trial);
+    return status;
 }
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }
 
@@ -329,14 +361,17 @@ tutti_status launcher_init(struct launcher *l, int ranks)
     }
     return TUTTI_OK;
 }
-void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine)
+void launcher_tune(struct launcher *l, const struct layout *layout, int cores, const struct machine *machine,
+    struct tuning *tuning)
 {
+    trying_init(&l->trials, tuning, layout->largest > cores);
     l->chooser = (struct chooser){ .layout = layout, .cache = l->priced, .cores = cores, .machine = *machine };
 }
 void launcher_finish(struct launcher *l)
 {
     for (int f = 0; f < FAMILY_COUNT; f++) l->recent[f].program = NULL;
     chooser_finish(&l->chooser);
+    trials_finish(&l->trials);
     cache_destroy(l->cache);
     cache_destroy(l->priced);
     free(l->masks);

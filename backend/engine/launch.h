@@ -2,6 +2,7 @@
 #pragma once
 #include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
+#include "backend/engine/trials.h"
 
 struct recent {                                         /* the last choice of a family: most calls repeat it */
     uint64_t bytes;                                     /* uneven counts: their sum if all know it, or 0 */
@@ -9,14 +10,14 @@ struct recent {                                         /* the last choice of a 
     bool stage_inputs, uneven;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
-    size_t tile_bytes;
-    int slots;
     bool deferred;                                      /* the plan is chosen after the roll call */
     bool may_read;                                      /* by it private tensors may be read where they lie */
     struct program *program;                            /* deferred: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
-    bool asked_for, open, reading;                      /* deferred: as the placement said, and ... */
-    bool reads;                                         /* ... private tensors are read where they lie */
+    bool asked_for, open, reading;                      /* deferred: as the placement said */
+    struct choice runs;                                 /* what the program is, and how it is cut */
+    uint32_t code;                                      /* what is tried that way; 0: it is as priced */
+    struct trial *trial;                                /* of calls like this; NULL: nothing is tried */
 };
 /* What makes two calls of the same kind: only their buffers and their sequence differ. */
 struct call {
@@ -43,10 +44,14 @@ struct launcher {                                       /* of the driver */
     uint64_t *masks;                                    /* two for each family */
     struct call last;                                   /* what the executor's launch is for */
     int repeats;                                        /* declarations that say so; 0: last does not count */
+    struct trials trials;
+    uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
+    int64_t begun_ns;                                   /* if it is timed */
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */
-void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine);
+void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine,
+    struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
 /* What an operation with even counts would run as, and its price. NO_MEMORY; as `choose`. */
 tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out);

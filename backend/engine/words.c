@@ -48,7 +48,9 @@ static void describe_more(const struct declaration *d, char *out, size_t bytes)
     if (d->slots && used < bytes)
         used += (size_t)snprintf(out + used, bytes - used, ", %llu slots", (unsigned long long)d->slots);
     if (d->counts && used < bytes)
-        snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
+        used +=
+            (size_t)snprintf(out + used, bytes - used, ", counts with the digest %08x", (unsigned)(d->counts >> 32));
+    if (d->trial && used < bytes) snprintf(out + used, bytes - used, ", trying another way (TUTTI_TRIALS)");
 }
 void words_of_disagreement(const struct group *g, int rank, const struct declaration *call, int other,
     const struct declaration *its_call, char *out, size_t bytes)

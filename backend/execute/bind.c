@@ -187,7 +187,8 @@ void bind_operands(struct executor *x)
     size_t cut = (size_t)program->schedule->cut;
     x->launch.rows_early = rows_go_early(x);
     size_t unit = l->rows_early ? l->rows->row_bytes : CACHE_LINE;
-    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes && program->cut.unit_bytes == unit;
+    bool again = !u && program->is_cut && program->cut.part_bytes == l->part_bytes && program->cut.unit_bytes == unit
+        && program->cut.wanted_bytes == l->tile_bytes && program->cut.short_laps == l->short_laps;
     assert(!u || cut == 1);
     x->run.cut = &program->cut;
     if (again) slots_take(x);
@@ -205,6 +206,8 @@ void bind_operands(struct executor *x)
     program->is_fixed = false;
     program->cut.part_bytes = l->part_bytes;
     program->cut.unit_bytes = unit;
+    program->cut.wanted_bytes = l->tile_bytes;
+    program->cut.short_laps = l->short_laps;
     program->cut.piece_bytes = cut == 1 ? l->part_bytes : size_round_up((l->part_bytes + cut - 1) / cut, unit);
     program->is_cut = !u;
     program->cut.beyond_cache = is_beyond_cache(x);
@@ -218,7 +221,8 @@ enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below,
 static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
     bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->run.cut->in_line;
-    return waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && (!x->site.paced || pace_streams(to));
+    bool around = waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && !x->launch.ordinary;
+    return around && (!x->site.paced || pace_streams(to));
 }
 /* In place it has read this as input a few tiles ago, so the cache has it, and would have to let it go first. */
 static bool replaces_input(const struct executor *x, struct span span)

@@ -8,6 +8,8 @@
 struct cut {                                            /* how a message is cut; see bind.c */
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     size_t unit_bytes;                                  /* what cuts fall on multiples of */
+    size_t wanted_bytes;                                /* of a tile of the whole message, as it was asked for */
+    bool short_laps;                                    /* likewise: slots come round soon */
     size_t tile_slot_bytes, slots_bytes;                /* of a tile's slots, of all that the operation needs */
     uint32_t tile_slots;                                /* for tiles in turns */
     bool goes_round;                                    /* its slots are in the ring: see slots.c */

@@ -1,5 +1,6 @@
 /* The roll call: who has come, whether all mean the same, and who of them needs this core. */
 #include "backend/execute/roll_call.h"
+#include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/execute/counters.h"
 #include "backend/execute/tracks.h"
@@ -37,7 +38,7 @@ void executor_describe(struct executor *x)              /* odd factors: no singl
     const struct declaration *d = x->run.declaration;
     uint64_t kind = (uint64_t)d->operation << 48 ^ (uint64_t)d->dtype << 40 ^ (uint64_t)d->op << 32 ^ (uint32_t)d->root;
     x->run.kind = d->count * 0xbf58476d1ce4e5b9u + kind * 0x94d049bb133111ebu + d->bits * 0xd6e8feb86659fd93u
-        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu;
+        + (d->algorithm << 48 ^ d->slots << 40 ^ d->tile_bytes) * 0xff51afd7ed558ccdu + d->trial * 0xc4ceb9fe1a85ec53u;
 }
 void fingerprint_make(struct executor *x)
 {
@@ -94,9 +95,11 @@ __attribute__((noinline)) static bool have_come_who_are_needed(struct executor *
 /* Who has arrived will not look at my next line before I have written it for the next operation: time to fetch it. */
 bool roll_call(struct executor *x, tutti_status *status)
 {
+    if (x->launch.timed && !x->run.looked_ns) x->run.looked_ns = clock_ns();
     if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
     if (is_refused(x)) return false;
     line_own(&x->site.mine->line[tracks_next(x)]);
+    if (x->launch.timed) x->run.awaited_ns = clock_ns() - x->run.looked_ns;
     return x->run.arrived = true;
 }
 static bool has_arrived(const struct executor *x, int peer)

@@ -13,7 +13,14 @@
 #include "backend/base/status.h"
 #include "backend/execute/tracks.h"
 
-enum { CACHE_LINE = 64, FIRST_RESERVED = 64 << 10, ROUND_AT_LEAST = 4 << 10, ALONE_AT_LEAST = 8 << 10, LAPS = 4 };
+enum {
+    CACHE_LINE = 64,
+    FIRST_RESERVED = 64 << 10,
+    ROUND_AT_LEAST = 4 << 10,
+    ALONE_AT_LEAST = 8 << 10,
+    LAPS = 4,
+    SHORT_LAPS = 8
+};
 
 static size_t tracks_bytes(const struct executor *x) { return x->site.spread ? 0 : TRACKS * TRACK_BYTES; }
 static size_t ring_bytes(const struct executor *x)
@@ -29,9 +36,13 @@ size_t slots_most_chunks(const struct executor *x, int tiles)
 {
     return slots_most_bytes(x) / CACHE_LINE / (size_t)tiles;
 }
-static bool begins_a_lap(const struct executor *x, size_t bytes)
+static size_t lap_bytes(const struct executor *x, const struct cut *c)
 {
-    size_t lap = size_smaller(size_larger(x->ring.taken / LAPS, 3 * bytes), ring_bytes(x));
+    return c->short_laps ? ring_bytes(x) / SHORT_LAPS : ring_bytes(x);
+}
+static bool begins_a_lap(const struct executor *x, const struct cut *c)
+{
+    size_t bytes = c->slots_bytes, lap = size_larger(size_smaller(x->ring.taken / LAPS, lap_bytes(x, c)), 3 * bytes);
     return x->ring.at + bytes > lap && bytes <= x->ring.first;
 }
 void slots_take(struct executor *x)
@@ -41,19 +52,20 @@ void slots_take(struct executor *x)
     else if (c->one_sided && !x->run.deferred) x->run.slots_at = ring_bytes(x) + (size_t)x->run.track * TRACK_BYTES;
     else if (!c->goes_round)
         x->run.slots_at = ring_bytes(x) + tracks_bytes(x) + (size_t)x->run.parity * slots_most_bytes(x);
-    else x->run.slots_at = begins_a_lap(x, c->slots_bytes) ? 0 : x->ring.at;
+    else x->run.slots_at = begins_a_lap(x, c) ? 0 : x->ring.at;
 }
 /* Tiles of one operation go round by themselves: in as many places as there are slots, or a multiple. */
-static uint32_t count_tile_slots(const struct executor *x, size_t slots, size_t tile_slot_bytes)
+static uint32_t count_tile_slots(const struct executor *x, const struct cut *c, size_t slots, size_t tile_slot_bytes)
 {
-    size_t times = ring_bytes(x) / 2 / (slots * tile_slot_bytes);
+    size_t times = lap_bytes(x, c) / 2 / (slots * tile_slot_bytes);
     return (uint32_t)(slots * size_larger(times, 1));
 }
 void slots_lay_out(struct executor *x, struct cut *c)
 {
     const struct plan *plan = x->launch.program->plan;
     c->tile_slot_bytes = (size_t)x->launch.program->schedule->chunks[SCRATCH] * c->slot_stride;
-    c->tile_slots = c->single || !c->tile_slot_bytes ? 1 : count_tile_slots(x, (size_t)plan->slots, c->tile_slot_bytes);
+    c->tile_slots =
+        c->single || !c->tile_slot_bytes ? 1 : count_tile_slots(x, c, (size_t)plan->slots, c->tile_slot_bytes);
     c->slots_bytes = c->in_line ? 0 : size_smaller((size_t)c->tiles, c->tile_slots) * c->tile_slot_bytes;
     bool few = c->slots_bytes < (x->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : ROUND_AT_LEAST);
     c->goes_round = !few && 3 * c->slots_bytes <= ring_bytes(x);

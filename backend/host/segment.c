@@ -23,6 +23,7 @@ struct header {
     uint32_t unused;
     struct failure failure;
     struct told told;
+    struct tuning tuning;
 };
 static const char magic[8] = "tutti-s1";
 static_assert(sizeof(struct line) == 128, "a line is two cache lines");
@@ -85,6 +86,7 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
     out->base = base;
     out->failure = &((struct header *)base)->failure;
     out->told = &((struct header *)base)->told;
+    out->tuning = &((struct header *)base)->tuning;
     out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
     out->controls = (struct control *)(void *)(out->base + offsets->controls);
     out->declarations = (struct declaration *)(void *)(out->base + offsets->declarations);

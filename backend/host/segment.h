@@ -30,6 +30,7 @@ struct declaration {                                   /* what I think we are do
     uint64_t counts;                                   /* over several hosts: a digest of those all ranks give    */
     struct location tensor[2];                         /* of operations that look where tensors lie: of INPUT and */
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
+    uint64_t trial;                                    /* what is tried in place of what is priced, or 0          */
     uint64_t fingerprint;                              /* of a one-sided one, as in the line, but kept for longer */
 };
 /* Of one rank. Peers that read two lines in turns prefetch what follows at the same distance: nothing that the rank
@@ -83,6 +84,11 @@ struct told {                                          /* by rank 0 to the other
     int32_t distance;
     unsigned char figures[FIGURES_BYTES];              /* of the machine                                          */
 };
+enum { TRIALS = 64 };
+struct tuning {                                        /* what runs of several choices: engine/trials.h           */
+    _Alignas(128) _Atomic uint64_t word[TRIALS];
+    _Atomic uint32_t asked;                            /* bits: of these families a rank asks for an algorithm    */
+};
 struct segment_shape {
     int ranks, columns;                                /* it is for so many ranks, of a group of so many          */
     size_t slot_bytes, pair_bytes;                     /* of each rank, of each ordered pair                      */
@@ -94,6 +100,7 @@ struct segment {                                       /* this process's view   
     unsigned char *base;
     struct failure *failure;
     struct told *told;
+    struct tuning *tuning;
     struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
     struct control *controls;                          /* [ranks]                                                 */
     struct declaration *declarations;                  /* [ranks][DECLARATIONS]                                   */

@@ -1,6 +1,7 @@
 /* What benchmarks ask of the inside of the library. */
 #include "tests/bench/inside.h"
 #include "backend/engine/comm.h"
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +17,13 @@ void inside_choice(const tutti_comm *comm, const char *collective, char *out, si
     for (int f = 0; f < FAMILY_COUNT; f++) {
         const struct recent *r = &comm->launcher.recent[f];
         if (strcmp(family_name((enum family)f), collective) != 0 || !r->program) continue;
-        snprintf(out, capacity, "%s %zuKx%d", r->program->plan->algorithm->name, r->tile_bytes >> 10, r->slots);
+        char words[CHOICE_WORDS];
+        choice_words(&r->runs, words);
+        snprintf(out, capacity, "%s", words);
     }
+}
+void inside_hold(tutti_comm *comm)
+{
+    struct trials *t = &comm->launcher.trials;
+    for (int i = 0; i < t->count; i++) t->of[i]->lost = HUGE_VAL;
 }

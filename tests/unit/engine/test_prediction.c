@@ -52,7 +52,7 @@ static void what_is_predicted_runs(struct rank *me)
             == TUTTI_OK);
         const struct recent *r = &me->comm->launcher.recent[ALLREDUCE];
         REQUIRE(strcmp(r->algorithm->name, chosen.algorithm) == 0);
-        REQUIRE(r->tile_bytes == chosen.tile_bytes && r->slots == chosen.slots);
+        REQUIRE(r->runs.tile_bytes == chosen.tile_bytes && r->runs.slots == chosen.slots);
     }
     free(data);
 }

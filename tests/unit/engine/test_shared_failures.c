@@ -2,6 +2,7 @@
  * them, one is freed too early, a process is forked, descriptors or addresses run out. After each, the memory belongs
  * to its owner again, and other groups go on. */
 #include "tests/support/world.h"
+#include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -159,6 +160,14 @@ static void test_killed_peers(void **state)
 
 /* ---- what is refused ---- */
 static void barrier(tutti_comm *comm) { REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK); }
+/* What is to be refused is a mapping: what is planned before that finds room on the heap. */
+static void make_room_on_heap(void)
+{
+    void *pieces[64];
+    mallopt(M_TRIM_THRESHOLD, INT32_MAX);
+    for (int i = 0; i < 64; i++) REQUIRE((pieces[i] = malloc(32 << 10)) != NULL);
+    for (int i = 0; i < 64; i++) free(pieces[i]);
+}
 /* A rank that cannot map a peer's tensor fails the group, with words; a group made later works. */
 static void expect_failure(struct rank *me, float *at, int refused_rank, const char *says)
 {
@@ -167,6 +176,7 @@ static void expect_failure(struct rank *me, float *at, int refused_rank, const c
     struct rlimit before = { 0, 0 };
     int which = strstr(says, "open files") ? RLIMIT_NOFILE : RLIMIT_AS;
     bool refused = me->rank == refused_rank;
+    make_room_on_heap();
     if (refused) before = world_limit(which, which == RLIMIT_NOFILE ? 3 : 1 << 20);
     tutti_status status = sum(comm, at);
     if (refused) REQUIRE(setrlimit(which, &before) == 0);

@@ -1,4 +1,4 @@
-foreach(name accord choice collectives messages errors async shared_tensors shared_failures shared_messages crowd
+foreach(name accord choice trials trying collectives messages errors async shared_tensors shared_failures shared_messages crowd
     repeats ring late_reasons one_sided stopped versions prediction uneven queue properties network eviction priority)
   tutti_world(engine/test_${name})
 endforeach()
@@ -13,14 +13,17 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")
   set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
 endif()
-# Once more with private tensors read where they lie.
-function(tutti_reading name)
-  add_test(NAME ${name}_reading COMMAND ${name})
-  set_tests_properties(${name}_reading PROPERTIES TIMEOUT ${seconds} SKIP_RETURN_CODE 77
-    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache;TUTTI_SINGLE_COPY=1")
+function(tutti_again name manner setting)
+  add_test(NAME ${name}_${manner} COMMAND ${name})
+  set_tests_properties(${name}_${manner} PROPERTIES TIMEOUT ${seconds} SKIP_RETURN_CODE 77
+    ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache;${setting}")
 endfunction()
+# Once more with private tensors read where they lie; with another choice every few operations.
 foreach(name shared_tensors shared_failures shared_messages)
-  tutti_reading(test_${name})
+  tutti_again(test_${name} reading TUTTI_SINGLE_COPY=1)
+endforeach()
+foreach(name collectives one_sided shared_tensors shared_failures properties)
+  tutti_again(test_${name} trying TUTTI_TRIALS=2)
 endforeach()
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   tutti_world(engine/test_single_copy)

@@ -1,0 +1,64 @@
+/* Choices tried against each other while operations run. A price is a forecast: caches are shared with other machines,
+ * and cores are moved. So of each kind of call one rank, its *decider*, now and then lets all ranks run something else
+ * than what ran so far, measures both in turns, and keeps what took less.
+ *
+ * What runs is a function of the number of the operation and of a word in shared memory, which the decider writes: one
+ * choice until an operation that it names, another from then on. Ranks are at most TRACKS - 1 operations apart
+ * (execute/tracks.h). So what begins in TRACKS + 1 operations is known to all before it matters, and a word whose
+ * change is TRACKS operations ago can be replaced. All ranks meet kinds of calls in the same order, so they number
+ * them alike; and what is tried is part of the fingerprint: if they did not, they would learn it before any output
+ * is touched.
+ *
+ * A duel is four blocks of calls, this, that, this, that, each judged by its median. What is tried costs at most a
+ * tenth of the first calls, and a hundredth later. On one host, with a core for each rank, where nobody asks for
+ * anything; the bits of a sum depend on nothing that is tried. */
+#pragma once
+#include "backend/engine/variants.h"
+#include "backend/host/segment.h"
+
+/* ---- words ---- */
+enum { FROM_BITS = 64 - 2 * CHOICE_BITS };
+uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after);
+uint32_t trial_code_at(uint64_t word, uint64_t operation);              /* of the choice; 0: as priced */
+
+/* ---- of one kind of call ---- */
+enum { TRIAL_SAMPLES = 32 };
+struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
+struct contender { struct choice choice; uint32_t code; double ns; };   /* ns: the least median of its blocks */
+struct trial {
+    struct trial_key key;
+    _Atomic uint64_t *word;
+    /* The rest is the decider's. */
+    struct question question;                           /* with the placement of the last call */
+    struct contender this, that;                        /* what runs at rest, and what is tried */
+    int move;                                           /* the variant to be tried next */
+    int block;                                          /* of the duel, from 0; -1: none */
+    int warm, count;                                    /* calls of the block: not measured, and measured */
+    double sample[TRIAL_SAMPLES];
+    uint64_t start, change;                             /* where the block and the next one begin; 0: not yet known */
+    uint64_t from;                                      /* what the word says */
+    uint32_t before, after;
+    uint64_t calls, next;                               /* so far; the one at which to look for something to try */
+    double lost;                                        /* by trying, in calls of what runs at rest */
+};
+enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };   /* TUTTI_TRIALS */
+struct trials {                                         /* of one communicator */
+    struct tuning *tuning;
+    enum trying trying;
+    int count;
+    struct trial *of[TRIALS];                           /* owned */
+};
+/* The first call of a kind gives it a word. *out is NULL if there are too many kinds: then what is priced runs.
+   NO_MEMORY. */
+tutti_status trials_find(struct trials *trials, const struct trial_key *key, struct trial **out);
+void trials_finish(struct trials *trials);
+/* This rank asks for an algorithm: others, if they do not, are to try nothing in its place. */
+void trials_stop(struct trials *trials, enum family family);
+int trial_decider(const struct trial_key *key, int ranks);
+
+/* ---- by the decider ---- */
+/* The call with that number begins; true: trial_end is to be told how long it took. */
+bool trial_begin(struct trials *trials, struct trial *trial, uint64_t operation, const struct variety *variety);
+void trial_end(struct trial *trial, uint64_t operation, double ns);
+/* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
+void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);

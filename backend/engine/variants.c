@@ -1,0 +1,100 @@
+#include "backend/engine/variants.h"
+#include "backend/base/status.h"
+#include "backend/collectives/collectives.h"
+#include "backend/host/segment.h"
+#include <stdio.h>
+
+enum { ROW_BITS = 8, TILE_BITS = 5, SLOT_BITS = 4 };
+enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
+
+/* ---- as a number ---- */
+static uint32_t take(uint32_t *code, int bits)
+{
+    uint32_t field = *code & ((1u << bits) - 1);
+    *code >>= bits;
+    return field;
+}
+uint32_t choice_code(const struct choice *c)
+{
+    uint32_t code = (uint32_t)(c->algorithm - collectives_table);
+    code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
+    code = code << SLOT_BITS | (uint32_t)c->slots;
+    return code << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+}
+bool choice_decode(uint32_t code, enum family family, struct choice *out)
+{
+    out->ordinary = take(&code, 1);
+    out->reads = take(&code, 1);
+    out->short_laps = take(&code, 1);
+    out->slots = (int)take(&code, SLOT_BITS);
+    out->tile_bytes = (size_t)1 << take(&code, TILE_BITS);
+    out->algorithm = collectives_table;
+    while (out->algorithm->name && code) { out->algorithm++; code--; }
+    const struct algorithm *a = out->algorithm;
+    return a->name && a->family == family && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
+}
+void choice_words(const struct choice *c, char out[CHOICE_WORDS])
+{
+    snprintf(out, CHOICE_WORDS, "%s %zuKx%d%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
+        c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "");
+}
+
+/* ---- variants ---- */
+static tutti_status other_algorithm(struct chooser *x, const struct question *q, const struct choice *from, int number,
+    struct choice *out, bool *exists)
+{
+    struct question asked = *q;
+    for (const struct algorithm *a = collectives_table; a->name && !*exists; a++) {
+        if (a->family != q->family || a == from->algorithm || !choice_knows(x, a) || number-- > 0) continue;
+        asked.algorithm = a;
+        TRY(choose(x, &asked, out));
+        *exists = true;
+    }
+    return TUTTI_OK;
+}
+/* One tile has no others in flight, and what is larger than the message is one. */
+static bool change_cut(const struct question *q, int change, struct choice *c)
+{
+    bool one = c->tile_bytes >= q->message_bytes;
+    size_t tile = c->tile_bytes;
+    while (tile / 2 >= q->message_bytes) tile /= 2;
+    switch (change) {
+    case 0: c->tile_bytes = 2 * tile; return !one && 2 * tile <= MOST_TILE;
+    case 1: c->tile_bytes = tile / 2; return tile / 2 >= LEAST_TILE;
+    case 2: c->tile_bytes = tile / 4; return tile / 4 >= LEAST_TILE;
+    case 3: c->slots++; return !one && c->slots <= MOST_SLOTS;
+    default: c->slots--; return !one && c->slots >= 2;
+    }
+}
+static bool change_one(const struct variety *v, const struct question *q, int change, struct choice *c)
+{
+    if (change == 0) {
+        c->ordinary = !c->ordinary;
+        return v->paced && q->message_bytes >= STORED_AT_LEAST;
+    }
+    if (change == 1) {
+        c->reads = !c->reads;
+        return choice_is_open(q->placement) && !q->reading;
+    }
+    if (change == 2) {
+        c->short_laps = !c->short_laps;
+        return true;
+    }
+    return change_cut(q, change - 3, c);
+}
+tutti_status choice_vary(const struct variety *v, const struct question *q, const struct choice *from, int number,
+    struct choice *out, bool *exists)
+{
+    struct question exact = *q;
+    struct choice found = *from, now = *from;
+    *exists = false;
+    if (number < ALGORITHM_VARIANTS) TRY(other_algorithm(v->chooser, q, from, number, &found, exists));
+    else *exists = change_one(v, q, number - ALGORITHM_VARIANTS, &found);
+    if (!*exists) return TUTTI_OK;
+    exact.algorithm = NULL;
+    TRY(choice_price(v->chooser, &exact, &found));
+    TRY(choice_price(v->chooser, &exact, &now));
+    *exists = found.price <= v->most * now.price;
+    *out = found;
+    return TUTTI_OK;
+}

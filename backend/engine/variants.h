@@ -1,0 +1,21 @@
+/* Choices beside the one that is priced: by a number that ranks can tell each other, and what differs from one of them
+   in one thing. */
+#pragma once
+#include "backend/engine/choice.h"
+
+enum { CHOICE_BITS = 20 };
+/* All of a choice but its price, in so many bits; never 0. Its tile is a power of two. */
+uint32_t choice_code(const struct choice *choice);
+/* The same again. False: no rank of one host can run that, so who has written it is not in its right mind. */
+bool choice_decode(uint32_t code, enum family family, struct choice *out);
+enum { CHOICE_WORDS = 64 };
+void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);        /* as in "two_shot 256Kx3 stored" */
+
+/* What differs from a choice in one thing, by its number: another algorithm, as it is priced; larger and smaller tiles;
+   one tile more or less in flight; how slots are written, if `paced` says that both ways are open; whether open tensors
+   are read. *exists is false where there is no such thing, where it would change nothing, and where its price is
+   more than `most` times the other's. NO_MEMORY. */
+enum { ALGORITHM_VARIANTS = 4, VARIANTS = ALGORITHM_VARIANTS + 8 };
+struct variety { struct chooser *chooser; bool paced; double most; };
+tutti_status choice_vary(const struct variety *variety, const struct question *question, const struct choice *from,
+    int number, struct choice *out, bool *exists);

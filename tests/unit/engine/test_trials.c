@@ -1,0 +1,261 @@
+/* Choices tried while operations run: all ranks run the same however far they are apart, what takes less is found and
+   found again when times change, trying costs what it may, and who asks for an algorithm is left alone. Times are those
+   of a table; which rank goes on next is drawn. */
+#include "backend/collectives/collectives.h"
+#include "backend/engine/trials.h"
+#include "tests/support/random.h"
+#include "tests/unit/model/machines.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { RANKS = 3, KINDS = 4, OPERATIONS = 40000 };
+static const size_t MIB = 1 << 20;
+
+struct bench {                                          /* a decider, and what its choices are made of */
+    struct layout *layout;
+    struct chooser chooser;
+    struct tuning tuning;
+    struct trials trials;
+    struct variety variety;
+};
+static struct bench *bench_create(enum trying trying)
+{
+    struct bench *b = calloc(1, sizeof *b);
+    assert_non_null(b);
+    assert_int_equal(layout_create(NULL, RANKS, &b->layout), TUTTI_OK);
+    b->chooser = (struct chooser){
+        .layout = b->layout, .cache = cache_create(SIZE_MAX, NULL, NULL), .cores = RANKS, .machine = near_cores
+    };
+    assert_non_null(b->chooser.cache);
+    b->trials.tuning = &b->tuning;
+    b->trials.trying = trying;
+    b->variety = (struct variety){ &b->chooser, true, HUGE_VAL };
+    return b;
+}
+static void bench_destroy(struct bench *b)
+{
+    trials_finish(&b->trials);
+    chooser_finish(&b->chooser);
+    cache_destroy(b->chooser.cache);
+    layout_destroy(b->layout);
+    free(b);
+}
+static struct trial *add(struct bench *b, const struct question *q, int root)
+{
+    struct trial_key key = { q->family, root, false, q->message_bytes };
+    struct trial *t, *again;
+    struct choice priced;
+    assert_int_equal(trials_find(&b->trials, &key, &t), TUTTI_OK);
+    assert_int_equal(trials_find(&b->trials, &key, &again), TUTTI_OK);
+    assert_non_null(t);
+    assert_ptr_equal(t, again);
+    assert_int_equal(choose(&b->chooser, q, &priced), TUTTI_OK);
+    trial_is_of(t, q, &priced);
+    return t;
+}
+static uint32_t code_at(const struct trial *t, uint64_t operation)
+{
+    return trial_code_at(atomic_load(t->word), operation);
+}
+
+/* ---- words ---- */
+static void a_word_says_what_runs_before_and_after(void **state)
+{
+    uint32_t most = (1u << CHOICE_BITS) - 1;
+    uint64_t turn = (uint64_t)1 << FROM_BITS;
+    (void)state;
+    for (uint64_t from = 5; from < turn; from = 3 * from + 1)
+        for (int times = 0; times < 3; times++) {
+            uint64_t base = (uint64_t)times * turn, word = trial_word(base + from, 7, most);
+            assert_int_equal(trial_code_at(word, base + from - 1), 7);
+            assert_int_equal(trial_code_at(word, base + from), most);
+            assert_int_equal(trial_code_at(word, base + from + TRACKS), most);
+        }
+    assert_int_equal(trial_code_at(0, 12345), 0);       /* nothing has been written: as priced */
+}
+static void a_choice_is_a_number_and_nonsense_is_none(void **state)
+{
+    uint64_t seed = 11;
+    int sound = 0;
+    (void)state;
+    for (uint32_t code = 0; code < 1u << CHOICE_BITS; code++) {
+        struct choice c = { 0 };
+        bool is_sound = choice_decode(code, ALLREDUCE, &c);
+        if (!is_sound) continue;
+        sound++;
+        assert_int_equal(c.algorithm->family, ALLREDUCE);
+        assert_true(c.algorithm->host_memory && c.slots >= 1 && c.slots <= MAX_SLOTS);
+        if (random_next(&seed) % 16 == 0) assert_int_equal(choice_code(&c), code);
+    }
+    assert_int_equal(sound, 3 * 32 * MAX_SLOTS * 8);    /* algorithms, tiles, slots, three answers of yes or no */
+}
+
+/* ---- all ranks run the same ---- */
+struct history { uint32_t *code; uint64_t changes; };
+/* One operation of one rank: who decides goes first, and learns how long it took. */
+static void step(struct bench *b, struct trial *kinds[KINDS], const unsigned char *kind_of, int rank,
+    uint64_t operation, struct history *h, uint64_t *seed)
+{
+    struct trial *t = kinds[kind_of[operation]];
+    bool decides = rank == trial_decider(&t->key, RANKS), timed = false;
+    if (decides) timed = trial_begin(&b->trials, t, operation, &b->variety);
+    uint32_t code = code_at(t, operation);
+    if (h->code[operation] == UINT32_MAX) h->code[operation] = code;
+    assert_int_equal(h->code[operation], code);
+    if (timed) trial_end(t, operation, 1000 + (double)(random_next(seed) % 300));
+}
+static void run_apart(enum trying trying, uint64_t seed)
+{
+    static const enum family families[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
+    struct bench *b = bench_create(trying);
+    struct trial *kinds[KINDS];
+    struct history h = { malloc(OPERATIONS * sizeof *h.code), 0 };
+    unsigned char *kind_of = malloc(OPERATIONS);
+    uint64_t at[RANKS] = { 0 }, least = 0;
+    assert_non_null(h.code);
+    assert_non_null(kind_of);
+    for (int k = 0; k < KINDS; k++)
+        kinds[k] = add(b, &(struct question){ .family = families[k], .message_bytes = MIB }, k % RANKS);
+    for (int i = 0; i < OPERATIONS; i++) {
+        h.code[i] = UINT32_MAX;
+        kind_of[i] = (unsigned char)(random_next(&seed) % KINDS);
+    }
+    while (least < OPERATIONS) {
+        int rank = (int)(random_next(&seed) % RANKS), eager = (int)(random_next(&seed) % 3);
+        for (int n = 0; n < 1 + 8 * eager && at[rank] < OPERATIONS && at[rank] < least + TRACKS; n++)
+            step(b, kinds, kind_of, rank, at[rank]++, &h, &seed);
+        least = at[0];
+        for (int r = 1; r < RANKS; r++) least = at[r] < least ? at[r] : least;
+    }
+    for (int i = 1; i < OPERATIONS; i++) h.changes += h.code[i] != h.code[i - 1];
+    assert_true(h.changes > OPERATIONS / 100);
+    free(h.code);
+    free(kind_of);
+    bench_destroy(b);
+}
+static void ranks_that_are_apart_run_the_same(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        run_apart(TRIES, seed);
+        run_apart(TRIES_ANYTHING, seed);
+    }
+}
+
+/* ---- what takes less ---- */
+/* Of an allreduce of 1 MiB: four tiles of 128 KiB are best, and ordinary stores, and slots that come round soon. */
+static double first_ns(const struct choice *c)
+{
+    double ns = 1000;
+    if (c->tile_bytes != 128 << 10) ns += 60.0 * abs(__builtin_ctzll(c->tile_bytes) - 17);
+    ns += 80.0 * (4 - c->slots) + (c->ordinary ? 0 : 200) + (c->short_laps ? 0 : 100);
+    return ns + (strcmp(c->algorithm->name, "one_shot") == 0 ? 3000 : 0);
+}
+/* When cores have been moved: the opposite. */
+static double then_ns(const struct choice *c)
+{
+    return 1000 + 80.0 * (c->slots - 2) + (c->ordinary ? 200 : 0) + (c->short_laps ? 300 : 0)
+        + (strcmp(c->algorithm->name, "one_shot") == 0 ? 3000 : 0);
+}
+typedef double cost(const struct choice *c);
+/* So many calls with so much noise, and sometimes an interruption; returns what they took beyond the best. */
+static double call(struct bench *b, struct trial *t, uint64_t *operation, int calls, cost *ns_of, uint64_t *seed)
+{
+    double spent = 0;
+    for (int i = 0; i < calls; i++, ++*operation) {
+        bool timed = trial_begin(&b->trials, t, *operation, &b->variety);
+        uint32_t code = code_at(t, *operation);
+        struct choice runs = t->this.choice;
+        if (code) assert_true(choice_decode(code, ALLREDUCE, &runs));
+        else assert_int_equal(choose(&b->chooser, &t->question, &runs), TUTTI_OK);
+        double ns = ns_of(&runs) * (0.98 + (double)(random_next(seed) % 40) / 1000);
+        if (random_next(seed) % 50 == 0) ns *= 20;
+        else spent += ns;
+        if (timed) trial_end(t, *operation, ns);
+    }
+    return spent;
+}
+static void what_takes_less_is_found_and_found_again(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct bench *b = bench_create(TRIES);
+        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+        struct trial *t = add(b, &q, 0);
+        uint64_t operation = 0, noise = seed;
+        call(b, t, &operation, 6000, first_ns, &noise);
+        assert_true(first_ns(&t->this.choice) <= 1.05 * 1000);
+        call(b, t, &operation, 60000, then_ns, &noise);
+        assert_true(then_ns(&t->this.choice) <= 1.05 * 1000);
+        bench_destroy(b);
+    }
+}
+/* What is priced is the best, and all else takes four times as long. */
+static double nothing_else_ns(const struct choice *c)
+{
+    bool priced = !c->ordinary && !c->short_laps && c->slots == 2 && c->tile_bytes == 512 << 10;
+    return strcmp(c->algorithm->name, "two_shot") == 0 && priced ? 1000 : 4000;
+}
+static void trying_costs_little(void **state)
+{
+    struct bench *b = bench_create(TRIES);
+    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+    struct trial *t = add(b, &q, 0);
+    uint64_t operation = 0, noise = 3;
+    (void)state;
+    assert_true(nothing_else_ns(&t->this.choice) == 1000);
+    double early = call(b, t, &operation, 1000, nothing_else_ns, &noise);
+    double later = call(b, t, &operation, 100000, nothing_else_ns, &noise);
+    assert_true(nothing_else_ns(&t->this.choice) == 1000);
+    assert_true(early < 1000 * 1000 * 1.3);             /* a tenth, and one duel more that nobody could foresee */
+    assert_true(later < 1000 * 100000 * 1.03);
+    bench_destroy(b);
+}
+
+/* ---- who is left alone ---- */
+static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
+{
+    (void)state;
+    for (int off = 0; off < 2; off++) {
+        struct bench *b = bench_create(off ? TRIES_NOTHING : TRIES);
+        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+        struct trial *t = add(b, &q, 0);
+        uint64_t operation = 0, noise = 5;
+        if (!off) trials_stop(&b->trials, ALLREDUCE);
+        call(b, t, &operation, 2000, first_ns, &noise);
+        assert_int_equal(atomic_load(t->word), 0);
+        bench_destroy(b);
+    }
+}
+static void there_are_so_many_kinds_and_no_more(void **state)
+{
+    struct bench *b = bench_create(TRIES);
+    (void)state;
+    for (size_t i = 0; i <= TRIALS + 1; i++) {          /* the last is the first again */
+        struct trial_key key = { ALLREDUCE, 0, false, i <= TRIALS ? 1000 + i : 1000 };
+        struct trial *found;
+        assert_int_equal(trials_find(&b->trials, &key, &found), TUTTI_OK);
+        assert_true((found != NULL) == (i != TRIALS));
+    }
+    bench_destroy(b);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_word_says_what_runs_before_and_after),
+        cmocka_unit_test(a_choice_is_a_number_and_nonsense_is_none),
+        cmocka_unit_test(ranks_that_are_apart_run_the_same),
+        cmocka_unit_test(what_takes_less_is_found_and_found_again),
+        cmocka_unit_test(trying_costs_little),
+        cmocka_unit_test(nothing_is_tried_where_somebody_asks_or_it_is_off),
+        cmocka_unit_test(there_are_so_many_kinds_and_no_more),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,198 @@
+/* Operations of which another choice runs every few calls, whatever it costs (TUTTI_TRIALS=2): results are those of
+   always, on private and on shared tensors, among small one-sided operations in which ranks are apart. Who asks for an
+   algorithm alone has it, and is told if it comes too late for that. */
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "tests/support/random.h"
+#include "tests/support/world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#ifdef FEW
+enum { CALLS = 600 };
+#else
+enum { CALLS = 3000 };
+#endif
+enum { MOST_RANKS = 4, MOST_FLOATS = 1 << 16, DIFFERENT = 10 };
+enum what { SUM, SCATTERED_SUM, GATHERED, EXCHANGED, TO_ROOT, FROM_ROOT };
+static const struct kind {
+    enum what what;
+    size_t floats;
+    int root;
+} kinds[] = {
+    /* floats of one rank's part */
+    { SUM, 1 << 11, 0 },
+    { SUM, 50000, 0 },
+    { SUM, 16, 0 },
+    { SCATTERED_SUM, 9000, 0 },
+    { GATHERED, 2048, 0 },
+    { GATHERED, 12345, 0 },
+    { EXCHANGED, 3000, 0 },
+    { TO_ROOT, 20000, 1 },
+    { TO_ROOT, 1024, 0 },
+    { TO_ROOT, 100, 0 },
+    { FROM_ROOT, 30000, 1 },
+    { FROM_ROOT, 1024, 0 },
+    { FROM_ROOT, 32, 1 },
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static float value(int call, int rank, size_t i) { return (float)((call * 7 + rank * 31 + (int)(i % 97)) % 1000); }
+/* The result of one rank at index i; of FROM_ROOT all have it, of TO_ROOT the root. */
+static float expected(const struct kind *k, int call, int rank, int size, size_t i)
+{
+    float sum = 0;
+    size_t n = k->floats, from = i / n, at = k->what == SCATTERED_SUM ? (size_t)rank * n + i : i;
+    if (k->what == GATHERED) return value(call, (int)from, i % n);
+    if (k->what == EXCHANGED) return value(call, (int)from, (size_t)rank * n + i % n);
+    if (k->what == FROM_ROOT) return value(call, k->root, i);
+    for (int r = 0; r < size; r++) sum += value(call, r, at);
+    return sum;
+}
+static tutti_status run(const struct kind *k, struct rank *me, const float *in, float *out)
+{
+    tutti_comm *c = me->comm;
+    size_t n = k->floats;
+    switch (k->what) {
+    case SUM: return tutti_all_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, c, NULL);
+    case SCATTERED_SUM: return tutti_reduce_scatter(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, c, NULL);
+    case GATHERED: return tutti_all_gather(in, out, n, TUTTI_FLOAT32, c, NULL);
+    case EXCHANGED: return tutti_all_to_all(in, out, n, TUTTI_FLOAT32, c, NULL);
+    case TO_ROOT: return tutti_reduce(in, out, n, TUTTI_FLOAT32, TUTTI_SUM, k->root, c, NULL);
+    default: return tutti_broadcast(in, out, n, TUTTI_FLOAT32, k->root, c, NULL);
+    }
+}
+static size_t parts(const struct kind *k, int size, bool output)
+{
+    bool many = k->what == EXCHANGED || (output ? k->what == GATHERED : k->what == SCATTERED_SUM);
+    return k->floats * (size_t)(many ? size : 1);
+}
+static void call(struct rank *me, int number, const struct kind *k, float *in, float *out)
+{
+    for (size_t i = 0; i < parts(k, me->size, false); i++) in[i] = value(number, me->rank, i);
+    REQUIRE(run(k, me, in, out) == TUTTI_OK);
+    if (k->what == TO_ROOT && me->rank != k->root) return;
+    for (size_t i = 0; i < parts(k, me->size, true); i += i % 64 == 63 ? 257 : 1)
+        REQUIRE(out[i] == expected(k, number, me->rank, me->size, i));
+}
+struct seen { uint32_t code[DIFFERENT]; int count; };
+static void note(struct seen *s, uint32_t code)
+{
+    for (int i = 0; i < s->count; i++)
+        if (s->code[i] == code) return;
+    if (s->count < DIFFERENT) s->code[s->count++] = code;
+}
+/* Large ones with two kinds of tensors in turns: a few hundred calls each. */
+static void calls_main(struct rank *me)
+{
+    static const size_t bytes = MOST_RANKS * MOST_FLOATS * sizeof(float);
+    void *tensors[4] = { malloc(bytes), malloc(bytes) };
+    uint64_t seed = 77;
+    struct seen seen = { .count = 0 };
+    REQUIRE(tensors[0] && tensors[1]);
+    REQUIRE(tutti_mem_alloc(&tensors[2], bytes) == TUTTI_OK && tutti_mem_alloc(&tensors[3], bytes) == TUTTI_OK);
+    for (int number = 0; number < CALLS; number++) {
+        uint64_t draw = random_next(&seed);
+        int shared = number / 250 % 2 * 2, rows = draw % 64 == 0 ? 20 : 1;     /* now and then many of one kind */
+        const struct kind *k = &kinds[draw / 64 % KINDS];
+        if (k->root >= me->size) continue;
+        for (int i = 0; i < rows; i++) call(me, number, k, tensors[shared], tensors[shared + 1]);
+        note(&seen, me->comm->launcher.code);
+    }
+    REQUIRE(seen.count == *(int *)me->context);
+    free(tensors[0]);
+    free(tensors[1]);
+    tutti_mem_free(tensors[2]);
+    tutti_mem_free(tensors[3]);
+}
+static void with_trials(const char *setting)
+{
+    if (setting) setenv("TUTTI_TRIALS", setting, 1);
+    else unsetenv("TUTTI_TRIALS");
+    settings_reload();
+}
+static void results_are_those_of_always(void **state)
+{
+    int different = DIFFERENT;
+    (void)state;
+    with_trials("2");
+    for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, calls_main, &different);
+    with_trials(NULL);
+}
+static void nothing_is_tried_if_it_is_off(void **state)
+{
+    int different = 1;                                  /* nothing */
+    (void)state;
+    with_trials("0");
+    world_threads(2, NULL, calls_main, &different);
+    with_trials(NULL);
+}
+/* One rank asks for what all would have taken: the others try nothing in its place. */
+static void asker_main(struct rank *me)
+{
+    const struct kind sum = { SUM, 50000, 0 };
+    float *in = malloc(sum.floats * sizeof *in), *out = malloc(sum.floats * sizeof *out);
+    struct question q = { .family = ALLREDUCE, .message_bytes = sum.floats * sizeof *in };
+    struct choice priced;
+    REQUIRE(in && out);
+    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
+    if (me->rank == 1) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced.algorithm->name) == TUTTI_OK);
+    for (int number = 0; number < 300; number++) {
+        call(me, number, &sum, in, out);
+        REQUIRE(me->comm->launcher.code == 0);
+    }
+    free(in);
+    free(out);
+}
+static void who_asks_alone_is_left_alone(void **state)
+{
+    (void)state;
+    with_trials("2");
+    world_threads(3, NULL, asker_main, NULL);
+    with_trials(NULL);
+}
+/* When others already try something else, it is a disagreement, and the words say about what. */
+static void late_asker_main(struct rank *me)
+{
+    const struct kind sum = { SUM, 50000, 0 };
+    float *in = calloc(sum.floats, sizeof *in), *out = calloc(sum.floats, sizeof *out);
+    struct question q = { .family = ALLREDUCE, .message_bytes = sum.floats * sizeof *in };
+    tutti_status status = TUTTI_OK;
+    struct choice priced;
+    REQUIRE(in && out);
+    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
+    for (int number = 0; number < 300 && status == TUTTI_OK; number++) {
+        bool asks = me->rank == 1 && number == 60;
+        if (asks) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced.algorithm->name) == TUTTI_OK);
+        status = run(&sum, me, in, out);
+        REQUIRE(status == TUTTI_OK || number >= 60);
+    }
+    REQUIRE(status == TUTTI_MISMATCH);
+    REQUIRE(strstr(tutti_get_last_error(), "ranks disagree about operation 61"));
+    REQUIRE(strstr(tutti_get_last_error(), "trying another way (TUTTI_TRIALS)"));
+    free(in);
+    free(out);
+}
+static void who_asks_late_is_told(void **state)
+{
+    (void)state;
+    with_trials("2");
+    world_threads(2, NULL, late_asker_main, NULL);
+    with_trials(NULL);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(results_are_those_of_always),
+        cmocka_unit_test(nothing_is_tried_if_it_is_off),
+        cmocka_unit_test(who_asks_alone_is_left_alone),
+        cmocka_unit_test(who_asks_late_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
