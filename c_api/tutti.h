@@ -114,7 +114,8 @@ enum { TUTTI_REQUEST_ROOM_BYTES = 1024 };
 struct tutti_request {                                  /* begin with TUTTI_REQUEST_INIT; then set what you need */
     size_t struct_size;                                 /* sizeof(tutti_request) */
     const char *algorithm;                              /* a name, see tutti_algorithm_name, or a list as in
-                                                           tutti_config; NULL: the communicator's choice */
+                                                           tutti_config; NULL: the communicator's choice. All ranks
+                                                           ask alike: see tutti_comm_set_algorithm */
     int64_t timeout_ms;                                 /* 0: the communicator's */
     double factor;                                      /* of TUTTI_PREMUL_SUM */
     /* called once when the operation is over, on the thread that finished it; not when the call that should start it
@@ -446,7 +447,8 @@ typedef struct tutti_prediction {                       /* begin with TUTTI_PRED
 #define TUTTI_PREDICTION_INIT { sizeof(tutti_prediction), NULL, 0, 0, 0, false }
 /* What a collective with even counts, on tensors that are not of tutti_mem_alloc, would run as and take; nothing runs,
    and other ranks need not ask, but would hear the same. bytes: of a rank's larger buffer (allreduce: count elements;
-   allgather: p * count). collective, algorithm: as in tutti_comm_set_algorithm; algorithm NULL: what the communicator
+   allgather: p * count). It is what is priced; while operations run on one host, others are tried in its place
+   (TUTTI_TRIALS). collective, algorithm: as in tutti_comm_set_algorithm; algorithm NULL: what the communicator
    would choose. Waits while another thread is in a blocking call of the group. INVALID_ARGUMENT, with the nearest name,
    for a name that does not exist, and for an algorithm that the group's hosts do not allow. */
 TUTTI_API tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const char *algorithm, size_t bytes,

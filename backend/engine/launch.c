@@ -179,18 +179,32 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     *out = r;
     return TUTTI_OK;
 }
-/* Before anybody has come. */
+/* Before anybody has come all private tensors count as in place, and a plan of all_to_all never does. */
+static struct placement placement_for(tutti_comm *comm, const struct operation *op, const struct recent *r, bool reads)
+{
+    if (r->deferred) return tensors_placement(comm, op, reads);
+    return (struct placement){ .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
+}
+/* What is tried in its place, if anything; where there is no room for that, which is so on all ranks: what is priced */
+static tutti_status plan_tried(tutti_comm *comm, const struct operation *op, const struct choice *priced, bool open,
+    struct recent *r)
+{
+    struct choice tried = *priced;
+    bool tries = trying_take(comm->launcher.code, open, &tried);
+    struct placement p = placement_for(comm, op, r, tried.reads);
+    r->code = comm->launcher.code;
+    r->program = NULL;
+    tutti_status status = plan_for(comm, op, &tried, &p, r);
+    if (!tries || status != TUTTI_UNSUPPORTED) return status;
+    p = placement_for(comm, op, r, priced->reads);
+    return plan_for(comm, op, priced, &p, r);
+}
 static tutti_status plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct choice choice;
-    struct placement private = { .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
     size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
-    r->code = comm->launcher.code;
-    r->program = NULL;
     TRY(choose_for(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
-    trying_take(r->code, false, &choice);
-    TRY(plan_for(comm, op, &choice, &private, r));
-    return check_rows(comm, op, r->program);
+    return plan_tried(comm, op, &choice, false, r);
 }
 
 /* ---- the launch ---- */
@@ -259,6 +273,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     if (code != comm->launcher.code) comm->launcher.repeats = 0;       /* to be declared */
     comm->launcher.code = code;
     if (!r->deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
+    if (!r->deferred && !repeated) TRY(check_rows(comm, op, r->program));
     executor_prepare(x);
     if (r->deferred) x->launch.program = NULL;
     else take_program(x, r);
@@ -287,21 +302,19 @@ static tutti_status decide(tutti_comm *comm, const struct operation *op, struct 
 {
     struct placement p = tensors_placement(comm, op, r->runs.reads);
     int ranks = comm->launcher.ranks;
-    uint32_t code = p.asked ? 0 : comm->launcher.code;
     bool repeated = r->program && r->asked_for == p.asked && r->open == p.open && r->reading == p.reading
-        && r->code == code && mask_equal(r->shared, p.shared, ranks) && mask_equal(r->in_place, p.in_place, ranks);
+        && r->code == comm->launcher.code && mask_equal(r->shared, p.shared, ranks)
+        && mask_equal(r->in_place, p.in_place, ranks);
     if (repeated) return TUTTI_OK;
     struct choice choice;
     p = tensors_placement(comm, op, true);
     r->asked_for = p.asked;
     r->open = p.open;
     r->reading = p.reading;
-    r->code = code;
     enum placement_kind kind = kind_of(&p, ranks);
     TRY(choose_for(comm, op, p.asked ? r->algorithm : NULL, agreed_bytes(comm, op), kind, r, &choice));
-    trying_take(r->code, choice_is_open(kind), &choice);
-    if (!choice.reads) p = tensors_placement(comm, op, false);
-    TRY(plan_for(comm, op, &choice, &p, r));
+    TRY(plan_tried(comm, op, &choice, choice_is_open(kind), r));
+    p = tensors_placement(comm, op, r->runs.reads);
     mask_copy(r->shared, p.shared, ranks);
     mask_copy(r->in_place, p.in_place, ranks);
     return TUTTI_OK;

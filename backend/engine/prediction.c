@@ -1,6 +1,7 @@
 /* A prediction is the answer that the launcher would give a call, with its price: from the same chooser, so it is what
-   runs, and the first call of that size finds it made. That is the driver's, so the role is taken for as long as it
-   takes to price a few plans, as the first call of a size does. Nothing is said to other ranks. */
+   runs unless something else is tried, and the first call of that size finds it made. That is the driver's, so the role
+   is taken for as long as it takes to price a few plans, as the first call of a size does. Nothing is said to other
+   ranks. */
 #include "backend/engine/prediction.h"
 
 /* Where this rank can read the others' tensors, all are taken to. */

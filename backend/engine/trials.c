@@ -1,4 +1,5 @@
 #include "backend/engine/trials.h"
+#include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -6,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAD = TRACKS + 1, BLOCKS = 4, WARM = 4, LEAST_SAMPLES = 4, FIRST_CALL = 32, LOOK_EVERY = 64 };
+enum { LEAD = TRACKS + 1, BLOCKS = 4, WARM = 4, LEAST_SAMPLES = 4, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
 /* What is this much better replaces what ran so far; what is so much worse is not looked at twice. */
 static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1;
-static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64;
+static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
 
 /* ---- words ---- */
 static const uint64_t CODE_MASK = (1u << CHOICE_BITS) - 1;
@@ -22,13 +23,19 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation)
     int64_t ahead = (int64_t)((operation << 2 * CHOICE_BITS) - (word & ~trial_word(0, CODE_MASK, CODE_MASK)));
     return (uint32_t)((ahead >= 0 ? word : word >> CHOICE_BITS) & CODE_MASK);
 }
-static bool may_write(const struct trial *t, uint64_t operation) { return operation >= t->from + TRACKS; }
-static void let_run(struct trial *t, uint64_t operation, uint32_t code)
+static uint64_t word_of(const struct trial *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
+static uint32_t code_now(const struct trial *t, uint64_t operation) { return trial_code_at(word_of(t), operation); }
+/* Whatever any rank may be reading, it reads the same. */
+static bool may_write(const struct trial *t, uint64_t operation)
 {
-    t->before = t->after;
-    t->after = code;
-    t->from = operation + LEAD;
-    atomic_store_explicit(t->word, trial_word(t->from, t->before, t->after), memory_order_release);
+    return code_now(t, operation - TRACKS) == code_now(t, operation + TRACKS);
+}
+/* Returns from which operation on. */
+static uint64_t let_run(struct trial *t, uint64_t operation, uint32_t code)
+{
+    uint64_t from = operation + LEAD, word = trial_word(from, code_now(t, operation), code);
+    atomic_store_explicit(t->word, word, memory_order_release);
+    return from;
 }
 
 /* ---- kinds of calls ---- */
@@ -68,17 +75,22 @@ int trial_decider(const struct trial_key *key, int ranks)
     if (key->family == REDUCE || key->family == GATHER) return key->root;
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
-void trial_is_of(struct trial *t, const struct question *question, const struct choice *priced)
+static void give_up_duel(struct trial *t)
 {
-    if (t->this.choice.algorithm && t->question.placement == question->placement) return;
-    t->question = *question;
-    t->this = (struct contender){ .choice = *priced };
     t->block = -1;
     t->change = 0;
-    t->calls = 0;
-    t->lost = 0;
-    t->next = FIRST_CALL;
+}
+void trial_is_of(struct trial *t, const struct question *question, const struct choice *priced)
+{
+    if (t->priced.algorithm && t->question.placement == question->placement) return;
+    t->question = *question;
+    t->question.message_bytes = t->key.message_bytes;
+    t->priced = *priced;
+    t->this = (struct contender){ .choice = *priced };
+    t->next = t->calls + FIRST_CALL;
     t->move = 0;
+    memset(t->skips, 0, sizeof t->skips);
+    give_up_duel(t);
 }
 
 /* ---- a duel ---- */
@@ -108,23 +120,43 @@ static void log_duel(const struct trial *t)
     LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", family_name(t->key.family), t->key.message_bytes, this,
         t->this.ns / 1e3, that, t->that.ns / 1e3);
 }
-/* Ordinary stores are preferred: what else they are measured against may be they as well, and not for long. */
-static void end_duel(struct trial *t)
+/* Each block of that is to be better than each of this. Ordinary stores are preferred: what else they are measured
+   against may be they as well, and not for long. */
+static bool is_better(const struct trial *t)
 {
-    bool steadier = t->that.choice.ordinary && !t->this.choice.ordinary;
+    const struct contender *this = &t->this, *that = &t->that;
+    bool steadier = that->choice.ordinary && !this->choice.ordinary;
+    return steadier ? that->ns < AS_GOOD * this->ns : that->ns < BETTER * this->ns && that->most_ns < this->ns;
+}
+/* What was hopeless is tried again after one round of all variants, then after two more, after four more. */
+static void end_duel(struct trial *t, bool is_complete)
+{
+    unsigned char rounds = t->skips[t->tried].rounds;
     log_duel(t);
-    if (t->that.ns < (steadier ? AS_GOOD : BETTER) * t->this.ns) t->this = t->that;
-    t->block = -1;
+    if (is_complete) rounds = 0;
+    else rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
+    t->skips[t->tried].rounds = t->skips[t->tried].left = rounds;
+    t->lost += t->searched_ns / t->this.ns;
+    t->searched_ns = 0;
+    if (is_complete && is_better(t)) t->this = t->that;
     t->next = t->calls;
+    give_up_duel(t);
+}
+/* In calls; of the first call of a block, which may have to plan it, an interruption does not count in full. */
+static double excess(double ns, const struct trial *t)
+{
+    double calls = ns / t->this.ns - 1;
+    return calls < 0 ? 0 : calls < MOST_LOST ? calls : MOST_LOST;
 }
 static void end_block(struct trial *t)
 {
     struct contender *c = runs(t, t->block);
     double ns = median(t->sample, t->count);
     if (!c->ns || ns < c->ns) c->ns = ns;
-    if (c == &t->that && ns > t->this.ns) t->lost += (t->warm + t->count) * (ns / t->this.ns - 1);
+    if (ns > c->most_ns) c->most_ns = ns;
+    if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);
     bool hopeless = t->block == 1 && t->that.ns > HOPELESS * t->this.ns;
-    if (hopeless || t->block == BLOCKS - 1) end_duel(t);
+    if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
 }
 /* A block is long enough when it has been measured and the word may be written again; it goes on until the next one
@@ -132,9 +164,10 @@ static void end_block(struct trial *t)
 static void go_on(struct trial *t, uint64_t operation)
 {
     if (t->change && operation >= t->change) end_block(t);
-    if (t->block < 0 || t->change || t->count < LEAST_SAMPLES || !may_write(t, operation)) return;
-    let_run(t, operation, runs(t, t->block + 1)->code);
-    t->change = t->from;
+    if (t->block < 0) return;
+    if (code_now(t, operation) != runs(t, t->block)->code) { give_up_duel(t); return; }     /* it was long ago */
+    if (!t->change && t->count >= LEAST_SAMPLES && may_write(t, operation))
+        t->change = let_run(t, operation, runs(t, t->block + 1)->code);
 }
 
 /* ---- what to try, and when ---- */
@@ -151,7 +184,8 @@ static bool find_other(struct trial *t, const struct variety *v)
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
         if (choice_vary(v, &t->question, &t->this.choice, move, &found, &exists) != TUTTI_OK) return false;
-        if (!exists) continue;
+        if (!exists || (t->skips[move].left && t->skips[move].left--)) continue;
+        t->tried = move;
         t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
         return true;
     }
@@ -164,21 +198,36 @@ static void wander(struct trial *t, uint64_t operation, const struct variety *v)
     t->this = t->that;
     let_run(t, operation, t->this.code);
 }
+/* What runs is as it should be, else it is brought back to that. */
+static bool is_at_rest(struct trial *t, uint64_t operation)
+{
+    if (!may_write(t, operation)) return false;
+    if (code_now(t, operation) == t->this.code) return true;
+    let_run(t, operation, t->this.code);
+    return false;
+}
 static void rest(struct trial *t, uint64_t operation, const struct variety *v)
 {
-    if (!may_write(t, operation)) return;
-    if (t->before != t->this.code || t->after != t->this.code) { let_run(t, operation, t->this.code); return; }
-    if (t->calls < t->next) return;
+    if (!is_at_rest(t, operation) || t->calls < t->next) return;
     t->next = t->calls + LOOK_EVERY;
-    if (!may_spend(t) || !find_other(t, v)) return;
-    t->this.ns = 0;
+    if (!may_spend(t)) return;
+    int64_t begin = clock_ns();
+    bool found = find_other(t, v);
+    t->searched_ns += (double)(clock_ns() - begin);
+    if (!found) { t->next = 2 * t->calls; return; }
+    t->this.ns = t->this.most_ns = 0;
     begin_block(t, 0, operation);
 }
 bool trial_begin(struct trials *trials, struct trial *t, uint64_t operation, const struct variety *v)
 {
-    if (!t->this.choice.algorithm || trials->trying == TRIES_NOTHING) return false;    /* nothing has been priced yet */
+    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return false;         /* not priced yet */
     t->calls++;
-    if (is_stopped(trials, t->key.family)) return false;
+    if (is_stopped(trials, t->key.family)) {
+        t->this = (struct contender){ .choice = t->priced };
+        give_up_duel(t);
+        is_at_rest(t, operation);
+        return false;
+    }
     if (trials->trying == TRIES_ANYTHING) { wander(t, operation, v); return false; }
     if (t->block >= 0) go_on(t, operation);
     if (t->block < 0) rest(t, operation, v);
@@ -187,6 +236,7 @@ bool trial_begin(struct trials *trials, struct trial *t, uint64_t operation, con
 void trial_end(struct trial *t, uint64_t operation, double ns)
 {
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
+    if (t->warm == 0) t->first_ns = ns;
     if (t->warm < WARM) t->warm++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
 }

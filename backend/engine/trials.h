@@ -6,8 +6,8 @@
  * choice until an operation that it names, another from then on. Ranks are at most TRACKS - 1 operations apart
  * (execute/tracks.h). So what begins in TRACKS + 1 operations is known to all before it matters, and a word whose
  * change is TRACKS operations ago can be replaced. All ranks meet kinds of calls in the same order, so they number
- * them alike; and what is tried is part of the fingerprint: if they did not, they would learn it before any output
- * is touched.
+ * them alike; and what is tried is part of the fingerprint: if they did not, they would learn it as they learn of any
+ * disagreement.
  *
  * A duel is four blocks of calls, this, that, this, that, each judged by its median. What is tried costs at most a
  * tenth of the first calls, and a hundredth later. On one host, with a core for each rank, where nobody asks for
@@ -24,22 +24,22 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation);              /* of th
 /* ---- of one kind of call ---- */
 enum { TRIAL_SAMPLES = 32 };
 struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
-struct contender { struct choice choice; uint32_t code; double ns; };   /* ns: the least median of its blocks */
+struct contender { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
 struct trial {
     struct trial_key key;
     _Atomic uint64_t *word;
-    /* The rest is the decider's. */
+    /* The rest is of use to the decider. */
     struct question question;                           /* with the placement of the last call */
+    struct choice priced;
     struct contender this, that;                        /* what runs at rest, and what is tried */
-    int move;                                           /* the variant to be tried next */
+    int move, tried;                                    /* the variant to be tried next; that is which one */
+    struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
     int block;                                          /* of the duel, from 0; -1: none */
-    int warm, count;                                    /* calls of the block: not measured, and measured */
-    double sample[TRIAL_SAMPLES];
-    uint64_t start, change;                             /* where the block and the next one begin; 0: not yet known */
-    uint64_t from;                                      /* what the word says */
-    uint32_t before, after;
+    uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
+    int warm, count;                                    /* its calls: not measured, and measured */
+    double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
     uint64_t calls, next;                               /* so far; the one at which to look for something to try */
-    double lost;                                        /* by trying, in calls of what runs at rest */
+    double searched_ns, lost;                           /* looking; by trying, in calls of what runs at rest */
 };
 enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };   /* TUTTI_TRIALS */
 struct trials {                                         /* of one communicator */

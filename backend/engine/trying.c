@@ -6,7 +6,7 @@
 #include <math.h>
 
 enum { TRIED_AT_LEAST = 4096 };                         /* bytes; what is shorter travels in lines */
-static const double TRIED_AT_MOST = 1.6;                /* times the price of what runs */
+static const double TRIED_AT_MOST = 1.6;                /* times the least price */
 
 void trying_init(struct trials *trials, struct tuning *tuning, bool crowded)
 {
@@ -54,10 +54,11 @@ void trying_end(tutti_comm *comm, const struct operation *op, struct trial *t)
     if (!rooted) ns -= x->run.awaited_ns;
     trial_end(t, x->operation - 1, (double)(ns > 1 ? ns : 1));
 }
-void trying_take(uint32_t code, bool open, struct choice *choice)
+bool trying_take(uint32_t code, bool open, struct choice *choice)
 {
     struct choice tried;
-    if (!code || !choice_decode(code, choice->algorithm->family, &tried)) return;
+    if (!code || !choice_decode(code, choice->algorithm->family, &tried)) return false;
     tried.reads &= open;
     *choice = tried;
+    return true;
 }

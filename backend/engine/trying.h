@@ -13,5 +13,5 @@ tutti_status trying_find(tutti_comm *comm, const struct operation *op, const str
 uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial *trial);
 /* It is over, and was timed. */
 void trying_end(tutti_comm *comm, const struct operation *op, struct trial *trial);
-/* Puts what is tried in the place of what is priced; open: private tensors can be read. */
-void trying_take(uint32_t code, bool open, struct choice *choice);
+/* Puts what is tried in the place of what is priced; open: private tensors can be read. False: nothing is. */
+bool trying_take(uint32_t code, bool open, struct choice *choice);

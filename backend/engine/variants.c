@@ -4,7 +4,8 @@
 #include "backend/host/segment.h"
 #include <stdio.h>
 
-enum { ROW_BITS = 8, TILE_BITS = 5, SLOT_BITS = 4 };
+enum { ROW_BITS = 8, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 3 };
+_Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all of it");
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
 /* ---- as a number ---- */
@@ -19,11 +20,11 @@ uint32_t choice_code(const struct choice *c)
     uint32_t code = (uint32_t)(c->algorithm - collectives_table);
     code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
     code = code << SLOT_BITS | (uint32_t)c->slots;
-    return code << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+    return code << FLAG_BITS | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
 }
 bool choice_decode(uint32_t code, enum family family, struct choice *out)
 {
-    out->ordinary = take(&code, 1);
+    *out = (struct choice){ .ordinary = take(&code, 1) };
     out->reads = take(&code, 1);
     out->short_laps = take(&code, 1);
     out->slots = (int)take(&code, SLOT_BITS);
@@ -40,15 +41,20 @@ void choice_words(const struct choice *c, char out[CHOICE_WORDS])
 }
 
 /* ---- variants ---- */
-static tutti_status other_algorithm(struct chooser *x, const struct question *q, const struct choice *from, int number,
-    struct choice *out, bool *exists)
+/* As it is priced, unless that is too high. What differs only in how it is cut or written is not priced: that would
+   take longer than many calls. */
+static tutti_status other_algorithm(const struct variety *v, const struct question *q, const struct choice *from,
+    int number, struct choice *out, bool *exists)
 {
     struct question asked = *q;
-    for (const struct algorithm *a = collectives_table; a->name && !*exists; a++) {
-        if (a->family != q->family || a == from->algorithm || !choice_knows(x, a) || number-- > 0) continue;
+    struct choice least;
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        if (a->family != q->family || a == from->algorithm || !choice_knows(v->chooser, a) || number-- > 0) continue;
         asked.algorithm = a;
-        TRY(choose(x, &asked, out));
-        *exists = true;
+        TRY(choose(v->chooser, q, &least));
+        TRY(choose(v->chooser, &asked, out));
+        *exists = out->price <= v->most * least.price;
+        return TUTTI_OK;
     }
     return TUTTI_OK;
 }
@@ -85,16 +91,10 @@ static bool change_one(const struct variety *v, const struct question *q, int ch
 tutti_status choice_vary(const struct variety *v, const struct question *q, const struct choice *from, int number,
     struct choice *out, bool *exists)
 {
-    struct question exact = *q;
-    struct choice found = *from, now = *from;
+    struct choice found = *from;
     *exists = false;
-    if (number < ALGORITHM_VARIANTS) TRY(other_algorithm(v->chooser, q, from, number, &found, exists));
+    if (number < ALGORITHM_VARIANTS) TRY(other_algorithm(v, q, from, number, &found, exists));
     else *exists = change_one(v, q, number - ALGORITHM_VARIANTS, &found);
-    if (!*exists) return TUTTI_OK;
-    exact.algorithm = NULL;
-    TRY(choice_price(v->chooser, &exact, &found));
-    TRY(choice_price(v->chooser, &exact, &now));
-    *exists = found.price <= v->most * now.price;
     *out = found;
     return TUTTI_OK;
 }

@@ -13,8 +13,8 @@ void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);        /
 
 /* What differs from a choice in one thing, by its number: another algorithm, as it is priced; larger and smaller tiles;
    one tile more or less in flight; how slots are written, if `paced` says that both ways are open; whether open tensors
-   are read. *exists is false where there is no such thing, where it would change nothing, and where its price is
-   more than `most` times the other's. NO_MEMORY. */
+   are read. *exists is false where there is no such thing, where it would change nothing, and for an algorithm whose
+   price is more than `most` times the least. NO_MEMORY. */
 enum { ALGORITHM_VARIANTS = 4, VARIANTS = ALGORITHM_VARIANTS + 8 };
 struct variety { struct chooser *chooser; bool paced; double most; };
 tutti_status choice_vary(const struct variety *variety, const struct question *question, const struct choice *from,

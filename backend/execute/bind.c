@@ -221,7 +221,7 @@ enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below,
 static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
     bool waited_for = span.buffer == SCRATCH && t->by_tile && !x->run.cut->in_line;
-    bool around = waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && !x->launch.ordinary;
+    bool around = waited_for && bytes >= STREAM_AT_LEAST && x->site.stream && !(x->launch.ordinary && x->site.paced);
     return around && (!x->site.paced || pace_streams(to));
 }
 /* In place it has read this as input a few tiles ago, so the cache has it, and would have to let it go first. */

@@ -88,7 +88,7 @@ static void settle(const struct bench_case *c)
     int calls = c->bytes < TINY ? 0 : c->bytes <= 1 << 20 ? 2000 : c->bytes <= 4 << 20 ? 1000 : 400;
     for (int life = 0; life < LIVES; life++)
         for (int k = 0; k < calls + HELD_CALLS; k++) {
-            if (k == calls) inside_hold(comms[CHOICE][life]);
+            if (k == 0 || k == calls) inside_hold(comms[CHOICE][life], k == calls);
             case_use(c, at);
             case_dirty(c, at, k);
             begin_together();

@@ -22,8 +22,8 @@ void inside_choice(const tutti_comm *comm, const char *collective, char *out, si
         snprintf(out, capacity, "%s", words);
     }
 }
-void inside_hold(tutti_comm *comm)
+void inside_hold(tutti_comm *comm, bool holds)
 {
     struct trials *t = &comm->launcher.trials;
-    for (int i = 0; i < t->count; i++) t->of[i]->lost = HUGE_VAL;
+    for (int i = 0; i < t->count; i++) t->of[i]->lost = holds ? HUGE_VAL : 0;
 }

@@ -2,6 +2,7 @@
  * collectives that cases.h has. */
 #pragma once
 #include "c_api/tutti.h"
+#include <stdbool.h>
 #include <stddef.h>
 
 /* The algorithms that a group of one host chooses from, by the collective's name; NULL after the last. */
@@ -9,5 +10,5 @@ const char *inside_candidate(const char *collective, int index);
 /* What the last call of the collective ran as, as in "two_shot 256Kx3"; "messages" where there is nothing to say. */
 void inside_choice(const tutti_comm *comm, const char *collective, char *out, size_t capacity);
 /* From now on nothing else is tried in place of what this communicator has come to (engine/trials.h); what is being
-   tried goes on for a hundred calls more. */
-void inside_hold(tutti_comm *comm);
+   tried goes on for a hundred calls more. Or it is again. */
+void inside_hold(tutti_comm *comm, bool holds);

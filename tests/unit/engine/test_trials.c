@@ -98,17 +98,33 @@ static void a_choice_is_a_number_and_nonsense_is_none(void **state)
 }
 
 /* ---- all ranks run the same ---- */
-struct history { uint32_t *code; uint64_t changes; };
-/* One operation of one rank: who decides goes first, and learns how long it took. */
-static void step(struct bench *b, struct trial *kinds[KINDS], const unsigned char *kind_of, int rank,
-    uint64_t operation, struct history *h, uint64_t *seed)
+/* What all do: of which kind each operation is, which number it has (others may lie between it and the one before, now
+   and then very many), and what ran. */
+struct history { struct { int kind; uint64_t number; uint32_t code; } at[OPERATIONS + 1]; };
+static struct history *history_create(uint64_t *seed)
 {
-    struct trial *t = kinds[kind_of[operation]];
+    struct history *h = calloc(1, sizeof *h);
+    uint64_t number = 0;
+    assert_non_null(h);
+    for (int i = 0; i <= OPERATIONS; i++) {
+        uint64_t draw = random_next(seed), turn = (uint64_t)1 << FROM_BITS;
+        number += draw % 300 ? 1 : draw / 300 % 3 ? turn / 2 - 20 + draw / 900 % 40 : 1 + draw / 900 % (2 * turn);
+        h->at[i].kind = (int)((draw >> 32) % KINDS);
+        h->at[i].number = number;
+        h->at[i].code = UINT32_MAX;
+    }
+    return h;
+}
+/* One operation of one rank: who decides goes first, and learns how long it took. */
+static void step(struct bench *b, struct trial *kinds[KINDS], int rank, int index, struct history *h, uint64_t *seed)
+{
+    struct trial *t = kinds[h->at[index].kind];
+    uint64_t operation = h->at[index].number;
     bool decides = rank == trial_decider(&t->key, RANKS), timed = false;
     if (decides) timed = trial_begin(&b->trials, t, operation, &b->variety);
     uint32_t code = code_at(t, operation);
-    if (h->code[operation] == UINT32_MAX) h->code[operation] = code;
-    assert_int_equal(h->code[operation], code);
+    if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
+    assert_int_equal(h->at[index].code, code);
     if (timed) trial_end(t, operation, 1000 + (double)(random_next(seed) % 300));
 }
 static void run_apart(enum trying trying, uint64_t seed)
@@ -116,28 +132,22 @@ static void run_apart(enum trying trying, uint64_t seed)
     static const enum family families[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
     struct bench *b = bench_create(trying);
     struct trial *kinds[KINDS];
-    struct history h = { malloc(OPERATIONS * sizeof *h.code), 0 };
-    unsigned char *kind_of = malloc(OPERATIONS);
-    uint64_t at[RANKS] = { 0 }, least = 0;
-    assert_non_null(h.code);
-    assert_non_null(kind_of);
+    struct history *h = history_create(&seed);
+    int at[RANKS] = { 0 }, least = 0, changes = 0;
     for (int k = 0; k < KINDS; k++)
         kinds[k] = add(b, &(struct question){ .family = families[k], .message_bytes = MIB }, k % RANKS);
-    for (int i = 0; i < OPERATIONS; i++) {
-        h.code[i] = UINT32_MAX;
-        kind_of[i] = (unsigned char)(random_next(&seed) % KINDS);
-    }
     while (least < OPERATIONS) {
-        int rank = (int)(random_next(&seed) % RANKS), eager = (int)(random_next(&seed) % 3);
-        for (int n = 0; n < 1 + 8 * eager && at[rank] < OPERATIONS && at[rank] < least + TRACKS; n++)
-            step(b, kinds, kind_of, rank, at[rank]++, &h, &seed);
+        int rank = (int)(random_next(&seed) % RANKS), most = 1 + 8 * (int)(random_next(&seed) % 3);
+        for (int n = 0; n < most && at[rank] < OPERATIONS; n++) {
+            if (h->at[at[rank]].number >= h->at[least].number + TRACKS) break;
+            step(b, kinds, rank, at[rank]++, h, &seed);
+        }
         least = at[0];
         for (int r = 1; r < RANKS; r++) least = at[r] < least ? at[r] : least;
     }
-    for (int i = 1; i < OPERATIONS; i++) h.changes += h.code[i] != h.code[i - 1];
-    assert_true(h.changes > OPERATIONS / 100);
-    free(h.code);
-    free(kind_of);
+    for (int i = 1; i < OPERATIONS; i++) changes += h->at[i].code != h->at[i - 1].code;
+    assert_true(changes > OPERATIONS / 100);
+    free(h);
     bench_destroy(b);
 }
 static void ranks_that_are_apart_run_the_same(void **state)
@@ -234,6 +244,24 @@ static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
         bench_destroy(b);
     }
 }
+static void what_was_tried_ends_when_somebody_asks(void **state)
+{
+    (void)state;
+    for (int calls = 0; calls < 400; calls += 7) {
+        struct bench *b = bench_create(TRIES);
+        struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+        struct trial *t = add(b, &q, 0);
+        uint64_t operation = 0, noise = 5;
+        call(b, t, &operation, calls, first_ns, &noise);
+        trials_stop(&b->trials, ALLREDUCE);
+        call(b, t, &operation, 3 * TRACKS, first_ns, &noise);
+        for (int i = 0; i < 100; i++) {
+            call(b, t, &operation, 1, first_ns, &noise);
+            assert_int_equal(code_at(t, operation), 0);
+        }
+        bench_destroy(b);
+    }
+}
 static void there_are_so_many_kinds_and_no_more(void **state)
 {
     struct bench *b = bench_create(TRIES);
@@ -255,6 +283,7 @@ int main(void)
         cmocka_unit_test(what_takes_less_is_found_and_found_again),
         cmocka_unit_test(trying_costs_little),
         cmocka_unit_test(nothing_is_tried_where_somebody_asks_or_it_is_off),
+        cmocka_unit_test(what_was_tried_ends_when_somebody_asks),
         cmocka_unit_test(there_are_so_many_kinds_and_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
