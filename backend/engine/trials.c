@@ -214,7 +214,7 @@ static void rest(struct trial *t, uint64_t operation, const struct variety *v)
     int64_t begin = clock_ns();
     bool found = find_other(t, v);
     t->searched_ns += (double)(clock_ns() - begin);
-    if (!found) { t->next = 2 * t->calls; return; }
+    if (!found) return;
     t->this.ns = t->this.most_ns = 0;
     begin_block(t, 0, operation);
 }
