@@ -228,7 +228,6 @@ static void refuse_long(struct rank *me)
     size_t columns = 4 << 20;
     float *x = calloc(2 * columns, sizeof *x);
     REQUIRE(x);
-    REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", me->context) == TUTTI_OK);
     tutti_norm norm = TUTTI_NORM_INIT;
     REQUIRE(tutti_all_reduce_norm(x, x, 2, columns, TUTTI_FLOAT32, &norm, me->comm, NULL) == TUTTI_OK);
     norm.own_rows = true;
@@ -240,7 +239,6 @@ static void rows_must_fit(void **state)
 {
     (void)state;
     world_threads(2, NULL, refuse_long, NULL);
-    world_threads(2, NULL, refuse_long, "ring");        /* of which the plan is known before anybody has come */
 }
 static void disagree(struct rank *me)
 {
