@@ -32,6 +32,11 @@ static size_t agreed_bytes(const tutti_comm *comm, const struct operation *op)
     for (int q = 0; q < comm->group.size; q++) sum += u->lengths[u->agreement][q];
     return sum;
 }
+/* As far as it is known before anybody has come. */
+static size_t early_bytes(const tutti_comm *comm, const struct operation *op)
+{
+    return group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+}
 /* How the message is cut if the settings say, and as several hosts can. */
 static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choice *c)
 {
@@ -159,7 +164,7 @@ static tutti_status check_rows(const tutti_comm *comm, const struct operation *o
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     bool stage_inputs, struct recent *out)
 {
-    size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    size_t bytes = early_bytes(comm, op);
     struct trial *trial;
     TRY(trying_find(comm, op, asked, stage_inputs, message_bytes(comm, op), &trial));
     struct recent r = { .bytes = recent_bytes(comm, op),
@@ -175,7 +180,7 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     r.algorithm = choice.algorithm;
     r.deferred = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     TRY(find_may_read(comm, op, bytes, &r));
-    r.trial = trial;
+    r.trial = trial;                                    /* only now: what is asked above is not yet of its placement */
     *out = r;
     return TUTTI_OK;
 }
@@ -202,7 +207,7 @@ static tutti_status plan_tried(tutti_comm *comm, const struct operation *op, con
 static tutti_status plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
 {
     struct choice choice;
-    size_t bytes = group_is_spread(&comm->group) ? agreed_bytes(comm, op) : message_bytes(comm, op);
+    size_t bytes = early_bytes(comm, op);
     TRY(choose_for(comm, op, r->asked ? r->algorithm : NULL, bytes, TENSORS_PRIVATE, r, &choice));
     return plan_tried(comm, op, &choice, false, r);
 }

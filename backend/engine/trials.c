@@ -2,6 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
+#include "backend/base/sorted.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include <stdlib.h>
@@ -94,16 +95,6 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
 }
 
 /* ---- a duel ---- */
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *sample, int count)
-{
-    qsort(sample, (size_t)count, sizeof *sample, by_size);
-    return sample[count / 2];
-}
 static struct contender *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
 static void begin_block(struct trial *t, int block, uint64_t start)
 {
@@ -151,7 +142,7 @@ static double excess(double ns, const struct trial *t)
 static void end_block(struct trial *t)
 {
     struct contender *c = runs(t, t->block);
-    double ns = median(t->sample, t->count);
+    double ns = sorted_at(t->sample, t->count, t->count / 2);
     if (!c->ns || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);

@@ -50,8 +50,7 @@ void trying_end(tutti_comm *comm, const struct operation *op, struct trial *t)
 {
     const struct executor *x = &comm->executor;
     int64_t ns = clock_ns() - comm->launcher.begun_ns;
-    bool rooted = op->family == REDUCE || op->family == GATHER || op->family == BROADCAST || op->family == SCATTER;
-    if (!rooted) ns -= x->run.awaited_ns;
+    if (!family_has_root((enum family)op->family)) ns -= x->run.awaited_ns;
     trial_end(t, x->operation - 1, (double)(ns > 1 ? ns : 1));
 }
 bool trying_take(uint32_t code, bool open, struct choice *choice)

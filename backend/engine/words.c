@@ -17,14 +17,13 @@ void words_of_call(const struct declaration *d, char *out, size_t bytes)
     char root[32] = "", op[128] = "";
     enum family f = (enum family)d->operation;
     bool reduces = f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER;
-    bool rooted = f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER;
     if (f >= FAMILY_COUNT) { snprintf(out, bytes, "an unknown operation"); return; }
     if (reduces && d->op < TUTTI_OP_COUNT) snprintf(op, sizeof op, ", %s", op_name((tutti_op)d->op));
     if (reduces && d->op == OP_OF_ROWS) {
         strcpy(op, ", sum, ");
         rows_words(d->bits, op + strlen(op), sizeof op - strlen(op));
     }
-    if (rooted) snprintf(root, sizeof root, ", root %d", d->root);
+    if (family_has_root(f)) snprintf(root, sizeof root, ", root %d", d->root);
     const char *name = family_name(f), *dtype = dtype_name((tutti_dtype)d->dtype);
     if (f == BARRIER) snprintf(out, bytes, "barrier");
     else if (d->count == UNEVEN_COUNT) snprintf(out, bytes, "%s(uneven counts, %s%s)", name, dtype, op);

@@ -9,6 +9,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"
+#include "backend/base/sorted.h"
 #include "backend/model/machine.h"
 #include <linux/futex.h>
 #include <math.h>
@@ -52,20 +53,10 @@ static bool is_late(struct probe *p)
     if (clock_ns() > p->deadline_ns) atomic_store_explicit(&p->late, true, memory_order_relaxed);
     return atomic_load_explicit(&p->late, memory_order_relaxed);
 }
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double of_sorted(double *times, int count, int index)
-{
-    qsort(times, (size_t)count, sizeof *times, by_value);
-    return times[index];
-}
 /* What disturbs makes a time longer, never shorter: the lower quartile. Of differences, which may go both ways, and of
    a sleep, which takes sometimes this and sometimes that, the median. */
-static double undisturbed(double *times, int count) { return of_sorted(times, count, count / 4); }
-static double median(double *times, int count) { return of_sorted(times, count, count / 2); }
+static double undisturbed(double *times, int count) { return sorted_at(times, count, count / 4); }
+static double median(double *times, int count) { return sorted_at(times, count, count / 2); }
 static double since(int64_t begin_ns) { return (double)(clock_ns() - begin_ns); }
 
 /* ---- two threads ---- */

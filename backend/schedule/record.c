@@ -37,6 +37,10 @@ bool family_has(enum family family, int root, int rank, enum buffer buffer)
          output_on_root = family == REDUCE || family == GATHER;
     return rank == root || !((buffer == INPUT && input_on_root) || (buffer == OUTPUT && output_on_root));
 }
+bool family_has_root(enum family family)
+{
+    return !family_has(family, 0, 1, INPUT) || !family_has(family, 0, 1, OUTPUT);
+}
 int family_parts(enum family family, enum buffer buffer, int size)
 {
     bool many = buffer == INPUT ? family == REDUCE_SCATTER || family == SCATTER || family == ALL_TO_ALL

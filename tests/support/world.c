@@ -178,11 +178,16 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
     if (pretends) world_pretend("");
 }
 void world_meet(const struct rank *me) { pthread_barrier_wait(me->meeting); }
+void world_set(const char *variable, const char *value)
+{
+    if (value) setenv(variable, value, 1);
+    else unsetenv(variable);
+    settings_reload();
+}
 void world_pretend(const char *hosts)
 {
     pthread_once(&network_once, choose_network);
-    setenv("TUTTI_HOSTS", hosts, 1);
-    settings_reload();
+    world_set("TUTTI_HOSTS", hosts);
 }
 void world_threads_on(const char *hosts, int size, const tutti_config *options, rank_function *body, void *context)
 {

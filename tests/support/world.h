@@ -25,6 +25,7 @@ void world_meet(const struct rank *me);
 /* The same as world_threads over hosts that are pretended (TUTTI_HOSTS); pretend sets them alone, "": none. */
 void world_threads_on(const char *hosts, int size, const tutti_config *options, rank_function *body, void *context);
 void world_pretend(const char *hosts);
+void world_set(const char *variable, const char *value);                /* a setting; NULL: as if it were not given */
 void sleep_us(int us);
 /* Lowers the soft limit of a resource of this process; returns what it was, for setrlimit. */
 struct rlimit world_limit(int resource, rlim_t most);

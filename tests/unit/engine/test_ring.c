@@ -1,6 +1,5 @@
 /* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
    come to. Whatever came before, every operation finds its own bytes. */
-#include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
@@ -104,11 +103,6 @@ static void mix(struct rank *me)
     }
     free(data);
 }
-static void with_trials(const char *setting)
-{
-    setenv("TUTTI_TRIALS", setting, 1);
-    settings_reload();
-}
 /* Also if another choice runs every few operations, with other tiles and shorter laps. */
 static void no_operation_meets_the_slots_of_the_last(void **state)
 {
@@ -118,10 +112,10 @@ static void no_operation_meets_the_slots_of_the_last(void **state)
         for (int size = 2; size <= 3; size++)
             for (int tries = 0; tries < 2; tries++) {
                 struct shared shared = { .ring_bytes = rings[i] };
-                with_trials(tries ? "2" : "0");
+                world_set("TUTTI_TRIALS", tries ? "2" : "0");
                 world_threads(size, NULL, mix, &shared);
             }
-    with_trials("0");
+    world_set("TUTTI_TRIALS", "0");
 }
 
 /* As if there were so many ranks that a cache line of staging for each chunk is too much. */

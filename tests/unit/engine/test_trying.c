@@ -1,7 +1,6 @@
 /* Operations of which another choice runs every few calls, whatever it costs (TUTTI_TRIALS=2): results are those of
    always, on private and on shared tensors, among small one-sided operations in which ranks are apart. Who asks for an
    algorithm alone has it, and is told if it comes too late for that. */
-#include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
 #include "tests/support/world.h"
@@ -111,38 +110,37 @@ static void calls_main(struct rank *me)
     tutti_mem_free(tensors[2]);
     tutti_mem_free(tensors[3]);
 }
-static void with_trials(const char *setting)
-{
-    if (setting) setenv("TUTTI_TRIALS", setting, 1);
-    else unsetenv("TUTTI_TRIALS");
-    settings_reload();
-}
 static void results_are_those_of_always(void **state)
 {
     int different = DIFFERENT;
     (void)state;
-    with_trials("2");
+    world_set("TUTTI_TRIALS", "2");
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, calls_main, &different);
-    with_trials(NULL);
+    world_set("TUTTI_TRIALS", NULL);
 }
 static void nothing_is_tried_if_it_is_off(void **state)
 {
     int different = 1;                                  /* nothing */
     (void)state;
-    with_trials("0");
+    world_set("TUTTI_TRIALS", "0");
     world_threads(2, NULL, calls_main, &different);
-    with_trials(NULL);
+    world_set("TUTTI_TRIALS", NULL);
+}
+static const char *priced_for(struct rank *me, const struct kind *sum)
+{
+    struct question q = { .family = ALLREDUCE, .message_bytes = sum->floats * sizeof(float) };
+    struct choice priced;
+    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
+    return priced.algorithm->name;
 }
 /* One rank asks for what all would have taken: the others try nothing in its place. */
 static void asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
     float *in = malloc(sum.floats * sizeof *in), *out = malloc(sum.floats * sizeof *out);
-    struct question q = { .family = ALLREDUCE, .message_bytes = sum.floats * sizeof *in };
-    struct choice priced;
+    const char *priced = priced_for(me, &sum);
     REQUIRE(in && out);
-    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
-    if (me->rank == 1) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced.algorithm->name) == TUTTI_OK);
+    if (me->rank == 1) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced) == TUTTI_OK);
     for (int number = 0; number < 300; number++) {
         call(me, number, &sum, in, out);
         REQUIRE(me->comm->launcher.code == 0);
@@ -153,23 +151,21 @@ static void asker_main(struct rank *me)
 static void who_asks_alone_is_left_alone(void **state)
 {
     (void)state;
-    with_trials("2");
+    world_set("TUTTI_TRIALS", "2");
     world_threads(3, NULL, asker_main, NULL);
-    with_trials(NULL);
+    world_set("TUTTI_TRIALS", NULL);
 }
 /* When others already try something else, it is a disagreement, and the words say about what. */
 static void late_asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
     float *in = calloc(sum.floats, sizeof *in), *out = calloc(sum.floats, sizeof *out);
-    struct question q = { .family = ALLREDUCE, .message_bytes = sum.floats * sizeof *in };
+    const char *priced = priced_for(me, &sum);
     tutti_status status = TUTTI_OK;
-    struct choice priced;
     REQUIRE(in && out);
-    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
     for (int number = 0; number < 300 && status == TUTTI_OK; number++) {
         bool asks = me->rank == 1 && number == 60;
-        if (asks) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced.algorithm->name) == TUTTI_OK);
+        if (asks) REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", priced) == TUTTI_OK);
         status = run(&sum, me, in, out);
         REQUIRE(status == TUTTI_OK || number >= 60);
     }
@@ -182,9 +178,9 @@ static void late_asker_main(struct rank *me)
 static void who_asks_late_is_told(void **state)
 {
     (void)state;
-    with_trials("2");
+    world_set("TUTTI_TRIALS", "2");
     world_threads(2, NULL, late_asker_main, NULL);
-    with_trials(NULL);
+    world_set("TUTTI_TRIALS", NULL);
 }
 int main(void)
 {

@@ -1,0 +1,15 @@
+/* Of measured times: the one that so many others are not above. */
+#pragma once
+#include <stdlib.h>
+
+static inline int sorted_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+/* Sorts the values; index from 0: count / 2 is the median, count / 4 the lower quartile. */
+static inline double sorted_at(double *values, int count, int index)
+{
+    qsort(values, (size_t)count, sizeof *values, sorted_compare);
+    return values[index];
+}
