@@ -61,13 +61,14 @@ static bool may_tell(struct failure *failure)           /* false: another rank w
         if (atomic_compare_exchange_weak(&failure->state, &found, found | FAILURE_TELLING)) return true;
     return false;
 }
-static void control_wake(struct control *c)            /* whoever sleeps on any word of it */
+static void wake(const struct segment *s, int index)    /* whoever sleeps on any word of that rank */
 {
+    struct control *c = segment_control(s, index);
     atomic_fetch_add(&c->bell, 1);
     word_wake(&c->bell, true);
     for (int track = 0; track < TRACKS; track++)
         for (int i = -1; i < MAX_SLOTS; i++) {
-            struct line *line = &c->line[track];
+            struct line *line = segment_line(s, index, track);
             word_wake((_Atomic uint32_t *)(void *)(i < 0 ? &line->counter : &line->slots[i]), true);
         }
 }
@@ -87,7 +88,7 @@ static void tell_others(const tutti_comm *comm)
     failure->operation = first_that_fails(comm);
     snprintf(failure->detail, sizeof failure->detail, "%.499s", comm->outcome.detail);
     atomic_fetch_or(&failure->state, FAILURE_READY);
-    for (int peer = 0; peer < g->segment->ranks; peer++) control_wake(group_control(g, peer));
+    for (int peer = 0; peer < g->segment->ranks; peer++) wake(g->segment, peer);
 }
 struct about { enum agree_kind kind; int other; };       /* kind of the reason, and whom it is about, or -1 */
 static void keep_outcome(struct outcome *outcome, tutti_status status, const char *format, va_list arguments)

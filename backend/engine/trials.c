@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAD = TRACKS + 1, BLOCKS = 4, WARM = 4, LEAST_SAMPLES = 4, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
+enum { BLOCKS = 4, WARM = 4, FEW_SAMPLES = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
 /* What is this much better replaces what ran so far; what is so much worse is not looked at twice. */
-static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1;
+static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1, HOPELESS_AT_ONCE = 1.3;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
 
 /* ---- words ---- */
@@ -27,14 +27,14 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation)
 static uint64_t word_of(const struct trial *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
 static uint32_t code_now(const struct trial *t, uint64_t operation) { return trial_code_at(word_of(t), operation); }
 /* Whatever any rank may be reading, it reads the same. */
-static bool may_write(const struct trial *t, uint64_t operation)
+static bool may_write(const struct trial *t, const struct moment *now)
 {
-    return code_now(t, operation - TRACKS) == code_now(t, operation + TRACKS);
+    return code_now(t, now->operation - now->behind) == code_now(t, now->operation + now->ahead);
 }
 /* Returns from which operation on. */
-static uint64_t let_run(struct trial *t, uint64_t operation, uint32_t code)
+static uint64_t let_run(struct trial *t, const struct moment *now, uint32_t code)
 {
-    uint64_t from = operation + LEAD, word = trial_word(from, code_now(t, operation), code);
+    uint64_t from = now->operation + now->ahead + 1, word = trial_word(from, code_now(t, now->operation), code);
     atomic_store_explicit(t->word, word, memory_order_release);
     return from;
 }
@@ -139,10 +139,11 @@ static double excess(double ns, const struct trial *t)
     double calls = ns / t->this.ns - 1;
     return calls < 0 ? 0 : calls < MOST_LOST ? calls : MOST_LOST;
 }
+static double median(struct trial *t) { return sorted_at(t->sample, t->count, t->count / 2); }
 static void end_block(struct trial *t)
 {
     struct contender *c = runs(t, t->block);
-    double ns = sorted_at(t->sample, t->count, t->count / 2);
+    double ns = median(t);
     if (!c->ns || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);
@@ -150,15 +151,18 @@ static void end_block(struct trial *t)
     if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
 }
-/* A block is long enough when it has been measured and the word may be written again; it goes on until the next one
-   begins. */
-static void go_on(struct trial *t, uint64_t operation)
+static bool is_long_enough(struct trial *t)
 {
-    if (t->change && operation >= t->change) end_block(t);
+    bool may_be_hopeless = t->block == 1 && t->count >= FEW_SAMPLES;
+    return t->count >= ENOUGH_SAMPLES || (may_be_hopeless && median(t) > HOPELESS_AT_ONCE * t->this.ns);
+}
+/* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
+static void go_on(struct trial *t, const struct moment *now)
+{
+    if (t->change && now->operation >= t->change) end_block(t);
     if (t->block < 0) return;
-    if (code_now(t, operation) != runs(t, t->block)->code) { give_up_duel(t); return; }     /* it was long ago */
-    if (!t->change && t->count >= LEAST_SAMPLES && may_write(t, operation))
-        t->change = let_run(t, operation, runs(t, t->block + 1)->code);
+    if (code_now(t, now->operation) != runs(t, t->block)->code) { give_up_duel(t); return; }   /* it was long ago */
+    if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, runs(t, t->block + 1)->code);
 }
 
 /* ---- what to try, and when ---- */
@@ -183,23 +187,23 @@ static bool find_other(struct trial *t, const struct variety *v)
     return false;
 }
 /* For tests: the next variant of what ran last, whatever it costs. */
-static void wander(struct trial *t, uint64_t operation, const struct variety *v)
+static void wander(struct trial *t, const struct moment *now, const struct variety *v)
 {
-    if (!may_write(t, operation) || !find_other(t, v)) return;
+    if (!may_write(t, now) || !find_other(t, v)) return;
     t->this = t->that;
-    let_run(t, operation, t->this.code);
+    let_run(t, now, t->this.code);
 }
 /* What runs is as it should be, else it is brought back to that. */
-static bool is_at_rest(struct trial *t, uint64_t operation)
+static bool is_at_rest(struct trial *t, const struct moment *now)
 {
-    if (!may_write(t, operation)) return false;
-    if (code_now(t, operation) == t->this.code) return true;
-    let_run(t, operation, t->this.code);
+    if (!may_write(t, now)) return false;
+    if (code_now(t, now->operation) == t->this.code) return true;
+    let_run(t, now, t->this.code);
     return false;
 }
-static void rest(struct trial *t, uint64_t operation, const struct variety *v)
+static void rest(struct trial *t, const struct moment *now, const struct variety *v)
 {
-    if (!is_at_rest(t, operation) || t->calls < t->next) return;
+    if (!is_at_rest(t, now) || t->calls < t->next) return;
     t->next = t->calls + LOOK_EVERY;
     if (!may_spend(t)) return;
     int64_t begin = clock_ns();
@@ -207,21 +211,21 @@ static void rest(struct trial *t, uint64_t operation, const struct variety *v)
     t->searched_ns += (double)(clock_ns() - begin);
     if (!found) return;
     t->this.ns = t->this.most_ns = 0;
-    begin_block(t, 0, operation);
+    begin_block(t, 0, now->operation);
 }
-bool trial_begin(struct trials *trials, struct trial *t, uint64_t operation, const struct variety *v)
+bool trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return false;         /* not priced yet */
     t->calls++;
     if (is_stopped(trials, t->key.family)) {
         t->this = (struct contender){ .choice = t->priced };
         give_up_duel(t);
-        is_at_rest(t, operation);
+        is_at_rest(t, now);
         return false;
     }
-    if (trials->trying == TRIES_ANYTHING) { wander(t, operation, v); return false; }
-    if (t->block >= 0) go_on(t, operation);
-    if (t->block < 0) rest(t, operation, v);
+    if (trials->trying == TRIES_ANYTHING) { wander(t, now, v); return false; }
+    if (t->block >= 0) go_on(t, now);
+    if (t->block < 0) rest(t, now, v);
     return t->block >= 0;
 }
 void trial_end(struct trial *t, uint64_t operation, double ns)

@@ -3,11 +3,11 @@
  * than what ran so far, measures both in turns, and keeps what took less.
  *
  * What runs is a function of the number of the operation and of a word in shared memory, which the decider writes: one
- * choice until an operation that it names, another from then on. Ranks are at most TRACKS - 1 operations apart
- * (execute/tracks.h). So what begins in TRACKS + 1 operations is known to all before it matters, and a word whose
- * change is TRACKS operations ago can be replaced. All ranks meet kinds of calls in the same order, so they number
- * them alike; and what is tried is part of the fingerprint: if they did not, they would learn it as they learn of any
- * disagreement.
+ * choice until an operation that it names, another from then on. It is to name one that nobody has reached, and may
+ * write again when nobody is before that one any more. Where all await all, nobody goes beyond an operation that the
+ * decider only begins, so that can be the next one; where a rank may only send, ranks are at most TRACKS - 1 operations
+ * apart (execute/tracks.h). All ranks meet kinds of calls in the same order, so they number them alike; and what is
+ * tried is part of the fingerprint: if they did not, they would learn it as they learn of any disagreement.
  *
  * A duel is four blocks of calls, this, that, this, that, each judged by its median. What is tried costs at most a
  * tenth of the first calls, and a hundredth later. On one host, with a core for each rank, where nobody asks for
@@ -57,8 +57,10 @@ void trials_stop(struct trials *trials, enum family family);
 int trial_decider(const struct trial_key *key, int ranks);
 
 /* ---- by the decider ---- */
-/* The call with that number begins; true: trial_end is to be told how long it took. */
-bool trial_begin(struct trials *trials, struct trial *trial, uint64_t operation, const struct variety *variety);
+/* The operation that begins; the others are at most so many behind it, and so many ahead. */
+struct moment { uint64_t operation, behind, ahead; };
+/* A call begins; true: trial_end is to be told how long it took. */
+bool trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
 void trial_end(struct trial *trial, uint64_t operation, double ns);
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);

@@ -31,6 +31,14 @@ static bool is_decider(const tutti_comm *comm, const struct trial *t)
 {
     return trial_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
 }
+/* Before an operation in which all await all is over, nobody begins another. */
+static struct moment now(const tutti_comm *comm, const struct operation *op)
+{
+    const struct executor *x = &comm->executor;
+    bool apart = family_has_root((enum family)op->family) && !comm->launcher.recent[op->family].deferred;
+    if (apart) return (struct moment){ x->operation, TRACKS, TRACKS };
+    return (struct moment){ x->operation, x->operation - x->tracks.joined, 0 };
+}
 uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial *t)
 {
     struct executor *x = &comm->executor;
@@ -40,7 +48,8 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
     if (is_decider(comm, t)) {
         bool anything = l->trials.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced && x->site.stream, anything ? HUGE_VAL : TRIED_AT_MOST };
-        x->launch.timed = trial_begin(&l->trials, t, x->operation, &variety);
+        struct moment moment = now(comm, op);
+        x->launch.timed = trial_begin(&l->trials, t, &moment, &variety);
         if (x->launch.timed) l->begun_ns = clock_ns();
     }
     return trial_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);

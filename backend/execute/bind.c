@@ -57,7 +57,7 @@ static struct piece locate_scratch(const struct executor *x, int track, const st
     const struct cut *c = x->run.cut;
     size_t at = (size_t)(a->first + index), length = chunk_length(x, a, index, (size_t)tile * c->tile_bytes);
     int owner = site_index(&x->site, a->rank);
-    unsigned char *payload = segment_control(x->site.segment, owner)->line[track].payload;
+    unsigned char *payload = segment_line(x->site.segment, owner, track)->payload;
     if (c->in_line) return (struct piece){ payload + at * c->slot_stride, length, length };
     size_t place = c->single ? 0 : (uint32_t)tile % c->tile_slots;
     unsigned char *slots = segment_slots(x->site.segment, owner) + x->run.slots_at;

@@ -14,9 +14,9 @@ static inline int slot_of(const struct executor *x, int tile)
 {
     return x->run.cut->single ? 0 : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots);
 }
-static inline _Atomic uint64_t *counter_at(const struct executor *x, struct control *c, int index)
+static inline _Atomic uint64_t *counter_at(const struct executor *x, int peer, int index)
 {
-    struct line *line = &c->line[x->run.track];
+    struct line *line = segment_line(x->site.segment, peer, x->run.track);
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
 static inline int counter_index(const struct executor *x, int tile)
@@ -39,10 +39,10 @@ static inline bool reached(struct executor *x, int peer, int counter, uint64_t t
 }
 static inline void publish(struct executor *x, int index, uint64_t value)
 {
-    counter_publish(counter_at(x, x->site.mine, index), value, &x->site.mine->waiters);
+    counter_publish(counter_at(x, x->site.index, index), value, &x->site.mine->waiters);
 }
 static inline void arrive(struct executor *x)
 {
-    x->site.mine->line[x->run.track].fingerprint = x->run.fingerprint;
+    segment_line(x->site.segment, x->site.index, x->run.track)->fingerprint = x->run.fingerprint;
     publish(x, SEEN_COUNTER, arrival(x));
 }

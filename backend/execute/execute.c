@@ -79,7 +79,7 @@ static tutti_status announce(struct executor *x)
     TRY(slots_reserve(x));
     x->run.started = true;
     if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
-    x->site.mine->line[x->run.track].fingerprint = x->run.fingerprint;
+    segment_line(x->site.segment, x->site.index, x->run.track)->fingerprint = x->run.fingerprint;
     if (!x->launch.program->tells) arrive(x);
     run_prelude(x);
     return TUTTI_OK;

@@ -23,12 +23,11 @@ static inline bool look(struct executor *x, int peer, uint64_t *seen, _Atomic ui
 }
 bool counter_look(struct executor *x, int peer, int which, uint64_t target, int polls)
 {
-    struct control *c = segment_control(x->site.segment, peer);
-    return look(x, peer, &x->seen[peer][which], counter_at(x, c, which), target, polls);
+    return look(x, peer, &x->seen[peer][which], counter_at(x, peer, which), target, polls);
 }
 bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls)
 {
-    struct line *line = &segment_control(x->site.segment, peer)->line[track];
+    struct line *line = segment_line(x->site.segment, peer, track);
     return look(x, peer, &x->seen[peer][SEEN_COUNTER], &line->counter, target, polls);
 }
 
@@ -57,7 +56,7 @@ static bool is_refused(const struct executor *x)
 }
 static const struct line *line_of(const struct executor *x, int peer)
 {
-    return &segment_control(x->site.segment, peer)->line[x->run.track];
+    return segment_line(x->site.segment, peer, x->run.track);
 }
 static inline bool has_come(struct executor *x, int peer, tutti_status *status)       /* and means the same */
 {
@@ -71,7 +70,7 @@ static inline bool has_come(struct executor *x, int peer, tutti_status *status) 
 static void fetch_ahead(const struct executor *x, int peer)
 {
     int ahead = x->run.cut->in_line ? 1 : 3;
-    __builtin_prefetch(&segment_control(x->site.segment, peer)->line[(x->tracks.newest + ahead) % TRACKS]);
+    __builtin_prefetch(segment_line(x->site.segment, peer, (x->tracks.newest + ahead) % TRACKS));
 }
 static inline bool have_all_come(struct executor *x, tutti_status *status)
 {
@@ -98,7 +97,7 @@ bool roll_call(struct executor *x, tutti_status *status)
     if (x->launch.timed && !x->run.looked_ns) x->run.looked_ns = clock_ns();
     if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
     if (is_refused(x)) return false;
-    line_own(&x->site.mine->line[tracks_next(x)]);
+    line_own(segment_line(x->site.segment, x->site.index, tracks_next(x)));
     if (x->launch.timed) x->run.awaited_ns = clock_ns() - x->run.looked_ns;
     return x->run.arrived = true;
 }

@@ -36,7 +36,7 @@ void tracks_leave(struct executor *x)
 /* ---- is the next one free? ---- */
 bool track_is_reached(const struct executor *x, int peer, int track)
 {
-    const struct line *line = &segment_control(x->site.segment, peer)->line[track];
+    const struct line *line = segment_line(x->site.segment, peer, track);
     return peer == x->site.index || atomic_load(&line->counter) > x->tracks.last[track].base;
 }
 /* The track of the operation in which all have to be; -1: they are known to have been there. */

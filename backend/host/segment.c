@@ -1,7 +1,8 @@
 /* One memfd per group. It begins with a header that says whose it is, then what must be resident from the start (the
-   first failure, what rank 0 tells, control blocks, declarations, introductions, accounts), so much for each rank; then
-   the sparse part, on pages of its own: counts and pairs, which grow with the square of the ranks, and slots. The size
-   is fixed by seals before anybody maps it, so no rank can make another's access fault by shrinking the file. */
+   first failure, what rank 0 tells, control blocks, lines, declarations, introductions, accounts), so much for each
+   rank; then the sparse part, on pages of its own: counts and pairs, which grow with the square of the ranks, and
+   slots. The size is fixed by seals before anybody maps it, so no rank can make another's access fault by shrinking the
+   file. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -31,7 +32,7 @@ static_assert(sizeof(struct control) % ALIGNMENT == 0, "control blocks follow ea
 
 /* ---- where things lie ---- */
 struct offsets {                                       /* offsets, and the size of it all */
-    size_t controls, declarations, introductions, counts, accounts, slots, pairs, bytes;
+    size_t controls, lines, declarations, introductions, counts, accounts, slots, pairs, bytes;
 };
 
 /* Sets *at to the next multiple of `step` and moves *end past count * bytes from there. */
@@ -58,6 +59,7 @@ static bool offsets_compute(struct segment *out, const struct segment_shape *sha
     bool fits = round_to_pages(shape->slot_bytes, &out->slot_bytes)
         && round_to_pages(shape->pair_bytes, &out->pair_bytes)
         && place(&end, ranks, sizeof(struct control), ALIGNMENT, &at->controls)
+        && place(&end, ranks, TRACKS * sizeof(struct line), page, &at->lines)
         && place(&end, ranks, DECLARATIONS * sizeof(struct declaration), ALIGNMENT, &at->declarations)
         && place(&end, ranks, sizeof(struct introduction), ALIGNMENT, &at->introductions)
         && place(&end, ranks, out->account_bytes, ALIGNMENT, &at->accounts)
@@ -89,6 +91,7 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
     out->tuning = &((struct header *)base)->tuning;
     out->introductions = (struct introduction *)(void *)(out->base + offsets->introductions);
     out->controls = (struct control *)(void *)(out->base + offsets->controls);
+    out->lines = (struct line *)(void *)(out->base + offsets->lines);
     out->declarations = (struct declaration *)(void *)(out->base + offsets->declarations);
     out->counts = (uint64_t *)(void *)(out->base + offsets->counts);
     out->accounts = out->base + offsets->accounts;

@@ -1,8 +1,8 @@
-/* What the ranks of one host share: for each rank a control block and a region of slots, in one memfd (sealed: it
-   cannot shrink), mapped by everyone. It has no name, so nothing is left behind whoever dies. Control blocks are
-   resident from the start; a rank's slots and counts only when it asks for them (segment_reserve), so hundreds of
-   groups cost little. Every process computes where things lie by itself; no size and no offset is read from the shared
-   memory. */
+/* What the ranks of one host share: for each rank lines, a control block and a region of slots, in one memfd (sealed:
+   it cannot shrink), mapped by everyone. It has no name, so nothing is left behind whoever dies. Lines and control
+   blocks are resident from the start; a rank's slots and counts only when it asks for them (segment_reserve), so
+   hundreds of groups cost little. Every process computes where things lie by itself; no size and no offset is read from
+   the shared memory. */
 #pragma once
 #include "backend/base/fence.h"
 #include "backend/memory/arena.h"
@@ -12,8 +12,12 @@
    so what it writes for an operation stays for as many: lines in as many tracks (which, execute/tracks.h says), small
    slots beside them, and declarations for twice as many, because a rank that lags looks back as far again, for where a
    disagreement began. Counts and large slots alternate between two: their operations have everybody wait for all. */
-enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8, TRACKS = 8, TRACK_BYTES = 4096, DECLARATIONS = 2 * TRACKS };
-struct line {                                          /* two cache lines, written by one rank                    */
+enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8, TRACKS = 16, TRACK_BYTES = 4096, DECLARATIONS = 2 * TRACKS };
+/* Two cache lines, written by one rank. A rank's lie side by side with nothing else between them and those of the next:
+   who reads two of them in turns prefetches what follows at the same distance, which is a line that nobody writes just
+   then. Lines of two ranks share a page: where they do not, a row of 8-byte all-reduces between far cores is a sixth
+   slower. */
+struct line {
     _Atomic uint64_t counter;                          /* arrival; and the position reached, if there is one tile */
     uint64_t fingerprint;                              /* valid once counter says that the rank has arrived       */
     unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
@@ -33,12 +37,7 @@ struct declaration {                                   /* what I think we are do
     uint64_t trial;                                    /* what is tried in place of what is priced, or 0          */
     uint64_t fingerprint;                              /* of a one-sided one, as in the line, but kept for longer */
 };
-/* Of one rank. Peers that read two lines in turns prefetch what follows at the same distance: nothing that the rank
-   writes during such operations lies there. Blocks are small, so that those of two ranks share a page: a row of 8-byte
-   all-reduces between far cores is a sixth slower where they do not. */
-struct control {
-    struct line line[TRACKS];
-    struct line apart[TRACKS / 2];                     /* nobody's                                                */
+struct control {                                       /* of one rank                                             */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
     _Atomic uint32_t joined, departed;                 /* it has mapped the segment; has destroyed the group      */
@@ -103,6 +102,7 @@ struct segment {                                       /* this process's view   
     struct tuning *tuning;
     struct introduction *introductions;                /* [ranks], cores written before the rank has joined       */
     struct control *controls;                          /* [ranks]                                                 */
+    struct line *lines;                                /* [ranks][TRACKS]                                         */
     struct declaration *declarations;                  /* [ranks][DECLARATIONS]                                   */
     uint64_t *counts;                                  /* [ranks][2 parities][4 arrays][columns]                  */
     unsigned char *accounts;                           /* [ranks][account_bytes], as asked for                    */
@@ -125,6 +125,10 @@ void segment_detach(struct segment *segment);          /* NULL and zeroed are fi
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
 /* Of the rank with that index on this host, which is not its rank in the group. */
 static inline struct control *segment_control(const struct segment *s, int index) { return &s->controls[index]; }
+static inline struct line *segment_line(const struct segment *s, int index, int track)
+{
+    return &s->lines[index * TRACKS + track];
+}
 static inline struct declaration *segment_declaration(const struct segment *s, int index, uint64_t operation)
 {
     return &s->declarations[(uint64_t)index * DECLARATIONS + operation % DECLARATIONS];

@@ -102,12 +102,20 @@ static void a_choice_is_a_number_and_nonsense_is_none(void **state)
 /* ---- all ranks run the same ---- */
 /* What all do: of which kind each operation is, which number it has (others may lie between it and the one before, now
    and then very many), and what ran. */
-struct history { struct { int kind; uint64_t number; uint32_t code; } at[OPERATIONS + 1]; };
-static struct history *history_create(uint64_t *seed)
+struct history {
+    uint64_t apart;
+    struct {
+        int kind;
+        uint64_t number;
+        uint32_t code;
+    } at[OPERATIONS + 1];
+};
+static struct history *history_create(uint64_t apart, uint64_t *seed)
 {
     struct history *h = calloc(1, sizeof *h);
     uint64_t number = 0;
     assert_non_null(h);
+    h->apart = apart;
     for (int i = 0; i <= OPERATIONS; i++) {
         uint64_t draw = random_next(seed), turn = (uint64_t)1 << FROM_BITS;
         number += draw % 300 ? 1 : draw / 300 % 3 ? turn / 2 - 20 + draw / 900 % 40 : 1 + draw / 900 % (2 * turn);
@@ -123,25 +131,26 @@ static void step(struct bench *b, struct trial *kinds[KINDS], int rank, int inde
     struct trial *t = kinds[h->at[index].kind];
     uint64_t operation = h->at[index].number;
     bool decides = rank == trial_decider(&t->key, RANKS), timed = false;
-    if (decides) timed = trial_begin(&b->trials, t, operation, &b->variety);
+    if (decides) timed = trial_begin(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
     uint32_t code = code_at(t, operation);
     if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
     assert_int_equal(h->at[index].code, code);
     if (timed) trial_end(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
 }
-static void run_apart(enum trying trying, uint64_t seed)
+/* 0: all begin an operation before one begins the next. */
+static void run_apart(enum trying trying, uint64_t apart, uint64_t seed)
 {
     static const enum family families[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
     struct bench *b = bench_create(trying);
     struct trial *kinds[KINDS];
-    struct history *h = history_create(&seed);
+    struct history *h = history_create(apart, &seed);
     int at[RANKS] = { 0 }, least = 0, changes = 0;
     for (int k = 0; k < KINDS; k++)
         kinds[k] = add(b, &(struct question){ .family = families[k], .message_bytes = MIB }, k % RANKS);
     while (least < OPERATIONS) {
         int rank = (int)(random_next(&seed) % RANKS), most = 1 + 8 * (int)(random_next(&seed) % 3);
         for (int n = 0; n < most && at[rank] < OPERATIONS; n++) {
-            if (h->at[at[rank]].number >= h->at[least].number + TRACKS) break;
+            if (h->at[at[rank]].number >= h->at[least].number + (apart ? apart : 1)) break;
             step(b, kinds, rank, at[rank]++, h, &seed);
         }
         least = at[0];
@@ -156,8 +165,10 @@ static void ranks_that_are_apart_run_the_same(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 5; seed++) {
-        run_apart(TRIES, seed);
-        run_apart(TRIES_ANYTHING, seed);
+        for (int apart = 0; apart <= TRACKS; apart += TRACKS) {
+            run_apart(TRIES, (uint64_t)apart, seed);
+            run_apart(TRIES_ANYTHING, (uint64_t)apart, seed);
+        }
     }
 }
 
@@ -182,7 +193,7 @@ static double call(struct bench *b, struct trial *t, uint64_t *operation, int ca
 {
     double spent = 0;
     for (int i = 0; i < calls; i++, ++*operation) {
-        bool timed = trial_begin(&b->trials, t, *operation, &b->variety);
+        bool timed = trial_begin(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
         uint32_t code = code_at(t, *operation);
         struct choice runs = t->this.choice;
         if (code) assert_true(choice_decode(code, ALLREDUCE, &runs));
