@@ -34,7 +34,7 @@ tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const 
     TRY(reach_init(&comm->reach, segment->ranks));
     return group_is_spread(g) ? accord_create(comm, &comm->accord) : TUTTI_OK;
 }
-void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
+void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences)
 {
     struct group *g = &comm->group;
     struct machine typical = machine_typical();
@@ -47,7 +47,7 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores)
     int polls = g->ladder.pauses / 10;
     /* tiles are cut by what all hosts know alike, so their slots do not depend on a machine's caches */
     size_t ring = alone ? (size_t)(4 * machine->l2) / (size_t)g->segment->ranks : 0;
-    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring);
+    executor_tune(&comm->executor, polls < MOST_POLLS ? polls : MOST_POLLS, (size_t)machine->last, ring, fences);
 }
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
 {

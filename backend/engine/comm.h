@@ -54,7 +54,7 @@ void comm_place(tutti_comm *comm, struct layout *layout);
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen
    by what all ranks of the group know alike: by this on one host, by typical figures on several. */
-void comm_tune(tutti_comm *comm, const struct machine *machine, int cores);
+void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
 /* INVALID_ARGUMENT when the algorithm (NULL is fine) needs all ranks on one host and they are not. */
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
 void comm_finish(tutti_comm *comm);                     /* what is left can be asked, but runs nothing any more */

@@ -52,6 +52,7 @@ static bool have_come_at_last(const tutti_comm *comm)
     uint32_t alone = FAILURE_CLAIM;
     atomic_fetch_add(state, FAILURE_CLAIM);             /* stays, unless it is taken back here */
     group_alert(&comm->group);
+    if (comm->executor.publisher.may_be_bare && !fence_everywhere()) return false;     /* theirs, between the two */
     return executor_is_complete(&comm->executor) && atomic_compare_exchange_strong(state, &alone, FAILURE_NONE);
 }
 static bool may_tell(struct failure *failure)           /* false: another rank was first */

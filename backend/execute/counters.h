@@ -14,9 +14,8 @@ static inline int slot_of(const struct executor *x, int tile)
 {
     return x->run.cut->single ? 0 : (int)((unsigned)tile % (unsigned)x->launch.program->plan->slots);
 }
-static inline _Atomic uint64_t *counter_at(const struct executor *x, int peer, int index)
+static inline _Atomic uint64_t *counter_in(struct line *line, int index)
 {
-    struct line *line = segment_line(x->site.segment, peer, x->run.track);
     return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
 }
 static inline int counter_index(const struct executor *x, int tile)
@@ -37,12 +36,14 @@ static inline bool reached(struct executor *x, int peer, int counter, uint64_t t
 {
     return reached_soon(x, peer, counter, target, 0);
 }
+/* Who only sends has more to send. Where all await all, the first look is better not before the line can be seen. */
 static inline void publish(struct executor *x, int index, uint64_t value)
 {
-    counter_publish(counter_at(x, x->site.index, index), value, &x->site.mine->waiters);
+    _Atomic uint64_t *counter = counter_in(&x->site.lines[x->run.track], index);
+    counter_publish(x->run.one_sided ? &x->publisher : NULL, counter, value, &x->site.mine->waiters);
 }
 static inline void arrive(struct executor *x)
 {
-    segment_line(x->site.segment, x->site.index, x->run.track)->fingerprint = x->run.fingerprint;
+    x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
     publish(x, SEEN_COUNTER, arrival(x));
 }

@@ -79,7 +79,7 @@ static tutti_status announce(struct executor *x)
     TRY(slots_reserve(x));
     x->run.started = true;
     if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
-    segment_line(x->site.segment, x->site.index, x->run.track)->fingerprint = x->run.fingerprint;
+    x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
     if (!x->launch.program->tells) arrive(x);
     run_prelude(x);
     return TUTTI_OK;
@@ -215,7 +215,8 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .rank_at = layout->rank + layout->first[mine.host],
                                 .stream = stream,
                                 .paced = paced,
-                                .mine = segment_control(segment, mine.index) },
+                                .mine = segment_control(segment, mine.index),
+                                .lines = segment_line(segment, mine.index, 0) },
         .tracks = { .other = 1, .newest = 1 } };
     x->seen = memory_aligned((size_t)segment->ranks * sizeof *x->seen);
     x->theirs = memory_zeroed((size_t)segment->ranks, sizeof *x->theirs);
@@ -224,8 +225,9 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
 }
 void executor_reach_out(struct executor *x, struct control *contact) { x->site.contact = contact; }
 void executor_connect(struct executor *x, struct router *router) { x->site.router = router; }
-void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes)
+void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare)
 {
+    x->publisher.may_be_bare = may_be_bare;
     x->site.polls = polls;
     x->site.cache_bytes = cache_bytes;
     x->site.ring_bytes = ring_bytes;

@@ -55,6 +55,7 @@ struct unread { int rank; enum buffer buffer; int error; };            /* a peer
 struct site {                                           /* where it runs; constant once the group has been joined */
     const struct segment *segment;
     struct control *mine;
+    struct line *lines;                                 /* mine */
     struct control *contact;                            /* where messages ring */
     struct router *router;
     int rank, index, ranks;                             /* mine in the group and on this host; how many are here */
@@ -101,6 +102,7 @@ struct executor {
     struct site site;
     struct ring ring;
     struct tracks tracks;
+    struct publisher publisher;                         /* of my counters, in one-sided operations */
     uint64_t base, operation;                           /* of counters; of collectives: equal on the host */
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */
@@ -125,8 +127,9 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
     stream_function *stream, bool paced);
 void executor_reach_out(struct executor *x, struct control *contact);
 void executor_connect(struct executor *x, struct router *router);
-/* polls: looks at a counter before a small operation returns; the other two as in struct site. */
-void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes);
+/* polls: looks at a counter before a small operation returns; cache and ring as in struct site; may_be_bare as in
+   struct publisher. */
+void executor_tune(struct executor *x, int polls, size_t cache_bytes, size_t ring_bytes, bool may_be_bare);
 void executor_finish(struct executor *x);
 /* Chooses the line of the next operation, and with it the declaration to fill. */
 void executor_prepare(struct executor *x);

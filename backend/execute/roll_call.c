@@ -23,7 +23,8 @@ static inline bool look(struct executor *x, int peer, uint64_t *seen, _Atomic ui
 }
 bool counter_look(struct executor *x, int peer, int which, uint64_t target, int polls)
 {
-    return look(x, peer, &x->seen[peer][which], counter_at(x, peer, which), target, polls);
+    struct line *line = segment_line(x->site.segment, peer, x->run.track);
+    return look(x, peer, &x->seen[peer][which], counter_in(line, which), target, polls);
 }
 bool track_look(struct executor *x, int peer, int track, uint64_t target, int polls)
 {
@@ -45,8 +46,8 @@ void fingerprint_make(struct executor *x)
     x->run.fingerprint = sum ^ sum >> 29;
 }
 /* An operation that a rank has failed before all that it awaits had arrived succeeds on none of those that come later:
-   that rank claims the failure and then looks for arrivals, the others arrive (with an exchange) and then look for a
-   claim. */
+   that rank claims the failure and then looks for arrivals, the others arrive and then look for a claim. Their fence in
+   between is that of counter_publish; if they are bare, who claims puts one into all. */
 static bool is_refused(const struct executor *x)
 {
     if (!atomic_load(&x->site.mine->alert)) return false;
@@ -97,7 +98,7 @@ bool roll_call(struct executor *x, tutti_status *status)
     if (x->launch.timed && !x->run.looked_ns) x->run.looked_ns = clock_ns();
     if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
     if (is_refused(x)) return false;
-    line_own(segment_line(x->site.segment, x->site.index, tracks_next(x)));
+    line_own(&x->site.lines[tracks_next(x)]);
     if (x->launch.timed) x->run.awaited_ns = clock_ns() - x->run.looked_ns;
     return x->run.arrived = true;
 }

@@ -75,6 +75,7 @@ enum { CORE_WORDS = 16, FIGURES_BYTES = 256 };
 struct introduction {                                  /* of one rank; join/figures.c                             */
     uint64_t cores[CORE_WORDS];                        /* it may run on, a bit for each                           */
     uint64_t nonce_at;                                 /* where its process has its nonce: host/reading.h         */
+    uint64_t admits;                                   /* 1: others can put fences into its threads: base/fence.h */
     _Alignas(128) _Atomic uint32_t ping;               /* goes to and fro between rank 0 and this one             */
     _Atomic uint32_t core;                             /* wait_core() when it last returned it                    */
 };

@@ -1,6 +1,11 @@
 /* The ladder and the two futex calls. No wake-up is lost: a sleeper first counts itself in `waiters`, and then the
    kernel compares the word with the value that was seen; whoever changes the word does so before it looks at `waiters`,
-   both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper. */
+   both in sequentially consistent order. So either the sleeper finds the word changed, or the other the sleeper.
+
+   A bare publisher has no fence between the two. Then the sleeper has the kernel put one everywhere: whoever had looked
+   at `waiters` by then has stored its word, and who looks later finds the sleeper, or, if it has gone again, the bit
+   cleared. The bit is cleared only after the fence: until then others who go to sleep need one, too. Only the publisher
+   sets it, and takes it back if there is a sleeper. */
 #include "backend/host/wait.h"
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
@@ -82,6 +87,25 @@ void word_wake(_Atomic uint32_t *word, bool shared)
     syscall(SYS_futex, word, shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+/* ---- bare ---- */
+enum { QUIET = 64 };
+void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters)
+{
+    if (++p->quiet < QUIET) return;
+    p->quiet = 0;
+    if (atomic_fetch_or(waiters, WAITERS_BARE) != 0) atomic_fetch_and(waiters, ~(uint32_t)WAITERS_BARE);
+}
+/* False: there was to be a fence, and the kernel refuses. */
+static bool count_in(const struct wait_set *set)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < set->count; i++) bits |= atomic_fetch_add(set->item[i].waiters, 1);
+    if (!(bits & WAITERS_BARE)) return true;
+    bool fenced = fence_everywhere();
+    for (int i = 0; i < set->count; i++) atomic_fetch_and(set->item[i].waiters, ~(uint32_t)WAITERS_BARE);
+    return fenced;
+}
+
 /* ---- sleep ---- */
 static struct timespec time_of_ms(int ms) { return (struct timespec){ ms / 1000, ms % 1000 * 1000000L }; }
 
@@ -141,7 +165,7 @@ void wait_sleep(const struct wait_set *set, int most_ms)
     if (set->soon && most_ms > 1) most_ms = 1;
     if (most_ms <= 0) return;
     if (set->count == 0) { nap(most_ms); return; }
-    for (int i = 0; i < set->count; i++) atomic_fetch_add_explicit(set->item[i].waiters, 1, memory_order_seq_cst);
+    if (!count_in(set) && most_ms > 1) most_ms = 1;    /* for once a wake-up may be missed */
     int64_t begin = clock_ns();
     bool timed_out = sleep_on_words(set, most_ms) == ETIMEDOUT;
     count_sleep(set, clock_ns() - begin, timed_out);

@@ -1,6 +1,7 @@
 /* Waiting for a word that another rank writes: a ladder of pauses, then yields, then sleep in the kernel on the very
    words polled. */
 #pragma once
+#include "backend/base/fence.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,10 +66,28 @@ static inline void word_ring(_Atomic uint32_t *word, _Atomic uint32_t *waiters, 
     atomic_fetch_add(word, 1);
     if (atomic_load(waiters)) word_wake(word, shared);
 }
+/* Whoever publishes counters, one thread at a time, to one word of waiters, and is in a hurry. As nobody has slept
+   for a while it does so *bare*, without a fence between the counter and its look at the sleepers: a fence takes as
+   long as the counter's line needs to come from a peer's core, and lets no other line come meanwhile. It says so in
+   the word of waiters, by the bit above their number; who then goes to sleep clears the bit, after it has had the
+   kernel put a fence everywhere. */
+enum { WAITERS_BARE = 1 << 30 };
+struct publisher { bool may_be_bare; int quiet; };     /* all who may sleep admit fences; times without a sleeper  */
+void publisher_go_bare(struct publisher *p, _Atomic uint32_t *waiters);
 /* Stores, and wakes sleepers if there are any; release. The exchange keeps a sleeper that is just going to bed from
-   being missed. */
-static inline void counter_publish(_Atomic uint64_t *counter, uint64_t value, _Atomic uint32_t *waiters)
+   being missed. If the word is not bare any more when the counter has been stored, that is done once more, with it.
+   p: NULL if there is no hurry. */
+static inline void counter_publish(struct publisher *p, _Atomic uint64_t *counter, uint64_t value,
+    _Atomic uint32_t *waiters)
 {
+    if (p && atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_BARE) {
+        atomic_store_explicit(counter, value, memory_order_release);
+        fence_of_compiler();
+        if (atomic_load_explicit(waiters, memory_order_relaxed) == WAITERS_BARE) return;
+    }
     atomic_exchange_explicit(counter, value, memory_order_seq_cst);
-    if (atomic_load_explicit(waiters, memory_order_seq_cst)) word_wake((_Atomic uint32_t *)(void *)counter, true);
+    bool slept = atomic_load_explicit(waiters, memory_order_seq_cst) & ~(uint32_t)WAITERS_BARE;
+    if (slept) word_wake((_Atomic uint32_t *)(void *)counter, true);
+    if (p && slept) p->quiet = 0;
+    else if (p && p->may_be_bare) publisher_go_bare(p, waiters);
 }

@@ -25,6 +25,7 @@ void figures_introduce(const tutti_comm *comm)
     struct introduction *mine = segment_introduction(comm->group.segment, group_index(&comm->group, comm->group.rank));
     atomic_store(&mine->core, wait_core());
     mine->nonce_at = peers_nonce_at();
+    mine->admits = fence_admit();
     if (sched_getaffinity(0, sizeof set, &set) != 0) return;           /* more cores than that: then nobody says */
     for (size_t core = 0; core < CORE_WORDS * 64 && core < CPU_SETSIZE; core++)
         if (CPU_ISSET(core, &set)) mine->cores[core / 64] |= (uint64_t)1 << core % 64;
@@ -39,6 +40,14 @@ static int count_cores(const tutti_comm *comm)          /* where the ranks may r
         count += __builtin_popcountll(cores);
     }
     return count ? count : s->ranks;
+}
+
+static bool all_admit(const tutti_comm *comm)           /* fences of others */
+{
+    const struct segment *s = comm->group.segment;
+    bool all = true;
+    for (int peer = 0; peer < s->ranks; peer++) all &= segment_introduction(s, peer)->admits == 1;
+    return all;
 }
 
 /* ---- the ping: odd on its way to the other rank, even when it is back ---- */
@@ -189,6 +198,6 @@ tutti_status figures_agree(tutti_comm *comm, const struct crossing *crossing, in
         else TRY(await_word(comm, deadline_ms));
         figures = told_figures(comm);
     }
-    comm_tune(comm, &figures, count_cores(comm));
+    comm_tune(comm, &figures, count_cores(comm), all_admit(comm));
     return TUTTI_OK;
 }

@@ -223,7 +223,7 @@ void ladder_barrier(void)
     struct line *own = &shared->rung[measure_rank];
     uint64_t mine = ++rungs;
     if (mine == 1) ladder = ladder_for(true);
-    counter_publish(&own->word, mine, &own->waiters);
+    counter_publish(NULL, &own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
         if (r != measure_rank) climb(&ladder, &shared->rung[r], mine);
 }

@@ -71,6 +71,36 @@ static void test_what_was_sent_can_be_read_when_its_sender_has_left(void **state
     world_threads(3, NULL, sends_and_leaves, NULL);
 }
 
+/* ---- without a fence ---- */
+static bool is_bare(const struct rank *me, int rank)
+{
+    return atomic_load(&segment_control(me->comm->executor.site.segment, rank)->waiters) == WAITERS_BARE;
+}
+/* Until the root publishes without a fence, if that is possible here. */
+static void send_until_bare(struct rank *me)
+{
+    bool may_be = me->comm->executor.publisher.may_be_bare;
+    int32_t more = true;
+    for (int calls = 0; more; calls++) {
+        if (!me->rank) more = may_be && !is_bare(me, 0);
+        REQUIRE(calls < 10000000 && broadcast(me, &more, 0) == TUTTI_OK);
+    }
+}
+static void goes_bare_and_back(struct rank *me)
+{
+    for (int32_t round = 0; round < 20; round++) {
+        int32_t value = me->rank ? -1 : round;
+        send_until_bare(me);
+        while (!me->rank && is_bare(me, 0)) usleep(100);               /* the other wants more, and goes to sleep */
+        REQUIRE(broadcast(me, &value, 0) == TUTTI_OK && value == round);
+    }
+}
+static void test_who_sends_a_lot_has_no_fence_until_somebody_sleeps(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, goes_bare_and_back, NULL);
+}
+
 /* ---- all kinds of operations, at random ---- */
 enum { MOST = 3000, MOST_RANKS = 4 }; /* elements; beyond a track's slot, and many tiles are not needed */
 struct play { uint64_t seed; int calls; };
@@ -252,6 +282,7 @@ static void test_who_reads_finds_a_disagreement_and_the_sender_hears_of_it(void 
 static void root_is_late(struct rank *me)
 {
     int32_t value = 0;
+    if (me->size == 2) send_until_bare(me);
     tutti_status status = tutti_barrier(me->comm, NULL);
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 300, .blocking = true };
     REQUIRE(status == TUTTI_OK);
@@ -296,6 +327,7 @@ static void test_who_sends_to_a_root_that_has_failed_does_not_succeed(void **sta
 static void one_leaves(struct rank *me)
 {
     int32_t value = 0;
+    send_until_bare(me);
     tutti_status status = tutti_barrier(me->comm, NULL);
     REQUIRE(status == TUTTI_OK);
     world_meet(me);
@@ -337,6 +369,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_root_goes_ahead_as_far_as_there_are_tracks),
         cmocka_unit_test(test_what_was_sent_can_be_read_when_its_sender_has_left),
+        cmocka_unit_test(test_who_sends_a_lot_has_no_fence_until_somebody_sleeps),
         cmocka_unit_test(test_any_row_of_operations_on_threads),
         cmocka_unit_test(test_ranks_that_all_send_find_that_they_disagree),
         cmocka_unit_test(test_a_disagreement_that_nobody_needed_to_see_is_found_later),

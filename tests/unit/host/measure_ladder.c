@@ -54,7 +54,7 @@ static uint64_t run(struct ladder ladder, int rank, int ranks, int64_t ms, int64
             last = rounds;
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
-        counter_publish(&flags[rank].counter, rounds, &flags[rank].waiters);
+        counter_publish(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
         for (int peer = 0; peer < ranks; peer++) await(ladder, &flags[peer], rank, ranks, rounds);
         uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
         if (said) last = said;
