@@ -10,6 +10,15 @@ static inline void pause_briefly(void)
     __asm__ volatile("isb" ::: "memory");                              /* yield is a no-op on most cores; this is not */
 #endif
 }
+/* So many multiplications, one after the other: three cycles each, where a pause would be too long. */
+static inline void pass_steps(int steps)
+{
+    unsigned long value = 3;
+    for (int i = 0; i < steps; i++) {
+        value *= value;
+        __asm__ volatile("" : "+r"(value));
+    }
+}
 /* Asks for the cache line to be made this core's own, and does not wait for it: a later store finds it here. To be used
    when no other core is going to look at the line before that store. */
 static inline void line_own(const void *line)

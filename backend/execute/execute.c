@@ -79,6 +79,7 @@ static tutti_status announce(struct executor *x)
     TRY(slots_reserve(x));
     x->run.started = true;
     if (!is_straight(x)) { arrive(x); return TUTTI_OK; }
+    x->run.looked = !x->run.cut->in_line;
     x->site.lines[x->run.track].fingerprint = x->run.fingerprint;
     if (!x->launch.program->tells) arrive(x);
     run_prelude(x);
@@ -130,6 +131,7 @@ tutti_status executor_begin(struct executor *x)
     x->run.low = x->run.roll = 0;
     x->run.arrived = x->site.ranks == 1;
     x->run.started = x->run.agreed = false;
+    x->run.looked = true;
     x->run.looked_ns = x->run.awaited_ns = 0;
     x->run.message_status = TUTTI_OK;
     x->run.failed_message = NULL;

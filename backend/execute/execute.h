@@ -80,6 +80,8 @@ struct tracks {                                          /* of tracks.c; equal o
     uint64_t joined; /* mine: the last operation in which all have been, and agreed */
     uint64_t trail;                                     /* of the one-sided operations so far */
 };
+/* How long after its announcement a tiny operation first looks for its peers: roll_call.c. */
+struct first_look { unsigned after, at_once; };         /* in parts of a step; so many more of them look at once */
 struct run {                                            /* of the operation that runs */
     struct declaration *declaration;                    /* mine, where the others read it */
     struct operand operand[2];
@@ -89,7 +91,7 @@ struct run {                                            /* of the operation that
     int low, roll, pc[MAX_SLOTS];
     size_t extent;                                      /* of uneven counts, once they are agreed on */
     bool exposed;                                       /* the declaration names my tensors: peers may be at them */
-    bool started, arrived, agreed;
+    bool started, arrived, agreed, looked;
     bool deferred, one_sided;                           /* it had no program when it began; see tracks.h */
     int64_t looked_ns, awaited_ns;                      /* if timed: first look for peers; what they let me wait */
     tutti_status message_status;                        /* why a message failed, or OK */
@@ -103,6 +105,7 @@ struct executor {
     struct ring ring;
     struct tracks tracks;
     struct publisher publisher;                         /* of my counters, in one-sided operations */
+    struct first_look first_look;
     uint64_t base, operation;                           /* of counters; of collectives: equal on the host */
     uint64_t (*seen)[SEEN_COUNT];                       /* per peer: the highest positions read so far */
     struct operand (*theirs)[2];                        /* per peer: its tensors, where the program touches them */

@@ -66,6 +66,26 @@ static inline bool has_come(struct executor *x, int peer, tutti_status *status) 
     *status = TUTTI_MISMATCH;
     return false;
 }
+/* Who looks at a line that its owner is about to write takes it away from it, and both wait for it once more. Ranks
+   that come together announce together, and then it takes some 10 ns until the other's line can be seen. So a rank
+   that has looked in vain looks later next time, until one look in 64 is in vain. If that does not help, the other is
+   late for other reasons: then it looks at once, and tries again some calls later. */
+enum { STEP = 256, IN_VAIN = STEP / 4, LATEST = 80 * STEP, AT_ONCE = 1000 };
+static void first_look_note(struct first_look *f, bool in_vain)
+{
+    if (in_vain) f->after += IN_VAIN;
+    else if (f->after) f->after--;
+    if (f->after >= LATEST) *f = (struct first_look){ .at_once = AT_ONCE };
+}
+static void look_first(struct executor *x)
+{
+    struct first_look *f = &x->first_look;
+    x->run.looked = true;
+    if (x->core_is_shared || (f->at_once && f->at_once--)) return;
+    pass_steps(f->after / STEP);
+    const struct line *line = line_of(x, x->site.index ? 0 : 1);
+    first_look_note(f, atomic_load_explicit(&line->counter, memory_order_acquire) < arrival(x));
+}
 /* A peer that was there before me may be some operations ahead: then a line that I shall need can be on its way. The
    next one, or where what it announces has to be fetched as well, one that is farther off. */
 static void fetch_ahead(const struct executor *x, int peer)
@@ -75,6 +95,7 @@ static void fetch_ahead(const struct executor *x, int peer)
 }
 static inline bool have_all_come(struct executor *x, tutti_status *status)
 {
+    if (!x->run.looked) look_first(x);
     for (; x->run.roll < x->site.ranks; x->run.roll++)
         if (x->run.roll != x->site.index && !has_come(x, x->run.roll, status)) return false;
     return true;
