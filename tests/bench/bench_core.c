@@ -2,7 +2,7 @@
  * it is a row here. Ours and the reference take turns in one run; the owner dirties its buffer before every call; times
  * are those of the slowest rank, in µs.
  *
- *   bench_core                           everything (a minute)
+ *   bench_core                           everything (two minutes)
  *   bench_core --only 'allreduce 8'      rows whose label (see --list) has all these words; more --only: more rows
  *   bench_core --goals                   only rows that have a goal
  *   bench_core --list                    the labels
@@ -220,6 +220,7 @@ static void measure_case(int index)
         measure_single_calls(c, at, samples * BATCH < MOST_CALLS ? samples * BATCH : MOST_CALLS, &outcome);
         measure_tiny(c, at, samples);
     } else {
+        if (!arguments.algorithm) case_settle(c, at, comm);
         measure_large(c, at, 2);                        /* to warm up */
         measure_large(c, at, samples);
     }

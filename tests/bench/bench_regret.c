@@ -2,7 +2,7 @@
  * asks for anything, divided by that of the best of all algorithms, tile sizes, numbers of slots and ways to write
  * slots (knobs.c). Only what cannot differ for a row is left out.
  *
- *   bench_regret                         2 ranks (some minutes)
+ *   bench_regret                         2 ranks (eight minutes)
  *   bench_regret --ranks 4               so many
  *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; more --only: more rows
  *   bench_regret --samples 3             three times as many
@@ -81,20 +81,16 @@ static struct effort effort_of(const struct bench_case *c)
     return found;
 }
 static int lives_of(int setup) { return setup <= SHORT ? LIVES_IF_SHORT : LIVES; }
-/* The library tries other choices while it is used (engine/trials.h): what is judged is what it has come to. */
+/* What is judged is what the library has come to. */
 static void settle(const struct bench_case *c)
 {
     struct pair at = case_pair(c, private_pair, shared_pair);
-    int calls = c->bytes < TINY ? 0 : c->bytes <= 1 << 20 ? 2000 : c->bytes <= 4 << 20 ? 1000 : 400;
-    for (int life = 0; life < LIVES; life++)
-        for (int k = 0; k < calls + HELD_CALLS; k++) {
-            if (k == 0 || k == calls) inside_hold(comms[CHOICE][life], k == calls);
-            case_use(c, at);
-            case_dirty(c, at, k);
-            begin_together();
-            case_call(c, at, c->dtype, comms[CHOICE][life]);
-        }
-    flag_barrier();
+    for (int life = 0; life < LIVES; life++) {
+        inside_hold(comms[CHOICE][life], false);
+        case_settle(c, at, comms[CHOICE][life]);
+        inside_hold(comms[CHOICE][life], true);
+        case_repeat(c, at, comms[CHOICE][life], HELD_CALLS);
+    }
 }
 /* One sample after another; below TINY each is the mean of a batch. */
 static void visit(const struct variant *v, const struct bench_case *c, int number, int calls)

@@ -53,3 +53,24 @@ void case_touch(struct pair at, int value)
     float number = (float)value;
     memcpy(at.in, &number, sizeof number);
 }
+void case_repeat(const struct bench_case *c, struct pair at, tutti_comm *comm, int calls)
+{
+    for (int k = 0; k < calls; k++) {
+        case_use(c, at);
+        case_dirty(c, at, k);
+        begin_together();
+        case_call(c, at, c->dtype, comm);
+    }
+    flag_barrier();
+}
+void case_settle(const struct bench_case *c, struct pair at, tutti_comm *comm)
+{
+    static const struct {
+        size_t below;
+        int calls;
+    } most[] = { { TINY, 0 }, { (64 << 10) + 1, 10000 }, { (1 << 20) + 1, 4000 }, { (4 << 20) + 1, 2000 },
+        { (64 << 20) + 1, 400 }, { SIZE_MAX, 100 } };
+    int i = 0;
+    while (c->bytes >= most[i].below) i++;
+    case_repeat(c, at, comm, most[i].calls);
+}
