@@ -353,8 +353,7 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
         if (status != TUTTI_OK) return status;
     }
     tutti_status status = executor_step(&comm->executor);
-    bool timed = status == TUTTI_OK && comm->executor.launch.timed;
-    if (timed) trying_end(comm, op, comm->launcher.recent[op->family].trial);
+    if (status == TUTTI_OK && comm->launcher.timed) trying_end(comm, comm->launcher.recent[op->family].trial);
     return status;
 }
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }

@@ -46,7 +46,8 @@ struct launcher {                                       /* of the driver */
     int repeats;                                        /* declarations that say so; 0: last does not count */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
-    int64_t begun_ns;                                   /* if it is timed */
+    bool timed;                                         /* it is */
+    int64_t begun_ns;                                   /* then: when it began */
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */

@@ -14,15 +14,15 @@ static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1, HOPELESS_AT_O
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
 
 /* ---- words ---- */
-static const uint64_t CODE_MASK = (1u << CHOICE_BITS) - 1;
+static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
 uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after)
 {
-    return from << 2 * CHOICE_BITS | (uint64_t)before << CHOICE_BITS | after;
+    return from << 2 * CODE_BITS | (uint64_t)before << CODE_BITS | after;
 }
 uint32_t trial_code_at(uint64_t word, uint64_t operation)
 {
-    int64_t ahead = (int64_t)((operation << 2 * CHOICE_BITS) - (word & ~trial_word(0, CODE_MASK, CODE_MASK)));
-    return (uint32_t)((ahead >= 0 ? word : word >> CHOICE_BITS) & CODE_MASK);
+    int64_t ahead = (int64_t)((operation << 2 * CODE_BITS) - (word & ~trial_word(0, CODE_MASK, CODE_MASK)));
+    return (uint32_t)((ahead >= 0 ? word : word >> CODE_BITS) & CODE_MASK);
 }
 static uint64_t word_of(const struct trial *t) { return atomic_load_explicit(t->word, memory_order_relaxed); }
 static uint32_t code_now(const struct trial *t, uint64_t operation) { return trial_code_at(word_of(t), operation); }
@@ -96,6 +96,7 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
 
 /* ---- a duel ---- */
 static struct contender *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
+static uint32_t timed_code(struct trial *t, int block) { return runs(t, block)->code | TRIAL_TIMED; }
 static void begin_block(struct trial *t, int block, uint64_t start)
 {
     t->block = block;
@@ -161,8 +162,9 @@ static void go_on(struct trial *t, const struct moment *now)
 {
     if (t->change && now->operation >= t->change) end_block(t);
     if (t->block < 0) return;
-    if (code_now(t, now->operation) != runs(t, t->block)->code) { give_up_duel(t); return; }   /* it was long ago */
-    if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, runs(t, t->block + 1)->code);
+    bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
+    if (runs_another) { give_up_duel(t); return; }                      /* it was long ago */
+    if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, timed_code(t, t->block + 1));
 }
 
 /* ---- what to try, and when ---- */
@@ -211,24 +213,23 @@ static void rest(struct trial *t, const struct moment *now, const struct variety
     t->searched_ns += (double)(clock_ns() - begin);
     if (!found) return;
     t->this.ns = t->this.most_ns = 0;
-    begin_block(t, 0, now->operation);
+    begin_block(t, 0, let_run(t, now, timed_code(t, 0)));
 }
-bool trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
+void trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
 {
-    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return false;         /* not priced yet */
+    if (!t->priced.algorithm || trials->trying == TRIES_NOTHING) return;               /* not priced yet */
     t->calls++;
     if (is_stopped(trials, t->key.family)) {
         t->this = (struct contender){ .choice = t->priced };
         give_up_duel(t);
         is_at_rest(t, now);
-        return false;
+        return;
     }
-    if (trials->trying == TRIES_ANYTHING) { wander(t, now, v); return false; }
+    if (trials->trying == TRIES_ANYTHING) { wander(t, now, v); return; }
     if (t->block >= 0) go_on(t, now);
     if (t->block < 0) rest(t, now, v);
-    return t->block >= 0;
 }
-void trial_end(struct trial *t, uint64_t operation, double ns)
+void trial_took(struct trial *t, uint64_t operation, double ns)
 {
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
     if (t->warm == 0) t->first_ns = ns;

@@ -9,17 +9,19 @@
  * apart (execute/tracks.h). All ranks meet kinds of calls in the same order, so they number them alike; and what is
  * tried is part of the fingerprint: if they did not, they would learn it as they learn of any disagreement.
  *
- * A duel is four blocks of calls, this, that, this, that, each judged by its median. What is tried costs at most a
- * tenth of the first calls, and a hundredth later. On one host, with a core for each rank, where nobody asks for
- * anything; the bits of a sum depend on nothing that is tried. */
+ * A duel is four blocks of calls, this, that, this, that, each judged by its median. A call is timed from when the
+ * last rank has begun until the last has ended. What is tried costs at most a tenth of the first calls, and a
+ * hundredth later. On one host, with a core for each rank, where nobody asks for anything; the bits of a sum depend
+ * on nothing that is tried. */
 #pragma once
 #include "backend/engine/variants.h"
 #include "backend/host/segment.h"
 
 /* ---- words ---- */
-enum { FROM_BITS = 64 - 2 * CHOICE_BITS };
+enum { TRIAL_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
 uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after);
-uint32_t trial_code_at(uint64_t word, uint64_t operation);              /* of the choice; 0: as priced */
+/* Of the choice, or 0: as priced. With TRIAL_TIMED all ranks say when they begin and end. */
+uint32_t trial_code_at(uint64_t word, uint64_t operation);
 
 /* ---- of one kind of call ---- */
 enum { TRIAL_SAMPLES = 32 };
@@ -36,6 +38,7 @@ struct trial {
     struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
     int block;                                          /* of the duel, from 0; -1: none */
     uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
+    uint64_t last;                                      /* timed call, from 1: to be measured in the next one */
     int warm, count;                                    /* its calls: not measured, and measured */
     double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
     uint64_t calls, next;                               /* so far; the one at which to look for something to try */
@@ -59,8 +62,7 @@ int trial_decider(const struct trial_key *key, int ranks);
 /* ---- by the decider ---- */
 /* The operation that begins; the others are at most so many behind it, and so many ahead. */
 struct moment { uint64_t operation, behind, ahead; };
-/* A call begins; true: trial_end is to be told how long it took. */
-bool trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
-void trial_end(struct trial *trial, uint64_t operation, double ns);
+void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
+void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one that was timed */
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);

@@ -43,24 +43,55 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
 {
     struct executor *x = &comm->executor;
     struct launcher *l = &comm->launcher;
-    x->launch.timed = false;
+    l->timed = false;
     if (!t || op->sum.rows.function) return 0;
     if (is_decider(comm, t)) {
         bool anything = l->trials.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced && x->site.stream, anything ? HUGE_VAL : TRIED_AT_MOST };
         struct moment moment = now(comm, op);
-        x->launch.timed = trial_begin(&l->trials, t, &moment, &variety);
-        if (x->launch.timed) l->begun_ns = clock_ns();
+        trial_begin(&l->trials, t, &moment, &variety);
     }
-    return trial_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
+    uint32_t code = trial_code_at(atomic_load_explicit(t->word, memory_order_acquire), x->operation);
+    l->timed = code & TRIAL_TIMED;
+    if (l->timed) l->begun_ns = clock_ns();
+    return code & ~(uint32_t)TRIAL_TIMED;
 }
-/* The time that went by until all had come is theirs. But what a root waits for, is what they bring: that counts. */
-void trying_end(tutti_comm *comm, const struct operation *op, struct trial *t)
+static struct stamp *stamp_of(const tutti_comm *comm, int index, uint64_t number)
 {
-    const struct executor *x = &comm->executor;
-    int64_t ns = clock_ns() - comm->launcher.begun_ns;
-    if (!family_has_root((enum family)op->family)) ns -= x->run.awaited_ns;
-    trial_end(t, x->operation - 1, (double)(ns > 1 ? ns : 1));
+    return &segment_control(comm->group.segment, index)->stamp[number % STAMPS];
+}
+static void stamp(const tutti_comm *comm, uint64_t number)
+{
+    struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
+    atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
+    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_release);
+    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_relaxed);
+    atomic_store_explicit(&mine->number, number, memory_order_release);
+}
+/* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said.
+   Ranks of one host have one clock. */
+static int64_t took(const tutti_comm *comm, uint64_t number)
+{
+    int64_t begun = 0, ended = 0;
+    for (int index = 0; index < comm->executor.site.ranks; index++) {
+        const struct stamp *s = stamp_of(comm, index, number);
+        if (atomic_load_explicit(&s->number, memory_order_acquire) != number) return 0;
+        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_relaxed);
+        int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_relaxed);
+        if (begins > begun) begun = begins;
+        if (ends > ended) ended = ends;
+    }
+    return ended > begun ? ended - begun : 1;
+}
+/* The others may not have ended this one yet; the one before they have, as they have come to this. */
+void trying_end(tutti_comm *comm, struct trial *t)
+{
+    uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
+    stamp(comm, number);
+    if (!is_decider(comm, t)) return;
+    int64_t ns = t->last ? took(comm, t->last) : 0;
+    if (ns) trial_took(t, t->last - 1, (double)ns);
+    t->last = number;
 }
 bool trying_take(uint32_t code, bool open, struct choice *choice)
 {

@@ -132,7 +132,6 @@ tutti_status executor_begin(struct executor *x)
     x->run.arrived = x->site.ranks == 1;
     x->run.started = x->run.agreed = false;
     x->run.looked = true;
-    x->run.looked_ns = x->run.awaited_ns = 0;
     x->run.message_status = TUTTI_OK;
     x->run.failed_message = NULL;
     x->run.unread.error = 0;

@@ -41,7 +41,6 @@ struct launch {                                         /* what is bound to a pr
     bool rows_early;                                    /* once the program is known: see rows.h */
     bool ordinary;                                      /* slots are written by ordinary stores */
     bool short_laps;                                    /* slots come round soon: slots.c */
-    bool timed;                                         /* sets run.awaited_ns */
 };
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
 struct operand {
@@ -93,7 +92,6 @@ struct run {                                            /* of the operation that
     bool exposed;                                       /* the declaration names my tensors: peers may be at them */
     bool started, arrived, agreed, looked;
     bool deferred, one_sided;                           /* it had no program when it began; see tracks.h */
-    int64_t looked_ns, awaited_ns;                      /* if timed: first look for peers; what they let me wait */
     tutti_status message_status;                        /* why a message failed, or OK */
     const struct transfer *failed_message;              /* which one */
     struct unread unread;

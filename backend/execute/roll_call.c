@@ -1,6 +1,5 @@
 /* The roll call: who has come, whether all mean the same, and who of them needs this core. */
 #include "backend/execute/roll_call.h"
-#include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/execute/counters.h"
 #include "backend/execute/tracks.h"
@@ -116,11 +115,9 @@ __attribute__((noinline)) static bool have_come_who_are_needed(struct executor *
 /* Who has arrived will not look at my next line before I have written it for the next operation: time to fetch it. */
 bool roll_call(struct executor *x, tutti_status *status)
 {
-    if (x->launch.timed && !x->run.looked_ns) x->run.looked_ns = clock_ns();
     if (!(x->run.one_sided ? have_come_who_are_needed(x, status) : have_all_come(x, status))) return false;
     if (is_refused(x)) return false;
     line_own(&x->site.lines[tracks_next(x)]);
-    if (x->launch.timed) x->run.awaited_ns = clock_ns() - x->run.looked_ns;
     return x->run.arrived = true;
 }
 static bool has_arrived(const struct executor *x, int peer)

@@ -73,7 +73,6 @@ static bool perform(struct executor *x, int step, int tile)            /* false:
     const struct step *t = &x->launch.program->schedule->steps[step];
     if (t->kind == WORK && !bind_compute(x, t, tile)) return false;
     x->moves++;
-    if (!x->run.arrived) x->run.looked_ns = 0;          /* it has not waited yet: there was something to do */
     if (step_is_message(t)) post(x, step, tile);
     if (step_publishes(t, tile, x->run.cut->tiles, x->launch.program->plan->slots))
         publish(x, counter_index(x, tile), position(x, tile, step));

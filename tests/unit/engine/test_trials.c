@@ -70,7 +70,7 @@ static uint32_t code_at(const struct trial *t, uint64_t operation)
 /* ---- words ---- */
 static void a_word_says_what_runs_before_and_after(void **state)
 {
-    uint32_t most = (1u << CHOICE_BITS) - 1;
+    uint32_t most = (1u << CODE_BITS) - 1;
     uint64_t turn = (uint64_t)1 << FROM_BITS;
     (void)state;
     for (uint64_t from = 5; from < turn; from = 3 * from + 1)
@@ -130,12 +130,12 @@ static void step(struct bench *b, struct trial *kinds[KINDS], int rank, int inde
 {
     struct trial *t = kinds[h->at[index].kind];
     uint64_t operation = h->at[index].number;
-    bool decides = rank == trial_decider(&t->key, RANKS), timed = false;
-    if (decides) timed = trial_begin(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
+    bool decides = rank == trial_decider(&t->key, RANKS);
+    if (decides) trial_begin(&b->trials, t, &(struct moment){ operation, h->apart, h->apart }, &b->variety);
     uint32_t code = code_at(t, operation);
     if (h->at[index].code == UINT32_MAX) h->at[index].code = code;
     assert_int_equal(h->at[index].code, code);
-    if (timed) trial_end(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
+    if (decides && code & TRIAL_TIMED) trial_took(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
 }
 /* 0: all begin an operation before one begins the next. */
 static void run_apart(enum trying trying, uint64_t apart, uint64_t seed)
@@ -193,15 +193,16 @@ static double call(struct bench *b, struct trial *t, uint64_t *operation, int ca
 {
     double spent = 0;
     for (int i = 0; i < calls; i++, ++*operation) {
-        bool timed = trial_begin(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
+        trial_begin(&b->trials, t, &(struct moment){ *operation, 0, 0 }, &b->variety);
         uint32_t code = code_at(t, *operation);
         struct choice runs = t->this.choice;
-        if (code) assert_true(choice_decode(code, ALLREDUCE, &runs));
+        uint32_t chosen = code & ~(uint32_t)TRIAL_TIMED;
+        if (chosen) assert_true(choice_decode(chosen, ALLREDUCE, &runs));
         else assert_int_equal(choose(&b->chooser, &t->question, &runs), TUTTI_OK);
         double ns = ns_of(&runs) * (0.98 + (double)(random_next(seed) % 40) / 1000);
         if (random_next(seed) % 50 == 0) ns *= 20;
         else spent += ns;
-        if (timed) trial_end(t, *operation, UNIT * ns);
+        if (code & TRIAL_TIMED) trial_took(t, *operation, UNIT * ns);
     }
     return spent;
 }

@@ -126,6 +126,26 @@ static void nothing_is_tried_if_it_is_off(void **state)
     world_threads(2, NULL, calls_main, &different);
     world_set("TUTTI_TRIALS", NULL);
 }
+/* All say when they begin and end, and so duels come to an end. */
+static void timed_main(struct rank *me)
+{
+    const struct kind sum = { SUM, 4000, 0 };
+    float *in = malloc(sum.floats * sizeof *in), *out = malloc(sum.floats * sizeof *out);
+    REQUIRE(in && out);
+    for (int number = 0; number < 4000; number++) call(me, number, &sum, in, out);
+    const struct launcher *l = &me->comm->launcher;
+    const struct trial *t = l->recent[ALLREDUCE].trial;
+    if (l->trials.trying == TRIES && me->rank == trial_decider(&t->key, me->size)) REQUIRE(t->lost > 0);
+    free(in);
+    free(out);
+}
+static void what_is_tried_is_timed_by_all(void **state)
+{
+    (void)state;
+    world_set("TUTTI_TRIALS", "1");
+    world_threads(2, NULL, timed_main, NULL);
+    world_set("TUTTI_TRIALS", NULL);
+}
 static const char *priced_for(struct rank *me, const struct kind *sum)
 {
     struct question q = { .family = ALLREDUCE, .message_bytes = sum->floats * sizeof(float) };
@@ -187,6 +207,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(results_are_those_of_always),
         cmocka_unit_test(nothing_is_tried_if_it_is_off),
+        cmocka_unit_test(what_is_tried_is_timed_by_all),
         cmocka_unit_test(who_asks_alone_is_left_alone),
         cmocka_unit_test(who_asks_late_is_told),
     };
