@@ -353,7 +353,8 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
         if (status != TUTTI_OK) return status;
     }
     tutti_status status = executor_step(&comm->executor);
-    if (status == TUTTI_OK && comm->launcher.timed) trying_end(comm, comm->launcher.recent[op->family].trial);
+    bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.trial);
+    if (ends) trying_end(comm, comm->launcher.recent[op->family].trial);
     return status;
 }
 bool launch_cancel(tutti_comm *comm) { return executor_cancel(&comm->executor); }

@@ -46,6 +46,10 @@ struct launcher {                                       /* of the driver */
     int repeats;                                        /* declarations that say so; 0: last does not count */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
+    struct pending {
+        struct trial *trial;
+        uint64_t number;
+    } pending;                                          /* timed, and not all have said how long; trial may be NULL */
     bool timed;                                         /* it is */
     int64_t begun_ns;                                   /* then: when it began */
 };

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_SILENT = 64 };
 enum { BLOCKS = 4, WARM = 4, FEW_SAMPLES = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
 /* What is this much better replaces what ran so far; what is so much worse is not looked at twice. */
 static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1, HOPELESS_AT_ONCE = 1.3;
@@ -101,7 +102,7 @@ static void begin_block(struct trial *t, int block, uint64_t start)
 {
     t->block = block;
     t->start = start;
-    t->warm = t->count = 0;
+    t->warm = t->count = t->silent = 0;
     t->change = 0;
 }
 static void log_duel(const struct trial *t)
@@ -162,6 +163,7 @@ static void go_on(struct trial *t, const struct moment *now)
 {
     if (t->change && now->operation >= t->change) end_block(t);
     if (t->block < 0) return;
+    if (++t->silent > MOST_SILENT) { give_up_duel(t); return; }         /* nobody learns what it takes */
     bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
     if (runs_another) { give_up_duel(t); return; }                      /* it was long ago */
     if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, timed_code(t, t->block + 1));
@@ -232,6 +234,7 @@ void trial_begin(struct trials *trials, struct trial *t, const struct moment *no
 void trial_took(struct trial *t, uint64_t operation, double ns)
 {
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
+    t->silent = 0;
     if (t->warm == 0) t->first_ns = ns;
     if (t->warm < WARM) t->warm++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;

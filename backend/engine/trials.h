@@ -38,7 +38,7 @@ struct trial {
     struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
     int block;                                          /* of the duel, from 0; -1: none */
     uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
-    uint64_t last;                                      /* timed call, from 1: to be measured in the next one */
+    int silent;                                         /* calls since one was measured */
     int warm, count;                                    /* its calls: not measured, and measured */
     double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
     uint64_t calls, next;                               /* so far; the one at which to look for something to try */

@@ -58,40 +58,49 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
 }
 static struct stamp *stamp_of(const tutti_comm *comm, int index, uint64_t number)
 {
-    return &segment_control(comm->group.segment, index)->stamp[number % STAMPS];
+    return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
+/* A reader that finds the number before and after has read what belongs to it. */
 static void stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
-    atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
-    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_release);
-    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_relaxed);
-    atomic_store_explicit(&mine->number, number, memory_order_release);
+    atomic_store(&mine->number, 0);
+    atomic_store(&mine->begun_ns, comm->launcher.begun_ns);
+    atomic_store(&mine->ended_ns, clock_ns());
+    atomic_store(&mine->number, number);
 }
-/* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said.
-   Ranks of one host have one clock. */
+/* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said. All
+   have one clock. */
 static int64_t took(const tutti_comm *comm, uint64_t number)
 {
     int64_t begun = 0, ended = 0;
     for (int index = 0; index < comm->executor.site.ranks; index++) {
-        const struct stamp *s = stamp_of(comm, index, number);
-        if (atomic_load_explicit(&s->number, memory_order_acquire) != number) return 0;
-        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_relaxed);
-        int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_relaxed);
+        struct stamp *s = stamp_of(comm, index, number);
+        if (atomic_load(&s->number) != number) return 0;
+        int64_t begins = atomic_load(&s->begun_ns), ends = atomic_load(&s->ended_ns);
+        if (atomic_load(&s->number) != number) return 0;
         if (begins > begun) begun = begins;
         if (ends > ended) ended = ends;
     }
-    return ended > begun ? ended - begun : 1;
+    return ended > begun ? ended - begun : 0;
 }
-/* The others may not have ended this one yet; the one before they have, as they have come to this. */
+/* Others may not have ended it when this rank has, but when they come to the next operation; where they need not come,
+   some operations later. As long as that they cannot have written over it. */
+static void evaluate(tutti_comm *comm)
+{
+    struct pending *pending = &comm->launcher.pending;
+    int64_t ns = took(comm, pending->number);
+    if (ns) trial_took(pending->trial, pending->number - 1, (double)ns);
+    if (ns || comm->executor.operation - pending->number >= TRACKS) pending->trial = NULL;
+}
 void trying_end(tutti_comm *comm, struct trial *t)
 {
+    struct launcher *l = &comm->launcher;
     uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
+    if (l->pending.trial) evaluate(comm);
+    if (!l->timed) return;
     stamp(comm, number);
-    if (!is_decider(comm, t)) return;
-    int64_t ns = t->last ? took(comm, t->last) : 0;
-    if (ns) trial_took(t, t->last - 1, (double)ns);
-    t->last = number;
+    if (is_decider(comm, t)) l->pending = (struct pending){ t, number };
 }
 bool trying_take(uint32_t code, bool open, struct choice *choice)
 {

@@ -11,6 +11,6 @@ tutti_status trying_find(tutti_comm *comm, const struct operation *op, const str
     size_t bytes, struct trial **out);
 /* What all ranks try in the call that begins, or 0; the decider may first say what comes next. */
 uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial *trial);
-void trying_end(tutti_comm *comm, struct trial *trial);   /* it is over, and launcher.timed says that it was timed */
+void trying_end(tutti_comm *comm, struct trial *trial);                 /* it is over */
 /* Puts what is tried in the place of what is priced; open: private tensors can be read. False: nothing is. */
 bool trying_take(uint32_t code, bool open, struct choice *choice);

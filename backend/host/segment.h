@@ -23,6 +23,10 @@ struct line {
     unsigned char payload[LINE_PAYLOAD];               /* the slot of tiny messages                               */
     _Atomic uint64_t slots[MAX_SLOTS];                 /* position reached by the tile in each slot               */
 };
+struct stamp {                                         /* of an operation that is timed: engine/trials.h          */
+    _Atomic uint64_t number;                           /* from 1; 0: none                                         */
+    _Atomic int64_t begun_ns, ended_ns;                /* by this rank                                            */
+};
 struct declaration {                                   /* what I think we are doing, in clear, for error messages */
     uint32_t operation;                                /* enum family                                             */
     uint32_t dtype, op;
@@ -36,13 +40,8 @@ struct declaration {                                   /* what I think we are do
     uint64_t flags;                                    /* OUTPUT, in the arena; see engine/tensors.h             */
     uint64_t trial;                                    /* what is tried in place of what is priced, or 0          */
     uint64_t fingerprint;                              /* of a one-sided one, as in the line, but kept for longer */
+    struct stamp stamp;
 };
-/* When one rank began and ended an operation that is timed (engine/trials.h). */
-struct stamp {
-    _Atomic uint64_t number;
-    _Atomic int64_t begun_ns, ended_ns;
-};          /* number: from 1, or 0: none  */
-enum { STAMPS = 4 };
 struct control {                                       /* of one rank                                             */
     _Alignas(512) _Atomic uint32_t waiters;            /* threads asleep on one of this rank's words              */
     _Atomic uint32_t alert;                            /* 1: look at the failure. Beside what every arrival reads */
@@ -53,7 +52,6 @@ struct control {                                       /* of one rank           
     _Atomic uint32_t bell_waiters;
     _Atomic uint32_t listening;                        /* enum listening                                          */
     _Atomic uint32_t core;                             /* where it last waited, wait_core(); on a line seldom written */
-    _Alignas(128) struct stamp stamp[STAMPS];          /* of an operation, by its number                          */
 };
 /* LISTENS_NOT: it polls all the time, nobody needs to ring. LISTENS: ring when there is something for it. RESTS: its
    thread does other things; ring when you have waited for it in vain. */
