@@ -53,7 +53,8 @@ void comm_place(tutti_comm *comm, struct layout *layout);
    now it can wait for the others, and fail with them. */
 tutti_status comm_attach(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* The machine is known, and how many cores the ranks of this host may use, all of them together. Algorithms are chosen
-   by what all ranks of the group know alike: by this on one host, by typical figures on several. */
+   by what all ranks of the group know alike: by this on one host, by typical figures on several.
+   fences: all ranks of this host admit them (base/fence.h). */
 void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
 /* INVALID_ARGUMENT when the algorithm (NULL is fine) needs all ranks on one host and they are not. */
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);

@@ -50,8 +50,8 @@ struct launcher {                                       /* of the driver */
         struct trial *trial;
         uint64_t number;
     } pending;                                          /* timed, and not all have said how long; trial may be NULL */
-    bool timed;                                         /* it is */
-    int64_t begun_ns;                                   /* then: when it began */
+    bool timed;                                         /* what runs now: all are to say when they begin and end it */
+    int64_t begun_ns;                                   /* then: when this rank did */
 };
 tutti_status launcher_init(struct launcher *launcher, int ranks);
 /* cores: that the ranks of this host may run on, all of them together */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SILENT = 64 };
+enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
 enum { BLOCKS = 4, WARM = 4, FEW_SAMPLES = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
 /* What is this much better replaces what ran so far; what is so much worse is not looked at twice. */
 static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1, HOPELESS_AT_ONCE = 1.3;

@@ -72,9 +72,9 @@ static void test_what_was_sent_can_be_read_when_its_sender_has_left(void **state
 }
 
 /* ---- without a fence ---- */
-static bool is_bare(const struct rank *me, int rank)
+static bool root_is_bare(const struct rank *me)
 {
-    return atomic_load(&segment_control(me->comm->executor.site.segment, rank)->waiters) == WAITERS_BARE;
+    return atomic_load(&segment_control(me->comm->executor.site.segment, 0)->waiters) == WAITERS_BARE;
 }
 /* Until the root publishes without a fence, if that is possible here. */
 static void send_until_bare(struct rank *me)
@@ -82,7 +82,7 @@ static void send_until_bare(struct rank *me)
     bool may_be = me->comm->executor.publisher.may_be_bare;
     int32_t more = true;
     for (int calls = 0; more; calls++) {
-        if (!me->rank) more = may_be && !is_bare(me, 0);
+        if (!me->rank) more = may_be && !root_is_bare(me);
         REQUIRE(calls < 10000000 && broadcast(me, &more, 0) == TUTTI_OK);
     }
 }
@@ -91,7 +91,7 @@ static void goes_bare_and_back(struct rank *me)
     for (int32_t round = 0; round < 20; round++) {
         int32_t value = me->rank ? -1 : round;
         send_until_bare(me);
-        while (!me->rank && is_bare(me, 0)) usleep(100);               /* the other wants more, and goes to sleep */
+        while (!me->rank && root_is_bare(me)) usleep(100);               /* the other wants more, and goes to sleep */
         REQUIRE(broadcast(me, &value, 0) == TUTTI_OK && value == round);
     }
 }
