@@ -72,7 +72,7 @@ static void push(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = wire_push(link->wire, peer->descriptor);
-    if (error) link->error = error;                     /* its end is read soon, and may not say this again */
+    if (error && !link->error) link->error = error;     /* its end is read soon; a socket says why only once */
     bool full = !error && link->wire->out_bytes;
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;

@@ -6,6 +6,7 @@
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include "tests/unit/processes/peers_world.h"
+#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -135,6 +136,19 @@ static bool run(const char *format, int number)
     snprintf(command, sizeof command, format, number);
     return system(command) == 0;
 }
+/* Who says something to a socket that has died is told why once, then that it is broken: before its end is read. */
+static void say_more_than_once(struct peer *peer)
+{
+    pthread_mutex_lock(&registry.lock);
+    struct packet packet = registry_packet(peer->identity.nonce, BEAT);
+    if (link_say(peer, &packet, sizeof packet) == 0) {
+        struct pollfd end = { .fd = peer->descriptor };
+        REQUIRE(poll(&end, 1, GENEROUS_MS) == 1);
+        for (int i = 0; i < 2; i++) link_say(peer, &packet, sizeof packet);
+        REQUIRE(peer->state == OPEN);
+    }
+    pthread_mutex_unlock(&registry.lock);
+}
 static void cut_the_cable(void)                         /* between two network namespaces */
 {
     struct loss loss = { 0 };
@@ -164,6 +178,7 @@ static void cut_the_cable(void)                         /* between two network n
     REQUIRE(!peer_is_gone(peer));
     world_barrier(2);
     if (rank == 0) REQUIRE(run("ip link set tutti%d down", 0));
+    if (rank == 0) say_more_than_once(peer);
     loss_await(&loss);
     REQUIRE(link_await(peer, clock_ms() + JOIN_MS) == TUTTI_PEER_LOST);
     REQUIRE(strstr(status_detail(), "10.97.0.1") && strstr(status_detail(), "10.97.0.2"));
