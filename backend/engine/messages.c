@@ -5,7 +5,6 @@
 #include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
-#include "backend/execute/pace.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
 #include "backend/transports/fabrics.h"
@@ -116,8 +115,9 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .pair = host_pair,
         .reserve = host_reserve,
         .ring = ring_host,
-        .stream = s->paced ? pace_copy : s->stream,
+        .stream = s->stream,
         .stream_far = s->stream,
+        .paced = s->paced && s->stream,
         .find = find,
         .reach = reach,
         .enter = enter,
@@ -133,8 +133,9 @@ static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /
         .pair = network_pair,
         .reserve = network_reserve,
         .ring = ring_network,
-        .stream = s->paced ? pace_copy : s->stream,
-        .stream_far = s->stream };
+        .stream = s->stream,
+        .stream_far = s->stream,
+        .paced = s->paced && s->stream };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
 static const unsigned char *process_of(void *context, int rank)

@@ -6,9 +6,7 @@
  * hundred runs later that is known. Begins with streaming, which is never very bad. */
 #include "backend/execute/pace.h"
 #include "backend/base/clock.h"
-#include "kernels/stream.h"
 #include <stdatomic.h>
-#include <string.h>
 
 /* The first runs meet memory that no peer has read yet; then it is to be known soon. */
 enum { SETTLED = 8, OFTEN = 8, OFTEN_UNTIL = 128, SELDOM = 64 };
@@ -38,10 +36,4 @@ bool pace_streams(void *to)
 {
     if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_note(&mine, sample(to));
     return !mine.ordinary;
-}
-void pace_copy(void *to, const void *from, size_t bytes)
-{
-    stream_function *stream = stream_find();
-    if (stream && pace_streams(to)) stream(to, from, bytes);
-    else memcpy(to, from, bytes);
 }

@@ -9,8 +9,6 @@
 
 /* How a run of 1 KiB and more, to begin at `to`, is better written at present: around the cache? */
 bool pace_streams(void *to);
-/* Copies it that way. */
-void pace_copy(void *to, const void *from, size_t bytes);
 
 /* ---- how it decides; of pace.c and its test ---- */
 struct pace {

@@ -127,10 +127,11 @@ static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x
     open_add(shm, x);
     return TUTTI_OK;
 }
+static struct pen pen_of(const struct shm *shm) { return (struct pen){ shm->ground.stream, shm->ground.paced }; }
 static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfer *x)
 {
     if (x->wire > INLINE_BYTES) TRY(prepare_eager(shm, l));
-    writer_send(&l->out, x, shm->ground.stream);
+    writer_send(&l->out, x, pen_of(shm));
     transfer_done(x);
     return TUTTI_OK;
 }
@@ -164,7 +165,7 @@ static bool stream(struct shm *shm, struct link *l)
 {
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
-        writer_stream(&l->out, x, shm->ground.stream);
+        writer_stream(&l->out, x, pen_of(shm));
         shm->ground.ring(shm->ground.context, l->peer); /* so that the peer empties a slot while the next is filled */
         if (x->moved < x->wire) continue;
         queue_take(&l->streams, NULL);
@@ -318,7 +319,7 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
         return;
     }
     copy_function *copy = x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL;
-    pieces_scatter_with(copy, x, slot->at + slot_offset(l->in.emptied, x->wire), (size_t)slot->bytes);
+    reader_scatter_slot(&l->in, slot, x, copy);
     if (x->moved < x->wire) return;
     open_remove(shm, x);
     l->expecting--;

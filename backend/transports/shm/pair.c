@@ -1,6 +1,7 @@
 /* The two ends of a pair. Everything a rank relies on is in its own memory; the shared words only ever tell it that
    the other end has moved on, and by how much at most. */
 #include "backend/transports/shm/pair.h"
+#include "backend/base/clock.h"
 #include <assert.h>
 #include <string.h>
 
@@ -48,6 +49,42 @@ bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
         memory_order_relaxed));
     *out = word & CLAIM_MASK;
     return true;
+}
+
+/* ---- what is long is written whichever way costs less (ways.h) ---- */
+static enum filling filling_of(uint64_t wire)
+{
+    size_t bytes = slot_bytes(wire);
+    return bytes == 16384 ? FILLS_16K : bytes == 32768 ? FILLS_32K : FILLS_64K;
+}
+static void write_runs(struct transfer *x, struct runs to, copy_function *copy)
+{
+    pieces_gather_with(copy, x, to.at[0], to.bytes[0]);
+    pieces_gather_with(copy, x, to.at[1], to.bytes[1]);
+}
+/* What the writer says of it to the reader. The stores are to be over, else ordinary ones would look too short. */
+static uint64_t write_timed(struct transfer *x, struct runs to, copy_function *copy, unsigned number)
+{
+    int64_t begun_ns = clock_ns();
+    write_runs(x, to, copy);
+    atomic_thread_fence(memory_order_seq_cst);
+    return way_word(number, clock_ns() - begun_ns);
+}
+static uint64_t write_long(struct writer *w, struct transfer *x, enum filling filling, struct runs to, struct pen pen)
+{
+    struct way way = { .around = true };
+    if (pen.paced && to.bytes[0] + to.bytes[1] >= FILLING_AT_LEAST)
+        way = ways_next(&w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
+    copy_function *copy = way.around ? pen.copy : NULL;
+    if (way.number) return write_timed(x, to, copy, way.number);
+    write_runs(x, to, copy);
+    return 0;
+}
+static int64_t reading_from(uint64_t timed) { return timed ? clock_ns() : 0; }
+static void have_read(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns, uint64_t bytes)
+{
+    if (!timed || !judge_hear(&r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
+    atomic_store_explicit(&r->pair->ways, r->judge.says, memory_order_relaxed);
 }
 
 /* ---- writer ---- */
@@ -105,29 +142,31 @@ void writer_send_small(struct writer *w, const struct transfer *x)
     w->spent += credit_of(x->wire);
     publish_cell(w, cell);
 }
-void writer_send(struct writer *w, struct transfer *x, copy_function *copy)
+void writer_send(struct writer *w, struct transfer *x, struct pen pen)
 {
     struct cell *cell = fill_cell(w, ENVELOPE_EAGER, x->name, x->wire);
     size_t bytes = (size_t)x->wire;
     if (bytes <= INLINE_BYTES) pieces_gather(x, cell->body.payload, bytes);
     else {
         struct runs runs = eager_runs(w->pair, w->position, bytes);
-        pieces_gather_with(copy, x, runs.at[0], runs.bytes[0]);
-        pieces_gather_with(copy, x, runs.at[1], runs.bytes[1]);
+        if (bytes < FILLING_AT_LEAST) write_runs(x, runs, NULL);
+        else atomic_store_explicit(&cell->body.timed, write_long(w, x, FILLS_EAGER, runs, pen), memory_order_relaxed);
         w->position += payload_room(bytes);
     }
     w->spent += credit_of(bytes);
     publish_cell(w, cell);
 }
-void writer_stream(struct writer *w, struct transfer *x, copy_function *copy)
+void writer_stream(struct writer *w, struct transfer *x, struct pen pen)
 {
     size_t index = w->filled % PIPE_SLOTS, bytes = slot_bytes(x->wire);
     struct slot *slot = &w->pair->slots[index];
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
-    pieces_gather_with(copy, x, w->pair->pipe[index] + slot_offset(w->filled, x->wire), bytes);
+    struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
+    uint64_t timed = write_long(w, x, filling_of(x->wire), to, pen);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, ++w->filled, memory_order_release);
 }
 
@@ -152,26 +191,40 @@ bool reader_look(struct reader *r, struct envelope *out)
     out->place.offset = atomic_load_explicit(&cell->body.about.offset, memory_order_relaxed);
     return true;
 }
-static struct runs payload_runs(const struct reader *r, const struct envelope *e)
+static const struct cell *cell_of(const struct reader *r) { return &r->pair->cells[r->taken % RING_CELLS]; }
+static uint64_t timed_of(const struct cell *cell, const struct envelope *e)
 {
-    if (e->bytes > INLINE_BYTES) return eager_runs(r->pair, r->position, (size_t)e->bytes);
-    return (struct runs){ { r->pair->cells[r->taken % RING_CELLS].body.payload, NULL }, { (size_t)e->bytes, 0 } };
+    return e->bytes < FILLING_AT_LEAST ? 0 : atomic_load_explicit(&cell->body.timed, memory_order_relaxed);
 }
-void reader_scatter(const struct reader *r, const struct envelope *e, struct transfer *to)
+void reader_scatter(struct reader *r, const struct envelope *e, struct transfer *to)
 {
-    if (e->bytes && e->bytes <= INLINE_BYTES && to->piece_count == 1 && to->pieces->length == e->bytes) {
-        memcpy(to->pieces->at, r->pair->cells[r->taken % RING_CELLS].body.payload, (size_t)e->bytes);
+    const struct cell *cell = cell_of(r);
+    if (e->bytes <= INLINE_BYTES) {
+        bool plain = e->bytes && to->piece_count == 1 && to->pieces->length == e->bytes;
+        if (plain) memcpy(to->pieces->at, cell->body.payload, (size_t)e->bytes);
+        else pieces_scatter(to, cell->body.payload, (size_t)e->bytes);
         return;
     }
-    struct runs runs = payload_runs(r, e);
+    struct runs runs = eager_runs(r->pair, r->position, (size_t)e->bytes);
+    uint64_t timed = timed_of(cell, e);
+    int64_t from_ns = reading_from(timed);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);
+    have_read(r, FILLS_EAGER, timed, from_ns, e->bytes);
 }
-void reader_copy(const struct reader *r, const struct envelope *e, unsigned char *to)
+void reader_copy(struct reader *r, const struct envelope *e, unsigned char *to)
 {
-    struct runs runs = payload_runs(r, e);
+    const struct cell *cell = cell_of(r);
+    if (e->bytes <= INLINE_BYTES) {
+        memcpy(to, cell->body.payload, (size_t)e->bytes);
+        return;
+    }
+    struct runs runs = eager_runs(r->pair, r->position, (size_t)e->bytes);
+    uint64_t timed = timed_of(cell, e);
+    int64_t from_ns = reading_from(timed);
     memcpy(to, runs.at[0], runs.bytes[0]);
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
+    have_read(r, FILLS_EAGER, timed, from_ns, e->bytes);
 }
 /* A writer that found the ring full knows of `taken` cells, and waits at taken + RING_CELLS: on its way there the
    reader passes a multiple of half the ring after that writer last looked. So ringing there only is enough. */
@@ -194,7 +247,15 @@ struct filled reader_look_slot(const struct reader *r)
     size_t index = r->emptied % PIPE_SLOTS;
     struct slot *slot = &r->pair->slots[index];
     return (struct filled){ atomic_load_explicit(&slot->id, memory_order_relaxed),
-        atomic_load_explicit(&slot->bytes, memory_order_relaxed), r->pair->pipe[index] };
+        atomic_load_explicit(&slot->bytes, memory_order_relaxed),
+        atomic_load_explicit(&slot->timed, memory_order_relaxed), r->pair->pipe[index] };
+}
+void reader_scatter_slot(struct reader *r, const struct filled *slot, struct transfer *to, copy_function *copy)
+{
+    enum filling filling = filling_of(to->wire);
+    int64_t from_ns = reading_from(slot->timed);
+    pieces_scatter_with(copy, to, slot->at + slot_offset(r->emptied, to->wire), (size_t)slot->bytes);
+    have_read(r, filling, slot->timed, from_ns, slot->bytes);
 }
 void reader_take_slot(struct reader *r)
 {

@@ -12,6 +12,7 @@
    receiver. The eager part is as large as that, so it cannot overflow. */
 #pragma once
 #include "backend/transports/pieces.h"
+#include "backend/transports/shm/ways.h"
 
 enum {
     RING_CELLS = 64,
@@ -53,12 +54,13 @@ struct cell {
     _Atomic uint64_t operation, message;
     union {
         struct { _Atomic uint64_t id, bytes, block, offset; } about; /* of what is not eager */
+        _Atomic uint64_t timed;                                      /* of a payload in the eager part: ways.h, or 0 */
         unsigned char payload[INLINE_BYTES];
     } body;
 };
 struct slot {
     _Alignas(128) _Atomic uint64_t sequence;
-    _Atomic uint64_t id, bytes;
+    _Atomic uint64_t id, bytes, timed;
 };
 /* Only the one in the pair of a rank with itself is used: who has opened a pair to this rank. */
 struct doorbell {
@@ -71,6 +73,7 @@ struct pair {
     _Atomic uint64_t returned;              /* credit given back */
     _Alignas(128) _Atomic uint64_t emptied; /* slots read */
     _Alignas(128) _Atomic uint64_t claims;  /* the id of a message, and how many of its parts are taken */
+    _Alignas(128) _Atomic uint32_t ways;    /* what the reader says of them: ways.h */
     struct slot slots[PIPE_SLOTS];
     _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];
     _Alignas(PAIR_PAGE) unsigned char eager[EAGER_CREDIT];
@@ -97,7 +100,10 @@ struct writer {
     uint64_t position, spent, returned; /* in the eager part; credit */
     uint64_t filled, emptied;           /* slots */
     bool corrupt;
+    struct ways ways;
 };
+/* How it may write what is long: with this function, or by memcpy (NULL); paced: by whichever costs less. */
+struct pen { copy_function *copy; bool paced; };
 bool writer_has_room(struct writer *writer);                   /* for one envelope */
 bool writer_has_credit(struct writer *writer, uint64_t bytes); /* false as well when it is too much for eager */
 bool writer_has_slot(struct writer *writer);
@@ -111,8 +117,8 @@ static inline size_t slot_offset(uint64_t n, uint64_t wire)
 /* Each needs the room asked for above. */
 void writer_tell(struct writer *writer, const struct envelope *envelope);
 void writer_send_small(struct writer *writer, const struct transfer *transfer); /* one piece that fits the cell */
-void writer_send(struct writer *writer, struct transfer *transfer, copy_function *copy);   /* the whole of it, eager */
-void writer_stream(struct writer *writer, struct transfer *transfer, copy_function *copy); /* the next slot of it */
+void writer_send(struct writer *writer, struct transfer *transfer, struct pen pen);   /* the whole of it, eager */
+void writer_stream(struct writer *writer, struct transfer *transfer, struct pen pen); /* the next slot of it */
 
 /* ---- the reader's end ---- */
 struct reader {
@@ -120,6 +126,7 @@ struct reader {
     uint32_t taken;                                 /* cells */
     uint64_t position, received, returned, emptied; /* received, returned: credit */
     bool corrupt;
+    struct judge judge;
 };
 static inline bool reader_is_ready(const struct reader *r)
 {
@@ -134,17 +141,19 @@ static inline bool reader_has_slot(const struct reader *r)
 /* The envelope of a ready cell; false (and corrupt): it makes no sense. */
 bool reader_look(struct reader *reader, struct envelope *out);
 /* The payload of an eager envelope, into a transfer or into memory. */
-void reader_scatter(const struct reader *reader, const struct envelope *envelope, struct transfer *to);
-void reader_copy(const struct reader *reader, const struct envelope *envelope, unsigned char *to);
+void reader_scatter(struct reader *reader, const struct envelope *envelope, struct transfer *to);
+void reader_copy(struct reader *reader, const struct envelope *envelope, unsigned char *to);
 /* Gives the cell and its payload back. true: the writer may have been waiting for that, ring its bell. */
 bool reader_take(struct reader *reader, const struct envelope *envelope);
 /* The bytes of an eager message have found their receive. */
 void reader_return(struct reader *reader, uint64_t bytes);
 struct filled {
-    uint64_t id, bytes;
+    uint64_t id, bytes, timed;
     const unsigned char *at;
 };
 /* What a slot that is there says of itself, and where it begins: the caller knows the message, and so whether that can
    be and its offset. */
 struct filled reader_look_slot(const struct reader *reader);
+/* Its bytes go on where the transfer stands. */
+void reader_scatter_slot(struct reader *reader, const struct filled *slot, struct transfer *to, copy_function *copy);
 void reader_take_slot(struct reader *reader);

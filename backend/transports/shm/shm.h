@@ -8,9 +8,11 @@ struct shm_ground { /* the parts of a segment it needs; `from`, `to` and `member
     unsigned char *(*pair)(void *context, int from, int to);        /* pair_bytes of shared memory, zeroed at first */
     tutti_status (*reserve)(void *context, void *at, size_t bytes); /* makes memory real before it is touched */
     void (*ring)(void *context, int member);                        /* rings that rank's bell */
-    /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy. */
+    /* How large runs are copied into memory that a peer reads next; and into tensors beyond caches. NULL: memcpy.
+       paced: the first only where it costs less than memcpy. */
     void (*stream)(void *to, const void *from, size_t bytes);
     void (*stream_far)(void *to, const void *from, size_t bytes);
+    bool paced;
     /* Tensors where peers can reach them. All four, or NULL: there are none. */
     bool (*find)(void *context, const void *at, size_t bytes, struct remote *out); /* false: not reachable */
     /* The address here of a member's place, which is sent to or received from, until the next call for that member and

@@ -109,7 +109,8 @@ struct shm_ground table_ground(struct table *t)
         .reserve = ground_open,
         .ring = ground_ring,
         .stream = ground_stream,
-        .stream_far = ground_stream };
+        .stream_far = ground_stream,
+        .paced = true };
 }
 static void ring(void *context)
 {
@@ -145,7 +146,7 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
     for (int r = 0; r < size; r++) {
         t->grounds[r] = (struct seat_ground){ t, r };
         struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
-            ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
+            true, ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
         seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
     }
 }

@@ -1,5 +1,6 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
+tutti_unit(transports/test_ways transports)
 set(worlds shm router share transports ucx tcp tcp_strangers storm)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)

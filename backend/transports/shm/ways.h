@@ -1,0 +1,31 @@
+/* How a writer had better write what its peer reads next: by ordinary stores, or around its cache. What one way saves
+   the writer it may cost the reader, and cores are moved, so both find it out together. Now and then there is a *duel*
+   between fillings of one size: four blocks, this way, that, this, that. The writer says with each what writing it
+   took, the reader adds what reading it took, and says which way is better, or that this is known already. Nobody
+   waits for that: a duel whose end is never heard of changes nothing. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Fillings of these sizes are told apart: eager payloads, and what slots are filled with. */
+enum filling { FILLS_EAGER, FILLS_16K, FILLS_32K, FILLS_64K, FILLINGS };
+enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 8 };
+/* What the reader says, in one word: of each filling whether ordinary stores are better, and how many duels it has
+   judged. It begins with stores around the cache, which are never very bad (stores-around-the-cache.md). */
+
+/* ---- the writer's end ---- */
+struct ways {
+    struct { uint32_t fillings, start; uint8_t judged; bool dueling; } of[FILLINGS];
+};
+struct way { bool around; unsigned number; };           /* number: of a filling of a duel, from 1; 0: it is not timed */
+struct way ways_next(struct ways *ways, enum filling filling, uint32_t said);
+/* What the writer says of one that it has timed. */
+uint64_t way_word(unsigned number, int64_t ns);
+
+/* ---- the reader's end ---- */
+struct judge {
+    uint32_t says;
+    struct { unsigned count; double sample[WAY_SAMPLES], median[WAY_BLOCKS]; } of[FILLINGS];   /* ns for a byte */
+};
+/* A filling of `bytes` that came with that word (not 0) took so long to read. True: judge->says has changed. */
+bool judge_hear(struct judge *judge, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes);

@@ -1,0 +1,148 @@
+/* Writer and reader find out which way of writing costs less; whatever either says, the other goes on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/transports/shm/ways.h"
+#include <stdlib.h>
+
+enum { BYTES = 16384 };
+static struct ends {
+    struct ways ways;
+    struct judge judge;
+    uint32_t said;                                      /* what the writer sees of the reader's word */
+    unsigned around, timed;                             /* fillings of the last call of fill() */
+} ends;
+struct costs { int64_t stored, around; int noise; };    /* of a filling, at both ends together */
+static int setup(void **state)
+{
+    (void)state;
+    srand(1);
+    ends = (struct ends){ .said = 0 };
+    return 0;
+}
+static void fill(int count, enum filling filling, struct costs costs)
+{
+    ends.around = ends.timed = 0;
+    for (int i = 0; i < count; i++) {
+        struct way way = ways_next(&ends.ways, filling, ends.said);
+        int64_t ns = (way.around ? costs.around : costs.stored) + (costs.noise ? rand() % costs.noise : 0);
+        ends.around += way.around;
+        ends.timed += way.number != 0;
+        uint64_t word = way.number ? way_word(way.number, ns / 3) : 0;
+        if (word && judge_hear(&ends.judge, filling, word, ns - ns / 3, BYTES)) ends.said = ends.judge.says;
+    }
+}
+static bool goes_around(enum filling filling)
+{
+    fill(1, filling, (struct costs){ 1000, 1000, 0 });
+    return ends.around;
+}
+static void test_what_costs_less_is_taken(void **state)
+{
+    (void)state;
+    for (enum filling f = 0; f < FILLINGS; f++) {
+        fill(2000, f, (struct costs){ 900, 1000, 20 });
+        assert_false(goes_around(f));
+    }
+    fill(20000, FILLS_32K, (struct costs){ 1000, 900, 20 });            /* cores are moved */
+    for (enum filling f = 0; f < FILLINGS; f++) assert_int_equal(goes_around(f), f == FILLS_32K);
+    fill(20000, FILLS_32K, (struct costs){ 900, 1000, 20 });
+    assert_false(goes_around(FILLS_32K));
+}
+static void test_what_is_as_good_changes_nothing(void **state)
+{
+    (void)state;
+    fill(100000, FILLS_16K, (struct costs){ 985, 1000, 0 });
+    assert_true(goes_around(FILLS_16K));
+    fill(100000, FILLS_16K, (struct costs){ 700, 1000, 0 });
+    assert_false(goes_around(FILLS_16K));
+    fill(100000, FILLS_16K, (struct costs){ 1000, 985, 0 });
+    assert_false(goes_around(FILLS_16K));
+}
+static void test_accidents_change_nothing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 200000; i++) {                  /* every fifth is interrupted */
+        int64_t often = i % 5 ? 1000 : 1000000;
+        fill(1, FILLS_EAGER, (struct costs){ often + 20, often, 100 });
+    }
+    assert_true(goes_around(FILLS_EAGER));
+}
+static void test_it_costs_little(void **state)
+{
+    (void)state;
+    fill(2000, FILLS_16K, (struct costs){ 500, 1400, 50 });
+    fill(100 * 8192, FILLS_16K, (struct costs){ 500, 1400, 50 });
+    assert_in_range(ends.around, 100, 100 * 8);         /* each of a hundred duels ends as soon as it is hopeless */
+    assert_in_range(ends.timed, 100, 100 * 100);
+}
+static void test_who_never_answers_is_not_waited_for(void **state)
+{
+    (void)state;
+    unsigned ordinary = 0;
+    for (int i = 0; i < 5 * 8192; i++) ordinary += !ways_next(&ends.ways, FILLS_64K, 0).around;
+    assert_in_range(ordinary, 6 * 2 * 16, 7 * 2 * 32);  /* seven duels, half of each */
+    assert_true(ways_next(&ends.ways, FILLS_64K, 0).around);
+}
+/* Fillings that were dropped, or read where no time is taken: as long as some of each block come it is judged. */
+static void test_some_may_be_missing(void **state)
+{
+    (void)state;
+    for (int missing = 2; missing < 5; missing++) {
+        setup(NULL);
+        for (int i = 0; i < 2000; i++) {
+            struct way way = ways_next(&ends.ways, FILLS_EAGER, ends.said);
+            if (i % missing == 0 || !way.number) continue;
+            if (judge_hear(&ends.judge, FILLS_EAGER, way_word(way.number, way.around ? 500 : 300), 100, BYTES))
+                ends.said = ends.judge.says;
+        }
+        assert_false(goes_around(FILLS_EAGER));
+    }
+}
+static void test_a_duel_of_which_blocks_are_missing_changes_nothing(void **state)
+{
+    (void)state;
+    for (unsigned from = 0; from < 128; from += 32) {
+        setup(NULL);
+        bool judged = false;
+        for (unsigned number = 1; number <= 128; number++) {
+            bool absent = number - 1 >= from && number - 1 < from + 32, that = (number - 1) / 32 % 2;
+            if (absent) continue;
+            judged |= judge_hear(&ends.judge, FILLS_EAGER, way_word(number, that ? 300 : 500), 100, BYTES);
+        }
+        assert_int_equal(judged, from < 96);
+        assert_int_equal(ends.judge.says & 1, 0);
+    }
+}
+static void test_any_word_is_survived(void **state)
+{
+    (void)state;
+    uint64_t word = 1;
+    for (int i = 0; i < 2000000; i++) {
+        word = word * 6364136223846793005u + 1442695040888963407u;
+        enum filling f = (enum filling)(word >> 40) % FILLINGS;
+        judge_hear(&ends.judge, f, i % 2 ? word : word >> 48, i % 3 ? 100 : -1, word >> 50);
+        ways_next(&ends.ways, f, (uint32_t)(word >> 16));
+    }
+    fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
+    fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
+    assert_false(goes_around(FILLS_16K));
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_what_costs_less_is_taken, setup),
+        cmocka_unit_test_setup(test_what_is_as_good_changes_nothing, setup),
+        cmocka_unit_test_setup(test_accidents_change_nothing, setup),
+        cmocka_unit_test_setup(test_it_costs_little, setup),
+        cmocka_unit_test_setup(test_who_never_answers_is_not_waited_for, setup),
+        cmocka_unit_test_setup(test_some_may_be_missing, setup),
+        cmocka_unit_test_setup(test_a_duel_of_which_blocks_are_missing_changes_nothing, setup),
+        cmocka_unit_test_setup(test_any_word_is_survived, setup),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
