@@ -28,6 +28,8 @@ struct link {                       /* this rank and one peer, which may be itse
     bool busy;                    /* there is something to do besides looking into the ring */
     bool active;                  /* in shm->active */
     bool lost;                    /* nothing is heard of it any more */
+    struct ways ways;             /* of out, and of in: out of the way of what each message needs */
+    struct judge judge;
 };
 struct shm {
     struct transport base;

@@ -63,28 +63,30 @@ static void write_runs(struct transfer *x, struct runs to, copy_function *copy)
     pieces_gather_with(copy, x, to.at[1], to.bytes[1]);
 }
 /* What the writer says of it to the reader. The stores are to be over, else ordinary ones would look too short. */
-static uint64_t write_timed(struct transfer *x, struct runs to, copy_function *copy, unsigned number)
+__attribute__((noinline)) static uint64_t write_timed(struct transfer *x, const struct runs *to, copy_function *copy,
+    unsigned number)
 {
     int64_t begun_ns = clock_ns();
-    write_runs(x, to, copy);
+    write_runs(x, *to, copy);
     atomic_thread_fence(memory_order_seq_cst);
     return way_word(number, clock_ns() - begun_ns);
 }
-static uint64_t write_long(struct writer *w, struct transfer *x, enum filling filling, struct runs to, struct pen pen)
+static inline uint64_t write_long(struct writer *w, struct transfer *x, enum filling filling, const struct runs *to,
+    struct pen pen)
 {
     struct way way = { .around = true };
-    if (pen.paced && to.bytes[0] + to.bytes[1] >= FILLING_AT_LEAST)
-        way = ways_next(&w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
+    if (pen.paced && to->bytes[0] + to->bytes[1] >= FILLING_AT_LEAST)
+        way = ways_next(w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
     copy_function *copy = way.around ? pen.copy : NULL;
     if (way.number) return write_timed(x, to, copy, way.number);
-    write_runs(x, to, copy);
+    write_runs(x, *to, copy);
     return 0;
 }
 static int64_t reading_from(uint64_t timed) { return timed ? clock_ns() : 0; }
 static void have_read(struct reader *r, enum filling filling, uint64_t timed, int64_t from_ns, uint64_t bytes)
 {
-    if (!timed || !judge_hear(&r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
-    atomic_store_explicit(&r->pair->ways, r->judge.says, memory_order_relaxed);
+    if (!timed || !judge_hear(r->judge, filling, timed, clock_ns() - from_ns, bytes)) return;
+    atomic_store_explicit(&r->pair->ways, r->judge->says, memory_order_relaxed);
 }
 
 /* ---- writer ---- */
@@ -150,7 +152,7 @@ void writer_send(struct writer *w, struct transfer *x, struct pen pen)
     else {
         struct runs runs = eager_runs(w->pair, w->position, bytes);
         if (bytes < FILLING_AT_LEAST) write_runs(x, runs, NULL);
-        else atomic_store_explicit(&cell->body.timed, write_long(w, x, FILLS_EAGER, runs, pen), memory_order_relaxed);
+        else atomic_store_explicit(&cell->body.timed, write_long(w, x, FILLS_EAGER, &runs, pen), memory_order_relaxed);
         w->position += payload_room(bytes);
     }
     w->spent += credit_of(bytes);
@@ -163,7 +165,7 @@ void writer_stream(struct writer *w, struct transfer *x, struct pen pen)
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
     struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
-    uint64_t timed = write_long(w, x, filling_of(x->wire), to, pen);
+    uint64_t timed = write_long(w, x, filling_of(x->wire), &to, pen);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);

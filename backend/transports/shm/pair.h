@@ -100,7 +100,7 @@ struct writer {
     uint64_t position, spent, returned; /* in the eager part; credit */
     uint64_t filled, emptied;           /* slots */
     bool corrupt;
-    struct ways ways;
+    struct ways *ways;
 };
 /* How it may write what is long: with this function, or by memcpy (NULL); paced: by whichever costs less. */
 struct pen { copy_function *copy; bool paced; };
@@ -126,7 +126,7 @@ struct reader {
     uint32_t taken;                                 /* cells */
     uint64_t position, received, returned, emptied; /* received, returned: credit */
     bool corrupt;
-    struct judge judge;
+    struct judge *judge;
 };
 static inline bool reader_is_ready(const struct reader *r)
 {

@@ -110,8 +110,11 @@ tutti_status shm_connect(struct router *router, const struct shm_ground *ground,
     shm->doorbell = &mine->doorbell;
     shm->me = me;
     for (int i = 0; i < count; i++) {
-        shm->links[i].peer = i;
-        shm->links[i].rank = ranks ? ranks[i] : i;
+        struct link *l = &shm->links[i];
+        l->peer = i;
+        l->rank = ranks ? ranks[i] : i;
+        l->out.ways = &l->ways;
+        l->in.judge = &l->judge;
     }
     router_add(router, &shm->base, ranks, count);
     return TUTTI_OK;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, FIRST_DUEL = 16, SECOND_DUEL = 1024, DUEL_EVERY = 8192 };
+enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, SECOND_DUEL = 1024, DUEL_EVERY = 8192 };
 enum { FEW_SAMPLES = 4, MOST_NS = 1 << 24 };            /* a few show what is hopeless */
 static const double BETTER = 0.97, HOPELESS = 1.1;
 
@@ -18,28 +18,16 @@ static unsigned block_of(enum filling filling) { return lap_of(filling) + 2 * WA
 
 /* ---- the writer's end ---- */
 static uint8_t said_of(enum filling filling, uint32_t said) { return (uint8_t)(said >> filling * FILLING_BITS); }
-static bool is_due(uint32_t fillings)
-{
-    return fillings == FIRST_DUEL || fillings == SECOND_DUEL || fillings % DUEL_EVERY == 0;
-}
-struct way ways_next(struct ways *w, enum filling filling, uint32_t said)
+struct way ways_duel(struct ways *w, enum filling filling, uint32_t said)
 {
     uint8_t mine = said_of(filling, said);
-    uint32_t fillings = ++w->of[filling].fillings;
-    struct way way = { .around = !(mine & 1) };
-    if (is_due(fillings)) {
-        w->of[filling].start = fillings;
-        w->of[filling].judged = mine >> 1;
-        w->of[filling].dueling = true;
-    }
-    if (!w->of[filling].dueling) return way;
-    unsigned number = fillings - w->of[filling].start, block = number / block_of(filling);
-    if (block == WAY_BLOCKS || w->of[filling].judged != mine >> 1) w->of[filling].dueling = false;
-    else {
-        way.number = number + 1;
-        way.around ^= block % 2;
-    }
-    return way;
+    uint32_t fillings = w->of[filling].fillings;
+    if (fillings == w->of[filling].duel_from) w->of[filling].judged = mine >> 1;
+    unsigned number = fillings - w->of[filling].duel_from, block = number / block_of(filling);
+    bool over = block >= WAY_BLOCKS || w->of[filling].judged != mine >> 1;
+    if (!over) return (struct way){ (mine ^ block) % 2 == 0, number + 1 };
+    w->of[filling].duel_from = fillings < SECOND_DUEL ? SECOND_DUEL : (fillings / DUEL_EVERY + 1) * DUEL_EVERY;
+    return (struct way){ .around = mine % 2 == 0 };
 }
 uint64_t way_word(unsigned number, int64_t ns)
 {

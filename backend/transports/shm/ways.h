@@ -15,10 +15,15 @@ enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 
 
 /* ---- the writer's end ---- */
 struct ways {
-    struct { uint32_t fillings, start; uint8_t judged; bool dueling; } of[FILLINGS];
+    struct { uint32_t fillings, duel_from; uint8_t judged; } of[FILLINGS];              /* the first begins at once */
 };
 struct way { bool around; unsigned number; };           /* number: of a filling of a duel, from 1; 0: it is not timed */
-struct way ways_next(struct ways *ways, enum filling filling, uint32_t said);
+struct way ways_duel(struct ways *ways, enum filling filling, uint32_t said);
+static inline struct way ways_next(struct ways *w, enum filling filling, uint32_t said)
+{
+    if (++w->of[filling].fillings >= w->of[filling].duel_from) return ways_duel(w, filling, said);
+    return (struct way){ .around = !(said >> filling * FILLING_BITS & 1) };
+}
 /* What the writer says of one that it has timed. */
 uint64_t way_word(unsigned number, int64_t ns);
 
