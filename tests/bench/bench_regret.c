@@ -2,7 +2,7 @@
  * asks for anything, divided by that of the best of all algorithms, tile sizes, numbers of slots and ways to write
  * slots (knobs.c). Only what cannot differ for a row is left out.
  *
- *   bench_regret                         2 ranks (eight minutes)
+ *   bench_regret                         2 ranks (ten minutes)
  *   bench_regret --ranks 4               so many
  *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; more --only: more rows
  *   bench_regret --samples 3             three times as many
@@ -18,11 +18,11 @@
  *
  * The best of many is partly the luckiest, in its samples and in where its memory lies. So it is never judged by what
  * it was picked by: it is picked by the even visits and compared with the choice on the odd ones, which go to other
- * groups of the same setups (below 2 KiB to eight), and the other way round; "regret" is the geometric mean of both. It
- * can fall below 1, and an unsure pick makes it too small; "most" is the choice ÷ the best median of all samples, which
- * luck makes too large. "twin": the choice on its odd visits ÷ on its even ones, which is chance. "spread": from
- * quartile to quartile, ÷ the median, of the choice and of the best. "flag": a bare flag barrier in ns before and after
- * the row. */
+ * groups of the same setups, and the other way round; "regret" is the geometric mean of both. Groups differ by some
+ * percent for ever, so there are four of each setup. Regret can fall below 1, and an unsure pick makes it too small;
+ * "most" is the choice ÷ the best median of all samples, which luck makes too large. "twin": the choice on its odd
+ * visits ÷ on its even ones, which is chance. "spread": from quartile to quartile, ÷ the median, of the choice and of
+ * the best. "flag": a bare flag barrier in ns before and after the row. */
 #include "tests/bench/calls.h"
 #include "tests/bench/inside.h"
 #include "tests/bench/knobs.h"
@@ -33,8 +33,8 @@
 
 enum {
     BATCH = 50,
-    LIVES = 2,
-    LIVES_IF_SHORT = 8,
+    LIVES = 4,
+    LOOKS = 2,
     FINALISTS = 10,
     MOST_TIMES = 2048,
     MOST_ROWS = 256,
@@ -62,8 +62,8 @@ static struct arguments {
 static struct bench_case rows[MOST_ROWS];
 static int row_count, setup_count, variant_count, cores;
 static struct setup setups[MOST_SETUPS];
-static tutti_unique_id ids[MOST_SETUPS][LIVES_IF_SHORT];
-static tutti_comm *comms[MOST_SETUPS][LIVES_IF_SHORT];         /* of a setup: they differ by chance only */
+static tutti_unique_id ids[MOST_SETUPS][LIVES];
+static tutti_comm *comms[MOST_SETUPS][LIVES];         /* of a setup: they differ by chance only */
 static struct variant variants[MOST_VARIANTS];
 static bool is_final;                                   /* only a few are left */
 static struct pair private_pair, shared_pair;
@@ -80,7 +80,6 @@ static struct effort effort_of(const struct bench_case *c)
     while (found.visits * found.calls > MOST_TIMES) found.visits -= LIVES;
     return found;
 }
-static int lives_of(int setup) { return setup <= SHORT ? LIVES_IF_SHORT : LIVES; }
 /* What is judged is what the library has come to. */
 static void settle(const struct bench_case *c)
 {
@@ -95,9 +94,8 @@ static void settle(const struct bench_case *c)
 /* One sample after another; below TINY each is the mean of a batch. */
 static void visit(const struct variant *v, const struct bench_case *c, int number, int calls)
 {
-    bool is_short = variants[variant_count - 1].setup <= SHORT;
     struct pair at = case_pair(c, private_pair, shared_pair);
-    tutti_comm *comm = comms[v->setup][number % (is_short ? LIVES_IF_SHORT : LIVES)];
+    tutti_comm *comm = comms[v->setup][number % LIVES];
     double *out = &common->sample[v - variants][measure_rank][number * calls];
     int batch = c->bytes < TINY ? BATCH : 1;
     int warm = c->bytes > ROUND_BYTES ? is_final : c->bytes < TINY ? WARM_CALLS : (int)(ROUND_BYTES / c->bytes);
@@ -144,9 +142,9 @@ static double spread(int variant, const struct effort *e)
 /* ---- from all variants to a few ---- */
 static double best_visit(int variant, int calls)
 {
-    struct effort one = { 0, LIVES, calls };
+    struct effort one = { 0, LOOKS, calls };
     double best = 1e30;
-    for (int parity = 0; parity < LIVES; parity++) best = fmin(best, middle(variant, &one, parity));
+    for (int parity = 0; parity < LOOKS; parity++) best = fmin(best, middle(variant, &one, parity));
     return best;
 }
 static void pick_finalists(int calls)                   /* the choice, and the fastest of the others */
@@ -180,7 +178,7 @@ static void compare(const struct bench_case *c)
     struct effort e = effort_of(c);
     int laps = c->bytes > ROUND_BYTES ? 1 : 2;          /* of two the first is for the cache */
     is_final = false;
-    for (int s = 0; s < laps * LIVES; s++) visit_all(c, NULL, variant_count, s % LIVES, e.calls);
+    for (int s = 0; s < laps * LOOKS; s++) visit_all(c, NULL, variant_count, s % LOOKS, e.calls);
     if (measure_rank == 0) pick_finalists(e.calls);
     flag_barrier();
     int count = 0;
@@ -279,7 +277,7 @@ static void rank_main(void *context)
     for (int i = 0; i < row_count; i++) most = rows[i].bytes > most ? rows[i].bytes : most;
     for (int s = 0; s < setup_count; s++) {
         setup_apply(&setups[s]);
-        for (int life = 0; life < lives_of(s); life++)
+        for (int life = 0; life < LIVES; life++)
             must(tutti_comm_init_rank(&comms[s][life], arguments.ranks, ids[s][life], measure_rank));
     }
     allocate(most);
@@ -371,7 +369,7 @@ int main(int count, char **words)
     setup_count = setups_list(arguments.single_copy, setups);
     common = measure_map(sizeof *common, true);
     for (int s = 0; s < setup_count; s++)
-        for (int life = 0; life < lives_of(s); life++) must(tutti_get_unique_id(&ids[s][life]));
+        for (int life = 0; life < LIVES; life++) must(tutti_get_unique_id(&ids[s][life]));
     bool good = measure_run(arguments.ranks, arguments.ranks <= measure_cores(), LIMIT_S, rank_main, NULL);
     if (good) print_verdict();
     if (good && arguments.json) good = write_json();
