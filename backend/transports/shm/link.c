@@ -11,9 +11,6 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 
-/* A receive of so many bytes pushes its own beginning out of the cache anyway. */
-enum { BEYOND_CACHE = 8 << 20 };
-
 /* ---- open transfers by id: a send by its own, a receive by its sender's ---- */
 static struct queue *open_bucket(struct shm *shm, uint64_t id) { return &shm->open[id % OPEN_BUCKETS]; }
 static int rank_of(const struct transfer *x) { return x->is_send ? x->peer : x->source; }

@@ -52,9 +52,14 @@ bool claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out)
 }
 
 /* ---- what is long is written whichever way costs less (ways.h) ---- */
-static enum filling filling_of(uint64_t wire)
+static enum filling eager_filling(uint64_t bytes)
+{
+    return bytes < 2048 ? FILLS_1K : bytes < 4096 ? FILLS_2K : FILLS_4K;
+}
+static enum filling slot_filling(uint64_t wire)
 {
     size_t bytes = slot_bytes(wire);
+    if (wire >= BEYOND_CACHE) return FILLS_BEYOND_CACHE;
     return bytes == 16384 ? FILLS_16K : bytes == 32768 ? FILLS_32K : FILLS_64K;
 }
 static void write_runs(struct transfer *x, struct runs to, copy_function *copy)
@@ -75,8 +80,7 @@ static inline uint64_t write_long(struct writer *w, struct transfer *x, enum fil
     struct pen pen)
 {
     struct way way = { .around = true };
-    if (pen.paced && to->bytes[0] + to->bytes[1] >= FILLING_AT_LEAST)
-        way = ways_next(w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
+    if (pen.paced) way = ways_next(w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
     copy_function *copy = way.around ? pen.copy : NULL;
     if (way.number) return write_timed(x, to, copy, way.number);
     write_runs(x, *to, copy);
@@ -152,7 +156,9 @@ void writer_send(struct writer *w, struct transfer *x, struct pen pen)
     else {
         struct runs runs = eager_runs(w->pair, w->position, bytes);
         if (bytes < FILLING_AT_LEAST) write_runs(x, runs, NULL);
-        else atomic_store_explicit(&cell->body.timed, write_long(w, x, FILLS_EAGER, &runs, pen), memory_order_relaxed);
+        else
+            atomic_store_explicit(&cell->body.timed, write_long(w, x, eager_filling(bytes), &runs, pen),
+                memory_order_relaxed);
         w->position += payload_room(bytes);
     }
     w->spent += credit_of(bytes);
@@ -165,7 +171,9 @@ void writer_stream(struct writer *w, struct transfer *x, struct pen pen)
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
     struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
-    uint64_t timed = write_long(w, x, filling_of(x->wire), &to, pen);
+    uint64_t timed = 0;
+    if (bytes < slot_bytes(x->wire) / 2) write_runs(x, to, NULL);      /* the end of a message: too short to compare */
+    else timed = write_long(w, x, slot_filling(x->wire), &to, pen);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);
@@ -212,7 +220,7 @@ void reader_scatter(struct reader *r, const struct envelope *e, struct transfer 
     int64_t from_ns = reading_from(timed);
     pieces_scatter(to, runs.at[0], runs.bytes[0]);
     pieces_scatter(to, runs.at[1], runs.bytes[1]);
-    have_read(r, FILLS_EAGER, timed, from_ns, e->bytes);
+    have_read(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
 }
 void reader_copy(struct reader *r, const struct envelope *e, unsigned char *to)
 {
@@ -226,7 +234,7 @@ void reader_copy(struct reader *r, const struct envelope *e, unsigned char *to)
     int64_t from_ns = reading_from(timed);
     memcpy(to, runs.at[0], runs.bytes[0]);
     if (runs.bytes[1]) memcpy(to + runs.bytes[0], runs.at[1], runs.bytes[1]);
-    have_read(r, FILLS_EAGER, timed, from_ns, e->bytes);
+    have_read(r, eager_filling(e->bytes), timed, from_ns, e->bytes);
 }
 /* A writer that found the ring full knows of `taken` cells, and waits at taken + RING_CELLS: on its way there the
    reader passes a multiple of half the ring after that writer last looked. So ringing there only is enough. */
@@ -254,7 +262,7 @@ struct filled reader_look_slot(const struct reader *r)
 }
 void reader_scatter_slot(struct reader *r, const struct filled *slot, struct transfer *to, copy_function *copy)
 {
-    enum filling filling = filling_of(to->wire);
+    enum filling filling = slot_filling(to->wire);
     int64_t from_ns = reading_from(slot->timed);
     pieces_scatter_with(copy, to, slot->at + slot_offset(r->emptied, to->wire), (size_t)slot->bytes);
     have_read(r, filling, slot->timed, from_ns, slot->bytes);

@@ -6,7 +6,7 @@
    and one word, `claims`, for a message that both copy together from tensor to tensor, past all three.
    A cell or slot becomes visible by its sequence number, stored last, so an envelope and its payload travel in one
    line. What is read from here may be anything: each word is read once, and the ends refuse what they could not have
-   meant (`corrupt`, which stays).
+   meant (`corrupt`, which stays). What is said of ways of writing may be anything and is used only for that.
 
    Credit: a rank never has more than EAGER_CREDIT bytes of eager messages under way or waiting, unexpected, with the
    receiver. The eager part is as large as that, so it cannot overflow. */
@@ -26,6 +26,7 @@ enum {
     DOORBELL_RANKS = 7680,
     PAIR_PAGE = 4096,
     CLAIM_BITS = 24,
+    BEYOND_CACHE = 8 << 20, /* a receive of so many bytes pushes its own beginning out of the cache anyway */
 };
 enum envelope_kind {
     ENVELOPE_EAGER = 1, /* a message, with its bytes */
@@ -54,7 +55,7 @@ struct cell {
     _Atomic uint64_t operation, message;
     union {
         struct { _Atomic uint64_t id, bytes, block, offset; } about; /* of what is not eager */
-        _Atomic uint64_t timed;                                      /* of a payload in the eager part: ways.h, or 0 */
+        _Atomic uint64_t timed; /* of an eager payload of 1 KiB and more: ways.h, or 0 */
         unsigned char payload[INLINE_BYTES];
     } body;
 };
@@ -73,7 +74,7 @@ struct pair {
     _Atomic uint64_t returned;              /* credit given back */
     _Alignas(128) _Atomic uint64_t emptied; /* slots read */
     _Alignas(128) _Atomic uint64_t claims;  /* the id of a message, and how many of its parts are taken */
-    _Alignas(128) _Atomic uint32_t ways;    /* what the reader says of them: ways.h */
+    _Alignas(128) _Atomic uint64_t ways;    /* what the reader says of them: ways.h */
     struct slot slots[PIPE_SLOTS];
     _Alignas(PAIR_PAGE) struct cell cells[RING_CELLS];
     _Alignas(PAIR_PAGE) unsigned char eager[EAGER_CREDIT];

@@ -1,25 +1,29 @@
 /* How a writer had better write what its peer reads next: by ordinary stores, or around its cache. What one way saves
    the writer it may cost the reader, and cores are moved, so both find it out together. Now and then there is a *duel*
-   between fillings of one size: four blocks, this way, that, this, that. The writer says with each what writing it
+   between fillings of one size: four blocks, this way, that, that, this. The writer says with each what writing it
    took, the reader adds what reading it took, and says which way is better, or that this is known already. Nobody
    waits for that: a duel whose end is never heard of changes nothing. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Fillings of these sizes are told apart: eager payloads, and what slots are filled with. */
-enum filling { FILLS_EAGER, FILLS_16K, FILLS_32K, FILLS_64K, FILLINGS };
+/* Fillings of these sizes are told apart: eager payloads from 1, 2 and 4 KiB on, and what slots are filled with, of
+   messages that caches hold or not. */
+enum filling { FILLS_1K, FILLS_2K, FILLS_4K, FILLS_16K, FILLS_32K, FILLS_64K, FILLS_BEYOND_CACHE, FILLINGS };
 enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 8 };
 /* What the reader says, in one word: of each filling whether ordinary stores are better, and how many duels it has
    judged. It begins with stores around the cache, which are never very bad (stores-around-the-cache.md). */
 
 /* ---- the writer's end ---- */
 struct ways {
-    struct { uint32_t fillings, duel_from; uint8_t judged; } of[FILLINGS];              /* the first begins at once */
+    struct {
+        uint32_t fillings, duel_from;
+        uint8_t judged;
+    } of[FILLINGS];              /* the first begins at once, with its second */
 };
 struct way { bool around; unsigned number; };           /* number: of a filling of a duel, from 1; 0: it is not timed */
-struct way ways_duel(struct ways *ways, enum filling filling, uint32_t said);
-static inline struct way ways_next(struct ways *w, enum filling filling, uint32_t said)
+struct way ways_duel(struct ways *ways, enum filling filling, uint64_t said);
+static inline struct way ways_next(struct ways *w, enum filling filling, uint64_t said)
 {
     if (++w->of[filling].fillings >= w->of[filling].duel_from) return ways_duel(w, filling, said);
     return (struct way){ .around = !(said >> filling * FILLING_BITS & 1) };
@@ -29,8 +33,11 @@ uint64_t way_word(unsigned number, int64_t ns);
 
 /* ---- the reader's end ---- */
 struct judge {
-    uint32_t says;
-    struct { unsigned count; double sample[WAY_SAMPLES], median[WAY_BLOCKS]; } of[FILLINGS];   /* ns for a byte */
+    uint64_t says;
+    struct {
+        unsigned last, phase, count;
+        double sample[WAY_SAMPLES], median[WAY_BLOCKS];
+    } of[FILLINGS];  /* ns a byte */
 };
 /* A filling of `bytes` that came with that word (not 0) took so long to read. True: judge->says has changed. */
 bool judge_hear(struct judge *judge, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes);

@@ -13,7 +13,7 @@ enum { BYTES = 16384 };
 static struct ends {
     struct ways ways;
     struct judge judge;
-    uint32_t said;                                      /* what the writer sees of the reader's word */
+    uint64_t said;                                      /* what the writer sees of the reader's word */
     unsigned around, timed;                             /* fillings of the last call of fill() */
 } ends;
 struct costs { int64_t stored, around; int noise; };    /* of a filling, at both ends together */
@@ -68,9 +68,9 @@ static void test_accidents_change_nothing(void **state)
     (void)state;
     for (int i = 0; i < 200000; i++) {                  /* every fifth is interrupted */
         int64_t often = i % 5 ? 1000 : 1000000;
-        fill(1, FILLS_EAGER, (struct costs){ often + 20, often, 100 });
+        fill(1, FILLS_4K, (struct costs){ often + 20, often, 100 });
     }
-    assert_true(goes_around(FILLS_EAGER));
+    assert_true(goes_around(FILLS_4K));
 }
 static void test_it_costs_little(void **state)
 {
@@ -95,12 +95,12 @@ static void test_some_may_be_missing(void **state)
     for (int missing = 2; missing < 5; missing++) {
         setup(NULL);
         for (int i = 0; i < 2000; i++) {
-            struct way way = ways_next(&ends.ways, FILLS_EAGER, ends.said);
+            struct way way = ways_next(&ends.ways, FILLS_4K, ends.said);
             if (i % missing == 0 || !way.number) continue;
-            if (judge_hear(&ends.judge, FILLS_EAGER, way_word(way.number, way.around ? 500 : 300), 100, BYTES))
+            if (judge_hear(&ends.judge, FILLS_4K, way_word(way.number, way.around ? 500 : 300), 100, BYTES))
                 ends.said = ends.judge.says;
         }
-        assert_false(goes_around(FILLS_EAGER));
+        assert_false(goes_around(FILLS_4K));
     }
 }
 static void test_a_duel_of_which_blocks_are_missing_changes_nothing(void **state)
@@ -110,12 +110,27 @@ static void test_a_duel_of_which_blocks_are_missing_changes_nothing(void **state
         setup(NULL);
         bool judged = false;
         for (unsigned number = 1; number <= 128; number++) {
-            bool absent = number - 1 >= from && number - 1 < from + 32, that = (number - 1) / 32 % 2;
+            unsigned block = (number - 1) / 32;
+            bool absent = number - 1 >= from && number - 1 < from + 32, that = block == 1 || block == 2;
             if (absent) continue;
-            judged |= judge_hear(&ends.judge, FILLS_EAGER, way_word(number, that ? 300 : 500), 100, BYTES);
+            judged |= judge_hear(&ends.judge, FILLS_4K, way_word(number, that ? 300 : 500), 100, BYTES);
         }
         assert_int_equal(judged, from < 96);
         assert_int_equal(ends.judge.says & 1, 0);
+    }
+}
+/* What the first fillings of each message cost more must not count for one of both ways. */
+static void test_places_in_a_message_do_not_count(void **state)
+{
+    (void)state;
+    for (int length = 8; length <= 128; length *= 2) {
+        setup(NULL);
+        for (int i = 0; i < 100000; i++) {
+            int64_t ns = i % length < length / 2 ? 1000 : 1200;
+            fill(1, FILLS_64K, (struct costs){ ns, ns, 0 });
+            assert_true(ends.around || ends.timed);
+        }
+        assert_true(goes_around(FILLS_64K));
     }
 }
 static void test_any_word_is_survived(void **state)
@@ -124,9 +139,9 @@ static void test_any_word_is_survived(void **state)
     uint64_t word = 1;
     for (int i = 0; i < 2000000; i++) {
         word = word * 6364136223846793005u + 1442695040888963407u;
-        enum filling f = (enum filling)(word >> 40) % FILLINGS;
+        enum filling f = (enum filling)((word >> 40) % FILLINGS);
         judge_hear(&ends.judge, f, i % 2 ? word : word >> 48, i % 3 ? 100 : -1, word >> 50);
-        ways_next(&ends.ways, f, (uint32_t)(word >> 16));
+        ways_next(&ends.ways, f, word);
     }
     fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
     fill(20000, FILLS_16K, (struct costs){ 500, 1000, 0 });
@@ -142,6 +157,7 @@ int main(void)
         cmocka_unit_test_setup(test_who_never_answers_is_not_waited_for, setup),
         cmocka_unit_test_setup(test_some_may_be_missing, setup),
         cmocka_unit_test_setup(test_a_duel_of_which_blocks_are_missing_changes_nothing, setup),
+        cmocka_unit_test_setup(test_places_in_a_message_do_not_count, setup),
         cmocka_unit_test_setup(test_any_word_is_survived, setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
