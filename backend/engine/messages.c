@@ -117,7 +117,7 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .ring = ring_host,
         .stream = s->stream,
         .stream_far = s->stream,
-        .paced = s->paced && s->stream,
+        .paced = s->paced,
         .find = find,
         .reach = reach,
         .enter = enter,
@@ -135,7 +135,7 @@ static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /
         .ring = ring_network,
         .stream = s->stream,
         .stream_far = s->stream,
-        .paced = s->paced && s->stream };
+        .paced = s->paced };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
 static const unsigned char *process_of(void *context, int rank)

@@ -1,5 +1,6 @@
 #include "backend/engine/trials.h"
 #include "backend/base/clock.h"
+#include "backend/base/duel.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
@@ -9,9 +10,8 @@
 #include <string.h>
 
 enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-enum { BLOCKS = 4, WARM = 4, FEW_SAMPLES = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
-/* What is this much better replaces what ran so far; what is so much worse is not looked at twice. */
-static const double BETTER = 0.97, AS_GOOD = 1.02, HOPELESS = 1.1, HOPELESS_AT_ONCE = 1.3;
+enum { BLOCKS = 4, WARM = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
+static const double AS_GOOD = 1.02;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
 
 /* ---- words ---- */
@@ -113,13 +113,12 @@ static void log_duel(const struct trial *t)
     LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", family_name(t->key.family), t->key.message_bytes, this,
         t->this.ns / 1e3, that, t->that.ns / 1e3);
 }
-/* Each block of that is to be better than each of this. Ordinary stores are preferred: what else they are measured
-   against may be they as well, and not for long. */
+/* Ordinary stores are preferred: what else they are measured against may be they as well, and not for long. */
 static bool is_better(const struct trial *t)
 {
     const struct contender *this = &t->this, *that = &t->that;
     bool steadier = that->choice.ordinary && !this->choice.ordinary;
-    return steadier ? that->ns < AS_GOOD * this->ns : that->ns < BETTER * this->ns && that->most_ns < this->ns;
+    return steadier ? that->ns < AS_GOOD * this->ns : duel_is_won(this->ns, that->ns, that->most_ns);
 }
 /* What was hopeless is tried again after one round of all variants, then after two more, after four more. */
 static void end_duel(struct trial *t, bool is_complete)
@@ -149,14 +148,14 @@ static void end_block(struct trial *t)
     if (!c->ns || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);
-    bool hopeless = t->block == 1 && t->that.ns > HOPELESS * t->this.ns;
+    bool hopeless = t->block == 1 && duel_is_hopeless(t->this.ns, t->that.ns, false);
     if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
 }
 static bool is_long_enough(struct trial *t)
 {
-    bool may_be_hopeless = t->block == 1 && t->count >= FEW_SAMPLES;
-    return t->count >= ENOUGH_SAMPLES || (may_be_hopeless && median(t) > HOPELESS_AT_ONCE * t->this.ns);
+    bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES;
+    return t->count >= ENOUGH_SAMPLES || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)

@@ -215,7 +215,7 @@ tutti_status executor_init(struct executor *x, const struct segment *segment, co
                                 .places = layout->place,
                                 .rank_at = layout->rank + layout->first[mine.host],
                                 .stream = stream,
-                                .paced = paced,
+                                .paced = paced && stream,
                                 .mine = segment_control(segment, mine.index),
                                 .lines = segment_line(segment, mine.index, 0) },
         .tracks = { .other = 1, .newest = 1 } };

@@ -77,10 +77,12 @@ __attribute__((noinline)) static uint64_t write_timed(struct transfer *x, const 
     return way_word(number, clock_ns() - begun_ns);
 }
 static inline uint64_t write_long(struct writer *w, struct transfer *x, enum filling filling, const struct runs *to,
-    struct pen pen)
+    struct pen pen, bool compares)
 {
     struct way way = { .around = true };
-    if (pen.paced) way = ways_next(w->ways, filling, atomic_load_explicit(&w->pair->ways, memory_order_relaxed));
+    uint64_t said = pen.paced ? atomic_load_explicit(&w->pair->ways, memory_order_relaxed) : 0;
+    if (pen.paced && compares) way = ways_next(w->ways, filling, said);
+    else if (pen.paced) way.around = way_is_around(filling, said);
     copy_function *copy = way.around ? pen.copy : NULL;
     if (way.number) return write_timed(x, to, copy, way.number);
     write_runs(x, *to, copy);
@@ -157,7 +159,7 @@ void writer_send(struct writer *w, struct transfer *x, struct pen pen)
         struct runs runs = eager_runs(w->pair, w->position, bytes);
         if (bytes < FILLING_AT_LEAST) write_runs(x, runs, NULL);
         else
-            atomic_store_explicit(&cell->body.timed, write_long(w, x, eager_filling(bytes), &runs, pen),
+            atomic_store_explicit(&cell->body.timed, write_long(w, x, eager_filling(bytes), &runs, pen, true),
                 memory_order_relaxed);
         w->position += payload_room(bytes);
     }
@@ -171,9 +173,8 @@ void writer_stream(struct writer *w, struct transfer *x, struct pen pen)
     assert(w->filled - w->emptied < PIPE_SLOTS);
     if (bytes > x->wire - x->moved) bytes = (size_t)(x->wire - x->moved);
     struct runs to = { { w->pair->pipe[index] + slot_offset(w->filled, x->wire), NULL }, { bytes, 0 } };
-    uint64_t timed = 0;
-    if (bytes < slot_bytes(x->wire) / 2) write_runs(x, to, NULL);      /* the end of a message: too short to compare */
-    else timed = write_long(w, x, slot_filling(x->wire), &to, pen);
+    bool compares = bytes >= slot_bytes(x->wire) / 2;   /* else it is the end of a message, and too short */
+    uint64_t timed = write_long(w, x, slot_filling(x->wire), &to, pen, compares);
     atomic_store_explicit(&slot->id, x->key, memory_order_relaxed);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&slot->timed, timed, memory_order_relaxed);

@@ -1,11 +1,11 @@
 #include "backend/transports/shm/ways.h"
+#include "backend/base/duel.h"
 #include "backend/base/sorted.h"
 #include <math.h>
 #include <string.h>
 
 enum { NUMBER_BITS = 16, NUMBER_MASK = (1 << NUMBER_BITS) - 1, SECOND_DUEL = 1024, DUEL_EVERY = 8192 };
-enum { FEW_SAMPLES = 4, MOST_NS = 1 << 24 };            /* a few show what is hopeless */
-static const double BETTER = 0.97, HOPELESS = 1.1, HOPELESS_AT_ONCE = 1.3;
+enum { MOST_NS = 1 << 24 };
 
 /* A block begins with as many fillings as come before memory is written again: by then it lies where this way of
    writing leaves it. Of the others the first that were timed and read count. */
@@ -20,16 +20,16 @@ static unsigned block_of(enum filling filling) { return lap_of(filling) + 2 * WA
 
 /* ---- the writer's end ---- */
 static uint8_t said_of(enum filling filling, uint64_t said) { return (uint8_t)(said >> filling * FILLING_BITS); }
-struct way ways_duel(struct ways *w, enum filling filling, uint64_t said)
+struct way ways_duel(struct ways *ways, enum filling filling, uint64_t said)
 {
-    uint8_t mine = said_of(filling, said);
-    uint32_t fillings = w->of[filling].fillings;
-    if (fillings == w->of[filling].duel_from) w->of[filling].judged = mine >> 1;
-    unsigned number = fillings - w->of[filling].duel_from, block = number / block_of(filling);
-    bool over = block >= WAY_BLOCKS || w->of[filling].judged != mine >> 1;
-    if (!over) return (struct way){ (mine & 1) == is_other(block), number + 1 };
-    w->of[filling].duel_from = fillings < SECOND_DUEL ? SECOND_DUEL : (fillings / DUEL_EVERY + 1) * DUEL_EVERY;
-    return (struct way){ .around = mine % 2 == 0 };
+    struct way_state *w = &ways->of[filling];
+    uint8_t judged = said_of(filling, said) >> 1;
+    bool around = way_is_around(filling, said);
+    if (w->fillings == w->duel_from) w->judged = judged;
+    unsigned number = w->fillings - w->duel_from, block = number / block_of(filling);
+    if (block < WAY_BLOCKS && w->judged == judged) return (struct way){ around != is_other(block), number + 1 };
+    w->duel_from = w->fillings < SECOND_DUEL ? SECOND_DUEL : (w->fillings / DUEL_EVERY + 1) * DUEL_EVERY;
+    return (struct way){ .around = around };
 }
 uint64_t way_word(unsigned number, int64_t ns)
 {
@@ -44,36 +44,37 @@ static void say(struct judge *j, enum filling filling, bool other)
     j->says ^= (uint64_t)(mine ^ next) << filling * FILLING_BITS;
     memset(j->of[filling].median, 0, sizeof j->of[filling].median);
 }
-/* Each block of that is to be better than each of this; 0: one is missing. */
-static bool is_better(const double *median)
+static bool is_better(const double *median)             /* 0: a block is missing */
 {
-    double this = fmin(median[0], median[3]), that = fmax(median[1], median[2]), least = fmin(median[1], median[2]);
-    return this > 0 && least > 0 && that < this && least < BETTER * this;
+    double this = fmin(median[0], median[3]), least = fmin(median[1], median[2]);
+    return this > 0 && least > 0 && duel_is_won(this, least, fmax(median[1], median[2]));
 }
-static bool decide(struct judge *j, enum filling filling, unsigned block, double hopeless)
+static bool decide(struct judge *j, enum filling filling, unsigned block, bool few)
 {
     const double *median = j->of[filling].median;
-    bool over = block == WAY_BLOCKS - 1, is_hopeless = block == 1 && median[0] > 0 && median[1] > hopeless * median[0];
-    if (over || is_hopeless) say(j, filling, over && is_better(median));
-    return over || is_hopeless;
+    bool over = block == WAY_BLOCKS - 1;
+    bool hopeless = block == 1 && median[0] > 0 && duel_is_hopeless(median[0], median[1], few);
+    if (over || hopeless) say(j, filling, over && is_better(median));
+    return over || hopeless;
 }
 bool judge_hear(struct judge *j, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes)
 {
+    struct tally *t = &j->of[filling];
     unsigned number = (unsigned)(word & NUMBER_MASK) - 1, block = number / block_of(filling);
-    unsigned at = number % block_of(filling), *count = &j->of[filling].count;
+    unsigned at = number % block_of(filling);
     uint64_t writing_ns = word >> NUMBER_BITS;
     if (block >= WAY_BLOCKS || writing_ns > MOST_NS || reading_ns < 0 || bytes < FILLING_AT_LEAST) return false;
     if (reading_ns > MOST_NS) reading_ns = MOST_NS;
-    if (number <= j->of[filling].last) memset(j->of[filling].median, 0, sizeof j->of[filling].median); /* a new duel */
-    bool early = block == 1 && at < FEW_SAMPLES, counts = early || at >= lap_of(filling);
-    unsigned phase = 2 * block + !early;
-    if (!counts) return false;
-    if (number <= j->of[filling].last || phase != j->of[filling].phase) *count = 0;
-    j->of[filling].last = number;
-    j->of[filling].phase = phase;
-    if (*count == WAY_SAMPLES) return false;
-    j->of[filling].sample[(*count)++] = (double)(writing_ns + (uint64_t)reading_ns) / (double)bytes;
-    if (*count < (early ? FEW_SAMPLES : WAY_SAMPLES)) return false;
-    j->of[filling].median[block] = sorted_at(j->of[filling].sample, *count, *count / 2);
-    return decide(j, filling, block, early ? HOPELESS_AT_ONCE : HOPELESS);
+    bool few = block == 1 && at < DUEL_FEW_SAMPLES, again = number <= t->last;
+    unsigned phase = 2 * block + !few;
+    if (again) memset(t->median, 0, sizeof t->median);  /* it is another duel */
+    if (!few && at < lap_of(filling)) return false;
+    if (again || phase != t->phase) t->count = 0;
+    t->last = number;
+    t->phase = phase;
+    if (t->count == WAY_SAMPLES) return false;
+    t->sample[t->count++] = (double)(writing_ns + (uint64_t)reading_ns) / (double)bytes;
+    if (t->count < (few ? DUEL_FEW_SAMPLES : WAY_SAMPLES)) return false;
+    t->median[block] = sorted_at(t->sample, (int)t->count, (int)t->count / 2);
+    return decide(j, filling, block, few);
 }

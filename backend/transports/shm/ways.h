@@ -15,29 +15,24 @@ enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, WAY_BLOCKS = 4, WAY_SAMPLES = 
    judged. It begins with stores around the cache, which are never very bad (stores-around-the-cache.md). */
 
 /* ---- the writer's end ---- */
-struct ways {
-    struct {
-        uint32_t fillings, duel_from;
-        uint8_t judged;
-    } of[FILLINGS];              /* the first begins at once, with its second */
-};
+struct way_state { uint32_t fillings, duel_from; uint8_t judged; };     /* zeroed: a duel begins at once */
+struct ways { struct way_state of[FILLINGS]; };
 struct way { bool around; unsigned number; };           /* number: of a filling of a duel, from 1; 0: it is not timed */
 struct way ways_duel(struct ways *ways, enum filling filling, uint64_t said);
+static inline bool way_is_around(enum filling filling, uint64_t said) { return !(said >> filling * FILLING_BITS & 1); }
 static inline struct way ways_next(struct ways *w, enum filling filling, uint64_t said)
 {
     if (++w->of[filling].fillings >= w->of[filling].duel_from) return ways_duel(w, filling, said);
-    return (struct way){ .around = !(said >> filling * FILLING_BITS & 1) };
+    return (struct way){ .around = way_is_around(filling, said) };
 }
 /* What the writer says of one that it has timed. */
 uint64_t way_word(unsigned number, int64_t ns);
 
 /* ---- the reader's end ---- */
-struct judge {
-    uint64_t says;
-    struct {
-        unsigned last, phase, count;
-        double sample[WAY_SAMPLES], median[WAY_BLOCKS];
-    } of[FILLINGS];  /* ns a byte */
+struct tally {
+    unsigned last, phase, count;                        /* number and phase of the last sample; samples of this phase */
+    double sample[WAY_SAMPLES], median[WAY_BLOCKS];     /* ns a byte */
 };
+struct judge { uint64_t says; struct tally of[FILLINGS]; };
 /* A filling of `bytes` that came with that word (not 0) took so long to read. True: judge->says has changed. */
 bool judge_hear(struct judge *judge, enum filling filling, uint64_t word, int64_t reading_ns, uint64_t bytes);
