@@ -5,6 +5,7 @@
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 
 /* What was asked before, and what was chosen then. */
@@ -53,12 +54,11 @@ static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum p
 {
     if (is_large(x->layout)) TRY(sample_hosts(x));
     bool apart = placement == TENSORS_SHARED_APART || placement == TENSORS_OPEN_APART || a->family == ALL_TO_ALL;
-    bool shared = placement == TENSORS_SHARED_IN_PLACE || placement == TENSORS_SHARED_APART;
     struct plan key = { .algorithm = a,
         .layout = x->sample ? x->sample : x->layout,
         .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all,
-        .shared = shared ? mask_all : NULL,
+        .shared = choice_is_shared(placement) ? mask_all : NULL,
         .reads = choice_is_open(placement) };
     return cache_plan(x->cache, &key, out);
 }
@@ -74,7 +74,7 @@ static tutti_status price(struct chooser *x, const struct question *q, const str
     double ns = 0;
     TRY(plan_of(x, a, priced_as(q->placement, reads), &plan));
     TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
-    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads, false, false };
+    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads, false, false, false };
     return TUTTI_OK;
 }
 /* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
@@ -110,9 +110,9 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
-    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false, false, false };
+    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false, false, false, false };
     size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
-    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false, false, false };
+    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false, false, false, false };
 }
 
 /* ---- asking ---- */
@@ -174,7 +174,11 @@ void chooser_finish(struct chooser *x)
     x->sample = NULL;
     x->answer_count = x->answer_room = 0;
 }
+double choice_look_costs(const struct chooser *x, const struct choice *choice)
+{
+    return choice->price > 0 ? price_round(&x->machine, x->layout->largest, x->cores) / choice->price : HUGE_VAL;
+}
 bool choice_looks_first(const struct chooser *x, const struct choice *choice)
 {
-    return choice->price > 0 && price_round(&x->machine, x->layout->largest, x->cores) <= LOOK_COSTS * choice->price;
+    return choice_look_costs(x, choice) <= LOOK_COSTS;
 }

@@ -21,6 +21,10 @@ static inline bool choice_is_open(enum placement_kind p)
 {
     return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART;
 }
+static inline bool choice_is_shared(enum placement_kind p)
+{
+    return p == TENSORS_SHARED_IN_PLACE || p == TENSORS_SHARED_APART;
+}
 struct question {
     enum family family;
     const struct algorithm *algorithm;                  /* already chosen: only the tile is asked for; or NULL */
@@ -37,6 +41,7 @@ struct choice {
     bool reads;                                         /* open tensors are read where they lie, not staged */
     bool ordinary;                                      /* slots are written by ordinary stores, whatever pace.h says */
     bool short_laps;                                    /* slots come round while caches still hold them: slots.c */
+    bool looks;                                         /* first where tensors lie, though the price says no */
 };
 struct chooser {                                        /* of one communicator */
     const struct layout *layout;
@@ -59,5 +64,7 @@ bool choice_knows(const struct chooser *chooser, const struct algorithm *algorit
 /* Whether the algorithm can run with uneven counts. */
 bool choice_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
 void chooser_finish(struct chooser *chooser);
-/* Is it worth while to look first where the tensors lie, before it is known that they are shared? */
+/* What it costs to look first where the tensors lie, ÷ what was chosen for private ones. */
+double choice_look_costs(const struct chooser *chooser, const struct choice *choice);
+/* Is that so little that it is worth while before it is known that they are shared? */
 bool choice_looks_first(const struct chooser *chooser, const struct choice *choice);

@@ -49,6 +49,15 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
     if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
     else if (c->tile_bytes > most) c->tile_bytes = most;
 }
+/* What is tried goes by where tensors lie; if that has been looked at because that is tried, it lasts no longer than
+   they lie there. */
+static void tell_trial(const struct launcher *l, const struct question *question, const struct recent *r,
+    const struct choice *priced)
+{
+    bool tries_to_look = l->deferred && !r->deferred;
+    if (r->trial && tries_to_look) trial_has_seen(r->trial, question->placement);
+    else if (r->trial) trial_is_of(r->trial, question, priced);
+}
 /* The algorithm, unless it was asked for, and how the message is cut. */
 static tutti_status choose_for(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,
     size_t bytes, enum placement_kind placement, const struct recent *r, struct choice *out)
@@ -57,7 +66,7 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
         r->reading && r->open };
     TRY(choose(&comm->launcher.chooser, &question, out));
     cut(comm, op->uneven, out);
-    if (r->trial) trial_is_of(r->trial, &question, out);
+    tell_trial(&comm->launcher, &question, r, out);
     return TUTTI_OK;
 }
 tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out)
@@ -185,9 +194,9 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     return TUTTI_OK;
 }
 /* Before anybody has come all private tensors count as in place, and a plan of all_to_all never does. */
-static struct placement placement_for(tutti_comm *comm, const struct operation *op, const struct recent *r, bool reads)
+static struct placement placement_for(tutti_comm *comm, const struct operation *op, bool reads)
 {
-    if (r->deferred) return tensors_placement(comm, op, reads);
+    if (comm->launcher.deferred) return tensors_placement(comm, op, reads);
     return (struct placement){ .in_place = op->family == ALL_TO_ALL ? NULL : mask_all };
 }
 /* What is tried in its place, if anything; where there is no room for that, which is so on all ranks: what is priced */
@@ -196,12 +205,12 @@ static tutti_status plan_tried(tutti_comm *comm, const struct operation *op, con
 {
     struct choice tried = *priced;
     bool tries = trying_take(comm->launcher.code, open, &tried);
-    struct placement p = placement_for(comm, op, r, tried.reads);
+    struct placement p = placement_for(comm, op, tried.reads);
     r->code = comm->launcher.code;
     r->program = NULL;
     tutti_status status = plan_for(comm, op, &tried, &p, r);
     if (!tries || status != TUTTI_UNSUPPORTED) return status;
-    p = placement_for(comm, op, r, priced->reads);
+    p = placement_for(comm, op, priced->reads);
     return plan_for(comm, op, priced, &p, r);
 }
 static tutti_status plan_early(tutti_comm *comm, const struct operation *op, struct recent *r)
@@ -277,10 +286,11 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     uint32_t code = trying_begin(comm, op, r->trial);
     if (code != comm->launcher.code) comm->launcher.repeats = 0;       /* to be declared */
     comm->launcher.code = code;
-    if (!r->deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
-    if (!r->deferred && !repeated) TRY(check_rows(comm, op, r->program));
+    bool deferred = comm->launcher.deferred = r->deferred || choice_code_looks(code);
+    if (!deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
+    if (!deferred && !repeated) TRY(check_rows(comm, op, r->program));
     executor_prepare(x);
-    if (r->deferred) x->launch.program = NULL;
+    if (deferred) x->launch.program = NULL;
     else take_program(x, r);
     x->launch.input = op->input;
     x->launch.output = op->output;
@@ -292,7 +302,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     x->run.declaration->sequence = op->sequence;
     x->run.exposed = false;
     bool may_read = r->may_read && !op->sum.rows.function;
-    if (r->deferred) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
+    if (deferred) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
     return TUTTI_OK;
 }
 static enum placement_kind kind_of(const struct placement *p, int ranks)

@@ -10,7 +10,7 @@ struct recent {                                         /* the last choice of a 
     bool stage_inputs, uneven;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
-    bool deferred;                                      /* the plan is chosen after the roll call */
+    bool deferred;                                      /* by price: the plan is chosen after the roll call */
     bool may_read;                                      /* by it private tensors may be read where they lie */
     struct program *program;                            /* deferred: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
@@ -46,6 +46,7 @@ struct launcher {                                       /* of the driver */
     int repeats;                                        /* declarations that say so; 0: last does not count */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
+    bool deferred;                                      /* its plan is chosen after the roll call */
     struct pending {
         struct trial *trial;
         uint64_t number;

@@ -52,13 +52,25 @@ static bool describe_private(tutti_comm *comm, const struct operation *op, size_
     d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
     return tensors_can_read(comm) && reading_is_possible(op->input, input) && reading_is_possible(op->output, output);
 }
+/* Sets where they are: 0 for what this rank has not. */
+static bool are_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
+{
+    at[INPUT] = at[OUTPUT] = (struct location){ 0, 0 };
+    return (!input || arena_find(op->input, input, &at[INPUT]))
+        && (!output || arena_find(op->output, output, &at[OUTPUT]));
+}
+enum placement_kind tensors_guess(const tutti_comm *comm, const struct operation *op)
+{
+    struct location at[2];
+    size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
+    if (!are_shared(op, input, output, at)) return TENSORS_PRIVATE;
+    return !input || !output || is_in_place(comm, op) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+}
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
 {
     struct declaration *d = comm->executor.run.declaration;
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    d->tensor[INPUT] = d->tensor[OUTPUT] = (struct location){ 0, 0 };
-    bool shared = (!input || arena_find(op->input, input, &d->tensor[INPUT]))
-        && (!output || arena_find(op->output, output, &d->tensor[OUTPUT]));
+    bool shared = are_shared(op, input, output, d->tensor);
     bool in_place = !input || !output || is_in_place(comm, op);
     bool open = may_read && (shared ? tensors_can_read(comm) : describe_private(comm, op, input, output));
     d->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u) | (asked ? TENSOR_ASKED : 0u)

@@ -2,6 +2,7 @@
  * that, and the addresses under which peers' tensors are reached here. Of the operation at the head of the queue;
  * driver only. */
 #pragma once
+#include "backend/engine/choice.h"
 #include "backend/engine/operation.h"
 
 struct view;
@@ -27,6 +28,8 @@ enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4, TE
 /* Fills in the part of the declaration that the fingerprint does not cover. asked: this rank wants its algorithm and no
    other; may_read: reading private tensors where they lie is among what is chosen from. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read);
+/* How all tensors lie if they lie as this rank's: shared or private. */
+enum placement_kind tensors_guess(const tutti_comm *comm, const struct operation *op);
 /* Whether this rank can read the memory of all others of its host; finds it out when first asked. */
 bool tensors_can_read(tutti_comm *comm);
 /* What all ranks of a host see alike once all have come: whose tensors are shared, and in place (masks as in struct

@@ -77,6 +77,13 @@ int trial_decider(const struct trial_key *key, int ranks)
     if (key->family == REDUCE || key->family == GATHER) return key->root;
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
+/* For one round of all variants, then for two more, for four more. */
+static void skip(struct trial *t, int variant)
+{
+    unsigned char rounds = t->skips[variant].rounds;
+    rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
+    t->skips[variant].rounds = t->skips[variant].left = rounds;
+}
 static void give_up_duel(struct trial *t)
 {
     t->block = -1;
@@ -92,6 +99,16 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     t->next = t->calls + FIRST_CALL;
     t->move = 0;
     memset(t->skips, 0, sizeof t->skips);
+    give_up_duel(t);
+}
+static bool looks(const struct trial *t) { return t->this.choice.looks || (t->block >= 0 && t->that.choice.looks); }
+/* What was found by looking holds for those tensors only. */
+void trial_has_seen(struct trial *t, enum placement_kind placement)
+{
+    if (!looks(t)) return;
+    if (choice_is_shared(placement)) { t->looked = placement; return; }
+    if (t->this.choice.looks) t->this = (struct contender){ .choice = t->priced };
+    skip(t, LOOK_VARIANT);
     give_up_duel(t);
 }
 
@@ -120,14 +137,11 @@ static bool is_better(const struct trial *t)
     bool steadier = that->choice.ordinary && !this->choice.ordinary;
     return steadier ? that->ns < AS_GOOD * this->ns : duel_is_won(this->ns, that->ns, that->most_ns);
 }
-/* What was hopeless is tried again after one round of all variants, then after two more, after four more. */
 static void end_duel(struct trial *t, bool is_complete)
 {
-    unsigned char rounds = t->skips[t->tried].rounds;
     log_duel(t);
-    if (is_complete) rounds = 0;
-    else rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
-    t->skips[t->tried].rounds = t->skips[t->tried].left = rounds;
+    if (is_complete) t->skips[t->tried].rounds = t->skips[t->tried].left = 0;
+    else skip(t, t->tried);                             /* it was hopeless */
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
     if (is_complete && is_better(t)) t->this = t->that;
@@ -176,12 +190,15 @@ static bool may_spend(const struct trial *t)
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
+    struct question question = t->question;
+    if (t->this.choice.looks) question.placement = t->looked;
+    else t->looked = v->looked;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
         int move = t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (choice_vary(v, &t->question, &t->this.choice, move, &found, &exists) != TUTTI_OK) return false;
+        if (choice_vary(v, &question, &t->this.choice, move, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[move].left && t->skips[move].left--)) continue;
         t->tried = move;
         t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
@@ -189,6 +206,7 @@ static bool find_other(struct trial *t, const struct variety *v)
     }
     return false;
 }
+bool trial_may_search(const struct trial *t) { return t->block < 0 && t->calls + 1 >= t->next; }
 /* For tests: the next variant of what ran last, whatever it costs. */
 static void wander(struct trial *t, const struct moment *now, const struct variety *v)
 {

@@ -33,6 +33,7 @@ struct trial {
     /* The rest is of use to the decider. */
     struct question question;                           /* with the placement of the last call */
     struct choice priced;
+    enum placement_kind looked;                         /* where tensors lie if it is looked at in spite of the price */
     struct contender this, that;                        /* what runs at rest, and what is tried */
     int move, tried;                                    /* the variant to be tried next; that is which one */
     struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
@@ -64,5 +65,8 @@ int trial_decider(const struct trial_key *key, int ranks);
 struct moment { uint64_t operation, behind, ahead; };
 void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
 void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one that was timed */
+bool trial_may_search(const struct trial *trial);       /* in the call that begins: the variety counts */
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);
+/* Where the tensors lay when it was looked at in spite of the price. */
+void trial_has_seen(struct trial *trial, enum placement_kind placement);

@@ -47,7 +47,8 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
     if (!t || op->sum.rows.function) return 0;
     if (is_decider(comm, t)) {
         bool anything = l->trials.trying == TRIES_ANYTHING;
-        struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST };
+        struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
+            trial_may_search(t) ? tensors_guess(comm, op) : TENSORS_PRIVATE };
         struct moment moment = now(comm, op);
         trial_begin(&l->trials, t, &moment, &variety);
     }

@@ -4,9 +4,10 @@
 #include "backend/host/segment.h"
 #include <stdio.h>
 
-enum { ROW_BITS = 8, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 3 };
+enum { ROW_BITS = 7, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 4 };
 _Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all of it");
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
+static const double LOOK_COSTS_AT_MOST = 0.5;           /* of what was chosen for private tensors */
 
 /* ---- as a number ---- */
 static uint32_t take(uint32_t *code, int bits)
@@ -20,13 +21,15 @@ uint32_t choice_code(const struct choice *c)
     uint32_t code = (uint32_t)(c->algorithm - collectives_table);
     code = code << TILE_BITS | (uint32_t)__builtin_ctzll(c->tile_bytes);
     code = code << SLOT_BITS | (uint32_t)c->slots;
-    return code << FLAG_BITS | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+    uint32_t flags = (uint32_t)c->looks << 3 | (uint32_t)c->short_laps << 2 | (uint32_t)c->reads << 1 | c->ordinary;
+    return code << FLAG_BITS | flags;
 }
 bool choice_decode(uint32_t code, enum family family, struct choice *out)
 {
     *out = (struct choice){ .ordinary = take(&code, 1) };
     out->reads = take(&code, 1);
     out->short_laps = take(&code, 1);
+    out->looks = take(&code, 1);
     out->slots = (int)take(&code, SLOT_BITS);
     out->tile_bytes = (size_t)1 << take(&code, TILE_BITS);
     out->algorithm = collectives_table;
@@ -34,13 +37,29 @@ bool choice_decode(uint32_t code, enum family family, struct choice *out)
     const struct algorithm *a = out->algorithm;
     return a->name && a->family == family && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
 }
+bool choice_code_looks(uint32_t code) { return code >> (FLAG_BITS - 1) & 1; }
 void choice_words(const struct choice *c, char out[CHOICE_WORDS])
 {
-    snprintf(out, CHOICE_WORDS, "%s %zuKx%d%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
-        c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "");
+    snprintf(out, CHOICE_WORDS, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
+        c->reads ? " single" : "", c->ordinary ? " stored" : "", c->short_laps ? " short" : "",
+        c->looks ? " looks" : "");
 }
 
 /* ---- variants ---- */
+static tutti_status look_or_not(const struct variety *v, const struct question *q, const struct choice *from,
+    struct choice *out, bool *exists)
+{
+    struct question asked = *q;
+    asked.placement = TENSORS_PRIVATE;
+    TRY(choose(v->chooser, &asked, out));
+    *exists = from->looks;
+    if (from->looks || v->looked == TENSORS_PRIVATE || q->placement != TENSORS_PRIVATE) return TUTTI_OK;
+    *exists = choice_look_costs(v->chooser, out) <= LOOK_COSTS_AT_MOST;
+    asked.placement = v->looked;
+    TRY(choose(v->chooser, &asked, out));
+    out->looks = true;
+    return TUTTI_OK;
+}
 /* As it is priced, unless that is too high. What differs only in how it is cut or written is not priced: that would
    take longer than many calls. */
 static tutti_status other_algorithm(const struct variety *v, const struct question *q, const struct choice *from,
@@ -53,6 +72,7 @@ static tutti_status other_algorithm(const struct variety *v, const struct questi
         asked.algorithm = a;
         TRY(choose(v->chooser, q, &least));
         TRY(choose(v->chooser, &asked, out));
+        out->looks = from->looks;
         *exists = out->price <= v->most * least.price;
         return TUTTI_OK;
     }
@@ -93,7 +113,8 @@ tutti_status choice_vary(const struct variety *v, const struct question *q, cons
 {
     struct choice found = *from;
     *exists = false;
-    if (number < ALGORITHM_VARIANTS) TRY(other_algorithm(v, q, from, number, &found, exists));
+    if (number == LOOK_VARIANT) TRY(look_or_not(v, q, from, &found, exists));
+    else if (--number < ALGORITHM_VARIANTS) TRY(other_algorithm(v, q, from, number, &found, exists));
     else *exists = change_one(v, q, number - ALGORITHM_VARIANTS, &found);
     *out = found;
     return TUTTI_OK;

@@ -8,14 +8,21 @@ enum { CHOICE_BITS = 20 };
 uint32_t choice_code(const struct choice *choice);
 /* The same again. False: no rank of one host can run that, so who has written it is not in its right mind. */
 bool choice_decode(uint32_t code, enum family family, struct choice *out);
+bool choice_code_looks(uint32_t code);                  /* whether that choice looks first; no: 0 */
 enum { CHOICE_WORDS = 64 };
 void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);        /* as in "two_shot 256Kx3 stored" */
 
 /* What differs from a choice in one thing, by its number: another algorithm, as it is priced; larger and smaller tiles;
    one tile more or less in flight; how slots are written, if `paced` says that both ways are open; whether open tensors
-   are read. *exists is false where there is no such thing, where it would change nothing, and for an algorithm whose
-   price is more than `most` times the least. NO_MEMORY. */
-enum { ALGORITHM_VARIANTS = 4, VARIANTS = ALGORITHM_VARIANTS + 8 };
-struct variety { struct chooser *chooser; bool paced; double most; };
+   are read; whether it looks first where tensors lie, and then runs what is priced for `looked`. *exists is false where
+   there is no such thing, where it would change nothing, and for an algorithm whose price is more than `most` times the
+   least. NO_MEMORY. */
+enum { LOOK_VARIANT = 0, ALGORITHM_VARIANTS = 4, VARIANTS = LOOK_VARIANT + 1 + ALGORITHM_VARIANTS + 8 };
+struct variety {
+    struct chooser *chooser;
+    bool paced;
+    double most;
+    enum placement_kind looked;                         /* what it would find; private: there is no point in looking */
+};
 tutti_status choice_vary(const struct variety *variety, const struct question *question, const struct choice *from,
     int number, struct choice *out, bool *exists);

@@ -80,12 +80,19 @@ static void call(struct rank *me, int number, const struct kind *k, float *in, f
     for (size_t i = 0; i < parts(k, me->size, true); i += i % 64 == 63 ? 257 : 1)
         REQUIRE(out[i] == expected(k, number, me->rank, me->size, i));
 }
-struct seen { uint32_t code[DIFFERENT]; int count; };
+struct seen { uint32_t code[DIFFERENT]; int count, looked[2]; };        /* at private tensors, at shared ones */
 static void note(struct seen *s, uint32_t code)
 {
     for (int i = 0; i < s->count; i++)
         if (s->code[i] == code) return;
     if (s->count < DIFFERENT) s->code[s->count++] = code;
+}
+/* What it sees is where all tensors lie. */
+static void note_looked(struct seen *s, const struct rank *me, bool shared)
+{
+    const struct launcher *l = &me->comm->launcher;
+    s->looked[shared]++;
+    REQUIRE(l->recent[l->last.family].shared[0] == (shared ? (1u << me->size) - 1 : 0));
 }
 /* Large ones with two kinds of tensors in turns: a few hundred calls each. */
 static void calls_main(struct rank *me)
@@ -103,8 +110,10 @@ static void calls_main(struct rank *me)
         if (k->root >= me->size) continue;
         for (int i = 0; i < rows; i++) call(me, number, k, tensors[shared], tensors[shared + 1]);
         note(&seen, me->comm->launcher.code);
+        if (choice_code_looks(me->comm->launcher.code)) note_looked(&seen, me, shared);
     }
     REQUIRE(seen.count == *(int *)me->context);
+    REQUIRE((seen.looked[1] > 0) == (seen.count > 1) && seen.looked[0] <= seen.looked[1]);
     free(tensors[0]);
     free(tensors[1]);
     tutti_mem_free(tensors[2]);
