@@ -161,6 +161,13 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
     return price_plan(plan, &x->machine, &cutting, &c->price);
 }
+tutti_status choice_stages(struct chooser *x, const struct question *q, const struct choice *c, bool *out)
+{
+    const struct plan *plan;
+    TRY(plan_of(x, c->algorithm, priced_as(q->placement, c->reads), &plan));
+    *out = plan->ranks[0].chunks[SCRATCH] > 0;
+    return TUTTI_OK;
+}
 bool choice_knows(const struct chooser *x, const struct algorithm *a)
 {
     struct question q = { .family = a->family };

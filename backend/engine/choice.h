@@ -59,6 +59,9 @@ tutti_status choose(struct chooser *chooser, const struct question *question, st
 /* Of what was chosen, cut as it says, on so many bytes exactly: sets its price, 0 where there is none to know, as of
    messages between ranks of one host, of which nothing is measured. NO_MEMORY. */
 tutti_status choice_price(struct chooser *chooser, const struct question *question, struct choice *choice);
+/* Does it write slots? Shared tensors may need none. NO_MEMORY. */
+tutti_status choice_stages(struct chooser *chooser, const struct question *question, const struct choice *choice,
+    bool *out);
 /* Is it one that is chosen from, when nobody asks for one and counts are even? */
 bool choice_knows(const struct chooser *chooser, const struct algorithm *algorithm);
 /* Whether the algorithm can run with uneven counts. */

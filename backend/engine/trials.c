@@ -10,7 +10,8 @@
 #include <string.h>
 
 enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-enum { BLOCKS = 4, WARM = 4, ENOUGH_SAMPLES = 12, FIRST_CALL = 32, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
+enum { BLOCKS = 4, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
+enum { LONG_BYTES = 8 << 20 };                          /* of such calls there are not so many, and each is long */
 static const double AS_GOOD = 1.02;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
 
@@ -41,6 +42,9 @@ static uint64_t let_run(struct trial *t, const struct moment *now, uint32_t code
 }
 
 /* ---- kinds of calls ---- */
+static int first_call(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 32 : 8; }
+static int warm_calls(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 4 : 1; }
+static int enough_samples(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 12 : 6; }
 static bool is_same(const struct trial_key *a, const struct trial_key *b)
 {
     return a->family == b->family && a->root == b->root && a->stage_inputs == b->stage_inputs
@@ -96,7 +100,7 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     t->question.message_bytes = t->key.message_bytes;
     t->priced = *priced;
     t->this = (struct contender){ .choice = *priced };
-    t->next = t->calls + FIRST_CALL;
+    t->next = t->calls + (uint64_t)first_call(t);
     t->move = 0;
     memset(t->skips, 0, sizeof t->skips);
     give_up_duel(t);
@@ -169,7 +173,7 @@ static void end_block(struct trial *t)
 static bool is_long_enough(struct trial *t)
 {
     bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES;
-    return t->count >= ENOUGH_SAMPLES || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
+    return t->count >= enough_samples(t) || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)
@@ -253,6 +257,6 @@ void trial_took(struct trial *t, uint64_t operation, double ns)
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
     t->silent = 0;
     if (t->warm == 0) t->first_ns = ns;
-    if (t->warm < WARM) t->warm++;
+    if (t->warm < warm_calls(t)) t->warm++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
 }

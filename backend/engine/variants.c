@@ -92,21 +92,27 @@ static bool change_cut(const struct question *q, int change, struct choice *c)
     default: c->slots--; return !one && c->slots >= 2;
     }
 }
-static bool change_one(const struct variety *v, const struct question *q, int change, struct choice *c)
+static tutti_status change_one(const struct variety *v, const struct question *q, int change, struct choice *c,
+    bool *exists)
 {
-    if (change == 0) {
+    bool stages;
+    TRY(choice_stages(v->chooser, q, c, &stages));
+    switch (change) {
+    case 0:
         c->ordinary = !c->ordinary;
-        return v->paced && q->message_bytes >= STORED_AT_LEAST;
-    }
-    if (change == 1) {
+        *exists = stages && v->paced && q->message_bytes >= STORED_AT_LEAST;
+        break;
+    case 1:
         c->reads = !c->reads;
-        return choice_is_open(q->placement) && !q->reading;
-    }
-    if (change == 2) {
+        *exists = choice_is_open(q->placement) && !q->reading;
+        break;
+    case 2:
         c->short_laps = !c->short_laps;
-        return true;
+        *exists = stages;
+        break;
+    default: *exists = change_cut(q, change - 3, c);
     }
-    return change_cut(q, change - 3, c);
+    return TUTTI_OK;
 }
 tutti_status choice_vary(const struct variety *v, const struct question *q, const struct choice *from, int number,
     struct choice *out, bool *exists)
@@ -115,7 +121,7 @@ tutti_status choice_vary(const struct variety *v, const struct question *q, cons
     *exists = false;
     if (number == LOOK_VARIANT) TRY(look_or_not(v, q, from, &found, exists));
     else if (--number < ALGORITHM_VARIANTS) TRY(other_algorithm(v, q, from, number, &found, exists));
-    else *exists = change_one(v, q, number - ALGORITHM_VARIANTS, &found);
+    else TRY(change_one(v, q, number - ALGORITHM_VARIANTS, &found, exists));
     *out = found;
     return TUTTI_OK;
 }

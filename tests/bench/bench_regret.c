@@ -2,7 +2,7 @@
  * asks for anything, divided by that of the best of all algorithms, tile sizes, numbers of slots and ways to write
  * slots (knobs.c). Only what cannot differ for a row is left out.
  *
- *   bench_regret                         2 ranks (a quarter of an hour)
+ *   bench_regret                         2 ranks (half an hour)
  *   bench_regret --ranks 4               so many
  *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; more --only: more rows
  *   bench_regret --samples 3             three times as many
@@ -40,7 +40,7 @@ enum {
     MOST_TIMES = 2048,
     MOST_ROWS = 256,
     MOST_FILTERS = 16,
-    LIMIT_S = 1800
+    LIMIT_S = 3600
 };
 enum { ROUND_BYTES = 4 << 20, WARM_CALLS = 20, HELD_CALLS = 100 };        /* until slots have come round */
 enum { TURNS = 3 };                                     /* of a row, at most, until cores are not moved */
@@ -75,7 +75,7 @@ static struct pair private_pair, shared_pair;
 static struct effort effort_of(const struct bench_case *c)
 {
     static const struct effort most[] = { { TINY, 16, 6 }, { (64 << 10) + 1, 12, 20 }, { (1 << 20) + 1, 12, 8 },
-        { (4 << 20) + 1, 12, 3 }, { (16 << 20) + 1, 16, 1 }, { SIZE_MAX, 12, 1 } };
+        { (4 << 20) + 1, 12, 3 }, { (16 << 20) + 1, 32, 1 }, { SIZE_MAX, 24, 1 } };
     const struct effort *e = most;
     while (c->bytes >= e->below) e++;
     struct effort found = *e;
