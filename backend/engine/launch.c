@@ -1,6 +1,6 @@
 /* From an operation to something that can run: the algorithm, its plan, its program, and what is bound to it. The
-   choice of each collective is remembered, because most calls repeat the last one. A large operation is launched in two
-   steps: before the roll call it is described, after it its plan is chosen by where the tensors of all ranks lie. */
+   choice of each collective is remembered, because most calls repeat the last one. An operation that looks first where
+   tensors lie is launched in two steps: before the roll call it is described, after it its plan is chosen by that. */
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -54,7 +54,7 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
 static void tell_trial(const struct launcher *l, const struct question *question, const struct recent *r,
     const struct choice *priced)
 {
-    bool tries_to_look = l->deferred && !r->deferred;
+    bool tries_to_look = l->deferred && !r->looks;
     if (r->trial && tries_to_look) trial_has_seen(r->trial, question->placement);
     else if (r->trial) trial_is_of(r->trial, question, priced);
 }
@@ -150,7 +150,7 @@ static tutti_status find_may_read(tutti_comm *comm, const struct operation *op, 
 {
     int64_t setting = comm->launcher.single_copy;
     struct question question = { .family = (enum family)op->family, .message_bytes = bytes, .uneven = op->uneven };
-    bool could = r->deferred && !group_is_spread(&comm->group);
+    bool could = r->looks && !group_is_spread(&comm->group);
     r->may_read = could && setting > 0;
     if (!could || setting >= 0) return TUTTI_OK;
     for (int kind = TENSORS_OPEN_IN_PLACE; kind <= TENSORS_OPEN_APART && !r->may_read; kind++) {
@@ -187,7 +187,7 @@ static tutti_status anticipate(tutti_comm *comm, const struct operation *op, con
     bool usable = asked && !(op->uneven && !choice_takes_uneven(comm->group.layout, asked));
     TRY(choose_for(comm, op, usable ? asked : NULL, bytes, TENSORS_PRIVATE, &r, &choice));
     r.algorithm = choice.algorithm;
-    r.deferred = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
+    r.looks = op->uneven || (bytes && choice_looks_first(&comm->launcher.chooser, &choice));
     TRY(find_may_read(comm, op, bytes, &r));
     r.trial = trial;                                    /* only now: what is asked above is not yet of its placement */
     *out = r;
@@ -286,7 +286,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     uint32_t code = trying_begin(comm, op, r->trial);
     if (code != comm->launcher.code) comm->launcher.repeats = 0;       /* to be declared */
     comm->launcher.code = code;
-    bool deferred = comm->launcher.deferred = r->deferred || choice_code_looks(code);
+    bool deferred = comm->launcher.deferred = r->looks || choice_code_looks(code);
     if (!deferred && (!r->program || r->code != code)) TRY(plan_early(comm, op, r));
     if (!deferred && !repeated) TRY(check_rows(comm, op, r->program));
     executor_prepare(x);

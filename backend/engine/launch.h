@@ -10,11 +10,11 @@ struct recent {                                         /* the last choice of a 
     bool stage_inputs, uneven;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
-    bool deferred;                                      /* by price: the plan is chosen after the roll call */
-    bool may_read;                                      /* by it private tensors may be read where they lie */
-    struct program *program;                            /* deferred: for this placement; NULL: none yet */
+    bool looks;                                         /* by price: first where tensors lie */
+    bool may_read;                                      /* then: private ones may be read there */
+    struct program *program;                            /* of who has looked: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
-    bool asked_for, open, reading;                      /* deferred: as the placement said */
+    bool asked_for, open, reading;                      /* as the placement said */
     struct choice runs;                                 /* what the program is, and how it is cut */
     uint32_t code;                                      /* what is tried that way; 0: it is as priced */
     struct trial *trial;                                /* of calls like this; NULL: nothing is tried */
@@ -46,7 +46,7 @@ struct launcher {                                       /* of the driver */
     int repeats;                                        /* declarations that say so; 0: last does not count */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
-    bool deferred;                                      /* its plan is chosen after the roll call */
+    bool deferred;                                      /* it looks: its plan is chosen after the roll call */
     struct pending {
         struct trial *trial;
         uint64_t number;

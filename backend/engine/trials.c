@@ -10,10 +10,19 @@
 #include <string.h>
 
 enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-enum { BLOCKS = 4, LOOK_EVERY = 64, MOST_ROUNDS = 16 };
-enum { LONG_BYTES = 8 << 20 };                          /* of such calls there are not so many, and each is long */
+enum { BLOCKS = 4, MOST_ROUNDS = 16 };
+/* Of long calls there are few; of short ones some ns more or less decide. In calls: before anything is tried, until
+   there may be something again, of a block that are not measured, and that are. */
+static const struct measure {
+    size_t below;
+    int first, pause, warm, enough;
+} measures[] = {
+    { 128 << 10, 32, 64, 4, 24 },
+    { 8 << 20, 32, 64, 4, 12 },
+    { SIZE_MAX, 8, 8, 1, 6 },
+};
 static const double AS_GOOD = 1.02;
-static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, MOST_LOST = 20;
+static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
 
 /* ---- words ---- */
 static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
@@ -42,9 +51,12 @@ static uint64_t let_run(struct trial *t, const struct moment *now, uint32_t code
 }
 
 /* ---- kinds of calls ---- */
-static int first_call(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 32 : 8; }
-static int warm_calls(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 4 : 1; }
-static int enough_samples(const struct trial *t) { return t->key.message_bytes < LONG_BYTES ? 12 : 6; }
+static const struct measure *measure_of(const struct trial *t)
+{
+    const struct measure *m = measures;
+    while (t->key.message_bytes >= m->below) m++;
+    return m;
+}
 static bool is_same(const struct trial_key *a, const struct trial_key *b)
 {
     return a->family == b->family && a->root == b->root && a->stage_inputs == b->stage_inputs
@@ -81,6 +93,11 @@ int trial_decider(const struct trial_key *key, int ranks)
     if (key->family == REDUCE || key->family == GATHER) return key->root;
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
+static void prefer(struct trial *t)                     /* that */
+{
+    if (!t->this.choice.looks && t->that.choice.looks) t->look.before = t->this;
+    t->this = t->that;
+}
 /* For one round of all variants, then for two more, for four more. */
 static void skip(struct trial *t, int variant)
 {
@@ -100,7 +117,7 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     t->question.message_bytes = t->key.message_bytes;
     t->priced = *priced;
     t->this = (struct contender){ .choice = *priced };
-    t->next = t->calls + (uint64_t)first_call(t);
+    t->next = t->calls + (uint64_t)measure_of(t)->first;
     t->move = 0;
     memset(t->skips, 0, sizeof t->skips);
     give_up_duel(t);
@@ -110,8 +127,8 @@ static bool looks(const struct trial *t) { return t->this.choice.looks || (t->bl
 void trial_has_seen(struct trial *t, enum placement_kind placement)
 {
     if (!looks(t)) return;
-    if (choice_is_shared(placement)) { t->looked = placement; return; }
-    if (t->this.choice.looks) t->this = (struct contender){ .choice = t->priced };
+    if (choice_is_shared(placement)) { t->look.seen = placement; return; }
+    if (t->this.choice.looks) t->this = t->look.before;
     skip(t, LOOK_VARIANT);
     give_up_duel(t);
 }
@@ -144,11 +161,11 @@ static bool is_better(const struct trial *t)
 static void end_duel(struct trial *t, bool is_complete)
 {
     log_duel(t);
-    if (is_complete) t->skips[t->tried].rounds = t->skips[t->tried].left = 0;
-    else skip(t, t->tried);                             /* it was hopeless */
+    if (!is_complete) skip(t, t->tried);                /* it was hopeless */
+    else if (t->tried != LOOK_VARIANT) t->skips[t->tried].rounds = 0;
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
-    if (is_complete && is_better(t)) t->this = t->that;
+    if (is_complete && is_better(t)) prefer(t);
     t->next = t->calls;
     give_up_duel(t);
 }
@@ -173,7 +190,7 @@ static void end_block(struct trial *t)
 static bool is_long_enough(struct trial *t)
 {
     bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES;
-    return t->count >= enough_samples(t) || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
+    return t->count >= measure_of(t)->enough || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
 static void go_on(struct trial *t, const struct moment *now)
@@ -189,20 +206,29 @@ static void go_on(struct trial *t, const struct moment *now)
 /* ---- what to try, and when ---- */
 static bool may_spend(const struct trial *t)
 {
-    double calls = (double)t->calls, early = EARLY_SHARE * calls, later = EARLY_CALLS + LATER_SHARE * calls;
+    double calls = (double)t->calls, early = EARLY_SHARE * calls, once = EARLY_CALLS;
+    if (t->this.ns * once < EARLY_NS && t->this.ns) once = EARLY_NS / t->this.ns;
+    double later = once + LATER_SHARE * calls;
     return t->lost <= (early < later ? early : later);
+}
+/* A variant of what runs at rest. */
+static tutti_status vary(const struct trial *t, const struct variety *v, int move, struct choice *out, bool *exists)
+{
+    struct question question = t->question;
+    if (t->this.choice.looks) question.placement = t->look.seen;
+    *exists = t->this.choice.looks && move == LOOK_VARIANT;
+    *out = t->look.before.choice;
+    return *exists ? TUTTI_OK : choice_vary(v, &question, &t->this.choice, move, out, exists);
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
-    struct question question = t->question;
-    if (t->this.choice.looks) question.placement = t->looked;
-    else t->looked = v->looked;
+    if (!t->this.choice.looks) t->look.seen = v->looked;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
         int move = t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (choice_vary(v, &question, &t->this.choice, move, &found, &exists) != TUTTI_OK) return false;
+        if (vary(t, v, move, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (t->skips[move].left && t->skips[move].left--)) continue;
         t->tried = move;
         t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
@@ -210,12 +236,15 @@ static bool find_other(struct trial *t, const struct variety *v)
     }
     return false;
 }
-bool trial_may_search(const struct trial *t) { return t->block < 0 && t->calls + 1 >= t->next; }
+bool trial_may_search(const struct trials *trials, const struct trial *t)
+{
+    return t->block < 0 && t->calls + 1 >= t->next && !is_stopped(trials, t->key.family);
+}
 /* For tests: the next variant of what ran last, whatever it costs. */
 static void wander(struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!may_write(t, now) || !find_other(t, v)) return;
-    t->this = t->that;
+    prefer(t);
     let_run(t, now, t->this.code);
 }
 /* What runs is as it should be, else it is brought back to that. */
@@ -229,7 +258,7 @@ static bool is_at_rest(struct trial *t, const struct moment *now)
 static void rest(struct trial *t, const struct moment *now, const struct variety *v)
 {
     if (!is_at_rest(t, now) || t->calls < t->next) return;
-    t->next = t->calls + LOOK_EVERY;
+    t->next = t->calls + (uint64_t)measure_of(t)->pause;
     if (!may_spend(t)) return;
     int64_t begin = clock_ns();
     bool found = find_other(t, v);
@@ -257,6 +286,6 @@ void trial_took(struct trial *t, uint64_t operation, double ns)
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
     t->silent = 0;
     if (t->warm == 0) t->first_ns = ns;
-    if (t->warm < warm_calls(t)) t->warm++;
+    if (t->warm < measure_of(t)->warm) t->warm++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
 }

@@ -27,20 +27,21 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation);
 enum { TRIAL_SAMPLES = 32 };
 struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
 struct contender { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
+/* While this looks in spite of the price, or that does: where the tensors lay, and what ran before. */
+struct look { enum placement_kind seen; struct contender before; };
 struct trial {
     struct trial_key key;
     _Atomic uint64_t *word;
     /* The rest is of use to the decider. */
-    struct question question;                           /* with the placement of the last call */
+    struct question question;                           /* with the placement that the price goes by */
     struct choice priced;
-    enum placement_kind looked;                         /* where tensors lie if it is looked at in spite of the price */
     struct contender this, that;                        /* what runs at rest, and what is tried */
+    struct look look;
     int move, tried;                                    /* the variant to be tried next; that is which one */
     struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
     int block;                                          /* of the duel, from 0; -1: none */
     uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
-    int silent;                                         /* calls since one was measured */
-    int warm, count;                                    /* its calls: not measured, and measured */
+    int silent, warm, count;                            /* calls since one was measured; its calls: not, and so far */
     double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
     uint64_t calls, next;                               /* so far; the one at which to look for something to try */
     double searched_ns, lost;                           /* looking; by trying, in calls of what runs at rest */
@@ -65,7 +66,7 @@ int trial_decider(const struct trial_key *key, int ranks);
 struct moment { uint64_t operation, behind, ahead; };
 void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
 void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one that was timed */
-bool trial_may_search(const struct trial *trial);       /* in the call that begins: the variety counts */
+bool trial_may_search(const struct trials *trials, const struct trial *trial);  /* in the call that begins */
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);
 /* Where the tensors lay when it was looked at in spite of the price. */

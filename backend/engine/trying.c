@@ -35,7 +35,7 @@ static bool is_decider(const tutti_comm *comm, const struct trial *t)
 static struct moment now(const tutti_comm *comm, const struct operation *op)
 {
     const struct executor *x = &comm->executor;
-    bool apart = family_has_root((enum family)op->family) && !comm->launcher.recent[op->family].deferred;
+    bool apart = family_has_root((enum family)op->family) && !comm->launcher.recent[op->family].looks;
     if (apart) return (struct moment){ x->operation, TRACKS, TRACKS };
     return (struct moment){ x->operation, x->operation - x->tracks.joined, 0 };
 }
@@ -48,7 +48,7 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
     if (is_decider(comm, t)) {
         bool anything = l->trials.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
-            trial_may_search(t) ? tensors_guess(comm, op) : TENSORS_PRIVATE };
+            trial_may_search(&l->trials, t) ? tensors_guess(comm, op) : TENSORS_PRIVATE };
         struct moment moment = now(comm, op);
         trial_begin(&l->trials, t, &moment, &variety);
     }

@@ -7,7 +7,6 @@
 enum { ROW_BITS = 7, TILE_BITS = 5, SLOT_BITS = 4, FLAG_BITS = 4 };
 _Static_assert(ROW_BITS + TILE_BITS + SLOT_BITS + FLAG_BITS == CHOICE_BITS, "all of it");
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
-static const double LOOK_COSTS_AT_MOST = 0.5;           /* of what was chosen for private tensors */
 
 /* ---- as a number ---- */
 static uint32_t take(uint32_t *code, int bits)
@@ -46,17 +45,19 @@ void choice_words(const struct choice *c, char out[CHOICE_WORDS])
 }
 
 /* ---- variants ---- */
-static tutti_status look_or_not(const struct variety *v, const struct question *q, const struct choice *from,
-    struct choice *out, bool *exists)
+/* Who looks awaits all, so what may be one-sided (execute/tracks.h) stays so: no call's time says what that saves. */
+static tutti_status look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
 {
-    struct question asked = *q;
-    asked.placement = TENSORS_PRIVATE;
-    TRY(choose(v->chooser, &asked, out));
-    *exists = from->looks;
-    if (from->looks || v->looked == TENSORS_PRIVATE || q->placement != TENSORS_PRIVATE) return TUTTI_OK;
-    *exists = choice_look_costs(v->chooser, out) <= LOOK_COSTS_AT_MOST;
-    asked.placement = v->looked;
-    TRY(choose(v->chooser, &asked, out));
+    struct question seen = *q;
+    size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
+    bool awaits_all = !family_has_root(q->family) || part > TRACK_BYTES;
+    if (v->looked == TENSORS_PRIVATE || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
+    TRY(choose(v->chooser, q, out));
+    bool is_dear = 1 + choice_look_costs(v->chooser, out) > v->most;
+    if (choice_looks_first(v->chooser, out) || is_dear) return TUTTI_OK;
+    *exists = true;
+    seen.placement = v->looked;
+    TRY(choose(v->chooser, &seen, out));
     out->looks = true;
     return TUTTI_OK;
 }
@@ -95,20 +96,18 @@ static bool change_cut(const struct question *q, int change, struct choice *c)
 static tutti_status change_one(const struct variety *v, const struct question *q, int change, struct choice *c,
     bool *exists)
 {
-    bool stages;
-    TRY(choice_stages(v->chooser, q, c, &stages));
     switch (change) {
     case 0:
+        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_stages(v->chooser, q, c, exists));
         c->ordinary = !c->ordinary;
-        *exists = stages && v->paced && q->message_bytes >= STORED_AT_LEAST;
         break;
     case 1:
-        c->reads = !c->reads;
         *exists = choice_is_open(q->placement) && !q->reading;
+        c->reads = !c->reads;
         break;
     case 2:
+        TRY(choice_stages(v->chooser, q, c, exists));
         c->short_laps = !c->short_laps;
-        *exists = stages;
         break;
     default: *exists = change_cut(q, change - 3, c);
     }
@@ -119,9 +118,9 @@ tutti_status choice_vary(const struct variety *v, const struct question *q, cons
 {
     struct choice found = *from;
     *exists = false;
-    if (number == LOOK_VARIANT) TRY(look_or_not(v, q, from, &found, exists));
-    else if (--number < ALGORITHM_VARIANTS) TRY(other_algorithm(v, q, from, number, &found, exists));
-    else TRY(change_one(v, q, number - ALGORITHM_VARIANTS, &found, exists));
+    if (number < LOOK_VARIANT) TRY(change_one(v, q, number, &found, exists));
+    else if (number == LOOK_VARIANT) TRY(look(v, q, &found, exists));
+    else TRY(other_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
     *out = found;
     return TUTTI_OK;
 }

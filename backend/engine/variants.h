@@ -12,12 +12,13 @@ bool choice_code_looks(uint32_t code);                  /* whether that choice l
 enum { CHOICE_WORDS = 64 };
 void choice_words(const struct choice *choice, char out[CHOICE_WORDS]);        /* as in "two_shot 256Kx3 stored" */
 
-/* What differs from a choice in one thing, by its number: another algorithm, as it is priced; larger and smaller tiles;
-   one tile more or less in flight; how slots are written, if `paced` says that both ways are open; whether open tensors
-   are read; whether it looks first where tensors lie, and then runs what is priced for `looked`. *exists is false where
-   there is no such thing, where it would change nothing, and for an algorithm whose price is more than `most` times the
-   least. NO_MEMORY. */
-enum { LOOK_VARIANT = 0, ALGORITHM_VARIANTS = 4, VARIANTS = LOOK_VARIANT + 1 + ALGORITHM_VARIANTS + 8 };
+/* What differs from a choice in one thing, by its number: how slots are written, if `paced` says that both ways are
+   open; whether open tensors are read; larger and smaller tiles; one tile more or less in flight; looking first where
+   tensors lie, and then what is priced for `looked`, if it does not look yet; another algorithm, as it is priced. What
+   can differ most comes last: what it is compared with has become better by then. *exists is false where there is no
+   such thing, where it would change nothing, and for an algorithm or a look by which the price is more than `most`
+   times the least. NO_MEMORY. */
+enum { LOOK_VARIANT = 8, FIRST_ALGORITHM, VARIANTS = FIRST_ALGORITHM + 4 };
 struct variety {
     struct chooser *chooser;
     bool paced;

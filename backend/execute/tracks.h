@@ -1,9 +1,10 @@
 /* Which line a rank writes in an operation, and when it may. Part of the executor.
  *
  * An operation is *one-sided* if a rank can do without some of its peers: a broadcast, scatter, gather or reduce of one
- * tile, small enough for the slots of a track, all of whose ranks are here. Then everybody awaits only those whose data
- * it needs, and who only sends is done when it has sent. In all others everybody awaits all: arriving in one says that
- * those before it are over. All ranks think alike about it, because it follows from what the fingerprint says.
+ * tile, small enough for the slots of a track, that does not look where tensors lie, and all of whose ranks are here.
+ * Then everybody awaits only those whose data it needs, and who only sends is done when it has sent. In all others
+ * everybody awaits all: arriving in one says that those before it are over. All ranks think alike about it, because it
+ * follows from what the fingerprint says.
  *
  * Lines lie in tracks. The track of an operation is known before its kind is: after an operation that awaited all, the
  * next one takes the track of the one before (so a row of them takes two tracks in turns); after a one-sided one, the

@@ -297,7 +297,7 @@ static void stages_what_is_private(struct rank *me)
         const struct recent *r = &me->comm->launcher.recent[families[k]];
         struct test t = test_of((int)families[k], NULL, LARGEST, me);
         float *wanted = run(&t, me, APART, NULL);
-        REQUIRE(r->deferred && staged_copies(me, families[k]) > 0 && !r->program->touch_count);
+        REQUIRE(r->looks && staged_copies(me, families[k]) > 0 && !r->program->touch_count);
         run(&t, me, mine, wanted);
         REQUIRE((staged_copies(me, families[k]) == 0) == (mine == SHARED));
         REQUIRE((r->program->touch_count > 0) == (me->rank != 2));     /* that one's only peer is private */

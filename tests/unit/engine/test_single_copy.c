@@ -31,7 +31,7 @@ static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, 
 static bool has_read(const tutti_comm *comm, enum family family)
 {
     const struct program *p = comm->launcher.recent[family].program;
-    return comm->launcher.recent[family].deferred && p->plan->reads;
+    return comm->launcher.recent[family].looks && p->plan->reads;
 }
 static bool all_are_sources(const tutti_comm *comm, enum family family)
 {

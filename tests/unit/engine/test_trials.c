@@ -96,6 +96,12 @@ static void a_choice_is_a_number_and_nonsense_is_none(void **state)
         assert_true(c.algorithm->host_memory && c.slots >= 1 && c.slots <= MAX_SLOTS);
         if (random_next(&seed) % 16 == 0) assert_int_equal(choice_code(&c), code);
     }
+    for (const struct algorithm *a = collectives_table; a->name; a++) {
+        struct choice same, c = { .algorithm = a, .tile_bytes = MIB, .slots = MAX_SLOTS, .looks = true };
+        if (!a->host_memory) continue;
+        assert_true(choice_code(&c) < 1u << CHOICE_BITS && choice_decode(choice_code(&c), a->family, &same));
+        assert_true(same.algorithm == a && choice_code_looks(choice_code(&c)));
+    }
     assert_int_equal(sound, 3 * 32 * MAX_SLOTS * 16);   /* algorithms, tiles, slots, four answers of yes or no */
 }
 
@@ -224,20 +230,22 @@ static void what_takes_less_is_found_and_found_again(void **state)
     }
 }
 /* Looking takes a tenth less, and with small tiles another fifth. */
-static double looked_ns(const struct choice *c) { return !c->looks ? 1000 : c->tile_bytes <= 128 << 10 ? 700 : 900; }
+static double looked_ns(const struct choice *c) { return !c->looks ? 1000 : c->tile_bytes <= 32 << 10 ? 700 : 900; }
 static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state)
 {
     struct bench *b = bench_create(TRIES);
-    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+    struct question q = { .family = ALLREDUCE, .message_bytes = 64 << 10 };
+    b->chooser.machine.line = 3000;                     /* so it does not look by price */
     struct trial *t = add(b, &q, 0);
     uint64_t operation = 0, noise = 3;
     (void)state;
+    assert_false(choice_looks_first(&b->chooser, &t->priced));
     call(b, t, &operation, 6000, looked_ns, &noise);
     assert_false(t->this.choice.looks);                 /* this rank's are private */
     b->variety.looked = TENSORS_SHARED_IN_PLACE;
     lies = TENSORS_SHARED_APART;                        /* as the others' are; a choice of another price */
     call(b, t, &operation, 6000, looked_ns, &noise);
-    assert_true(t->this.choice.looks && t->looked == TENSORS_SHARED_APART);
+    assert_true(t->this.choice.looks && t->look.seen == TENSORS_SHARED_APART);
     call(b, t, &operation, 20000, looked_ns, &noise);
     assert_true(looked_ns(&t->this.choice) == 700);
     lies = TENSORS_PRIVATE;
@@ -253,6 +261,17 @@ static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state
         call(b, t, &operation, 1, looked_ns, &noise);
         assert_false(choice_code_looks(code_at(t, operation - 1)));
     }
+    bench_destroy(b);
+}
+static void of_long_calls_few_are_enough(void **state)
+{
+    struct bench *b = bench_create(TRIES);
+    struct question q = { .family = ALLREDUCE, .message_bytes = 64 * MIB };
+    struct trial *t = add(b, &q, 0);
+    uint64_t operation = 0, noise = 3;
+    (void)state;
+    call(b, t, &operation, 100, first_ns, &noise);
+    assert_true(first_ns(&t->this.choice) < 0.95 * first_ns(&t->priced));
     bench_destroy(b);
 }
 /* What is priced is the best, and all else takes four times as long. */
@@ -330,6 +349,7 @@ int main(void)
         cmocka_unit_test(ranks_that_are_apart_run_the_same),
         cmocka_unit_test(what_takes_less_is_found_and_found_again),
         cmocka_unit_test(shared_tensors_are_looked_at_as_long_as_that_takes_less),
+        cmocka_unit_test(of_long_calls_few_are_enough),
         cmocka_unit_test(trying_costs_little),
         cmocka_unit_test(nothing_is_tried_where_somebody_asks_or_it_is_off),
         cmocka_unit_test(what_was_tried_ends_when_somebody_asks),
