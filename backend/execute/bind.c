@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { CACHE_LINE = 64 };
+enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
 
 /* ---- cutting ---- */
 void bind_cut(struct executor *x, size_t chunk_bytes)
@@ -123,6 +124,11 @@ static void count_elements(struct program *p, size_t element_bytes)
     for (int i = 0; i < p->part_at[p->schedule->step_count]; i++) p->parts[i].count = p->parts[i].bytes / element_bytes;
     p->element_bytes = element_bytes;
 }
+/* Whatever the call is: nothing is multiplied or divided on the way, nor written around the cache. */
+static bool is_mere_copy(const struct step *t, size_t bytes)
+{
+    return t->from_count == 1 && t->to_count == 1 && !t->raw && !t->finish && bytes && bytes < STREAM_AT_LEAST;
+}
 static void fix(struct executor *x)
 {
     struct program *p = x->launch.program;
@@ -137,6 +143,7 @@ static void fix(struct executor *x)
             for (int k = 0; k < t->from_count + t->to_count; k++)
                 part->bytes =
                     size_smaller(part->bytes, fix_one(x, &s->spans[t->span + k], i, &p->addresses[address++]));
+            part->is_mere_copy = is_mere_copy(t, part->bytes);
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
@@ -215,8 +222,6 @@ void bind_operands(struct executor *x)
 }
 
 /* ---- arithmetic ---- */
-enum { STREAM_AT_LEAST = 2 * 1024, OUTPUT_AT_LEAST = 4 * 1024 };       /* below, a fence costs as much as it saves */
-
 /* Is this a slot that peers wait for, and better written around the cache? */
 static bool is_streamed(const struct executor *x, const struct step *t, struct span span, void *to, size_t bytes)
 {
@@ -307,7 +312,8 @@ void bind_compute_fixed(const struct executor *x, int step)
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
         void *const *from = p->pointers[x->run.track] + p->parts[i].first;
-        compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
+        if (p->parts[i].is_mere_copy && from[0] != from[1]) copy_bytes(from[1], from[0], p->parts[i].bytes);
+        else compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
     }
 }
 bool bind_compute(struct executor *x, const struct step *t, int tile)
@@ -327,7 +333,7 @@ bool bind_compute(struct executor *x, const struct step *t, int tile)
             l->program->piece.to[k] = p.at;
             bytes = size_smaller(bytes, p.length);
         }
-        struct part part = { bytes, bytes / l->element_bytes, 0 };
+        struct part part = { .bytes = bytes, .count = bytes / l->element_bytes };
         if (!l->program->fetched) compute(x, t, l->program->piece.to, l->program->piece.from, &part);
         else if (!fetch_compute(x, t, &part)) return false;
     }

@@ -42,7 +42,8 @@ static bool add_block(struct executor *x, const struct step *t, size_t begin, si
         room += block;
     }
     for (int d = 0; d < t->to_count; d++) p->block.to[d] = (unsigned char *)p->piece.to[d] + begin;
-    bind_compute_piece(x, t, p->block.to, p->block.from, &(struct part){ bytes, bytes / x->launch.element_bytes, 0 });
+    bind_compute_piece(x, t, p->block.to, p->block.from,
+        &(struct part){ .bytes = bytes, .count = bytes / x->launch.element_bytes });
     return true;
 }
 bool fetch_compute(struct executor *x, const struct step *t, const struct part *part)

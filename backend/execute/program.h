@@ -20,7 +20,8 @@ struct cut {                                            /* how a message is cut;
 };
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at; };   /* in my tensor, or in the slots of whoever; lines: track 0 */
-struct part { size_t bytes, count; int first; };        /* of a step; elements; its froms, then its tos, begin there */
+/* Of a step; count: elements; its froms, then its tos, begin at `first`. */
+struct part { size_t bytes, count; int first; bool is_mere_copy; };
 struct buffers { const void *input; void *output; size_t slots_at; };
 struct needed { int *ranks, count; };
 struct pointers { void **to; const void **from; };

@@ -15,7 +15,7 @@ void tracks_note(struct executor *x) { x->tracks.last[x->run.track] = (struct la
 /* An operation has the newest track, or the one before it in the ring; `other` is the other of both. */
 int tracks_next(const struct executor *x)
 {
-    return x->run.one_sided ? (x->tracks.newest + 1) % TRACKS : x->tracks.other;
+    return x->run.one_sided ? (int)((x->tracks.newest + 1u) % TRACKS) : x->tracks.other;
 }
 void tracks_leave(struct executor *x)
 {
