@@ -363,7 +363,7 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
         if (status != TUTTI_OK) return status;
     }
     tutti_status status = executor_step(&comm->executor);
-    bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.trial);
+    bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.count);
     if (ends) trying_end(comm, comm->launcher.recent[op->family].trial);
     return status;
 }

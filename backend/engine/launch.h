@@ -32,6 +32,9 @@ struct call {
 /* What a communicator keeps of plans and programs, but for those that the last call of each family has used; and of
    plans that it has only priced. */
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
+/* Calls that were timed; how long they took is read of all ranks when some have come together. */
+enum { PENDING = 8 };
+struct pending { struct trial *trial; uint64_t number[PENDING]; int count; };
 struct launcher {                                       /* of the driver */
     int64_t tile_setting, slots_setting;                /* 0: by price */
     int64_t single_copy;                                /* 0: private tensors are not read where they lie, 1: they are;
@@ -47,10 +50,7 @@ struct launcher {                                       /* of the driver */
     struct trials trials;
     uint32_t code;                                      /* of the operation that runs: what is tried, or 0 */
     bool deferred;                                      /* it looks: its plan is chosen after the roll call */
-    struct pending {
-        struct trial *trial;
-        uint64_t number;
-    } pending;                                          /* timed, and not all have said how long; trial may be NULL */
+    struct pending pending;
     bool timed;                                         /* what runs now: all are to say when they begin and end it */
     int64_t begun_ns;                                   /* then: when this rank did */
 };

@@ -22,7 +22,8 @@ static const struct measure {
     { SIZE_MAX, 8, 8, 1, 6 },
 };
 static const double AS_GOOD = 1.02;
-static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
+static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 200e3, MOST_LOST = 20;
+static const double TIMED_NS = 100;                     /* what it costs a call that all say when they begin and end */
 
 /* ---- words ---- */
 static const uint64_t CODE_MASK = (1u << CODE_BITS) - 1;
@@ -182,6 +183,7 @@ static void end_block(struct trial *t)
     double ns = median(t);
     if (!c->ns || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
+    t->lost += (t->warm + t->count) * TIMED_NS / t->this.ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);
     bool hopeless = t->block == 1 && duel_is_hopeless(t->this.ns, t->that.ns, false);
     if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);

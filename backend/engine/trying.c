@@ -65,10 +65,11 @@ static struct stamp *stamp_of(const tutti_comm *comm, int index, uint64_t number
 static void stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
-    atomic_store(&mine->number, 0);
-    atomic_store(&mine->begun_ns, comm->launcher.begun_ns);
-    atomic_store(&mine->ended_ns, clock_ns());
-    atomic_store(&mine->number, number);
+    atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_relaxed);
+    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_relaxed);
+    atomic_store_explicit(&mine->number, number, memory_order_release);
 }
 /* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said. All
    have one clock. */
@@ -77,9 +78,11 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
     int64_t begun = 0, ended = 0;
     for (int index = 0; index < comm->executor.site.ranks; index++) {
         struct stamp *s = stamp_of(comm, index, number);
-        if (atomic_load(&s->number) != number) return 0;
-        int64_t begins = atomic_load(&s->begun_ns), ends = atomic_load(&s->ended_ns);
-        if (atomic_load(&s->number) != number) return 0;
+        if (atomic_load_explicit(&s->number, memory_order_acquire) != number) return 0;
+        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_relaxed);
+        int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_relaxed);
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(&s->number, memory_order_relaxed) != number) return 0;
         if (begins > begun) begun = begins;
         if (ends > ended) ended = ends;
     }
@@ -89,19 +92,28 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
    some operations later. As long as that they cannot have written over it. */
 static void evaluate(tutti_comm *comm)
 {
-    struct pending *pending = &comm->launcher.pending;
-    int64_t ns = took(comm, pending->number);
-    if (ns) trial_took(pending->trial, pending->number - 1, (double)ns);
-    if (ns || comm->executor.operation - pending->number >= TRACKS) pending->trial = NULL;
+    struct pending *p = &comm->launcher.pending;
+    int kept = 0;
+    for (int i = 0; i < p->count; i++) {
+        int64_t ns = took(comm, p->number[i]);
+        if (ns) trial_took(p->trial, p->number[i] - 1, (double)ns);
+        else if (comm->executor.operation - p->number[i] < TRACKS) p->number[kept++] = p->number[i];
+    }
+    p->count = kept;
 }
+/* Each stamp of a peer is a line that has to come from its core: several come at the same time. */
 void trying_end(tutti_comm *comm, struct trial *t)
 {
     struct launcher *l = &comm->launcher;
+    struct pending *p = &l->pending;
     uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
-    if (l->pending.trial) evaluate(comm);
+    bool another = l->timed && p->trial != t;
+    if (p->count && (another || p->count == PENDING || number - p->number[0] >= PENDING)) evaluate(comm);
     if (!l->timed) return;
     stamp(comm, number);
-    if (is_decider(comm, t)) l->pending = (struct pending){ t, number };
+    if (!is_decider(comm, t)) return;
+    if (another) *p = (struct pending){ .trial = t };
+    if (p->count < PENDING) p->number[p->count++] = number;
 }
 bool trying_take(uint32_t code, bool open, struct choice *choice)
 {
