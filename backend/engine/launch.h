@@ -10,7 +10,7 @@ struct recent {                                         /* the last choice of a 
     bool stage_inputs, uneven;
     const struct algorithm *asked;
     const struct algorithm *algorithm;                  /* if all tensors are private */
-    bool looks;                                         /* by price: first where tensors lie */
+    bool looks;                                         /* first where tensors lie, whatever is tried */
     bool may_read;                                      /* then: private ones may be read there */
     struct program *program;                            /* of who has looked: for this placement; NULL: none yet */
     uint64_t *shared, *in_place;                        /* masks of the ranks of this host, in the launcher's `masks` */
@@ -34,7 +34,13 @@ struct call {
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };
 /* Calls that were timed; how long they took is read of all ranks when some have come together. */
 enum { PENDING = 8 };
-struct pending { struct trial *trial; uint64_t number[PENDING]; int count; };
+struct pending {
+    struct {
+        struct trial *trial;
+        uint64_t number;
+    } of[PENDING];
+    int count;
+};
 struct launcher {                                       /* of the driver */
     int64_t tile_setting, slots_setting;                /* 0: by price */
     int64_t single_copy;                                /* 0: private tensors are not read where they lie, 1: they are;

@@ -10,19 +10,20 @@
 #include <string.h>
 
 enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-enum { BLOCKS = 4, MOST_ROUNDS = 16 };
+enum { BLOCKS = 4, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
 /* Of long calls there are few; of short ones some ns more or less decide. In calls: before anything is tried, until
-   there may be something again, of a block that are not measured, and that are. */
+   there may be something again, of a block that are not measured, and that are, that are told together. */
 static const struct measure {
     size_t below;
-    int first, pause, warm, enough;
+    int first, pause, warm, enough, batch;
 } measures[] = {
-    { 128 << 10, 32, 64, 4, 24 },
-    { 8 << 20, 32, 64, 4, 12 },
-    { SIZE_MAX, 8, 8, 1, 6 },
+    { 128 << 10, 32, 64, 4, 24, 8 },
+    { 8 << 20, 32, 64, 4, 12, 1 },
+    { SIZE_MAX, 8, 8, 1, 6, 1 },
 };
+enum { STOP_LOOKING = VARIANTS };                       /* LOOK_VARIANT of what looks */
 static const double AS_GOOD = 1.02;
-static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 200e3, MOST_LOST = 20;
+static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
 static const double TIMED_NS = 100;                     /* what it costs a call that all say when they begin and end */
 
 /* ---- words ---- */
@@ -135,13 +136,16 @@ void trial_has_seen(struct trial *t, enum placement_kind placement)
 }
 
 /* ---- a duel ---- */
+uint64_t trial_batch(const struct trial *t) { return (uint64_t)measure_of(t)->batch; }
 static struct contender *runs(struct trial *t, int block) { return block % 2 ? &t->that : &t->this; }
 static uint32_t timed_code(struct trial *t, int block) { return runs(t, block)->code | TRIAL_TIMED; }
 static void begin_block(struct trial *t, int block, uint64_t start)
 {
     t->block = block;
+    t->begun = t->calls;
     t->start = start;
-    t->warm = t->count = t->silent = 0;
+    t->silent = 0;
+    t->count = -measure_of(t)->warm;
     t->change = 0;
 }
 static void log_duel(const struct trial *t)
@@ -161,9 +165,10 @@ static bool is_better(const struct trial *t)
 }
 static void end_duel(struct trial *t, bool is_complete)
 {
+    unsigned char rounds = t->skips[t->tried].rounds;
     log_duel(t);
     if (!is_complete) skip(t, t->tried);                /* it was hopeless */
-    else if (t->tried != LOOK_VARIANT) t->skips[t->tried].rounds = 0;
+    else t->skips[t->tried].rounds = t->tried == LOOK_VARIANT ? rounds / 2 : 0;        /* it may have been in vain */
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
     if (is_complete && is_better(t)) prefer(t);
@@ -181,17 +186,20 @@ static void end_block(struct trial *t)
 {
     struct contender *c = runs(t, t->block);
     double ns = median(t);
+    uint64_t calls = t->calls - t->begun;
+    if (t->block == 0) c->ns = c->most_ns = 0;
     if (!c->ns || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
-    t->lost += (t->warm + t->count) * TIMED_NS / t->this.ns;
-    if (c == &t->that) t->lost += excess(t->first_ns, t) + (t->warm + t->count) * excess(ns, t);
+    t->lost += (double)calls * TIMED_NS / t->this.ns;
+    if (c == &t->that) t->lost += excess(t->first_ns, t) + (double)calls * excess(ns, t);
     bool hopeless = t->block == 1 && duel_is_hopeless(t->this.ns, t->that.ns, false);
     if (hopeless || t->block == BLOCKS - 1) end_duel(t, !hopeless);
     else begin_block(t, t->block + 1, t->change);
 }
 static bool is_long_enough(struct trial *t)
 {
-    bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES;
+    bool is_told = t->silent == 1;                      /* since the last call */
+    bool may_be_hopeless = t->block == 1 && t->count >= DUEL_FEW_SAMPLES && is_told;
     return t->count >= measure_of(t)->enough || (may_be_hopeless && duel_is_hopeless(t->this.ns, median(t), true));
 }
 /* A block goes on until the next one begins, which is when it is long enough and the word may be written again. */
@@ -199,9 +207,12 @@ static void go_on(struct trial *t, const struct moment *now)
 {
     if (t->change && now->operation >= t->change) end_block(t);
     if (t->block < 0) return;
-    if (++t->silent > MOST_SILENT) { give_up_duel(t); return; }         /* nobody learns what it takes */
     bool runs_another = now->operation >= t->start && code_now(t, now->operation) != timed_code(t, t->block);
-    if (runs_another) { give_up_duel(t); return; }                      /* it was long ago */
+    if (++t->silent > MOST_SILENT || runs_another) {    /* nobody tells what it takes, or it was long ago */
+        t->next = t->calls + LONG_PAUSE;
+        give_up_duel(t);
+        return;
+    }
     if (!t->change && is_long_enough(t) && may_write(t, now)) t->change = let_run(t, now, timed_code(t, t->block + 1));
 }
 
@@ -231,8 +242,9 @@ static bool find_other(struct trial *t, const struct variety *v)
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
         if (vary(t, v, move, &found, &exists) != TUTTI_OK) return false;
-        if (!exists || (t->skips[move].left && t->skips[move].left--)) continue;
-        t->tried = move;
+        int tried = move == LOOK_VARIANT && t->this.choice.looks ? STOP_LOOKING : move;
+        if (!exists || (t->skips[tried].left && t->skips[tried].left--)) continue;
+        t->tried = tried;
         t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
         return true;
     }
@@ -266,7 +278,6 @@ static void rest(struct trial *t, const struct moment *now, const struct variety
     bool found = find_other(t, v);
     t->searched_ns += (double)(clock_ns() - begin);
     if (!found) return;
-    t->this.ns = t->this.most_ns = 0;
     begin_block(t, 0, let_run(t, now, timed_code(t, 0)));
 }
 void trial_begin(struct trials *trials, struct trial *t, const struct moment *now, const struct variety *v)
@@ -287,7 +298,7 @@ void trial_took(struct trial *t, uint64_t operation, double ns)
 {
     if (t->block < 0 || operation < t->start || (t->change && operation >= t->change)) return;
     t->silent = 0;
-    if (t->warm == 0) t->first_ns = ns;
-    if (t->warm < measure_of(t)->warm) t->warm++;
+    if (t->count == -measure_of(t)->warm) t->first_ns = ns;
+    if (t->count < 0) t->count++;
     else if (t->count < TRIAL_SAMPLES) t->sample[t->count++] = ns;
 }

@@ -38,12 +38,12 @@ struct trial {
     struct contender this, that;                        /* what runs at rest, and what is tried */
     struct look look;
     int move, tried;                                    /* the variant to be tried next; that is which one */
-    struct { unsigned char rounds, left; } skips[VARIANTS];             /* for so many rounds it is not tried again */
+    struct { unsigned char rounds, left; } skips[VARIANTS + 1];  /* for so many rounds it is not tried again */
     int block;                                          /* of the duel, from 0; -1: none */
     uint64_t start, change;                             /* where it and the next one begin; 0: not yet known */
-    int silent, warm, count;                            /* calls since one was measured; its calls: not, and so far */
+    int silent, count; /* calls since one was told; so many told; below 0: to warm up */
     double sample[TRIAL_SAMPLES], first_ns;             /* what they took */
-    uint64_t calls, next;                               /* so far; the one at which to look for something to try */
+    uint64_t calls, next, begun;                        /* so far; when to look for something to try; of the block */
     double searched_ns, lost;                           /* looking; by trying, in calls of what runs at rest */
 };
 enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };   /* TUTTI_TRIALS */
@@ -65,6 +65,7 @@ int trial_decider(const struct trial_key *key, int ranks);
 /* The operation that begins; the others are at most so many behind it, and so many ahead. */
 struct moment { uint64_t operation, behind, ahead; };
 void trial_begin(struct trials *trials, struct trial *trial, const struct moment *now, const struct variety *variety);
+uint64_t trial_batch(const struct trial *trial);        /* so many calls are to come together before it is told */
 void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one that was timed */
 bool trial_may_search(const struct trials *trials, const struct trial *trial);  /* in the call that begins */
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */

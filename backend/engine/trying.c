@@ -89,31 +89,31 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
     return ended > begun ? ended - begun : 0;
 }
 /* Others may not have ended it when this rank has, but when they come to the next operation; where they need not come,
-   some operations later. As long as that they cannot have written over it. */
+   some operations later. For TRACKS operations they cannot have written over it. */
 static void evaluate(tutti_comm *comm)
 {
     struct pending *p = &comm->launcher.pending;
     int kept = 0;
     for (int i = 0; i < p->count; i++) {
-        int64_t ns = took(comm, p->number[i]);
-        if (ns) trial_took(p->trial, p->number[i] - 1, (double)ns);
-        else if (comm->executor.operation - p->number[i] < TRACKS) p->number[kept++] = p->number[i];
+        uint64_t number = p->of[i].number;
+        int64_t ns = took(comm, number);
+        if (ns) trial_took(p->of[i].trial, number - 1, (double)ns);
+        else if (comm->executor.operation - number < TRACKS) p->of[kept++] = p->of[i];
     }
     p->count = kept;
 }
-/* Each stamp of a peer is a line that has to come from its core: several come at the same time. */
+/* Each stamp of a peer is a line that has to come from its core. Of short calls several come together. */
 void trying_end(tutti_comm *comm, struct trial *t)
 {
     struct launcher *l = &comm->launcher;
     struct pending *p = &l->pending;
     uint64_t number = comm->executor.operation;         /* from 1: the next one's, from 0 */
-    bool another = l->timed && p->trial != t;
-    if (p->count && (another || p->count == PENDING || number - p->number[0] >= PENDING)) evaluate(comm);
-    if (!l->timed) return;
-    stamp(comm, number);
-    if (!is_decider(comm, t)) return;
-    if (another) *p = (struct pending){ .trial = t };
-    if (p->count < PENDING) p->number[p->count++] = number;
+    if (l->timed) stamp(comm, number);
+    bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= trial_batch(p->of[0].trial));
+    if (is_due) evaluate(comm);
+    if (!l->timed || !is_decider(comm, t) || p->count == PENDING) return;
+    p->of[p->count].trial = t;
+    p->of[p->count++].number = number;
 }
 bool trying_take(uint32_t code, bool open, struct choice *choice)
 {

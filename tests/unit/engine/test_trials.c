@@ -297,6 +297,20 @@ static void trying_costs_little(void **state)
 }
 
 /* ---- who is left alone ---- */
+static void what_nobody_times_is_seldom_asked_for(void **state)
+{
+    struct bench *b = bench_create(TRIES);
+    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+    struct trial *t = add(b, &q, 0);
+    int timed = 0, calls = 20000;
+    (void)state;
+    for (int operation = 0; operation < calls; operation++) {
+        trial_begin(&b->trials, t, &(struct moment){ (uint64_t)operation, 0, 0 }, &b->variety);
+        timed += (code_at(t, (uint64_t)operation) & TRIAL_TIMED) != 0;
+    }
+    assert_true(timed > 0 && timed < calls / 20);
+    bench_destroy(b);
+}
 static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
 {
     (void)state;
@@ -351,6 +365,7 @@ int main(void)
         cmocka_unit_test(shared_tensors_are_looked_at_as_long_as_that_takes_less),
         cmocka_unit_test(of_long_calls_few_are_enough),
         cmocka_unit_test(trying_costs_little),
+        cmocka_unit_test(what_nobody_times_is_seldom_asked_for),
         cmocka_unit_test(nothing_is_tried_where_somebody_asks_or_it_is_off),
         cmocka_unit_test(what_was_tried_ends_when_somebody_asks),
         cmocka_unit_test(there_are_so_many_kinds_and_no_more),
