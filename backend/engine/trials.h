@@ -9,8 +9,8 @@
  * apart (execute/tracks.h). All ranks meet kinds of calls in the same order, so they number them alike; and what is
  * tried is part of the fingerprint: if they did not, they would learn it as they learn of any disagreement.
  *
- * A duel is four blocks of calls, this, that, this, that, each judged by its median. A call is timed from when the
- * last rank has begun until the last has ended. What is tried costs at most a tenth of the first calls, and a
+ * A duel is six blocks of calls, this and that in turns, each judged by its median. A call is timed from when the last
+ * rank has begun until the last has ended. What is tried costs at most a tenth of the first calls, and a
  * hundredth later. On one host, with a core for each rank, where nobody asks for anything; the bits of a sum depend
  * on nothing that is tried. */
 #pragma once
@@ -24,7 +24,7 @@ uint64_t trial_word(uint64_t from, uint32_t before, uint32_t after);
 uint32_t trial_code_at(uint64_t word, uint64_t operation);
 
 /* ---- of one kind of call ---- */
-enum { TRIAL_SAMPLES = 32 };
+enum { TRIAL_SAMPLES = 24 };
 struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
 struct contender { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
 /* While this looks in spite of the price, or that does: where the tensors lay, and what ran before. */
