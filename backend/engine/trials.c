@@ -10,11 +10,11 @@
 #include <string.h>
 
 enum { MOST_SILENT = 64 };                              /* calls of a block, one after the other, of no known time */
-/* Of two that are alike, all blocks of one are better than all of the other by chance once in 20 times; of four blocks
-   it was once in six. */
+/* Of two that are alike, all blocks of one are better than all of the other by chance once in 20 times. */
 enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
-/* Of long calls there are few; of short ones some ns more or less decide. In calls: before anything is tried, until
-   there may be something again, of a block that are not measured, and that are, that are told together. */
+/* Of long calls there are few; of short ones some ns more or less decide. In calls: `first` before anything is tried,
+   `pause` until there may be something again; of a block `warm` are not measured, and `enough` are; `batch` are told
+   together. */
 static const struct measure {
     size_t below;
     int first, pause, warm, enough, batch;

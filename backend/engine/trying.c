@@ -66,9 +66,8 @@ static void stamp(const tutti_comm *comm, uint64_t number)
 {
     struct stamp *mine = stamp_of(comm, comm->executor.site.index, number);
     atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_relaxed);
-    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_relaxed);
+    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_release);
+    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_release);
     atomic_store_explicit(&mine->number, number, memory_order_release);
 }
 /* From when the last rank has begun until the last has ended, so nobody's being late counts; 0: not all have said. All
@@ -79,9 +78,8 @@ static int64_t took(const tutti_comm *comm, uint64_t number)
     for (int index = 0; index < comm->executor.site.ranks; index++) {
         struct stamp *s = stamp_of(comm, index, number);
         if (atomic_load_explicit(&s->number, memory_order_acquire) != number) return 0;
-        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_relaxed);
-        int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_relaxed);
-        atomic_thread_fence(memory_order_acquire);
+        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_acquire);
+        int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_acquire);
         if (atomic_load_explicit(&s->number, memory_order_relaxed) != number) return 0;
         if (begins > begun) begun = begins;
         if (ends > ended) ended = ends;
