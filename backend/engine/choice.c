@@ -74,7 +74,9 @@ static tutti_status price(struct chooser *x, const struct question *q, const str
     double ns = 0;
     TRY(plan_of(x, a, priced_as(q->placement, reads), &plan));
     TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
-    *out = (struct choice){ a, cutting.tile_bytes, cutting.slots, ns, reads, false, false, false };
+    *out = (struct choice){
+        .algorithm = a, .tile_bytes = cutting.tile_bytes, .slots = cutting.slots, .price = ns, .reads = reads
+    };
     return TUTTI_OK;
 }
 /* What each rank sends to each other, no third rank knows: slots of one host would cut it, and the other host not. */
@@ -110,9 +112,10 @@ static struct choice only_one(const struct chooser *x, const struct question *q)
     while (!is_candidate(x, q, a)) a++;
     size_t largest = price_largest_tile(&x->machine);
     int slots = price_slots(&x->machine, largest, x->layout->largest > x->cores);
-    if (a->host_memory) return (struct choice){ a, largest, slots, 0, false, false, false, false };
+    if (a->host_memory) return (struct choice){ .algorithm = a, .tile_bytes = largest, .slots = slots };
     size_t in_flight = x->layout->hosts > 1 ? BYTES_WITH_MESSAGES : largest;   /* of one host: half the cache */
-    return (struct choice){ a, in_flight / TILES_WITH_MESSAGES, TILES_WITH_MESSAGES, 0, false, false, false, false };
+    size_t tile = in_flight / TILES_WITH_MESSAGES;
+    return (struct choice){ .algorithm = a, .tile_bytes = tile, .slots = TILES_WITH_MESSAGES };
 }
 
 /* ---- asking ---- */

@@ -6,6 +6,7 @@
 #include "backend/base/sorted.h"
 #include "backend/base/status.h"
 #include "backend/collectives/collectives.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -221,40 +222,39 @@ static void go_on(struct trial *t, const struct moment *now)
 /* ---- what to try, and when ---- */
 static bool may_spend(const struct trial *t)
 {
-    double calls = (double)t->calls, early = EARLY_SHARE * calls, once = EARLY_CALLS;
-    if (t->this.ns * once < EARLY_NS && t->this.ns) once = EARLY_NS / t->this.ns;
-    double later = once + LATER_SHARE * calls;
-    return t->lost <= (early < later ? early : later);
+    double calls = (double)t->calls, once = t->this.ns ? fmax(EARLY_CALLS, EARLY_NS / t->this.ns) : EARLY_CALLS;
+    return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
 /* A variant of what runs at rest. */
-static tutti_status vary(const struct trial *t, const struct variety *v, int move, struct choice *out, bool *exists)
+static tutti_status vary(const struct trial *t, const struct variety *v, int variant, struct choice *out, bool *exists)
 {
     struct question question = t->question;
     if (t->this.choice.looks) question.placement = t->look.seen;
-    *exists = t->this.choice.looks && move == LOOK_VARIANT;
+    if (variant != STOP_LOOKING) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
-    return *exists ? TUTTI_OK : choice_vary(v, &question, &t->this.choice, move, out, exists);
+    *exists = true;
+    return TUTTI_OK;
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
     if (!t->this.choice.looks) t->look.seen = v->looked;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
-        int move = t->move;
+        int variant = t->move == LOOK_VARIANT && t->this.choice.looks ? STOP_LOOKING : t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
-        if (vary(t, v, move, &found, &exists) != TUTTI_OK) return false;
-        int tried = move == LOOK_VARIANT && t->this.choice.looks ? STOP_LOOKING : move;
-        if (!exists || (t->skips[tried].left && t->skips[tried].left--)) continue;
-        t->tried = tried;
+        if (vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;
+        if (!exists || (t->skips[variant].left && t->skips[variant].left--)) continue;
+        t->tried = variant;
         t->that = (struct contender){ .choice = found, .code = choice_code(&found) };
         return true;
     }
     return false;
 }
+static bool is_due(const struct trial *t, uint64_t call) { return t->block < 0 && call >= t->next; }
 bool trial_may_search(const struct trials *trials, const struct trial *t)
 {
-    return t->block < 0 && t->calls + 1 >= t->next && !is_stopped(trials, t->key.family);
+    return is_due(t, t->calls + 1) && !is_stopped(trials, t->key.family);
 }
 /* For tests: the next variant of what ran last, whatever it costs. */
 static void wander(struct trial *t, const struct moment *now, const struct variety *v)
@@ -273,7 +273,7 @@ static bool is_at_rest(struct trial *t, const struct moment *now)
 }
 static void rest(struct trial *t, const struct moment *now, const struct variety *v)
 {
-    if (!is_at_rest(t, now) || t->calls < t->next) return;
+    if (!is_at_rest(t, now) || !is_due(t, t->calls)) return;
     t->next = t->calls + (uint64_t)measure_of(t)->pause;
     if (!may_spend(t)) return;
     int64_t begin = clock_ns();

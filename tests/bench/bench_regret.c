@@ -2,7 +2,7 @@
  * asks for anything, divided by that of the best of all algorithms, tile sizes, numbers of slots and ways to write
  * slots (knobs.c). Only what cannot differ for a row is left out.
  *
- *   bench_regret                         2 ranks (half an hour)
+ *   bench_regret                         2 ranks (a quarter of an hour)
  *   bench_regret --ranks 4               so many
  *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; more --only: more rows
  *   bench_regret --samples 3             three times as many
