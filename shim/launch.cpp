@@ -205,6 +205,12 @@ static int64_t elements(const Tensors &tensors)
     for (const at::Tensor &tensor : tensors) sum += tensor.numel();
     return sum;
 }
+/* Torch 2.11 does not ask whether a call is asynchronous. */
+#ifdef RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP
+#define RECORD_CALL(async, ...) RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(__VA_ARGS__, async)
+#else
+#define RECORD_CALL(async, ...) RECORD_PARAM_COMMS_DATA(__VA_ARGS__)
+#endif
 /* Inside the range that torch's tools look for (record_param_comms), which tells sizes, type and group. */
 WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footprint, Start begin)
 {
@@ -215,10 +221,10 @@ WorkPointer ProcessGroupTutti::start_recorded(const Call &call, Footprint footpr
     int64_t stride = members.size() < 2 ? 1 : static_cast<int64_t>(members[1]) - first;
     for (size_t i = 2; i < members.size(); i++)
         if (static_cast<int64_t>(members[i] - members[i - 1]) != stride) stride = 0; /* no stride describes them */
-    RECORD_PARAM_COMMS_DATA_WITH_ASYNC_OP(std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),
+    RECORD_CALL(call.async, std::make_tuple(static_cast<int64_t>(sequence_ + collective), !collective),
         std::make_tuple(getGroupUid(), getGroupDesc()), inputs, outputs, getRank(), call.name(), elements(inputs),
         elements(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), std::vector<int64_t>(),
-        std::vector<int64_t>(), first, stride, getSize(), call.async);
+        std::vector<int64_t>(), first, stride, getSize());
     return start(call, std::move(footprint), begin);
 }
 WorkPointer ProcessGroupTutti::launch(const Call &call, Footprint footprint, Start begin)

@@ -447,7 +447,9 @@ def check_room_is_not_reused_early(world):
     """The same for the room on the host: the next operation of the size takes it."""
     device = world.kept["device"]
     tensors = [late(numbers(world.rank, 500, seed=i), device) for i in range(4)]
-    with torch.Stream(device=device):
+    stream = torch.Stream(device=device)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
         for x in tensors:
             dist.all_reduce(x)
         for i, x in enumerate(tensors):
