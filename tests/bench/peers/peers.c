@@ -27,6 +27,7 @@ enum { MOST_RANKS = 64 };
 static struct flag { _Alignas(128) _Atomic uint64_t word; } *flags;     /* [ranks], shared by all */
 static int rank, ranks;
 static int hosts = 1;
+static int cores;                                       /* that this process could use */
 static const char *store;                               /* with several hosts: the directory */
 static void fail(const char *what)
 {
@@ -35,13 +36,18 @@ static void fail(const char *what)
 }
 
 static int host(void) { return rank / (ranks / hosts); }
+/* To one of the cores that this process may use, so that taskset says which. */
 static void pin(void)
 {
-    cpu_set_t set;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    CPU_ZERO(&set);
-    CPU_SET((size_t)((hosts > 1 && ranks > cores ? host() : rank) % cores), &set);
-    sched_setaffinity(0, sizeof set, &set);
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all)) fail("sched_getaffinity failed");
+    cores = CPU_COUNT(&all);
+    int index = (hosts > 1 && ranks > cores ? host() : rank) % cores;
+    size_t core = 0;
+    while (!CPU_ISSET(core, &all) || index--) core++;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    sched_setaffinity(0, sizeof one, &one);
 }
 
 /* ---- several hosts ---- */
@@ -350,7 +356,7 @@ static void flag_barrier(void)
 static double flag_ns(void)                             /* 0: more ranks than cores, where it tells nothing */
 {
     double batch[FLAG_BATCHES];
-    if (ranks > sysconf(_SC_NPROCESSORS_ONLN)) return 0;
+    if (ranks > cores) return 0;
     for (int b = 0; b < FLAG_BATCHES; b++) {
         double begin = now_ns();
         for (int k = 0; k < FLAG_BATCH; k++) flag_barrier();
