@@ -15,13 +15,15 @@ enum {
     UNKNOWN_BYTES = 1 << 20,
     RANKS_TO_PRICE = 32,
     RANKS_OF_HOST_TO_PRICE = 64,
+    LITTLE = 128 << 10,                                 /* what the probe exchanges, and about as much */
+    MUCH = 2 << 20,
     MANY_HOSTS = 32,
     MANY_PIECES = 512
 };
 static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
-/* Staging is priced too high beside reading: on three machines 1.4 to 2 times as much as was measured of both, because
-   the two copies of staging overlap better than the price knows. */
-static const double READING_IS_WORTH_IT = 0.75;
+/* What reads is to be priced at so much of what stages; of bytes that go one way, which no exchange puts right, less. */
+static const double READING_IS_WORTH_IT = 0.85, READING_ONE_WAY_IS_WORTH_IT = 0.65;
+static const double MOST_SCALED = 4;                    /* else what was measured is not believed */
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
 
 size_t half_octave(size_t bytes)
@@ -49,31 +51,86 @@ static enum placement_kind priced_as(enum placement_kind p, bool reads)        /
 {
     return choice_is_open(p) && !reads ? TENSORS_PRIVATE : p;
 }
-static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
-    const struct plan **out)
+static tutti_status plan_over(struct chooser *x, const struct layout *layout, const struct algorithm *a,
+    enum placement_kind placement, const struct plan **out)
 {
-    if (is_large(x->layout)) TRY(sample_hosts(x));
     bool apart = placement == TENSORS_SHARED_APART || placement == TENSORS_OPEN_APART || a->family == ALL_TO_ALL;
     struct plan key = { .algorithm = a,
-        .layout = x->sample ? x->sample : x->layout,
+        .layout = layout,
         .slots = SLOTS_TO_PRICE,
         .in_place = apart ? NULL : mask_all,
         .shared = choice_is_shared(placement) ? mask_all : NULL,
         .reads = choice_is_open(placement) };
     return cache_plan(x->cache, &key, out);
 }
+static tutti_status plan_of(struct chooser *x, const struct algorithm *a, enum placement_kind placement,
+    const struct plan **out)
+{
+    if (is_large(x->layout)) TRY(sample_hosts(x));
+    return plan_over(x, x->sample ? x->sample : x->layout, a, placement, out);
+}
 static int cores_of(const struct chooser *x, const struct plan *plan)  /* its part, if it is of fewer ranks */
 {
     return (x->cores * plan->layout->largest + x->layout->largest - 1) / x->layout->largest;
 }
+static struct machine scaled(const struct machine *machine, double reading)
+{
+    struct machine m = *machine;
+    m.fetch *= reading;
+    m.lost_fetch *= reading;
+    return m;
+}
+/* What the probe does: two ranks exchange so much. */
+static tutti_status price_exchange(struct chooser *x, size_t part, double reading, bool reads, double *out)
+{
+    const struct algorithm *a = collectives_table;
+    const struct plan *plan;
+    struct machine machine = scaled(&x->machine, reading);
+    struct cutting cutting;
+    while (a->family != ALLGATHER || !a->host_memory) a++;
+    if (!x->pair) TRY(layout_create(NULL, 2, &x->pair));
+    TRY(plan_over(x, x->pair, a, reads ? TENSORS_OPEN_IN_PLACE : TENSORS_PRIVATE, &plan));
+    return price_tile(plan, &machine, 2 * part, 2, &cutting, out);
+}
+/* How well two copies of staging overlap, and what pages cost the kernel, differs from machine to machine more than the
+   prices of both ways do: from half to twice as much. So the probe makes exchanges of two sizes both ways (`one_copy`),
+   and what a byte costs that the kernel reads is put right by these. */
+static tutti_status find_reading(struct chooser *x, size_t part, double measured, double *out)
+{
+    double staged, read, calls;
+    if (*out > 0) return TUTTI_OK;
+    TRY(price_exchange(x, part, 0, false, &staged));
+    TRY(price_exchange(x, part, 1, true, &read));
+    TRY(price_exchange(x, part, 0, true, &calls));      /* all but the bytes */
+    *out = fmin(fmax((measured * staged - calls) / (read - calls), 1 / MOST_SCALED), MOST_SCALED);
+    return TUTTI_OK;
+}
+/* All bytes come from one rank, or go to one: there two cores copy what is staged, and one what is read. */
+static bool is_one_way(enum family f) { return f == BROADCAST || f == REDUCE || f == GATHER; }
+static tutti_status machine_for(struct chooser *x, const struct question *q, bool reads, struct machine *out)
+{
+    *out = x->machine;
+    if (!reads || is_one_way(q->family)) return TUTTI_OK;
+    double part = (double)q->message_bytes / x->layout->largest, much = log2(part / LITTLE) / log2(MUCH / LITTLE);
+    TRY(find_reading(x, LITTLE, x->machine.one_copy, &x->reading[0]));
+    TRY(find_reading(x, MUCH, x->machine.lost_one_copy, &x->reading[1]));
+    much = fmin(fmax(much, 0), 1);
+    *out = scaled(&x->machine, (1 - much) * x->reading[0] + much * x->reading[1]);
+    return TUTTI_OK;
+}
+/* Who lets others read asks the kernel twice whether it could. */
+static double to_offer(const struct chooser *x, bool reads) { return reads ? 2 * x->machine.reading : 0; }
 static tutti_status price(struct chooser *x, const struct question *q, const struct algorithm *a, bool reads,
     struct choice *out)
 {
-    const struct plan *plan;
+    struct machine machine;
     struct cutting cutting;
+    const struct plan *plan;
     double ns = 0;
+    TRY(machine_for(x, q, reads, &machine));
     TRY(plan_of(x, a, priced_as(q->placement, reads), &plan));
-    TRY(price_tile(plan, &x->machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
+    TRY(price_tile(plan, &machine, q->message_bytes, cores_of(x, plan), &cutting, &ns));
+    ns += to_offer(x, reads);
     *out = (struct choice){
         .algorithm = a, .tile_bytes = cutting.tile_bytes, .slots = cutting.slots, .price = ns, .reads = reads
     };
@@ -93,7 +150,11 @@ static bool is_candidate(const struct chooser *x, const struct question *q, cons
     bool many = hosts > MANY_HOSTS || hosts * x->layout->largest > MANY_PIECES;
     return hosts == 1 ? a->host_memory : a->hierarchical && !(a->few_hosts && many);
 }
-static double weighed(const struct choice *c) { return c->reads ? c->price / READING_IS_WORTH_IT : c->price; }
+static double weighed(const struct choice *c)
+{
+    if (!c->reads) return c->price;
+    return c->price / (is_one_way(c->algorithm->family) ? READING_ONE_WAY_IS_WORTH_IT : READING_IS_WORTH_IT);
+}
 static tutti_status compare(struct chooser *x, const struct question *q, struct choice *best)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
@@ -162,7 +223,11 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
     TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), &plan));
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
-    return price_plan(plan, &x->machine, &cutting, &c->price);
+    struct machine machine;
+    TRY(machine_for(x, q, c->reads, &machine));
+    TRY(price_plan(plan, &machine, &cutting, &c->price));
+    c->price += to_offer(x, c->reads);
+    return TUTTI_OK;
 }
 tutti_status choice_stages(struct chooser *x, const struct question *q, const struct choice *c, bool *out)
 {
@@ -180,8 +245,9 @@ void chooser_finish(struct chooser *x)
 {
     free(x->answers);
     layout_destroy(x->sample);
+    layout_destroy(x->pair);
     x->answers = NULL;
-    x->sample = NULL;
+    x->sample = x->pair = NULL;
     x->answer_count = x->answer_room = 0;
 }
 double choice_look_costs(const struct chooser *x, const struct choice *choice)

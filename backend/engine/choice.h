@@ -45,10 +45,11 @@ struct choice {
 };
 struct chooser {                                        /* of one communicator */
     const struct layout *layout;
-    struct layout *sample;                              /* of fewer ranks, to be priced, or NULL; owned */
+    struct layout *sample, *pair;                       /* of fewer ranks, of two, to be priced, or NULL; owned */
     struct cache *cache;
     int cores;                                          /* that the ranks of one host may run on */
     struct machine machine;                             /* alike on all ranks */
+    double reading[2]; /* of little and much: a byte's cost, ÷ its figure; 0: unknown */
     struct answer *answers;                             /* what was asked before */
     int answer_count, answer_room;
 };

@@ -22,6 +22,8 @@
     X(fetch, "ns/byte", 0.2, 1e-4, 100, "have the kernel read what another core has just written") \
     X(lost_fetch, "ns/byte", 0.3, 1e-4, 100, "the same, of what is in no second-level cache any more") \
     X(reading, "ns", 2000, 10, 1e7, "what each such reading takes beside its bytes") \
+    X(one_copy, "ratio", 1.5, 0.01, 100, "exchange 128 KiB that the kernel reads, to the same by way of slots") \
+    X(lost_one_copy, "ratio", 1.5, 0.01, 100, "the same, of messages that no second-level cache holds") \
     X(tile, "ns", 500, 1, 1e6, "go from tile to tile of a message beyond the cache") \
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
     X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
@@ -69,7 +71,7 @@ enum { PROBE_MS = 60 };                                 /* the longest it may ta
    busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-enum { PROBE_NUMBER = 7 };                              /* to be raised when what is measured changes */
+enum { PROBE_NUMBER = 8 };                              /* to be raised when what is measured changes */
 enum { IDENTITY_BYTES = 512 };
 /* Version of tutti, processor, number of cores, kernel, distance: figures of one are not those of another. One line. */
 void machine_identity(int distance, char out[IDENTITY_BYTES]);

@@ -40,7 +40,7 @@ struct probe {
     int64_t woken_ns;
     bool complete;
     _Atomic bool late;
-    struct word met[2], ping, copied[2], added[2];
+    struct word met[2], ping, copied[2], taken[2];
     machine_copy *write;                                /* the better way to write a slot */
     unsigned char *slot[2], *message[2];
     size_t message_bytes;
@@ -242,50 +242,88 @@ static bool measure_reading(struct side *me)
     m->lost_fetch = fmax(lost - m->reading / SLOT, m->near);
     return true;
 }
-/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later. The slots
-   come round after as many bytes, whatever the tile. */
-static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, size_t tile)
+/* Tiles as an allreduce has them in flight: copied into my slots, and added from the other's one tile later; or as an
+   allgather has them: copied from there. The slots come round after as many bytes, whatever the tile. */
+struct passage { size_t tile, bytes, to; machine_copy *take; };         /* taken so far from the beginning */
+static bool pass_tile(struct side *me, uint32_t k, uint32_t tiles, const struct passage *passage)
 {
     struct probe *p = me->probe;
     int other = !me->who;
+    size_t tile = passage->tile;
     uint32_t slots = (uint32_t)(IN_FLIGHT * LARGE_TILE / tile);
     unsigned char *mine = p->message[me->who];
     if (k < tiles) {
-        if (k >= IN_FLIGHT && !await(me, &p->added[other], k - IN_FLIGHT + 1)) return false;
+        if (k >= IN_FLIGHT && !await(me, &p->taken[other], k - IN_FLIGHT + 1)) return false;
         p->write(p->slot[me->who] + k % slots * tile, mine + k * tile, tile);
         atomic_store(&p->copied[me->who].value, k + 1);
     }
     if (k == 0) return true;
     if (!await(me, &p->copied[other], k)) return false;
-    add(mine + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
-    atomic_store(&p->added[me->who].value, k);
+    passage->take(mine + passage->to + (k - 1) * tile, p->slot[other] + (k - 1) % slots * tile, tile);
+    atomic_store(&p->taken[me->who].value, k);
     return true;
 }
-static bool pass(struct side *me, size_t tile, double *out)
+static bool pass(struct side *me, const struct passage *passage, double *out)
 {
     struct probe *p = me->probe;
     atomic_store(&p->copied[me->who].value, 0);
-    atomic_store(&p->added[me->who].value, 0);
+    atomic_store(&p->taken[me->who].value, 0);
     if (!meet(me)) return false;
-    uint32_t tiles = (uint32_t)(p->message_bytes / tile);
+    uint32_t tiles = (uint32_t)(passage->bytes / passage->tile);
     int64_t begin = clock_ns();
     for (uint32_t k = 0; k <= tiles; k++)
-        if (!pass_tile(me, k, tiles, tile)) return false;
+        if (!pass_tile(me, k, tiles, passage)) return false;
     *out = since(begin);
     return meet(me);
 }
 static bool measure_tiles(struct side *me)
 {
     struct machine *m = me->probe->found;
-    double longer[PASSES], large;
+    size_t bytes = me->probe->message_bytes;
+    const struct passage small = { SMALL_TILE, bytes, 0, add }, large = { LARGE_TILE, bytes, 0, add };
+    double longer[PASSES], shorter;
     for (int k = 0; k < PASSES; k++) {                  /* one after the other: the machine drifts */
-        if (!pass(me, SMALL_TILE, &longer[k]) || !pass(me, LARGE_TILE, &large)) return false;
-        longer[k] -= large;
+        if (!pass(me, &small, &longer[k]) || !pass(me, &large, &shorter)) return false;
+        longer[k] -= shorter;
     }
-    double more = (double)me->probe->message_bytes / SMALL_TILE - (double)me->probe->message_bytes / LARGE_TILE;
+    double more = (double)bytes / SMALL_TILE - (double)bytes / LARGE_TILE;
     double each = median(longer, PASSES) / more;
     if (!me->who) m->tile = each > 1 ? each : 1;
     return true;
+}
+/* From the beginning of a message to the second half of the other's. */
+static bool read_whole(struct side *me, size_t bytes, double *out)
+{
+    struct probe *p = me->probe;
+    unsigned char *to = p->message[me->who] + p->message_bytes / 2, *from = p->message[!me->who];
+    if (!meet(me)) return false;
+    int64_t begin = clock_ns();
+    for (size_t at = 0; at < bytes; at += LARGE_TILE) read_by_kernel(to + at, from + at, LARGE_TILE);
+    *out = since(begin);
+    return meet(me);
+}
+/* What is read is what its owner has just written, as between calls. */
+static bool measure_one_copy(struct side *me, size_t bytes, double *out)
+{
+    struct probe *p = me->probe;
+    const struct passage staged = { LARGE_TILE, bytes, p->message_bytes / 2, copy_plainly };
+    double ratio[PASSES], by_slots;
+    for (int k = 0; k < PASSES; k++) {
+        memset(p->message[me->who], k, bytes);
+        if (!pass(me, &staged, &by_slots)) return false;
+        memset(p->message[me->who], k, bytes);
+        if (!read_whole(me, bytes, &ratio[k])) return false;
+        ratio[k] /= by_slots;
+    }
+    if (!me->who) *out = median(ratio, PASSES);
+    return true;
+}
+static bool measure_both_ways(struct side *me)
+{
+    struct machine *m = me->probe->found;
+    size_t most = me->probe->message_bytes / 2 / LARGE_TILE * LARGE_TILE;
+    if (!kernel_reads()) return true;
+    return measure_one_copy(me, LARGE_TILE, &m->one_copy) && measure_one_copy(me, most, &m->lost_one_copy);
 }
 
 /* ---- waiting ---- */
@@ -353,7 +391,7 @@ static bool perform(struct side *me)
     me->beside = !apart;
     if (apart && (!measure_pings(me, BATCH, &m->line) || !measure_slots(me))) return false;
     if (apart && (!meet(me) || !measure_lost(me) || !meet(me) || !measure_reading(me))) return false;
-    if (apart && (!meet(me) || !measure_tiles(me))) return false;
+    if (apart && (!meet(me) || !measure_tiles(me) || !measure_both_ways(me))) return false;
     if (!measure_sleep(me)) return false;
     stand_on(p->core[0]);
     me->beside = true;

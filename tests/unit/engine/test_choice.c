@@ -69,8 +69,9 @@ static void is_always_an_algorithm_for_one_host(void **state)
 }
 /* Over several hosts: of the hierarchical ones, whatever is said of placements, on small layouts and large. */
 /* ---- private tensors that can be read where they lie ---- */
-/* By its figures one copy pays where copies between caches cost the same however they are written, and nowhere where
-   shared memory carries twice as much. A setting decides for itself, and between hosts nothing is read. */
+/* By its figures one copy pays where copies between caches cost the same however they are written, for much that is
+   exchanged, and nowhere where shared memory carries twice as much. A setting decides for itself, and between hosts
+   nothing is read. */
 static void reading_is_chosen_as_figures_ask(void **state)
 {
     static const enum family copying[] = { ALLGATHER, ALL_TO_ALL, SCATTER };
@@ -81,9 +82,11 @@ static void reading_is_chosen_as_figures_ask(void **state)
     machine_group_init(&g[1], &near_cores, 2, 2);
     machine_group_init(&g[2], &far_cores, 2, 2);
     group_over(&g[3], apart, 4, 2);
-    for (size_t bytes = 256 << 10; bytes <= MIB; bytes *= 2)
+    for (size_t bytes = 4 * MIB; bytes <= 64 * MIB; bytes *= 2)
         for (size_t f = 0; f < sizeof copying / sizeof *copying; f++) {
             assert_true(ask(&g[0], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
+            assert_false(ask(&g[0], copying[f], 64 * KIB, TENSORS_OPEN_APART, false).reads);
+            assert_false(ask(&g[0], BROADCAST, bytes, TENSORS_OPEN_APART, false).reads);
             assert_false(ask(&g[0], copying[f], bytes, TENSORS_PRIVATE, false).reads);
             assert_false(ask(&g[1], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
             assert_false(ask(&g[2], copying[f], bytes, TENSORS_OPEN_APART, false).reads);
@@ -95,6 +98,22 @@ static void reading_is_chosen_as_figures_ask(void **state)
             assert_false(c.reads);
         }
     for (int i = 0; i < 4; i++) machine_group_finish(&g[i]);
+}
+/* Whatever a byte is said to cost: one exchange made both ways counts, of little and of much. */
+static void a_measured_exchange_puts_reading_right(void **state)
+{
+    struct machine machines[3] = { far_cores, far_cores, copies_cost_twice };
+    static const bool little[] = { false, true, false }, much[] = { true, false, false };
+    (void)state;
+    machines[0].lost_one_copy = machines[1].one_copy = 0.4;
+    machines[2].lost_one_copy = 1.2;
+    for (int i = 0; i < 3; i++) {
+        struct machine_group g;
+        machine_group_init(&g, &machines[i], 2, 2);
+        assert_int_equal(ask(&g, ALLGATHER, 256 * KIB, TENSORS_OPEN_IN_PLACE, false).reads, little[i]);
+        assert_int_equal(ask(&g, ALLGATHER, 16 * MIB, TENSORS_OPEN_IN_PLACE, false).reads, much[i]);
+        machine_group_finish(&g);
+    }
 }
 static void is_hierarchical_over_several_hosts(void **state)
 {
@@ -249,6 +268,8 @@ static const struct machine believed[2] = {
         .fetch = 99,
         .lost_fetch = 99,
         .reading = 1e6,
+        .one_copy = 1,
+        .lost_one_copy = 1,
         .tile = 1,
         .pause = 1,
         .yield = 10,
@@ -270,6 +291,8 @@ static const struct machine believed[2] = {
         .fetch = 0.001,
         .lost_fetch = 0.001,
         .reading = 1e6,
+        .one_copy = 1,
+        .lost_one_copy = 1,
         .tile = 1e6,
         .pause = 25,
         .yield = 540,
@@ -369,6 +392,7 @@ int main(void)
         cmocka_unit_test(beliefs_are_different),
         cmocka_unit_test(is_always_an_algorithm_for_one_host),
         cmocka_unit_test(reading_is_chosen_as_figures_ask),
+        cmocka_unit_test(a_measured_exchange_puts_reading_right),
         cmocka_unit_test(is_hierarchical_over_several_hosts),
         cmocka_unit_test(what_several_hosts_cannot_do_is_refused),
         cmocka_unit_test(what_was_measured_best_is_chosen),
