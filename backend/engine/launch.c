@@ -49,13 +49,13 @@ static void cut(const tutti_comm *comm, const struct uneven *uneven, struct choi
     if (uneven && !uneven_is_alike(uneven)) c->tile_bytes = SIZE_MAX;
     else if (c->tile_bytes > most) c->tile_bytes = most;
 }
-/* What is tried goes by where tensors lie; if that has been looked at because that is tried, it lasts no longer than
-   they lie there. */
+/* What is tried goes by where tensors lie; if they have been looked at, or were to be read, only because that is tried,
+   it lasts no longer than they lie there. */
 static void tell_trial(const struct launcher *l, const struct question *question, const struct recent *r,
     const struct choice *priced)
 {
-    bool tries_to_look = l->deferred && !r->looks;
-    if (r->trial && tries_to_look) trial_has_seen(r->trial, question->placement);
+    bool tries_to_look = l->deferred && !r->looks, tries_to_read = choice_code_reads(l->code) && !r->may_read;
+    if (r->trial && (tries_to_look || tries_to_read)) trial_has_seen(r->trial, question->placement);
     else if (r->trial) trial_is_of(r->trial, question, priced);
 }
 /* The algorithm, unless it was asked for, and how the message is cut. */
@@ -301,7 +301,8 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     }
     x->run.declaration->sequence = op->sequence;
     x->run.exposed = false;
-    bool may_read = r->may_read && !op->sum.rows.function;
+    bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
+    bool may_read = (r->may_read || tries_to_read) && !op->sum.rows.function;
     if (deferred) tensors_describe(comm, op, asked && asked == r->algorithm, may_read);
     return TUTTI_OK;
 }

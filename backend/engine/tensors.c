@@ -63,8 +63,9 @@ enum placement_kind tensors_guess(const tutti_comm *comm, const struct operation
 {
     struct location at[2];
     size_t input = own_bytes(comm, op, INPUT), output = own_bytes(comm, op, OUTPUT);
-    if (!are_shared(op, input, output, at)) return TENSORS_PRIVATE;
-    return !input || !output || is_in_place(comm, op) ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    bool in_place = !input || !output || is_in_place(comm, op);
+    if (are_shared(op, input, output, at)) return in_place ? TENSORS_SHARED_IN_PLACE : TENSORS_SHARED_APART;
+    return in_place ? TENSORS_OPEN_IN_PLACE : TENSORS_OPEN_APART;
 }
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read)
 {

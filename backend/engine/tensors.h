@@ -28,7 +28,7 @@ enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_ASKED = 4, TE
 /* Fills in the part of the declaration that the fingerprint does not cover. asked: this rank wants its algorithm and no
    other; may_read: reading private tensors where they lie is among what is chosen from. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool asked, bool may_read);
-/* How all tensors lie if they lie as this rank's: shared or private. */
+/* How all tensors lie if they lie as this rank's: shared, or open to whoever can read them. */
 enum placement_kind tensors_guess(const tutti_comm *comm, const struct operation *op);
 /* Whether this rank can read the memory of all others of its host; finds it out when first asked. */
 bool tensors_can_read(tutti_comm *comm);

@@ -24,7 +24,7 @@ static const struct measure {
     { 8 << 20, 32, 64, 4, 8, 1 },
     { SIZE_MAX, 8, 8, 1, 4, 1 },
 };
-enum { STOP_LOOKING = VARIANTS };                       /* LOOK_VARIANT of what looks */
+enum { GO_BACK = VARIANTS };                            /* from what asks more of tensors than the price does */
 static const double AS_GOOD = 1.02;
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
 static const double TIMED_NS = 100;                     /* what it costs a call that all say when they begin and end */
@@ -98,9 +98,15 @@ int trial_decider(const struct trial_key *key, int ranks)
     if (key->family == REDUCE || key->family == GATHER) return key->root;
     return key->family == BROADCAST || key->family == SCATTER ? (key->root + 1) % ranks : 0;
 }
+/* By which variant this choice does in spite of the price what only some tensors allow; 0: it does not. */
+static int ventures(const struct trial *t, const struct choice *c)
+{
+    if (c->looks) return LOOK_VARIANT;
+    return c->reads && !choice_is_open(t->question.placement) ? READ_VARIANT : 0;
+}
 static void prefer(struct trial *t)                     /* that */
 {
-    if (!t->this.choice.looks && t->that.choice.looks) t->look.before = t->this;
+    if (!ventures(t, &t->this.choice) && ventures(t, &t->that.choice)) t->look.before = t->this;
     t->this = t->that;
 }
 /* For one round of all variants, then for two more, for four more. */
@@ -127,14 +133,16 @@ void trial_is_of(struct trial *t, const struct question *question, const struct 
     memset(t->skips, 0, sizeof t->skips);
     give_up_duel(t);
 }
-static bool looks(const struct trial *t) { return t->this.choice.looks || (t->block >= 0 && t->that.choice.looks); }
-/* What was found by looking holds for those tensors only. */
+/* What was found that way holds for those tensors only. */
 void trial_has_seen(struct trial *t, enum placement_kind placement)
 {
-    if (!looks(t)) return;
-    if (choice_is_shared(placement)) { t->look.seen = placement; return; }
-    if (t->this.choice.looks) t->this = t->look.before;
-    skip(t, LOOK_VARIANT);
+    int this = ventures(t, &t->this.choice), that = t->block >= 0 ? ventures(t, &t->that.choice) : 0;
+    int variant = this ? this : that;
+    if (!variant) return;
+    bool allows = variant == LOOK_VARIANT ? choice_is_shared(placement) : choice_is_open(placement);
+    if (allows) { t->look.seen = placement; return; }
+    if (this) t->this = t->look.before;
+    skip(t, variant);
     give_up_duel(t);
 }
 
@@ -171,7 +179,7 @@ static void end_duel(struct trial *t, bool is_complete)
     unsigned char rounds = t->skips[t->tried].rounds;
     log_duel(t);
     if (!is_complete) skip(t, t->tried);                /* it was hopeless */
-    else t->skips[t->tried].rounds = t->tried == LOOK_VARIANT ? rounds / 2 : 0;        /* it may have been in vain */
+    else t->skips[t->tried].rounds = ventures(t, &t->that.choice) ? rounds / 2 : 0;    /* it may have been in vain */
     t->lost += t->searched_ns / t->this.ns;
     t->searched_ns = 0;
     if (is_complete && is_better(t)) prefer(t);
@@ -229,18 +237,19 @@ static bool may_spend(const struct trial *t)
 static tutti_status vary(const struct trial *t, const struct variety *v, int variant, struct choice *out, bool *exists)
 {
     struct question question = t->question;
-    if (t->this.choice.looks) question.placement = t->look.seen;
-    if (variant != STOP_LOOKING) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
+    if (ventures(t, &t->this.choice)) question.placement = t->look.seen;
+    if (variant != GO_BACK) return choice_vary(v, &question, &t->this.choice, variant, out, exists);
     *out = t->look.before.choice;
     *exists = true;
     return TUTTI_OK;
 }
 static bool find_other(struct trial *t, const struct variety *v)
 {
-    if (!t->this.choice.looks) t->look.seen = v->looked;
+    int ventured = ventures(t, &t->this.choice);
+    if (!ventured) t->look.seen = v->could_be;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
-        int variant = t->move == LOOK_VARIANT && t->this.choice.looks ? STOP_LOOKING : t->move;
+        int variant = ventured && t->move == ventured ? GO_BACK : t->move;
         t->move = (t->move + 1) % VARIANTS;
         struct choice found;
         if (vary(t, v, variant, &found, &exists) != TUTTI_OK) return false;

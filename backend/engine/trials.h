@@ -27,7 +27,8 @@ uint32_t trial_code_at(uint64_t word, uint64_t operation);
 enum { TRIAL_SAMPLES = 24 };
 struct trial_key { enum family family; int root; bool stage_inputs; size_t message_bytes; };   /* to half octaves */
 struct contender { struct choice choice; uint32_t code; double ns, most_ns; };         /* medians of its blocks */
-/* While this looks in spite of the price, or that does: where the tensors lay, and what ran before. */
+/* While this or that looks where tensors lie, or reads them, in spite of the price: where they lay, and what ran
+   before. */
 struct look { enum placement_kind seen; struct contender before; };
 struct trial {
     struct trial_key key;
@@ -70,5 +71,5 @@ void trial_took(struct trial *trial, uint64_t operation, double ns);    /* one t
 bool trial_may_search(const struct trials *trials, const struct trial *trial);  /* in the call that begins */
 /* This is what is priced where the tensors lie now; begins anew if they lay elsewhere. */
 void trial_is_of(struct trial *trial, const struct question *question, const struct choice *priced);
-/* Where the tensors lay when it was looked at in spite of the price. */
+/* Where the tensors lay when that was looked at, or they were to be read, in spite of the price. */
 void trial_has_seen(struct trial *trial, enum placement_kind placement);

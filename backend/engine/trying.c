@@ -27,6 +27,14 @@ tutti_status trying_find(tutti_comm *comm, const struct operation *op, const str
     if (asked) *out = NULL;
     return TUTTI_OK;
 }
+/* What its own tensors could be, if they count as private; that of others is seen when they have come. */
+static enum placement_kind could_be(tutti_comm *comm, const struct operation *op)
+{
+    enum placement_kind guess = tensors_guess(comm, op);
+    bool asks = comm->launcher.single_copy < 0 && !op->uneven;
+    if (choice_is_open(guess) && !(asks && tensors_can_read(comm))) return TENSORS_PRIVATE;
+    return guess;
+}
 static bool is_decider(const tutti_comm *comm, const struct trial *t)
 {
     return trial_decider(&t->key, comm->launcher.ranks) == comm->group.rank;
@@ -48,7 +56,7 @@ uint32_t trying_begin(tutti_comm *comm, const struct operation *op, struct trial
     if (is_decider(comm, t)) {
         bool anything = l->trials.trying == TRIES_ANYTHING;
         struct variety variety = { &l->chooser, x->site.paced, anything ? HUGE_VAL : TRIED_AT_MOST,
-            trial_may_search(&l->trials, t) ? tensors_guess(comm, op) : TENSORS_PRIVATE };
+            trial_may_search(&l->trials, t) ? could_be(comm, op) : TENSORS_PRIVATE };
         struct moment moment = now(comm, op);
         trial_begin(&l->trials, t, &moment, &variety);
     }

@@ -36,7 +36,8 @@ bool choice_decode(uint32_t code, enum family family, struct choice *out)
     const struct algorithm *a = out->algorithm;
     return a->name && a->family == family && a->host_memory && out->slots > 0 && out->slots <= MAX_SLOTS;
 }
-bool choice_code_looks(uint32_t code) { return code >> (FLAG_BITS - 1) & 1; }
+bool choice_code_looks(uint32_t code) { return code >> 3 & 1; }
+bool choice_code_reads(uint32_t code) { return code >> 1 & 1; }
 void choice_words(const struct choice *c, char out[CHOICE_WORDS])
 {
     snprintf(out, CHOICE_WORDS, "%s %zuKx%d%s%s%s%s", c->algorithm->name, c->tile_bytes >> 10, c->slots,
@@ -45,20 +46,39 @@ void choice_words(const struct choice *c, char out[CHOICE_WORDS])
 }
 
 /* ---- variants ---- */
+static tutti_status choose_where(const struct variety *v, const struct question *q, enum placement_kind placement,
+    bool reading, struct choice *out)
+{
+    struct question other = *q;
+    other.placement = placement;
+    other.reading = reading;
+    return choose(v->chooser, &other, out);
+}
 /* Who looks awaits all, so what may be one-sided (execute/tracks.h) stays so: no call's time says what that saves. */
 static tutti_status look(const struct variety *v, const struct question *q, struct choice *out, bool *exists)
 {
-    struct question seen = *q;
     size_t part = q->message_bytes / (size_t)v->chooser->layout->largest;
     bool awaits_all = !family_has_root(q->family) || part > TRACK_BYTES;
-    if (v->looked == TENSORS_PRIVATE || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
+    if (!choice_is_shared(v->could_be) || q->placement != TENSORS_PRIVATE || !awaits_all) return TUTTI_OK;
     TRY(choose(v->chooser, q, out));
     bool is_dear = 1 + choice_look_costs(v->chooser, out) > v->most;
     if (choice_looks_first(v->chooser, out) || is_dear) return TUTTI_OK;
     *exists = true;
-    seen.placement = v->looked;
-    TRY(choose(v->chooser, &seen, out));
+    TRY(choose_where(v, q, v->could_be, false, out));
     out->looks = true;
+    return TUTTI_OK;
+}
+/* What is not open yet could be, if it is looked at anyway. */
+static tutti_status read_or_stage(const struct variety *v, const struct question *q, struct choice *c, bool *exists)
+{
+    struct choice least;
+    bool open = choice_is_open(q->placement), could_be = q->placement == TENSORS_PRIVATE && choice_is_open(v->could_be);
+    if (q->reading || !(open || could_be)) return TUTTI_OK;
+    TRY(choose(v->chooser, q, &least));
+    bool may_read = open || choice_looks_first(v->chooser, &least);
+    if (c->reads) TRY(choose_where(v, q, TENSORS_PRIVATE, false, c));
+    else TRY(choose_where(v, q, open ? q->placement : v->could_be, true, c));
+    *exists = may_read && c->price <= v->most * least.price;
     return TUTTI_OK;
 }
 /* As it is priced, unless that is too high. What differs only in how it is cut or written is not priced: that would
@@ -93,34 +113,26 @@ static bool change_cut(const struct question *q, int change, struct choice *c)
     default: c->slots--; return !one && c->slots >= 2;
     }
 }
-static tutti_status change_one(const struct variety *v, const struct question *q, int change, struct choice *c,
-    bool *exists)
-{
-    switch (change) {
-    case 0:
-        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_stages(v->chooser, q, c, exists));
-        c->ordinary = !c->ordinary;
-        break;
-    case 1:
-        *exists = choice_is_open(q->placement) && !q->reading;
-        c->reads = !c->reads;
-        break;
-    case 2:
-        TRY(choice_stages(v->chooser, q, c, exists));
-        c->short_laps = !c->short_laps;
-        break;
-    default: *exists = change_cut(q, change - 3, c);
-    }
-    return TUTTI_OK;
-}
 tutti_status choice_vary(const struct variety *v, const struct question *q, const struct choice *from, int number,
     struct choice *out, bool *exists)
 {
     struct choice found = *from;
     *exists = false;
-    if (number < LOOK_VARIANT) TRY(change_one(v, q, number, &found, exists));
-    else if (number == LOOK_VARIANT) TRY(look(v, q, &found, exists));
-    else TRY(other_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
+    if (number == 0) {
+        if (v->paced && q->message_bytes >= STORED_AT_LEAST) TRY(choice_stages(v->chooser, q, &found, exists));
+        found.ordinary = !found.ordinary;
+    } else if (number == 1) {
+        TRY(choice_stages(v->chooser, q, &found, exists));
+        found.short_laps = !found.short_laps;
+    } else if (number < READ_VARIANT) {
+        *exists = change_cut(q, number - 2, &found);
+    } else if (number == READ_VARIANT) {
+        TRY(read_or_stage(v, q, &found, exists));
+    } else if (number == LOOK_VARIANT) {
+        TRY(look(v, q, &found, exists));
+    } else {
+        TRY(other_algorithm(v, q, from, number - FIRST_ALGORITHM, &found, exists));
+    }
     *out = found;
     return TUTTI_OK;
 }

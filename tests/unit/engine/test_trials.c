@@ -206,7 +206,7 @@ static double call(struct bench *b, struct trial *t, uint64_t *operation, int ca
         uint32_t chosen = code & ~(uint32_t)TRIAL_TIMED;
         if (chosen) assert_true(choice_decode(chosen, ALLREDUCE, &runs));
         else assert_int_equal(choose(&b->chooser, &t->question, &runs), TUTTI_OK);
-        if (choice_code_looks(chosen)) trial_has_seen(t, lies);
+        if (choice_code_looks(chosen) || choice_code_reads(chosen)) trial_has_seen(t, lies);
         double ns = ns_of(&runs) * (0.98 + (double)(random_next(seed) % 40) / 1000);
         if (random_next(seed) % 50 == 0) ns *= 20;
         else spent += ns;
@@ -229,38 +229,59 @@ static void what_takes_less_is_found_and_found_again(void **state)
         bench_destroy(b);
     }
 }
-/* Looking takes a tenth less, and with small tiles another fifth. */
+/* What is done in spite of the price takes a tenth less, and with small tiles another fifth. */
 static double looked_ns(const struct choice *c) { return !c->looks ? 1000 : c->tile_bytes <= 32 << 10 ? 700 : 900; }
+static double read_ns(const struct choice *c) { return !c->reads ? 1000 : c->tile_bytes <= 128 << 10 ? 700 : 900; }
+struct venture { cost *ns; bool (*is_of)(uint32_t code); enum placement_kind could_be, are; };
+static void lasts_as_long_as_tensors_allow(struct bench *b, struct trial *t, const struct venture *venture)
+{
+    uint64_t operation = 0, noise = 3;
+    call(b, t, &operation, 6000, venture->ns, &noise);
+    assert_false(venture->is_of(t->this.code));         /* this rank's tensors do not allow it */
+    b->variety.could_be = venture->could_be;
+    lies = venture->are;                                /* as the others' are; a choice of another price */
+    call(b, t, &operation, 6000, venture->ns, &noise);
+    assert_true(venture->is_of(t->this.code) && t->look.seen == venture->are);
+    call(b, t, &operation, 20000, venture->ns, &noise);
+    assert_true(venture->ns(&t->this.choice) == 700);
+    lies = TENSORS_PRIVATE;
+    uint64_t before = operation, ventures = 0;
+    for (int i = 0; i < 20000; i++) {
+        call(b, t, &operation, 1, venture->ns, &noise);
+        ventures += venture->is_of(code_at(t, operation - 1));
+    }
+    assert_true(operation - before == 20000 && ventures < 200);         /* seldom, although this rank's allow it */
+    b->variety.could_be = TENSORS_PRIVATE;
+    call(b, t, &operation, 3 * TRACKS, venture->ns, &noise);
+    for (int i = 0; i < 2000; i++) {
+        call(b, t, &operation, 1, venture->ns, &noise);
+        assert_false(venture->is_of(code_at(t, operation - 1)));
+    }
+}
 static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state)
 {
+    static const struct venture look = { looked_ns, choice_code_looks, TENSORS_SHARED_IN_PLACE, TENSORS_SHARED_APART };
     struct bench *b = bench_create(TRIES);
     struct question q = { .family = ALLREDUCE, .message_bytes = 64 << 10 };
+    (void)state;
     b->chooser.machine.line = 3000;                     /* so it does not look by price */
     struct trial *t = add(b, &q, 0);
-    uint64_t operation = 0, noise = 3;
-    (void)state;
     assert_false(choice_looks_first(&b->chooser, &t->priced));
-    call(b, t, &operation, 6000, looked_ns, &noise);
-    assert_false(t->this.choice.looks);                 /* this rank's are private */
-    b->variety.looked = TENSORS_SHARED_IN_PLACE;
-    lies = TENSORS_SHARED_APART;                        /* as the others' are; a choice of another price */
-    call(b, t, &operation, 6000, looked_ns, &noise);
-    assert_true(t->this.choice.looks && t->look.seen == TENSORS_SHARED_APART);
-    call(b, t, &operation, 20000, looked_ns, &noise);
-    assert_true(looked_ns(&t->this.choice) == 700);
-    lies = TENSORS_PRIVATE;
-    uint64_t before = operation, looks = 0;
-    for (int i = 0; i < 20000; i++) {
-        call(b, t, &operation, 1, looked_ns, &noise);
-        looks += choice_code_looks(code_at(t, operation - 1));
-    }
-    assert_true(operation - before == 20000 && looks < 200);            /* seldom, although this rank's are shared */
-    b->variety.looked = TENSORS_PRIVATE;
-    call(b, t, &operation, 3 * TRACKS, looked_ns, &noise);
-    for (int i = 0; i < 2000; i++) {
-        call(b, t, &operation, 1, looked_ns, &noise);
-        assert_false(choice_code_looks(code_at(t, operation - 1)));
-    }
+    lasts_as_long_as_tensors_allow(b, t, &look);
+    bench_destroy(b);
+}
+static void private_tensors_are_read_as_long_as_that_takes_less(void **state)
+{
+    static const struct venture reading = { read_ns, choice_code_reads, TENSORS_OPEN_IN_PLACE, TENSORS_OPEN_APART };
+    struct bench *b = bench_create(TRIES);
+    struct question q = { .family = ALLREDUCE, .message_bytes = MIB };
+    (void)state;
+    struct trial *t = add(b, &q, 0);
+    struct choice open;
+    q.placement = TENSORS_OPEN_IN_PLACE;
+    assert_int_equal(choose(&b->chooser, &q, &open), TUTTI_OK);
+    assert_false(open.reads);                           /* by price */
+    lasts_as_long_as_tensors_allow(b, t, &reading);
     bench_destroy(b);
 }
 static void of_long_calls_few_are_enough(void **state)
@@ -363,6 +384,7 @@ int main(void)
         cmocka_unit_test(ranks_that_are_apart_run_the_same),
         cmocka_unit_test(what_takes_less_is_found_and_found_again),
         cmocka_unit_test(shared_tensors_are_looked_at_as_long_as_that_takes_less),
+        cmocka_unit_test(private_tensors_are_read_as_long_as_that_takes_less),
         cmocka_unit_test(of_long_calls_few_are_enough),
         cmocka_unit_test(trying_costs_little),
         cmocka_unit_test(what_nobody_times_is_seldom_asked_for),
