@@ -21,7 +21,7 @@ enum {
     MANY_PIECES = 512
 };
 static const double WORTH_IT = 0.97;                    /* what is hardly cheaper does not unseat an earlier row */
-/* What reads is to be priced at so much of what stages; of bytes that go one way, which no exchange puts right, less. */
+/* What reads is to be priced at so much of what stages; of bytes that go one way, which no exchange puts right, less */
 static const double READING_IS_WORTH_IT = 0.85, READING_ONE_WAY_IS_WORTH_IT = 0.65;
 static const double MOST_SCALED = 4;                    /* else what was measured is not believed */
 static const double LOOK_COSTS = 0.05;                  /* at most this much of an operation on private tensors */
