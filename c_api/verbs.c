@@ -16,82 +16,91 @@ static tutti_status check_in_place(const struct operation *op, const void *send,
     return to == from + mine ? TUTTI_OK
                              : call_refuse_overlap(op, ", but not in place, which is recv == send + rank * count");
 }
-static tutti_status with_buffers(struct operation *op, const void *send, size_t send_parts, void *recv,
-    size_t recv_parts, tutti_request *request)
+static size_t parts_here(const struct operation *op, enum buffer buffer)
 {
-    size_t sent = op->part_bytes * send_parts, received = op->part_bytes * recv_parts;
+    bool has = family_has((enum family)op->family, op->root, op->comm->group.rank, buffer);
+    return has ? (size_t)family_parts((enum family)op->family, buffer, op->comm->group.size) : 0;
+}
+static tutti_status take_buffers(struct operation *op, const void *send, void *recv)
+{
+    size_t sent = op->part_bytes * parts_here(op, INPUT), received = op->part_bytes * parts_here(op, OUTPUT);
     TRY(call_check_buffer(send, sent, "send"));
     TRY(call_check_buffer(recv, received, "receive"));
     if (call_overlaps(send, sent, recv, received)) TRY(check_in_place(op, send, sent, recv, received));
     op->input = send;
     op->output = recv;
-    return call_run(op, request);
+    return TUTTI_OK;
+}
+/* Most elements that a rank has in a buffer are count times this. */
+static size_t most_parts(const struct call *call, const tutti_comm *comm)
+{
+    int size = comm ? comm->group.size : 1;
+    int sent = family_parts((enum family)call->family, INPUT, size);
+    int received = family_parts((enum family)call->family, OUTPUT, size);
+    return (size_t)(sent > received ? sent : received);
+}
+static tutti_status collective(const struct call *call, const void *send, void *recv, tutti_comm *comm,
+    tutti_request *request)
+{
+    struct operation o;
+    bool sums = family_reduces((enum family)call->family) || call->family == BARRIER;  /* some add up nothing */
+    TRY(call_prepare(comm, call->family, call->count, most_parts(call, comm), call->dtype, call->root, request, &o));
+    if (sums) TRY(call_check_op(call->dtype, call->op, &o));
+    TRY(take_buffers(&o, send, recv));
+    return call_run(&o, request);
 }
 tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, ALLREDUCE, count, 1, dtype, 0, request, &o));
-    TRY(call_check_op(dtype, op, &o));
-    return with_buffers(&o, send, 1, recv, 1, request);
+    return collective(&(struct call){ .family = ALLREDUCE, .dtype = dtype, .op = op, .count = count }, send, recv, comm,
+        request);
 }
 tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, REDUCE, count, 1, dtype, root, request, &o));
-    TRY(call_check_op(dtype, op, &o));
-    return with_buffers(&o, send, 1, recv, comm->group.rank == root, request);
+    return collective(&(struct call){ .family = REDUCE, .root = root, .dtype = dtype, .op = op, .count = count }, send,
+        recv, comm, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, BROADCAST, count, 1, dtype, root, request, &o));
-    return with_buffers(&o, send, comm->group.rank == root, recv, 1, request);
+    return collective(&(struct call){ .family = BROADCAST, .root = root, .dtype = dtype, .count = count }, send, recv,
+        comm, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, ALLGATHER, send_count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
-    return with_buffers(&o, send, 1, recv, (size_t)comm->group.size, request);
+    return collective(&(struct call){ .family = ALLGATHER, .dtype = dtype, .count = send_count }, send, recv, comm,
+        request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, REDUCE_SCATTER, recv_count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
-    TRY(call_check_op(dtype, op, &o));
-    return with_buffers(&o, send, (size_t)comm->group.size, recv, 1, request);
+    return collective(&(struct call){ .family = REDUCE_SCATTER, .dtype = dtype, .op = op, .count = recv_count }, send,
+        recv, comm, request);
 }
 tutti_status tutti_gather(const void *send, void *recv, size_t send_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, GATHER, send_count, comm ? (size_t)comm->group.size : 1, dtype, root, request, &o));
-    return with_buffers(&o, send, 1, recv, comm->group.rank == root ? (size_t)comm->group.size : 0, request);
+    return collective(&(struct call){ .family = GATHER, .root = root, .dtype = dtype, .count = send_count }, send, recv,
+        comm, request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, SCATTER, recv_count, comm ? (size_t)comm->group.size : 1, dtype, root, request, &o));
-    return with_buffers(&o, send, comm->group.rank == root ? (size_t)comm->group.size : 0, recv, 1, request);
+    return collective(&(struct call){ .family = SCATTER, .root = root, .dtype = dtype, .count = recv_count }, send,
+        recv, comm, request);
 }
 tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, BARRIER, 0, 1, TUTTI_UINT8, 0, request, &o));
-    TRY(call_check_op(TUTTI_UINT8, TUTTI_BOR, &o));          /* some algorithms add up nothing */
-    return with_buffers(&o, NULL, 0, NULL, 0, request);
+    return collective(&(struct call){ .family = BARRIER, .dtype = TUTTI_UINT8, .op = TUTTI_BOR }, NULL, NULL, comm,
+        request);
 }
 tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    struct operation o;
-    TRY(call_prepare(comm, ALL_TO_ALL, count, comm ? (size_t)comm->group.size : 1, dtype, 0, request, &o));
-    return with_buffers(&o, send, (size_t)comm->group.size, recv, (size_t)comm->group.size, request);
+    return collective(&(struct call){ .family = ALL_TO_ALL, .dtype = dtype, .count = count }, send, recv, comm,
+        request);
 }
 
 /* ---- point to point ---- */

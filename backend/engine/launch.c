@@ -13,8 +13,6 @@
 
 enum { LEAST_TILE_BYTES = 4096 };
 
-static bool reduces(int family) { return family == ALLREDUCE || family == REDUCE || family == REDUCE_SCATTER; }
-
 /* ---- choosing ---- */
 static size_t message_bytes(const tutti_comm *comm, const struct operation *op)
 {
@@ -222,11 +220,6 @@ static tutti_status plan_early(tutti_comm *comm, const struct operation *op, str
 }
 
 /* ---- the launch ---- */
-static bool is_repeated(const struct call *a, const struct call *b)
-{
-    return a->asked == b->asked && a->part_bytes == b->part_bytes && a->family == b->family && a->dtype == b->dtype
-        && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
-}
 static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
 {
     struct declaration *out = comm->executor.run.declaration;
@@ -248,17 +241,17 @@ static tutti_status prepare(tutti_comm *comm, const struct operation *op, const 
 {
     struct launch *out = &comm->executor.launch;
     struct recent *r = &comm->launcher.recent[op->family];
-    bool premultiplies = reduces(op->family) && op->op == TUTTI_PREMUL_SUM;
+    bool reduces = family_reduces((enum family)op->family), premultiplies = reduces && op->op == TUTTI_PREMUL_SUM;
     if (!r->algorithm || r->bytes != recent_bytes(comm, op) || r->uneven != (op->uneven != NULL) || r->root != op->root
         || r->stage_inputs != premultiplies || r->asked != asked)
         TRY(anticipate(comm, op, asked, premultiplies, r));
     out->part_bytes = op->part_bytes;
     out->element_bytes = op->family == BARRIER ? 1 : dtype_bytes(op->dtype);
     out->reduce = op->sum.reduce;
-    out->reduce_streamed = reduces(op->family) ? reduce_streamed_find(op->dtype, op->op) : NULL;
+    out->reduce_streamed = reduces ? reduce_streamed_find(op->dtype, op->op) : NULL;
     out->scale = premultiplies ? scale_find(op->dtype) : NULL;
     memcpy(&out->factor, &op->bits, sizeof out->factor);
-    out->divisor = reduces(op->family) && op->op == TUTTI_AVG ? comm->group.size : 1;
+    out->divisor = reduces && op->op == TUTTI_AVG ? comm->group.size : 1;
     out->uneven = op->uneven;
     return TUTTI_OK;
 }
@@ -275,9 +268,9 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     struct recent *r = &comm->launcher.recent[op->family];
     const struct algorithm *asked =
         op->algorithm ? op->algorithm : atomic_load_explicit(&comm->chosen[op->family], memory_order_relaxed);
-    struct call call = { op->family, op->root, op->dtype, op->op, op->part_bytes, op->bits, asked, op->uneven != NULL,
+    struct call call = { op->family, op->root, op->dtype, op->op, op->count, op->bits, asked, op->uneven != NULL,
         op->sum.rows.function != NULL };
-    bool repeated = comm->launcher.repeats && is_repeated(&call, &comm->launcher.last);
+    bool repeated = comm->launcher.repeats && call_is_like(&call, &comm->launcher.last);
     if (!repeated) {
         comm->launcher.repeats = 0;
         TRY(prepare(comm, op, asked));

@@ -24,11 +24,16 @@ struct call {
     int family, root;
     tutti_dtype dtype;
     tutti_op op;
-    size_t part_bytes;
+    uint64_t count;
     uint64_t bits;
     const struct algorithm *asked;
     bool uneven, rows;
 };
+static inline bool call_is_like(const struct call *a, const struct call *b)
+{
+    return a->asked == b->asked && a->count == b->count && a->family == b->family && a->dtype == b->dtype
+        && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows && !a->uneven && !b->uneven;
+}
 /* What a communicator keeps of plans and programs, but for those that the last call of each family has used; and of
    plans that it has only priced. */
 enum { KEPT_BYTES = 4 << 20, PRICED_BYTES = 4 << 20 };

@@ -23,7 +23,6 @@ void schedule_fail(struct schedule *s, const char *error);
 void schedule_release(struct schedule *s);
 /* Empties s, to be recorded anew from what is returned, which the caller releases. */
 struct schedule schedule_restart(struct schedule *s);
-bool family_reduces(enum family family);
 bool span_equal(struct span a, struct span b);
 bool span_overlaps(struct span a, struct span b);
 /* NULL when s has failed; the others accept that. Only the last step may get more spans. */

@@ -150,6 +150,7 @@ size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 int schedule_needs(const struct schedule *s, bool *out);
 bool family_has(enum family family, int root, int rank, enum buffer buffer);
 bool family_has_root(enum family family);               /* its ranks are not alike */
+bool family_reduces(enum family family);
 int family_parts(enum family family, enum buffer buffer, int size);    /* chunks of a buffer, before schedule_cut */
 static inline int plan_members(const struct plan *p)    /* their number, also before the plan is built */
 {
