@@ -104,7 +104,7 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 }
 
 /* ---- preparing ---- */
-/* All that collectives and messages share; field by field, because zeroing the whole costs as much as the rest. */
+/* All that collectives and messages share. */
 tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t parts, tutti_dtype dtype, int root,
     tutti_request *request, struct operation *out)
 {
@@ -112,27 +112,7 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
     tutti_status status = call_check_comm(comm);
     if (request) request->refused = !comm || status == TUTTI_OK;       /* until it has started */
     TRY(status);
-    out->comm = comm;
-    out->family = family;
-    out->count = count;
-    out->dtype = dtype;
-    out->root = root;
-    out->generation = process_generation();
-    out->request = NULL;
-    out->algorithm = NULL;
-    out->sum.rows.function = NULL;
-    out->uneven = NULL;
-    out->sum.reduce = NULL;
-    out->op = TUTTI_SUM;
-    out->bits = 0;
-    out->sequence = 0;
-    out->queued.queue = NULL;
-    out->message.tag = 0;
-    atomic_init(&out->limit.deadline_ms, 0);
-    out->limit.looked_ms = out->limit.alone_ms = 0;
-    out->limit.was_stopped = false;
-    atomic_init(&out->hastened, false);
-    out->refused = false;
+    operation_init(out, comm, family, count, dtype, root);
     TRY(call_check_rank(comm, root, "root"));
     return check_dtype(dtype, count, parts, &out->part_bytes);
 }
@@ -152,6 +132,7 @@ tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 /* ---- group calls ---- */
 struct grouped { tutti_request request; struct grouped *next; };
 static _Thread_local int group_depth;
+_Atomic int call_groups_open;
 static _Thread_local struct grouped *group_first, **group_end;
 
 static tutti_status grouped_request(tutti_request **out)
@@ -167,13 +148,14 @@ static tutti_status grouped_request(tutti_request **out)
 }
 tutti_status tutti_group_start(void)
 {
-    group_depth++;
+    if (!group_depth++) atomic_fetch_add(&call_groups_open, 1);
     return TUTTI_OK;
 }
 tutti_status tutti_group_end(void)
 {
     if (group_depth == 0) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_group_end without tutti_group_start");
     if (--group_depth > 0) return TUTTI_OK;
+    atomic_fetch_sub(&call_groups_open, 1);
     tutti_status first = TUTTI_OK;
     bool refused = false;
     char detail[STATUS_DETAIL_BYTES] = "";

@@ -18,3 +18,4 @@ tutti_status call_prepare(tutti_comm *comm, int family, size_t count, size_t par
 /* The last step. Takes over prepared->uneven. An error of it leaves the request as it was. */
 tutti_status call_run(struct operation *prepared, tutti_request *request);
 bool call_is_grouped(void);                             /* between tutti_group_start and tutti_group_end */
+extern _Atomic int call_groups_open;                    /* of threads that are */

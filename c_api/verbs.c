@@ -1,4 +1,5 @@
 /* The collectives with equal parts, and messages. */
+#include "backend/engine/again.h"
 #include "c_api/call.h"
 
 /* ---- collectives ---- */
@@ -39,10 +40,20 @@ static size_t most_parts(const struct call *call, const tutti_comm *comm)
     int received = family_parts((enum family)call->family, OUTPUT, size);
     return (size_t)(sent > received ? sent : received);
 }
-static tutti_status collective(const struct call *call, const void *send, void *recv, tutti_comm *comm,
+/* The last call once more needs no checks. */
+static inline bool call_again(tutti_comm *comm, struct call *call, const void *send, void *recv, tutti_status *out)
+{
+    bool may = comm && atomic_load_explicit(&comm->gate.settled, memory_order_relaxed)
+        && !atomic_load_explicit(&call_groups_open, memory_order_relaxed)
+        && comm->group.generation == process_generation();
+    return may && again_run(comm, call, send, recv, out);
+}
+static tutti_status collective(struct call *call, const void *send, void *recv, tutti_comm *comm,
     tutti_request *request)
 {
     struct operation o;
+    tutti_status status;
+    if (!request && call_again(comm, call, send, recv, &status)) return status;
     bool sums = family_reduces((enum family)call->family) || call->family == BARRIER;  /* some add up nothing */
     TRY(call_prepare(comm, call->family, call->count, most_parts(call, comm), call->dtype, call->root, request, &o));
     if (sums) TRY(call_check_op(call->dtype, call->op, &o));

@@ -84,14 +84,24 @@ static bool may_end(tutti_comm *comm)
     comm->backlog.stuck = true;
     return false;
 }
+static void settle(tutti_comm *comm, tutti_status status)              /* the head, as far as it has got */
+{
+    if (status == TUTTI_IN_PROGRESS) return;
+    if (status != TUTTI_OK) fail(comm, status);
+    else if (may_end(comm)) leave_queue(comm, TUTTI_OK);
+}
 void driver_begin(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
     comm->backlog.head = comm->backlog.tail = op;
-    tutti_status status = advance(comm);
-    if (status == TUTTI_IN_PROGRESS) return;
-    if (status != TUTTI_OK) fail(comm, status);
-    else if (may_end(comm)) leave_queue(comm, TUTTI_OK);
+    settle(comm, advance(comm));
+}
+void driver_go_on(tutti_comm *comm, struct operation *op, tutti_status status)
+{
+    op->next = NULL;
+    comm->backlog.head = comm->backlog.tail = op;
+    comm->backlog.running = true;
+    settle(comm, status);
 }
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked)
 {

@@ -16,6 +16,7 @@ struct gate {                                           /* of any thread */
     _Atomic bool closed;                                /* nothing is submitted any more: see operations_close */
     _Atomic uint32_t bell, bell_waiters;                /* wakes a driver that sleeps */
     _Atomic bool resting;                               /* what is open can be left alone; see rest.h */
+    _Atomic bool settled;                               /* calls like the last one can be repeated; see again.h */
 };
 struct backlog {                                        /* of the driver */
     struct operation *head, *tail;                      /* collectives, oldest first */
@@ -41,6 +42,8 @@ void driver_take_intake(tutti_comm *comm);
 void driver_accept(tutti_comm *comm, struct operation *op);
 /* At once, on an idle communicator: as far as it gets without waiting. */
 void driver_begin(tutti_comm *comm, struct operation *op);
+/* The same with one that has begun, and how that went. */
+void driver_go_on(tutti_comm *comm, struct operation *op, tutti_status status);
 /* As far as it gets without waiting. True: something moved. */
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked);
 /* In every 64th fruitless turn n and every 1024th of any: a look for failures. True: something moved. */

@@ -220,21 +220,31 @@ static tutti_status plan_early(tutti_comm *comm, const struct operation *op, str
 }
 
 /* ---- the launch ---- */
-static void describe(tutti_comm *comm, const struct operation *op, const struct recent *r)
+static void describe(tutti_comm *comm)
 {
+    const struct launcher *l = &comm->launcher;
+    const struct call *call = &l->last;
     struct declaration *out = comm->executor.run.declaration;
-    out->operation = (uint32_t)op->family;
-    out->dtype = (uint32_t)op->dtype;
-    out->op = (uint32_t)(op->sum.rows.function ? (int)OP_OF_ROWS : (int)op->op);
-    out->root = op->root;
-    out->count = op->uneven ? UNEVEN_COUNT : op->count;
-    out->bits = op->bits;
-    out->tile_bytes = (uint64_t)comm->launcher.tile_setting;
-    out->slots = (uint64_t)comm->launcher.slots_setting;
-    out->algorithm = (uint64_t)(r->algorithm - collectives_table);
-    out->trial = comm->launcher.code;
+    out->operation = (uint32_t)call->family;
+    out->dtype = (uint32_t)call->dtype;
+    out->op = (uint32_t)(call->rows ? (int)OP_OF_ROWS : (int)call->op);
+    out->root = call->root;
+    out->count = call->uneven ? UNEVEN_COUNT : call->count;
+    out->bits = call->bits;
+    out->tile_bytes = (uint64_t)l->tile_setting;
+    out->slots = (uint64_t)l->slots_setting;
+    out->algorithm = (uint64_t)(l->recent[call->family].algorithm - collectives_table);
+    out->trial = l->code;
     out->extent = out->counts = 0;
     executor_describe(&comm->executor);
+}
+void launch_declare(tutti_comm *comm, uint64_t sequence)
+{
+    if (comm->launcher.repeats < DECLARATIONS) {
+        describe(comm);
+        comm->launcher.repeats++;
+    }
+    comm->executor.run.declaration->sequence = sequence;
 }
 /* All but what differs from call to call of the same kind. */
 static tutti_status prepare(tutti_comm *comm, const struct operation *op, const struct algorithm *asked)
@@ -273,6 +283,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     bool repeated = comm->launcher.repeats && call_is_like(&call, &comm->launcher.last);
     if (!repeated) {
         comm->launcher.repeats = 0;
+        atomic_store_explicit(&comm->gate.settled, false, memory_order_relaxed);
         TRY(prepare(comm, op, asked));
         comm->launcher.last = call;
     }
@@ -288,11 +299,7 @@ static tutti_status bind_call(tutti_comm *comm, struct operation *op)
     x->launch.input = op->input;
     x->launch.output = op->output;
     x->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
-    if (comm->launcher.repeats < DECLARATIONS) {
-        describe(comm, op, r);
-        comm->launcher.repeats++;
-    }
-    x->run.declaration->sequence = op->sequence;
+    launch_declare(comm, op->sequence);
     x->run.exposed = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
     bool may_read = (r->may_read || tries_to_read) && !op->sum.rows.function;
@@ -344,11 +351,21 @@ static tutti_status finish_deferred(tutti_comm *comm, const struct operation *op
 }
 
 /* ---- start, step, cancel ---- */
+/* Calls like the last one have nothing left to choose, to try, to look at or to bind. */
+static bool is_settled(const tutti_comm *comm)
+{
+    const struct launcher *l = &comm->launcher;
+    const struct recent *r = &l->recent[l->last.family];
+    bool plain = !l->last.rows && !l->last.uneven && !l->deferred && !r->trial && !group_is_spread(&comm->group);
+    return plain && r->program->is_fixed && r->program->schedule->first_message < 0;
+}
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
 {
     TRY(bind_call(comm, op));
     router_set_priority(comm->router, atomic_load_explicit(&comm->priority, memory_order_relaxed));
-    return executor_begin(&comm->executor);
+    TRY(executor_begin(&comm->executor));
+    atomic_store_explicit(&comm->gate.settled, is_settled(comm), memory_order_relaxed);
+    return TUTTI_OK;
 }
 tutti_status launch_step(tutti_comm *comm, struct operation *op)
 {

@@ -78,6 +78,8 @@ tutti_status launch_predict(tutti_comm *comm, const struct question *question, s
 enum { OP_OF_ROWS = TUTTI_OP_COUNT };
 /* Announces the operation. An error leaves nothing announced. */
 tutti_status launch_start(tutti_comm *comm, struct operation *op);
+/* Writes what the last kind of call is into the declaration of the operation that begins. */
+void launch_declare(tutti_comm *comm, uint64_t sequence);
 /* As far as it gets: IN_PROGRESS (the executor's `blocked` says on what), OK, or an error. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
 /* Gives it up. Buffers of this rank are touched by nobody here any more; by peers until tensors_are_released says.

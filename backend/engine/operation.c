@@ -6,6 +6,30 @@ enum { POLLS_BEFORE_WAKING = 50 };                      /* about what it costs t
 enum { IDLE_TESTS = 8 };                                /* of callers that only test: they are far apart */
 static _Atomic uint32_t entering;                       /* threads that look whether an operation is over */
 
+void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_t count, tutti_dtype dtype, int root)
+{
+    out->comm = comm;
+    out->family = family;
+    out->count = count;
+    out->dtype = dtype;
+    out->root = root;
+    out->generation = process_generation();
+    out->request = NULL;
+    out->algorithm = NULL;
+    out->sum.rows.function = NULL;
+    out->uneven = NULL;
+    out->sum.reduce = NULL;
+    out->op = TUTTI_SUM;
+    out->bits = 0;
+    out->sequence = 0;
+    out->queued.queue = NULL;
+    out->message.tag = 0;
+    atomic_init(&out->limit.deadline_ms, 0);
+    out->limit.looked_ms = out->limit.alone_ms = 0;
+    out->limit.was_stopped = false;
+    atomic_init(&out->hastened, false);
+    out->refused = false;
+}
 static void submit(tutti_comm *comm, struct operation *op)
 {
     struct operation *newest = atomic_load_explicit(&comm->gate.intake, memory_order_relaxed);
@@ -22,6 +46,13 @@ static void submit(tutti_comm *comm, struct operation *op)
     driver_call(comm);
     atomic_fetch_sub(&comm->gate.inside, 1);
 }
+static tutti_status end_as_driver(tutti_comm *comm, struct operation *op)
+{
+    if (!operation_is_over(op)) driver_drive(comm, op);
+    comm->backlog.driven = NULL;
+    driver_release(comm);
+    return operation_result(op);
+}
 /* A blocking call, by whoever has become the driver. If nothing else is to be done and the peers are quick, there is no
    queue and no polling between the call and the shared memory. */
 static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
@@ -33,10 +64,15 @@ static tutti_status run_as_driver(tutti_comm *comm, struct operation *op)
         driver_take_intake(comm);
         driver_accept(comm, op);
     }
-    if (!operation_is_over(op)) driver_drive(comm, op);
-    comm->backlog.driven = NULL;
-    driver_release(comm);
-    return operation_result(op);
+    return end_as_driver(comm, op);
+}
+tutti_status operation_go_on(struct operation *op, tutti_status status)
+{
+    atomic_init(&op->state, OPERATION_PENDING);
+    atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);
+    op->comm->backlog.driven = op;
+    driver_go_on(op->comm, op, status);
+    return end_as_driver(op->comm, op);
 }
 /* One that is only started, by the thread that starts it, if it is small and nothing large is under way: it says its
    part to the other ranks, and if theirs is there already, it is over. */

@@ -41,8 +41,13 @@ struct operation {                                      /* lives in tutti_reques
     struct message message;                             /* of POINT_TO_POINT only */
     char detail[OPERATION_DETAIL_BYTES];  /* why it failed, kept here because it outlives the communicator */
 };
+/* A blocking call without options; field by field, because zeroing the whole costs as much as all else.
+   What is left: part_bytes, its buffers, and op and sum of families that reduce. */
+void operation_init(struct operation *out, tutti_comm *comm, int family, uint64_t count, tutti_dtype dtype, int root);
 /* Starts the operation; with `blocking` drives it to its end. Takes over op->uneven. */
 tutti_status operation_run(struct operation *op, bool blocking);
+/* A blocking call that has begun, and how that went; by the driver, who is it no longer afterwards. */
+tutti_status operation_go_on(struct operation *op, tutti_status status);
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms);
 tutti_status operation_test(struct operation *op);      /* IN_PROGRESS, or how it ended */
 void operation_hasten(struct operation *op);            /* the progress thread sees to it, if nobody else does */

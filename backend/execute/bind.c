@@ -124,10 +124,11 @@ static void count_elements(struct program *p, size_t element_bytes)
     for (int i = 0; i < p->part_at[p->schedule->step_count]; i++) p->parts[i].count = p->parts[i].bytes / element_bytes;
     p->element_bytes = element_bytes;
 }
-/* Whatever the call is: nothing is multiplied or divided on the way, nor written around the cache. */
-static bool is_mere_copy(const struct step *t, size_t bytes)
+static enum ease ease_of(const struct step *t, size_t bytes)
 {
-    return t->from_count == 1 && t->to_count == 1 && !t->raw && !t->finish && bytes && bytes < STREAM_AT_LEAST;
+    if (!bytes || bytes >= STREAM_AT_LEAST) return 0;
+    if (t->from_count > 1) return PART_MERE_SUM;
+    return t->to_count == 1 && !t->raw && !t->finish ? PART_MERE_COPY : 0;
 }
 static void fix(struct executor *x)
 {
@@ -143,7 +144,7 @@ static void fix(struct executor *x)
             for (int k = 0; k < t->from_count + t->to_count; k++)
                 part->bytes =
                     size_smaller(part->bytes, fix_one(x, &s->spans[t->span + k], i, &p->addresses[address++]));
-            part->is_mere_copy = is_mere_copy(t, part->bytes);
+            part->ease = ease_of(t, part->bytes);
         }
     }
     p->part_at[s->step_count] = (int)(part - p->parts);
@@ -161,6 +162,11 @@ static void repeat(struct executor *x)
     if (aimed->input != l->input || aimed->output != l->output || aimed->slots_at != x->run.slots_at)
         aim(p, x->run.track, buffers_of(x));
     if (p->element_bytes != l->element_bytes) count_elements(p, l->element_bytes);
+}
+void bind_again(struct executor *x)
+{
+    slots_take(x);
+    repeat(x);
 }
 static size_t buffer_bytes(const struct executor *x, enum buffer buffer)                /* of a rank that has it */
 {
@@ -198,8 +204,8 @@ void bind_operands(struct executor *x)
         && program->cut.wanted_bytes == l->tile_bytes && program->cut.short_laps == l->short_laps;
     assert(!u || cut == 1);
     x->run.cut = &program->cut;
+    if (again && program->is_fixed) { bind_again(x); return; }
     if (again) slots_take(x);
-    if (again && program->is_fixed) { repeat(x); return; }
     for (int b = INPUT; b <= OUTPUT; b++) {
         x->run.operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)l->input : l->output;
         x->run.operand[b].lengths = u ? u->lengths[b] : NULL;
@@ -308,12 +314,17 @@ void bind_compute_piece(const struct executor *x, const struct step *t, void *co
 }
 void bind_compute_fixed(const struct executor *x, int step)
 {
-    const struct program *p = x->launch.program;
+    const struct launch *l = &x->launch;
+    const struct program *p = l->program;
     const struct step *t = &p->schedule->steps[step];
     for (int i = p->part_at[step]; i < p->part_at[step + 1]; i++) {
-        void *const *from = p->pointers[x->run.track] + p->parts[i].first;
-        if (p->parts[i].is_mere_copy && from[0] != from[1]) copy_bytes(from[1], from[0], p->parts[i].bytes);
-        else compute(x, t, from + t->from_count, (const void *const *)from, &p->parts[i]);
+        const struct part *part = &p->parts[i];
+        void *const *at = p->pointers[x->run.track] + part->first, *const *to = at + t->from_count;
+        const void *const *from = (const void *const *)at;
+        if (part->ease == PART_MERE_COPY && from[0] != to[0]) copy_bytes(to[0], from[0], part->bytes);
+        else if (part->ease == PART_MERE_SUM && !l->rows_early)
+            l->reduce(to, t->to_count, from, t->from_count, part->count, t->finish ? l->divisor : 1);
+        else compute(x, t, to, from, part);
     }
 }
 bool bind_compute(struct executor *x, const struct step *t, int tile)

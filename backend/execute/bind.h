@@ -4,6 +4,7 @@
 #include "backend/execute/execute.h"
 
 void bind_operands(struct executor *x);                 /* from launch; decides tiles unless counts are uneven */
+void bind_again(struct executor *x);                    /* the same, of what is cut and fixed as it was */
 void bind_cut(struct executor *x, size_t chunk_bytes);  /* chunk_bytes: the largest chunk of any rank */
 /* a: one of the program's spans */
 struct piece bind_locate(const struct executor *x, const struct span *a, int index, int tile);

@@ -126,16 +126,25 @@ void executor_awaits(const struct executor *x, bool *out)
 }
 
 /* ---- the operation ---- */
+static void wait_for_nothing(struct executor *x)
+{
+    wait_clear(&x->blocked);
+    x->blocked_peer = -1;
+}
+static void begin_anew(struct run *run, int ranks)
+{
+    run->low = run->roll = 0;
+    run->arrived = ranks == 1;
+    run->started = run->agreed = false;
+    run->looked = true;
+    memset(run->pc, 0, sizeof run->pc);
+}
 tutti_status executor_begin(struct executor *x)
 {
-    x->run.low = x->run.roll = 0;
-    x->run.arrived = x->site.ranks == 1;
-    x->run.started = x->run.agreed = false;
-    x->run.looked = true;
+    begin_anew(&x->run, x->site.ranks);
     x->run.message_status = TUTTI_OK;
     x->run.failed_message = NULL;
     x->run.unread.error = 0;
-    memset(x->run.pc, 0, sizeof x->run.pc);
     if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
     tracks_note(x);
@@ -154,8 +163,7 @@ tutti_status executor_begin(struct executor *x)
 tutti_status executor_roll_call(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    wait_clear(&x->blocked);
-    x->blocked_peer = -1;
+    wait_for_nothing(x);
     if (!x->run.arrived && !roll_call(x, &status)) {
         x->blocked.core_is_wanted = executor_core_is_wanted(x);
         return status;
@@ -167,8 +175,7 @@ tutti_status executor_roll_call(struct executor *x)
 tutti_status executor_step(struct executor *x)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
-    wait_clear(&x->blocked);
-    x->blocked_peer = -1;
+    wait_for_nothing(x);
     bool messages = x->launch.program->schedule->first_message >= 0;
     uint32_t bell = 0;                                  /* as it was before the first poll */
     if (messages) {
@@ -187,6 +194,20 @@ tutti_status executor_step(struct executor *x)
     }
     x->blocked.core_is_wanted = executor_core_is_wanted(x);
     if (messages) wait_add(&x->blocked, &x->site.contact->bell, bell, &x->site.contact->bell_waiters, true);
+    return status;
+}
+tutti_status executor_again(struct executor *x)
+{
+    begin_anew(&x->run, x->site.ranks);
+    fingerprint_make(x);
+    tracks_note(x);
+    if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
+    bind_again(x);
+    TRY(announce(x));
+    wait_for_nothing(x);
+    tutti_status status = run_straight(x);
+    if (status == TUTTI_OK) end(x);
+    else if (status == TUTTI_IN_PROGRESS) x->blocked.core_is_wanted = executor_core_is_wanted(x);
     return status;
 }
 bool executor_cancel(struct executor *x)

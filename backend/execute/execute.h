@@ -138,6 +138,8 @@ void executor_prepare(struct executor *x);
 void executor_describe(struct executor *x);
 /* Announces the operation that launch and declaration say. An error leaves nothing announced. */
 tutti_status executor_begin(struct executor *x);
+/* The last operation once more, which was one tile without messages and is bound to the same: as far as it gets. */
+tutti_status executor_again(struct executor *x);
 /* Of an operation without a program: waits for all to come and agree, as executor_step does. OK: launch.program may be
    chosen now. */
 tutti_status executor_roll_call(struct executor *x);

@@ -20,8 +20,10 @@ struct cut {                                            /* how a message is cut;
 };
 struct touch { int rank; enum buffer buffer; };
 struct address { enum buffer buffer; uintptr_t at; };   /* in my tensor, or in the slots of whoever; lines: track 0 */
+/* Few bytes: none goes around the cache. A mere copy is one whatever the call is: nothing is multiplied or divided. */
+enum ease { PART_MERE_COPY = 1, PART_MERE_SUM };
 /* Of a step; count: elements; its froms, then its tos, begin at `first`. */
-struct part { size_t bytes, count; int first; bool is_mere_copy; };
+struct part { size_t bytes, count; int first; enum ease ease; };
 struct buffers { const void *input; void *output; size_t slots_at; };
 struct needed { int *ranks, count; };
 struct pointers { void **to; const void **from; };
