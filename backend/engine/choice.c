@@ -221,10 +221,10 @@ tutti_status choice_price(struct chooser *x, const struct question *q, struct ch
     int hosts = x->layout->hosts;
     c->price = 0;
     if (x->layout->ranks == 1 || q->family == BARRIER || (hosts == 1 && is_of_messages(c->algorithm))) return TUTTI_OK;
+    struct machine machine;
+    TRY(machine_for(x, q, c->reads, &machine));         /* first: it plans something else */
     TRY(plan_of(x, c->algorithm, hosts > 1 ? TENSORS_PRIVATE : priced_as(q->placement, c->reads), &plan));
     struct cutting cutting = { q->message_bytes, c->tile_bytes, c->slots, cores_of(x, plan) };
-    struct machine machine;
-    TRY(machine_for(x, q, c->reads, &machine));
     TRY(price_plan(plan, &machine, &cutting, &c->price));
     c->price += to_offer(x, c->reads);
     return TUTTI_OK;

@@ -27,11 +27,12 @@ tutti_status trying_find(tutti_comm *comm, const struct operation *op, const str
     if (asked) *out = NULL;
     return TUTTI_OK;
 }
-/* What its own tensors could be, if they count as private; that of others is seen when they have come. */
+/* What its own tensors could be, if they count as private; that of others is seen when they have come. Where all have
+   offered to be read already, somebody has not. */
 static enum placement_kind could_be(tutti_comm *comm, const struct operation *op)
 {
     enum placement_kind guess = tensors_guess(comm, op);
-    bool asks = comm->launcher.single_copy < 0 && !op->uneven;
+    bool asks = comm->launcher.single_copy < 0 && !comm->launcher.recent[op->family].may_read;
     if (choice_is_open(guess) && !(asks && tensors_can_read(comm))) return TENSORS_PRIVATE;
     return guess;
 }
