@@ -67,12 +67,19 @@ static tutti_status choose_for(tutti_comm *comm, const struct operation *op, con
     tell_trial(&comm->launcher, &question, r, out);
     return TUTTI_OK;
 }
-tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out)
+tutti_status launch_predict(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out)
 {
+    struct chooser *x = &comm->launcher.chooser;
+    struct question q = *question;
     struct choice made;
-    TRY(choose(&comm->launcher.chooser, question, &made));
+    TRY(choose(x, &q, &made));
+    if (can_read && q.message_bytes && choice_looks_first(x, &made)) {
+        q.placement = TENSORS_OPEN_IN_PLACE;
+        q.reading = comm->launcher.single_copy > 0;
+        TRY(choose(x, &q, &made));
+    }
     cut(comm, NULL, &made);
-    TRY(choice_price(&comm->launcher.chooser, question, &made));
+    TRY(choice_price(x, &q, &made));
     *out = made;
     return TUTTI_OK;
 }

@@ -70,8 +70,9 @@ tutti_status launcher_init(struct launcher *launcher, int ranks);
 void launcher_tune(struct launcher *launcher, const struct layout *layout, int cores, const struct machine *machine,
     struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
-/* What an operation with even counts would run as, and its price. NO_MEMORY; as `choose`. */
-tutti_status launch_predict(tutti_comm *comm, const struct question *question, struct choice *out);
+/* What an operation with even counts on private tensors would run as, and its price. can_read: all ranks can read them.
+   NO_MEMORY; as `choose`. */
+tutti_status launch_predict(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);
 /* In a declaration, in place of the count that ranks must agree on: the counts are in arrays of their own. */
 #define UNEVEN_COUNT UINT64_MAX
 /* In a declaration, in place of the op: rows are added up and normalised; `bits` has how. */

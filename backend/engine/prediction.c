@@ -5,10 +5,9 @@
 #include "backend/engine/prediction.h"
 
 /* Where this rank can read the others' tensors, all are taken to. */
-static enum placement_kind ordinary(tutti_comm *comm)
+static bool can_read(tutti_comm *comm)
 {
-    bool reads = !group_is_spread(&comm->group) && comm->launcher.single_copy && tensors_can_read(comm);
-    return reads ? TENSORS_OPEN_IN_PLACE : TENSORS_PRIVATE;
+    return !group_is_spread(&comm->group) && comm->launcher.single_copy && tensors_can_read(comm);
 }
 static tutti_status predict(tutti_comm *comm, enum family family, const struct algorithm *asked, size_t bytes,
     tutti_prediction *out)
@@ -16,9 +15,9 @@ static tutti_status predict(tutti_comm *comm, enum family family, const struct a
     struct question question = { .family = family,
         .algorithm = asked ? asked : atomic_load(&comm->chosen[family]),
         .message_bytes = bytes,
-        .placement = ordinary(comm) };
+        .placement = TENSORS_PRIVATE };
     struct choice choice;
-    TRY(launch_predict(comm, &question, &choice));
+    TRY(launch_predict(comm, &question, can_read(comm), &choice));
     out->algorithm = choice.algorithm->name;
     out->ns = choice.price;
     out->tile_bytes = choice.tile_bytes;

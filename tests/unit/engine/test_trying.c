@@ -172,7 +172,7 @@ static const char *priced_for(struct rank *me, const struct kind *sum)
 {
     struct question q = { .family = ALLREDUCE, .message_bytes = sum->floats * sizeof(float) };
     struct choice priced;
-    REQUIRE(launch_predict(me->comm, &q, &priced) == TUTTI_OK);
+    REQUIRE(launch_predict(me->comm, &q, false, &priced) == TUTTI_OK);
     return priced.algorithm->name;
 }
 /* One rank asks for what all would have taken: the others try nothing in its place. */

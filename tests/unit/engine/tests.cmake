@@ -19,7 +19,7 @@ function(tutti_again name manner setting)
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache;${setting}")
 endfunction()
 # Once more with private tensors read where they lie; with another choice every few operations.
-foreach(name shared_tensors shared_failures shared_messages)
+foreach(name shared_tensors shared_failures shared_messages prediction)
   tutti_again(test_${name} reading TUTTI_SINGLE_COPY=1)
 endforeach()
 foreach(name collectives one_sided shared_tensors shared_failures properties)
