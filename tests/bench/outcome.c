@@ -6,7 +6,8 @@
 double outcome_limit(const struct outcome *o) { return o->crossing > o->memory ? o->crossing : o->memory; }
 const char *outcome_judge(const struct bench_case *c, const struct outcome *o)
 {
-    bool has_limit = c->goal > 0 && (c->beside == MEMCPY || c->beside == COHERENCE);
+    bool moves_bytes = c->beside == MEMCPY || c->beside == COHERENCE || c->beside == FLOAT32;
+    bool has_limit = c->goal > 0 && moves_bytes;
     return !has_limit || LIMIT_GOAL * outcome_limit(o) <= c->goal * o->beside ? "goal"
         : o->crossing > o->memory                                             ? "crossing"
                                                                               : "memory";

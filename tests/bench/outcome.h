@@ -16,10 +16,10 @@ struct outcome {                                        /* in ns                
 #define LIMIT_GOAL 1.25                                 /* most times its limit, for a row that is judged by it     */
 /* The greater of both limits: nobody can be faster. */
 double outcome_limit(const struct outcome *o);
-/* "goal", or the limit by which the row is judged instead: "crossing" or "memory". That is so for a row beside memcpy
-   or T_coh whose goal allows less than LIMIT_GOAL times its limit: memcpy then runs at a rate, of the cache of its own
-   core or of stores around the caches, at which nothing gets from core to core, or in and out of memory; and T_coh does
-   not count how ranks meet. */
+/* "goal", or the limit by which the row is judged instead: "crossing" or "memory". That is so for a row beside memcpy,
+   T_coh or the same bytes as float32 whose goal allows less than LIMIT_GOAL times its limit: memcpy then runs at a
+   rate, of the cache of its own core or of stores around the caches, at which nothing gets from core to core, or in and
+   out of memory; T_coh does not count how ranks meet; and float32 itself is at its limit. */
 const char *outcome_judge(const struct bench_case *c, const struct outcome *o);
 bool outcome_is_met(const struct bench_case *c, const struct outcome *o);
 

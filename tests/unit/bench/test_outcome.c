@@ -84,6 +84,22 @@ static void test_a_meeting_is_in_the_limit_of_a_small_tensor(void **state)
     assert_string_equal(outcome_judge(&small, &row), "crossing");
     assert_true(outcome_is_met(&small, &row));
 }
+/* The float32 beside it took what memory takes, and a little less in that turn. */
+static void test_where_float32_is_at_its_limit_sixteen_bits_may_take_as_much(void **state)
+{
+    struct bench_case half = allreduce;
+    struct outcome within = took(2380, 2050, 2180, 0), beyond = took(2750, 2050, 2180, 0),
+                   slow = took(5430, 4900, 2180, 0);
+    (void)state;
+    half.dtype = TUTTI_BFLOAT16;
+    half.beside = FLOAT32;
+    half.goal = 1.1;
+    assert_string_equal(outcome_judge(&half, &within), "memory");
+    assert_true(outcome_is_met(&half, &within));
+    assert_false(outcome_is_met(&half, &beyond));
+    assert_string_equal(outcome_judge(&half, &slow), "goal");
+    assert_false(outcome_is_met(&half, &slow));
+}
 static void test_what_crosses_is_counted_once_for_each_side(void **state)
 {
     static const struct {
@@ -112,6 +128,7 @@ int main(void)
         cmocka_unit_test(test_a_row_without_a_goal_has_no_limit_to_meet),
         cmocka_unit_test(test_a_goal_close_to_the_limit_gives_way),
         cmocka_unit_test(test_a_meeting_is_in_the_limit_of_a_small_tensor),
+        cmocka_unit_test(test_where_float32_is_at_its_limit_sixteen_bits_may_take_as_much),
         cmocka_unit_test(test_what_crosses_is_counted_once_for_each_side),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
