@@ -49,7 +49,7 @@ const char *reading_reason(int error)
 {
     if (error == -EPERM)
         return "the kernel does not let it (kernel.yama.ptrace_scope is 1 or more, or seccomp or a user namespace "
-               "forbids process_vm_readv)";
+               "forbids process_vm_readv, or it is not dumpable any more)";
     if (error == -ENOSYS) return "seccomp or the kernel has no process_vm_readv";
     if (error == -ESRCH) return "it cannot be seen: it is in another namespace of processes, or gone";
     if (error == -EFAULT) return "the memory cannot be read";
@@ -57,11 +57,14 @@ const char *reading_reason(int error)
 }
 tutti_status reading_failed(const struct source *from, int error, int rank, int owner)
 {
-    if (error == -ESRCH || reading_try(from) != 0) return TUTTI_IN_PROGRESS;
+    int now = reading_try(from);
+    if (error == -ESRCH || (now && now != -EPERM)) return TUTTI_IN_PROGRESS;
+    const char *since = now ? "when the group looked it could"
+                            : "its memory was given back while the operation used it, or is of a kind that only its "
+                              "process can read";
     return status_fail(TUTTI_SYSTEM,
-        "rank %d cannot read the tensor of rank %d: %s; its memory was given back while the operation used it, or is "
-        "of a kind that only its process can read: with TUTTI_SINGLE_COPY=0 tensors go through shared memory",
-        rank, owner, reading_reason(error));
+        "rank %d cannot read the tensor of rank %d: %s; %s: with TUTTI_SINGLE_COPY=0 tensors go through shared memory",
+        rank, owner, reading_reason(error), since);
 }
 /* Yama: 1 lets a process read those that it has started, and no others. */
 static int yama_scope(void)
