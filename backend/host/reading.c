@@ -49,7 +49,7 @@ const char *reading_reason(int error)
 {
     if (error == -EPERM)
         return "the kernel does not let it (kernel.yama.ptrace_scope is 1 or more, or seccomp or a user namespace "
-               "forbids process_vm_readv, or it is not dumpable any more)";
+               "forbids process_vm_readv, or the other process is not dumpable)";
     if (error == -ENOSYS) return "seccomp or the kernel has no process_vm_readv";
     if (error == -ESRCH) return "it cannot be seen: it is in another namespace of processes, or gone";
     if (error == -EFAULT) return "the memory cannot be read";
@@ -57,8 +57,8 @@ const char *reading_reason(int error)
 }
 tutti_status reading_failed(const struct source *from, int error, int rank, int owner)
 {
-    int now = reading_try(from);
-    if (error == -ESRCH || (now && now != -EPERM)) return TUTTI_IN_PROGRESS;
+    int now = error == -ESRCH ? error : reading_try(from);
+    if (now && now != -EPERM) return TUTTI_IN_PROGRESS;
     const char *since = now ? "when the group looked it could"
                             : "its memory was given back while the operation used it, or is of a kind that only its "
                               "process can read";

@@ -167,11 +167,12 @@ static void sends_a_hole(struct rank *me)
     REQUIRE(me->rank || comm->messages.opened);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
-/* As a program does that keeps secrets. Who is root may read it all the same. */
+/* As a program does that keeps secrets. Who is root may read it all the same, so no rank stays root. */
 static void hides(struct rank *me)
 {
     enum { BYTES = 1 << 20, NOBODY = 65534 };
     REQUIRE(setuid(NOBODY) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
+    if (*reading_describe() == 'n') return;
     tutti_comm *comm = group_of_way(me, "1", plain);
     unsigned char *at = calloc(1, BYTES);
     REQUIRE(tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, comm, NULL) == TUTTI_OK && has_read(comm, BROADCAST));
@@ -181,18 +182,10 @@ static void hides(struct rank *me)
     REQUIRE(prctl(PR_SET_DUMPABLE, 1) == 0);            /* for the leak sanitizer */
     free(at);
 }
-/* Who is not root may read others of its own, and this process may become who is not root. */
-static bool can_hide(void)
-{
-    FILE *file = fopen("/proc/sys/kernel/yama/ptrace_scope", "r");
-    int scope = file ? fgetc(file) : '0';
-    if (file) fclose(file);
-    return geteuid() == 0 && scope == '0';
-}
 static void test_what_cannot_be_read_is_an_error(void **state)
 {
     (void)state;
-    if (can_hide()) assert_int_equal(world_processes(2, SECONDS, hides, NULL), 0);
+    if (geteuid() == 0) assert_int_equal(world_processes(2, SECONDS, hides, NULL), 0);
     assert_int_equal(world_processes(3, SECONDS, broadcasts_a_hole, NULL), 0);
     assert_int_equal(world_processes(2, SECONDS, sends_a_hole, NULL), 0);
 }
