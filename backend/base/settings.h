@@ -24,9 +24,9 @@
       "yields before a waiting thread sleeps (-1: by what a sleep costs)") \
     X(hosts, "TUTTI_HOSTS", TEXT, "", "", "pretends that the ranks of a job are on several hosts: a number of blocks," \
       " or the host of each rank as in 0,1,0,1 (empty: no)") \
-    X(transport, "TUTTI_TRANSPORT", TEXT, "", "", "how ranks on different hosts exchange messages: ucx, verbs, tcp" \
-      " (empty: ucx on hosts with an active RDMA port, tcp on others; between hosts that are pretended, shared" \
-      " memory)") \
+    X(transport, "TUTTI_TRANSPORT", TEXT, "", "", "how ranks on different hosts exchange messages: ucx, verbs, tcp," \
+      " or several, as in verbs,ucx: each message by the one that was measured to be faster for it (empty: ucx on" \
+      " hosts with an active RDMA port, tcp on others; between hosts that are pretended, shared memory)") \
     X(socket_ifname, "TUTTI_SOCKET_IFNAME", TEXT, "", "", "network interfaces between hosts: names or how they begin," \
       " as in eth,ib0; =eth0 that one only; ^docker,lo all but these (empty: the one that leads to the store's host)") \
     X(ucx, "TUTTI_UCX", TEXT, "libucp.so.0", "", "the UCX library; of several with a colon between them, the first" \

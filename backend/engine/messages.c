@@ -5,9 +5,9 @@
 #include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/networks.h"
 #include "backend/memory/arena.h"
 #include "backend/processes/views.h"
-#include "backend/transports/fabrics.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
 #include <string.h>
@@ -138,41 +138,6 @@ static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /
         .paced = s->paced };
     return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
 }
-static const unsigned char *process_of(void *context, int rank)
-{
-    return group_of(context)->members[rank].identity.nonce;
-}
-static tutti_status card_of(void *context, int rank, void *out, size_t *bytes)
-{
-    return link_card(group_of(context)->peers[rank], out, bytes);
-}
-static void name_of(void *context, int rank, char *out, size_t bytes)
-{
-    const struct member *m = &group_of(context)->members[rank];
-    char address[CONTACT_TEXT_BYTES];
-    snprintf(out, bytes, "%.40s (%s)", m->identity.host, contact_print(&m->contact, address));
-}
-/* The same for all groups. As others know this process by one card and keep it, it stays open from the first group that
-   needs it to the last of any kind. */
-static struct fabric *fabric_of_process(void) { return fabric_at(fabric_number(settings_get()->transport)); }
-static void close_fabric(void) { fabric_close(fabric_of_process()); }
-static tutti_status open_fabric(const struct group *g, unsigned char *card, size_t *bytes)
-{
-    struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
-        .pretended = g->members[0].pretends != 0 };
-    TRY(fabric_open(fabric_of_process(), g->members[g->rank].identity.nonce, &place, card, bytes));
-    if (!peers_at_end(close_fabric)) close_fabric();
-    return TUTTI_OK;
-}
-static tutti_status connect_fabric(tutti_comm *comm)
-{
-    struct fabric_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
-    unsigned char card[FABRIC_CARD_BYTES];
-    size_t bytes = sizeof card;
-    TRY(open_fabric(&comm->group, card, &bytes));
-    TRY(links_publish(card, bytes));
-    return fabric_connect(fabric_of_process(), comm->router, &ground);
-}
 static _Atomic(network_connect *) network;
 void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }
 tutti_status messages_connect(tutti_comm *comm)
@@ -186,7 +151,7 @@ tutti_status messages_connect(tutti_comm *comm)
     TRY(connect_host(comm, &comm->executor.site));
     if (!group_is_spread(g)) return TUTTI_OK;
     if (connect) return connect(comm->router);
-    return g->network ? connect_network(comm, &comm->executor.site) : connect_fabric(comm);
+    return g->network ? connect_network(comm, &comm->executor.site) : networks_connect(comm);
 }
 
 /* ---- sends and receives ---- */

@@ -10,7 +10,7 @@ struct messages {                                       /* of the driver */
 };
 tutti_status messages_connect(tutti_comm *comm);        /* makes the router, when the segment is mapped */
 /* For tests whose ranks are threads: leads to the ranks of other hosts in place of the pairs of the network segment,
-   or of UCX. NULL: nothing does. Of groups that are joined from now on. */
+   or of networks. NULL: nothing does. Of groups that are joined from now on. */
 typedef tutti_status network_connect(struct router *router);
 void messages_use_network(network_connect *connect);
 void message_post(tutti_comm *comm, struct operation *op);

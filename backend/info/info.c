@@ -117,10 +117,12 @@ static void put_machine(struct text *t)
 }
 static void describe_choice(char *out, size_t bytes)
 {
-    const char *given = settings_get()->transport, *name = fabric_name(fabric_number(given));
-    bool sockets = name && strcmp(name, "tcp") == 0;
-    if (*given) snprintf(out, bytes, "%s", name ? name : "no transport has the name that TUTTI_TRANSPORT says");
-    else snprintf(out, bytes, "%s, as %s RDMA port of this host is active", name, sockets ? "no" : "an");
+    const char *given = settings_get()->transport;
+    char names[FABRIC_TEXT_BYTES];
+    fabrics_print(fabrics_parse(given, NULL), names);
+    bool sockets = strcmp(names, "tcp") == 0;
+    if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names a transport that there is not");
+    else snprintf(out, bytes, "%s, as %s RDMA port of this host is active", names, sockets ? "no" : "an");
 }
 static void put_transports(struct text *t)
 {

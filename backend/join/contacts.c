@@ -20,14 +20,15 @@ static const char *next_transport(void *context, int index)
 bool transport_is_given(void) { return *settings_get()->transport; }
 tutti_status transport_check(void)
 {
-    const char *name = settings_get()->transport;
-    char names[64] = "";
-    if (fabric_number(name) != FABRIC_UNKNOWN) return TUTTI_OK;
+    char unknown[FABRIC_TEXT_BYTES], names[64] = "";
+    if (fabrics_parse(settings_get()->transport, unknown)) return TUTTI_OK;
     for (int i = 0; fabric_name(i); i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
-    const char *nearest = settings_nearest(name, next_transport, NULL);
-    return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_TRANSPORT=%.100s: there is no such transport%s%s%s; there are %s",
-        name, nearest ? ", did you mean " : "", nearest ? nearest : "", nearest ? "?" : "", names);
+    const char *nearest = settings_nearest(unknown, next_transport, NULL);
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "TUTTI_TRANSPORT=%.100s: there is no transport \"%s\"%s%s%s; there are %s, or several with commas between",
+        settings_get()->transport, unknown, nearest ? ", did you mean " : "", nearest ? nearest : "",
+        nearest ? "?" : "", names);
 }
 
 /* ---- offering ---- */

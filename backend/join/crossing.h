@@ -2,9 +2,10 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-struct crossing { double message_ns, announced_ns, byte_ns; };         /* 0: not known */
-void crossing_tell(const struct crossing *crossing, struct machine *figures);     /* what is known of it */
+struct crossings { struct crossing by[NETWORKS_AT_MOST]; };            /* by each network of the router; 0: not known */
+/* What is known of them: a short message goes by the network of the shortest, a long one by that of the most bytes. */
+void crossings_tell(const struct crossings *crossings, struct machine *figures);
 /* By the first rank of each host of a linked group, when all have joined: those of two neighbouring hosts measure
-   together, a few milliseconds, unless their processes have done it before. Zero where there is nobody to measure
-   with. Fails the group as hosts_meet does. */
-tutti_status crossing_measure(tutti_comm *comm, int64_t deadline_ms, struct crossing *out);
+   together, a few milliseconds for each network, unless their processes have done it before. Zero where there is nobody
+   to measure with. Fails the group as hosts_meet does. */
+tutti_status crossings_measure(tutti_comm *comm, int64_t deadline_ms, struct crossings *out);

@@ -14,7 +14,8 @@
 
 enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };     /* 4 ms: who waits to join may sleep for 1 */
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
-_Static_assert(sizeof(struct machine) <= FIGURES_BYTES, "the segment has room for the figures");
+struct figures { struct machine machine; struct crossings crossings; };
+_Static_assert(sizeof(struct figures) <= FIGURES_BYTES, "the segment has room for the figures");
 
 static bool is_first(const tutti_comm *comm) { return comm->executor.site.index == 0; }
 
@@ -126,7 +127,7 @@ static struct machine measure_figures(const tutti_comm *comm, const struct farth
         *keep ? "" : "; later jobs measure again");
     return figures;
 }
-static void tell(const tutti_comm *comm, const struct crossing *crossing)
+static void tell(const tutti_comm *comm, const struct crossings *crossings)
 {
     struct told *told = comm->group.segment->told;
     struct farthest far = measure_distance(comm);
@@ -135,9 +136,9 @@ static void tell(const tutti_comm *comm, const struct crossing *crossing)
     bool keep = false, known = machine_recall(distance, &figures);
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
     LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
-    struct machine all = figures;
-    machine_override(&all, settings_get()->figures);
-    crossing_tell(crossing, &all);
+    struct figures all = { figures, *crossings };
+    machine_override(&all.machine, settings_get()->figures);
+    crossings_tell(crossings, &all.machine);
     told->distance = distance;
     memcpy(told->figures, &all, sizeof all);
     atomic_store(&told->ready, 1);
@@ -176,28 +177,39 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
 
 /* ---- all ---- */
 /* The figures were checked by rank 0; here once more, as for all that is shared. */
-static struct machine told_figures(const tutti_comm *comm)
+static struct figures told_figures(const tutti_comm *comm)
 {
     const struct told *told = comm->group.segment->told;
-    struct machine figures;
+    struct figures figures;
     memcpy(&figures, told->figures, sizeof figures);
-    if (!machine_is_sane(&figures)) return machine_typical();
+    if (!machine_is_sane(&figures.machine)) return (struct figures){ .machine = machine_typical() };
     if (is_first(comm)) return figures;
     int distance = *(const volatile int32_t *)&told->distance;         /* once: it is checked before it is used */
-    struct machine own = figures, typical = machine_typical();
+    struct machine own = figures.machine, typical = machine_typical();
     machine_take_network(&own, &typical);
     if (distance >= 0 && distance < DISTANCES) machine_learn(distance, &own, false);
     return figures;
 }
-tutti_status figures_agree(tutti_comm *comm, const struct crossing *crossing, int64_t deadline_ms)
+static void say_choice(const tutti_comm *comm)          /* by what messages go to other hosts */
 {
-    struct machine figures = machine_typical();         /* one rank alone has nothing to choose */
-    crossing_tell(crossing, &figures);
+    const struct router *r = comm->router;
+    const char *by[4];
+    uint64_t bytes = 64;
+    for (int i = 0; i < 4; i++, bytes <<= 7) by[i] = router_network_name(r, router_network_for(r, bytes));
+    LOG(INFO, "%s: between hosts 64 bytes go by %s, 8 KiB by %s, 1 MiB by %s, 128 MiB by %s", comm->group.name, by[0],
+        by[1], by[2], by[3]);
+}
+tutti_status figures_agree(tutti_comm *comm, const struct crossings *crossings, int64_t deadline_ms)
+{
+    struct figures figures = { machine_typical(), *crossings };        /* one rank alone has nothing to choose */
+    crossings_tell(crossings, &figures.machine);
     if (comm->executor.site.ranks > 1) {
-        if (is_first(comm)) tell(comm, crossing);
+        if (is_first(comm)) tell(comm, crossings);
         else TRY(await_word(comm, deadline_ms));
         figures = told_figures(comm);
     }
-    comm_tune(comm, &figures, count_cores(comm), all_admit(comm));
+    comm_tune(comm, &figures.machine, count_cores(comm), all_admit(comm));
+    router_take_crossings(comm->router, figures.crossings.by);
+    if (comm->group.rank == 0 && router_networks(comm->router) > 1) say_choice(comm);
     return TUTTI_OK;
 }

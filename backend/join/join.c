@@ -95,7 +95,7 @@ tutti_status join_pretend(int rank, int size, struct member *out)
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
-    out->fabric = (uint32_t)fabric_number(settings_get()->transport);
+    out->fabrics = fabrics_parse(settings_get()->transport, NULL);
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
     if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;
@@ -181,7 +181,7 @@ static tutti_status map_segments(tutti_comm *comm, int64_t deadline_ms)
 }
 
 /* For its host, whose other ranks wait for what it says then; if it fails they report what it has found. */
-static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct crossing *out)
+static tutti_status meet_hosts(tutti_comm *comm, int64_t deadline_ms, struct crossings *out)
 {
     TRY(contacts_link(comm, deadline_ms));
     return hosts_meet(comm, deadline_ms, out);
@@ -197,10 +197,10 @@ static tutti_status join(tutti_comm *comm, int64_t deadline_ms)
     figures_introduce(comm);
     TRY(messages_connect(comm));
     TRY(await_joined(comm, deadline_ms));
-    struct crossing crossing = { 0, 0, 0 };
-    if (!group_is_linked(&comm->group)) return figures_agree(comm, &crossing, deadline_ms);
-    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &crossing));
-    return figures_agree(comm, &crossing, deadline_later(deadline_ms, GRACE_MS));
+    struct crossings crossings = { 0 };
+    if (!group_is_linked(&comm->group)) return figures_agree(comm, &crossings, deadline_ms);
+    if (comm->executor.site.index == 0) TRY(meet_hosts(comm, deadline_ms, &crossings));
+    return figures_agree(comm, &crossings, deadline_later(deadline_ms, GRACE_MS));
 }
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {

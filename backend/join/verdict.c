@@ -5,7 +5,6 @@
 #include "backend/base/status.h"
 #include "backend/transports/fabrics.h"
 #include <assert.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,10 +19,10 @@ void member_seat(struct member *out, const struct member *member)
     *out = *member;
     out->group[sizeof out->group - 1] = out->identity.host[sizeof out->identity.host - 1] = 0;
 }
-static const char *fabric_text(const struct member *m)
+static const char *fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
-    const char *name = m->fabric < INT_MAX ? fabric_name((int)m->fabric) : NULL;
-    return name ? name : "what is unknown here";
+    fabrics_print(m->fabrics, out);
+    return *out ? out : "what is unknown here";
 }
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
@@ -46,11 +45,12 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
             "must be the same on all ranks, or unset on all",
             rank, mine->group);
-    if (theirs->fabric != mine->fabric)
+    char their_text[FABRIC_TEXT_BYTES], my_text[FABRIC_TEXT_BYTES];
+    if (theirs->fabrics != mine->fabrics)
         return status_fail(TUTTI_MISMATCH,
             "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
             "same on all ranks (where it is not set, it is ucx on hosts with an active RDMA port, and tcp on others)",
-            rank, fabric_text(theirs), mine->group, fabric_text(mine));
+            rank, fabrics_text(theirs, their_text), mine->group, fabrics_text(mine, my_text));
     if (!theirs->contact.family != !mine->contact.family)
         return status_fail(TUTTI_MISMATCH,
             "rank %d of %s %s for ranks of other hosts, and rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and "

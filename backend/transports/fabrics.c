@@ -10,6 +10,7 @@
 
 static struct fabric *const all[] = { &ucx_fabric, &verbs_fabric, &tcp_fabric };
 enum { COUNT = sizeof all / sizeof *all };
+_Static_assert((int)COUNT <= (int)NETWORKS_AT_MOST, "a router has room for all");
 
 struct fabric *fabric_at(int number) { return number >= 0 && number < COUNT ? all[number] : NULL; }
 const char *fabric_name(int number)
@@ -50,4 +51,31 @@ int fabric_number(const char *name)
     if (*name) return FABRIC_UNKNOWN;
     pthread_once(&once, choose);
     return chosen;
+}
+
+/* ---- several ---- */
+unsigned fabrics_parse(const char *names, char unknown[FABRIC_TEXT_BYTES])
+{
+    unsigned set = *names ? 0 : 1u << fabric_number(names);
+    for (const char *at = names; *at;) {
+        char word[FABRIC_TEXT_BYTES];
+        size_t length = strcspn(at, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        int number = *word ? fabric_number(word) : FABRIC_UNKNOWN;
+        if (number == FABRIC_UNKNOWN) {
+            if (unknown) snprintf(unknown, FABRIC_TEXT_BYTES, "%s", word);
+            return 0;
+        }
+        set |= 1u << number;
+        at += length + (at[length] == ',');
+    }
+    return set;
+}
+void fabrics_print(unsigned set, char out[FABRIC_TEXT_BYTES])
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int k = 0; k < COUNT; k++)
+        if (set >> k & 1)
+            used += (size_t)snprintf(out + used, FABRIC_TEXT_BYTES - used, "%s%s", used ? " and " : "", fabric_name(k));
 }

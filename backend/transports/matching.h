@@ -3,6 +3,7 @@
 #pragma once
 #include "backend/transports/queue.h"
 
+struct transport;
 enum { MATCHING_BUCKETS = 256, MATCHING_CLASSES = 22 };
 struct arrival { /* a message that nobody has asked for yet */
     struct arrival *next;
@@ -10,7 +11,8 @@ struct arrival { /* a message that nobody has asked for yet */
     uint64_t bytes, id;    /* id: of the sender's choice */
     struct remote place; /* announced: where the sender says that it lies */
     int source;
-    bool announced; /* the bytes are still with the sender; else they are data */
+    struct transport *by; /* NULL: the one that leads to its source */
+    bool announced;       /* the bytes are still with the sender; else they are data */
     unsigned char *data;
     int class; /* which free list it returns to */
 };

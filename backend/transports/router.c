@@ -28,7 +28,7 @@ static void drop_peer(struct router *r, int rank, tutti_status status)
     const struct route *route = &r->routes[rank];
     matching_withdraw_all(&r->matching, rank);
     for (struct transfer *x; (x = matching_pop(&r->matching, rank)) != NULL;) transfer_fail(x, status, 0);
-    route->transport->operations->lose(route->transport, route->member, status);
+    for (struct transport *t = route->transport; t; t = t->beside) t->operations->lose(t, route->member, status);
 }
 void router_lose(struct router *r, int rank, tutti_status status)
 {
@@ -53,11 +53,59 @@ bool router_end(struct router *r)
     return true;
 }
 
+/* ---- several networks ---- */
+static double crossing_ns(const struct crossing *c, uint64_t bytes)
+{
+    return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;
+}
+/* Where sends wait, others wait behind them: so what leaves leaves in the order of its posting. */
+__attribute__((noinline)) static struct transport *choose_network(struct router *r, const struct route *route,
+    const struct transfer *x)
+{
+    struct transport *best = NULL, *only = NULL;
+    double least = 0;
+    int k = 0;
+    for (struct transport *t = route->transport; t; t = t->beside, k++) {
+        enum readiness readiness = t->operations->readiness(t, route->member);
+        double ns = crossing_ns(&r->crossings[k], x->wire);
+        if (readiness == SENDS_WAIT) return t;
+        if (k == r->only) only = t;
+        if (readiness == UNCONNECTED || (best && ns >= least)) continue;
+        best = t;
+        least = ns;
+    }
+    return only ? only : best ? best : route->transport;
+}
+int router_networks(const struct router *r)
+{
+    int count = 0;
+    for (const struct transport *t = r->network; t; t = t->beside) count++;
+    return count;
+}
+const char *router_network_name(const struct router *r, int network)
+{
+    const struct transport *t = r->network;
+    for (int k = 0; t && k < network; k++) t = t->beside;
+    return t ? t->network : "network";
+}
+void router_take_crossings(struct router *r, const struct crossing crossings[NETWORKS_AT_MOST])
+{
+    for (int k = 0; k < NETWORKS_AT_MOST; k++) r->crossings[k] = crossings[k];
+}
+int router_network_for(const struct router *r, uint64_t bytes)
+{
+    int best = 0;
+    for (int k = 1; k < router_networks(r); k++)
+        if (crossing_ns(&r->crossings[k], bytes) < crossing_ns(&r->crossings[best], bytes)) best = k;
+    return best;
+}
+void router_use_network(struct router *r, int network) { r->only = network; }
+
 /* ---- the contract ---- */
 __attribute__((noinline)) static void meet(struct router *r, struct transfer *x, struct arrival *a)
 {
     struct route *route = &r->routes[a->source];
-    struct transport *t = route->transport;
+    struct transport *t = a->by ? a->by : route->transport;
     if (a->announced) t->operations->accept(t, route->member, x, a);
     else {
         if (transfer_meets(x, a->source, a->bytes)) {
@@ -92,8 +140,9 @@ static void post_receive(struct router *r, struct transfer *x)
 static void post_send(struct router *r, struct transfer *x)
 {
     const struct route *route = &r->routes[x->peer];
-    if (route->status) refuse_route(r, x);
-    else route->transport->operations->send(route->transport, route->member, x);
+    if (route->status) { refuse_route(r, x); return; }
+    struct transport *t = route->transport->beside ? choose_network(r, route, x) : route->transport;
+    t->operations->send(t, route->member, x);
 }
 void router_post(struct router *r, struct transfer *x)
 {
@@ -108,9 +157,10 @@ bool router_cancel(struct router *r, struct transfer *x)
 {
     int rank = x->is_send ? x->peer : x->source;
     const struct route *route = rank >= 0 ? &r->routes[rank] : NULL;
-    bool forgotten = true;
-    if (route) forgotten = route->transport->operations->cancel(route->transport, route->member, x);
-    else matching_cancel(&r->matching, x);
+    bool forgotten = !route;
+    if (!route) matching_cancel(&r->matching, x);
+    for (struct transport *t = route ? route->transport : NULL; t && !forgotten; t = t->beside)
+        forgotten = t->operations->cancel(t, route->member, x);
     if (forgotten) x->state = TRANSFER_IDLE;
     return forgotten;
 }
@@ -136,6 +186,7 @@ tutti_status router_create(int rank, int size, uint64_t comm, struct bell bell, 
     r->size = size;
     r->comm = comm;
     r->bell = bell;
+    r->only = -1;
     r->routes = routes;
     r->failed.operations = &failed;
     for (int i = 0; i < size; i++) routes[i].status = TUTTI_UNSUPPORTED;
@@ -150,8 +201,15 @@ void router_add(struct router *r, struct transport *t, const int *ranks, int cou
     if (!r->failure) r->polled = r->transports;
     for (int i = 0; i < count; i++) {
         struct route *route = &r->routes[ranks ? ranks[i] : i];
-        if (!route->transport) *route = (struct route){ t, i, TUTTI_OK };
+        if (!route->transport) *route = (struct route){ .transport = t, .member = i, .status = TUTTI_OK };
     }
+}
+void router_add_network(struct router *r, struct transport *t)
+{
+    struct transport **at = &r->network;
+    while (*at) at = &(*at)->beside;
+    *at = t;
+    router_add(r, t, NULL, r->size);
 }
 void router_destroy(struct router *r)
 {

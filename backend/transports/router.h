@@ -7,7 +7,10 @@
  * router_poll, by the one thread that calls the router at a time.
  *
  * A peer that is lost fails the transfers with it and later ones, except receives from any peer; a failed router fails
- * all. */
+ * all.
+ *
+ * Several networks may lead to other hosts. A message takes the one by which it is there first, as far as is known; all
+ * of a peer are heard in the order in which they left, by whichever. */
 #pragma once
 #include "backend/transports/matching.h"
 #include "backend/transports/transport.h"
@@ -16,10 +19,15 @@ struct bell { /* wakes this rank; from any thread. ring NULL: there is none */
     void (*ring)(void *context);
     void *context;
 };
+/* What it takes to reach another host by a network: ns of a message beside its bytes, sent with them or announced, and
+   of a byte. All zero: not known. */
+struct crossing { double message_ns, announced_ns, byte_ns; };
+enum { EAGER_BYTES = 65536, NETWORKS_AT_MOST = 3 }; /* up to so many bytes a network sends a message with its bytes */
 struct route {
     struct transport *transport;
-    int member;          /* the peer's number there */
-    tutti_status status; /* not OK: lost, or never reached */
+    int member;           /* the peer's number there, and in those beside it */
+    tutti_status status;  /* not OK: lost, or never reached */
+    uint32_t sent, heard; /* of networks: messages to this peer that have left; of it, in their order */
 };
 struct router {
     int rank, size;
@@ -30,6 +38,9 @@ struct router {
     struct transport *transports; /* in the order of router_add */
     struct transport *polled;     /* the same; after a failure `failed`, until it has ended all transfers, then NULL */
     struct route *routes;         /* [size] */
+    struct transport *network;    /* the first that leads to other hosts, others beside it; NULL: there is none */
+    struct crossing crossings[NETWORKS_AT_MOST]; /* by each of them */
+    int only;                     /* this one alone is used; -1: any */
     struct transport failed;      /* has always something to say, so that a poll looks at the failure */
     struct matching matching;
     /* Why the first transfer that was refused was, in words; empty: there is none. They stay here because the thread
@@ -42,6 +53,16 @@ void router_destroy(struct router *router); /* with its transports; NULL is fine
 /* The transport is the router's from now on, and leads to those of these ranks (NULL: 0 to count - 1) that have none
    yet; member i is ranks[i]. Both ends of a pair must come to the same one. */
 void router_add(struct router *router, struct transport *transport, const int *ranks, int count);
+/* The same for a network: it leads to all ranks that nothing else leads to, by their ranks; if there is one already,
+   beside it. */
+void router_add_network(struct router *router, struct transport *network);
+int router_networks(const struct router *router); /* how many */
+const char *router_network_name(const struct router *router, int network); /* "network" of what stands for one */
+/* What each takes, in the order in which they were added: it decides which is used. */
+void router_take_crossings(struct router *router, const struct crossing crossings[NETWORKS_AT_MOST]);
+int router_network_for(const struct router *router, uint64_t bytes); /* when all are connected */
+/* Sends by this one alone, which is measured; -1: by any again. */
+void router_use_network(struct router *router, int network);
 
 /* Of any thread. */
 static inline int router_priority(const struct router *router)

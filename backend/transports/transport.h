@@ -28,6 +28,9 @@
  * more, and nothing of it can reach memory of this rank, except shared memory, where may_share says what holds.
  * The transport calls router_lose itself when it notices (a connection that breaks), as the last thing it does in a
  * poll or cancel. Silence of a member that is stopped or unplugged is noticed by others (the control connection).
+ * Beside another. Of networks that lead to the same members (router_add_network) each says by `readiness` what it would
+ * do with a send. Messages are numbered as they leave (route->sent), and a network gives what arrives to the matching
+ * in that order (route->heard), holding what is ahead of its turn. Arrivals say which transport they came by.
  * Sleeping. poll says true while something moves, is about to or has failed. After false a rank may arm, and when that
  * says true, sleep: then router->bell rings for whatever comes from there on. So a rank sleeps on words only, its bell
  * among them; a network that has a file descriptor has a thread wait for that and ring. arm NULL: it rings without
@@ -44,6 +47,11 @@ enum { TRANSPORT_CANCEL_MS = 1000 };
 struct arrival;
 struct router;
 struct transport;
+enum readiness {
+    CONNECTED,   /* it leaves at once */
+    UNCONNECTED, /* it would have to wait for a connection, which is now asked for */
+    SENDS_WAIT   /* others wait already, and it must not overtake them */
+};
 struct transport_operations {
     const char *name;
     void (*send)(struct transport *transport, int member, struct transfer *send);
@@ -53,11 +61,14 @@ struct transport_operations {
     bool (*poll)(struct transport *transport);
     bool (*cancel)(struct transport *transport, int member, struct transfer *transfer); /* not of one in the matching */
     void (*lose)(struct transport *transport, int member, tutti_status status);
+    enum readiness (*readiness)(struct transport *transport, int member); /* of networks */
     bool (*arm)(struct transport *transport); /* or NULL; false: something is there, poll */
     void (*destroy)(struct transport *transport); /* open transfers are forgotten */
 };
 struct transport {
     const struct transport_operations *operations;
     struct router *router;
-    struct transport *next; /* of the router */
+    struct transport *next;   /* of the router */
+    struct transport *beside; /* the next network that leads to the same members */
+    const char *network;      /* its name, if it is one */
 };

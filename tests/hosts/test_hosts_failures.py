@@ -57,7 +57,7 @@ def running(some, what="all_reduce", seconds=0.5):
 # ---- processes ----
 @pytest.mark.parametrize("what", ["all_reduce", "large"])
 @pytest.mark.parametrize("victim", [3, 1, 0])
-@pytest.mark.parametrize("transport", ["tcp", "ucx"])
+@pytest.mark.parametrize("transport", ["tcp", "ucx", "tcp,ucx"])
 def test_killed_rank_is_named_on_every_host(fresh, transport, victim, what):
     """Rank 0 has the store: nobody needs it after joining."""
     some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport})
@@ -231,11 +231,15 @@ def test_transports_that_differ(fresh):
     """As where one host has RDMA and another has none."""
     outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_TRANSPORT": "ucx"}}).joined
     failures(outcomes, "MismatchError", "rank 1", "by ucx", "by tcp", "set TUTTI_TRANSPORT", "RDMA")
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "tcp,ucx"},
+                     on_host={1: {"TUTTI_TRANSPORT": "ucx"}}).joined
+    failures(outcomes, "MismatchError", "rank 1", "by ucx,", "by ucx and tcp:")
 
 
-def test_no_ucx_on_one_host(fresh):
+@pytest.mark.parametrize("transport", ["ucx", "tcp,ucx"])
+def test_no_ucx_on_one_host(fresh, transport):
     """Every rank hears it, and what to install."""
-    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "ucx"},
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": transport},
                      on_host={1: {"TUTTI_UCX": "/nowhere/libucp.so.0"}}).joined
     assert all(outcome.failed for outcome in outcomes), outcomes
     assert outcomes[1].error == "NotImplementedError" and "/nowhere/libucp.so.0" in outcomes[1].text, outcomes[1].text

@@ -206,6 +206,7 @@ def test_info_tells_of_the_choice_between_hosts():
         return json.loads(tutti("info", "--json", environment={"TUTTI_TRANSPORT": name}).stdout)["transports"]
     assert re.match("tcp, as no RDMA port|ucx, as an RDMA port", choice("")["between hosts"])
     assert choice("verbs")["between hosts"] == "verbs"
+    assert choice("verbs,ucx")["between hosts"] == "ucx and verbs"
     assert "TUTTI_TRANSPORT" in choice("pigeon")["between hosts"]
 
 

@@ -1,5 +1,6 @@
 /* What comes. While its rank polls, a message goes from the fabric's memory into its receive, or into the matching;
-   while it does not, notes are taken, which the next poll hears in their order. */
+   while it does not, notes are taken, which the next poll hears in their order. So are they of what is ahead of others
+   that come by another network. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
@@ -93,15 +94,20 @@ void port_begin_matched(struct port *p)
             if (at->receive) port_accept(p, &p->links[r], at->receive, at, at->wire);
         }
 }
-/* At once, though its rank does not poll: the sender waits for it. */
-void port_let_go(struct port *p, const struct header *h)
+static void let_go_among(struct port *p, const struct notes *notes, const struct header *h)
 {
-    if (h->from < 0 || h->from >= p->size) return;
-    for (struct note *note = p->notes.first; note; note = note->next) {
+    for (struct note *note = notes->first; note; note = note->next) {
         if (note->header.from != h->from || note->header.id != h->id || !note->parked) continue;
         p->fabric->operations->release(p->fabric, note->parked);
         note->parked = NULL;
     }
+}
+/* At once, though its rank does not poll: the sender waits for it. */
+void port_let_go(struct port *p, const struct header *h)
+{
+    if (h->from < 0 || h->from >= p->size) return;
+    let_go_among(p, &p->notes, h);
+    let_go_among(p, &p->ahead, h);
     for (struct parked *parked = p->links[h->from].parked; parked; parked = parked->next)
         if (parked->id == h->id) release(p, parked);
 }
@@ -110,7 +116,10 @@ static void withdraw(struct port *p, struct link *link, const struct header *hea
 {
     struct parked *parked = link->parked;
     while (parked && parked->id != header->id) parked = parked->next;
-    if (!parked) return; /* it is being fetched, or has been */
+    if (!parked) { /* it is ahead of its turn, or is being fetched, or has been */
+        let_go_among(p, &p->ahead, header);
+        return;
+    }
     release(p, parked);
     if (parked->receive) return;
     struct arrival *a = matching_withdraw(matching_of(p), link->rank, header->name, (uint64_t)(uintptr_t)parked);
@@ -157,6 +166,7 @@ static bool hear_announced(struct port *p, struct link *link, const struct heade
     a->bytes = h->bytes;
     a->id = (uint64_t)(uintptr_t)parked;
     a->source = link->rank;
+    a->by = &p->base;
     a->announced = true;
     matching_keep(matching_of(p), a);
     return true;
@@ -179,6 +189,7 @@ static void hear_eager(struct port *p, struct link *link, const struct header *h
     a->name = h->name;
     a->bytes = h->bytes;
     a->source = link->rank;
+    a->by = &p->base;
     memcpy(a->data, data, (size_t)h->bytes);
     matching_keep(matching_of(p), a);
 }
@@ -188,14 +199,58 @@ static struct link *link_of(struct port *p, const struct header *h, size_t bytes
     bool sane = h->from >= 0 && h->from < p->size && bytes <= most;
     sane = sane && (announced || h->kind != MESSAGE || bytes == h->bytes);
     struct link *link = sane ? &p->links[h->from] : NULL;
-    if (!link || link->lost) return NULL;
-    if (link->heard++ != h->sequence) {
+    return link && !link->lost ? link : NULL;
+}
+/* How many messages of this rank, in the order in which they left, are to be heard before. */
+static int messages_before(const struct port *p, const struct header *h)
+{
+    return (int)(h->sequence - p->base.router->routes[h->from].heard);
+}
+static bool hear_next(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
+    bool announced)
+{
+    p->base.router->routes[link->rank].heard++;
+    if (announced) return hear_announced(p, link, h, data, bytes);
+    hear_eager(p, link, h, data);
+    return false;
+}
+static bool hear_message(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
+    bool announced)
+{
+    int before = messages_before(p, h);
+    if (before == 0) return hear_next(p, link, h, data, bytes, announced);
+    if (before < 0 || !p->base.router->network->beside) {
         fail(p,
-            status_fail(TUTTI_INTERNAL, "rank %d: message %u of rank %d came after message %u", p->rank, h->sequence,
-                h->from, link->heard - 2));
-        return NULL;
+            status_fail(TUTTI_INTERNAL, "rank %d: message %u of rank %d came, and %u was to be next", p->rank,
+                h->sequence, h->from, h->sequence - (unsigned)before));
+        return false;
     }
-    return link;
+    struct note *note = note_new(h, data, bytes, announced);
+    if (note) notes_push(&p->ahead, note);
+    else fail_memory(p, link->rank);
+    return note && announced;
+}
+/* Those of one rank are in their order; what was withdrawn meanwhile is heard of by nobody. */
+bool port_hear_ahead(struct port *p)
+{
+    struct router *router = p->base.router;
+    struct notes all = p->ahead;
+    bool heard = false;
+    p->ahead = (struct notes){ NULL, NULL, 0 };
+    for (struct note *note; (note = notes_pop(&all)) != NULL;) {
+        struct link *link = &p->links[note->header.from];
+        if (!link->lost && messages_before(p, &note->header) != 0) {
+            notes_push(&p->ahead, note);
+            continue;
+        }
+        heard = true;
+        void *data = note->announced ? note->parked : note->data;
+        if (link->lost) data = NULL;
+        else if (!data) router->routes[link->rank].heard++;
+        if (data && hear_next(p, link, &note->header, data, note->bytes, note->announced)) note->parked = NULL;
+        note_free(p->fabric, note);
+    }
+    return heard;
 }
 bool port_hear(struct port *p, const struct header *h, void *data, size_t bytes, bool announced)
 {
@@ -203,10 +258,7 @@ bool port_hear(struct port *p, const struct header *h, void *data, size_t bytes,
     if (!link) return false;
     link->returned = h->returned;
     switch ((enum kind)h->kind) {
-    case MESSAGE:
-        if (announced) return hear_announced(p, link, h, data, bytes);
-        hear_eager(p, link, h, data);
-        return false;
+    case MESSAGE: return hear_message(p, link, h, data, bytes, announced);
     case WITHDRAWN: withdraw(p, link, h); return false;
     case REFUSED: port_refused(p, h); return false;
     default: return false; /* credit has been taken */

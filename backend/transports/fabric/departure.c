@@ -17,9 +17,7 @@ static struct flight *flight_for(struct port *p, struct link *link, size_t room)
     f->owner = p;
     f->link = link;
     f->endpoint = link->endpoint;
-    f->header = (struct header){
-        .comm = p->comm, .from = p->rank, .to = link->rank, .sequence = link->sent++, .returned = link->owed
-    };
+    f->header = (struct header){ .comm = p->comm, .from = p->rank, .to = link->rank, .returned = link->owed };
     link->told = link->owed;
     return f;
 }
@@ -44,6 +42,7 @@ static struct flight *flight_of_message(struct port *p, struct link *link, struc
         return NULL;
     }
     f->header.kind = MESSAGE;
+    f->header.sequence = p->base.router->routes[link->rank].sent++;
     f->header.name = x->name;
     f->header.bytes = x->wire;
     return f;
@@ -103,7 +102,7 @@ static tutti_status find_endpoint(struct port *p, struct link *link)
     size_t bytes = 0;
     struct endpoint *e = endpoint_find(p->fabric, process);
     if (!e) {
-        tutti_status status = p->ground.card(p->ground.context, link->rank, card, &bytes);
+        tutti_status status = p->ground.card(p->ground.context, p->fabric, link->rank, card, &bytes);
         if (status != TUTTI_OK) return status;
         TRY(p->fabric->operations->connect(p->fabric, process, card, bytes, &e));
     }
@@ -131,6 +130,11 @@ bool link_connect(struct port *p, struct link *link)
         refuse(p, x, status);
     }
     return false;
+}
+enum readiness port_readiness(struct port *p, struct link *link)
+{
+    if (link->waiting.first) return SENDS_WAIT;
+    return link_connect(p, link) ? CONNECTED : UNCONNECTED;
 }
 void port_send(struct port *p, struct link *link, struct transfer *x)
 {

@@ -26,7 +26,7 @@ struct header { /* of every message; fixed size, no padding */
     uint64_t bytes, id;
     uint64_t returned; /* bytes of eager messages that were sent unasked and have met their receive, so far */
     int32_t from, to;
-    uint32_t sequence; /* of this sender to this receiver */
+    uint32_t sequence; /* of this message from this sender to this receiver; 0 of what is none */
     uint32_t kind;
 };
 struct endpoint { /* to a process; a fabric's own begins with this */
@@ -134,8 +134,8 @@ struct fabric {
 struct fabric_ground { /* what it needs of the processes of its members */
     void *context;
     const unsigned char *(*process)(void *context, int rank); /* a nonce of 16 bytes: equal, the same process */
-    /* What fabric_open gave in that process. IN_PROGRESS: ask again. */
-    tutti_status (*card)(void *context, int rank, void *out, size_t *bytes);
+    /* What fabric_open gave in that process, of this fabric. IN_PROGRESS: ask again. */
+    tutti_status (*card)(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes);
     void (*name)(void *context, int rank, char *out, size_t bytes); /* of its host and address, for messages */
 };
 /* Starts the fabric for this process, whose nonce `process` is, if it does not run: *card is how others reach it. Pair

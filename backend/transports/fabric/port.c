@@ -67,6 +67,13 @@ static void fabric_send(struct transport *t, int member, struct transfer *x)
     port_send(p, &p->links[member], x);
     leave(p);
 }
+static enum readiness fabric_readiness(struct transport *t, int member)
+{
+    struct port *p = enter(t);
+    enum readiness readiness = port_readiness(p, &p->links[member]);
+    leave(p);
+    return readiness;
+}
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
     struct port *p = enter(t);
@@ -84,6 +91,7 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
 static bool settle(struct port *p)
 {
     bool moved = p->matched || p->landed;
+    if (p->ahead.first) moved |= port_hear_ahead(p);
     if (p->matched) port_begin_matched(p);
     if (p->landed) port_end_landed(p);
     if (p->waiting) moved |= port_send_waiting(p);
@@ -283,6 +291,7 @@ static void fabric_destroy(struct transport *t)
     }
     orphan_flights(p);
     for (struct note *note; (note = notes_pop(&p->notes)) != NULL;) note_free(p->fabric, note);
+    for (struct note *note; (note = notes_pop(&p->ahead)) != NULL;) note_free(p->fabric, note);
     note_closed(p);
     leave(p);
     free(p->links);
@@ -295,6 +304,7 @@ static const struct transport_operations operations = { .name = "fabric",
     .poll = fabric_poll,
     .cancel = fabric_cancel,
     .lose = fabric_lose,
+    .readiness = fabric_readiness,
     .arm = fabric_arm,
     .destroy = fabric_destroy };
 
@@ -320,7 +330,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
         return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for links with %d ranks", router->rank,
             router->size);
     }
-    *p = (struct port){ .base = { .operations = &operations, .router = router },
+    *p = (struct port){ .base = { .operations = &operations, .router = router, .network = fabric->operations->name },
         .fabric = fabric,
         .comm = router->comm,
         .rank = router->rank,
@@ -334,6 +344,6 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
     fabric->ports = p;
     take_early(p);
     leave(p);
-    router_add(router, &p->base, NULL, router->size);
+    router_add_network(router, &p->base);
     return TUTTI_OK;
 }

@@ -5,8 +5,7 @@
 #include "backend/transports/fabric/fabric.h"
 
 enum {
-    EAGER_BYTES = 65536,   /* up to so many a message leaves with its bytes */
-    CREDIT_BYTES = 262144, /* of such messages that a peer has been sent and that have not met their receive yet */
+    CREDIT_BYTES = 262144, /* of eager messages that a peer has been sent and that have not met their receive yet */
     LEAST_CHARGE = 64,     /* of each */
     HOLD_MS = 1000         /* how long a connection that broke is held, for the reason to come by another way */
 };
@@ -16,7 +15,6 @@ struct link { /* with one rank */
     int64_t broken_ms;         /* since when a connection with its process is broken; 0: none is */
     const char *why;           /* it is */
     struct endpoint *endpoint; /* NULL: none yet */
-    uint32_t sent, heard;      /* messages */
     uint64_t charged, returned; /* to it: bytes of eager messages; that it has given back */
     uint64_t owed, told;       /* of it: that have met their receive; and of which it knows */
     struct queue waiting;      /* sends, until there is an endpoint */
@@ -41,7 +39,7 @@ struct port {
     struct fabric_ground ground;
     struct link *links;        /* [size] */
     struct flight *flights, *landed;
-    struct notes notes;
+    struct notes notes, ahead; /* ahead: that wait for others, which come by another network */
     int waiting;               /* links whose sends wait for an endpoint */
     bool armed, matched, owes; /* matched, owes: a link has receives to begin, credit to give back */
     int broken;                /* links that are, and not lost yet */
@@ -60,6 +58,7 @@ static inline void link_owe(struct port *p, struct link *link, uint64_t bytes)
 }
 
 /* ---- departure.c ---- */
+enum readiness port_readiness(struct port *p, struct link *link);
 void port_send(struct port *p, struct link *link, struct transfer *x);
 bool port_send_waiting(struct port *p);             /* those whose link now has an endpoint; false: none has */
 /* Kind, name, id and bytes of `said`. false: it cannot be told. */
@@ -75,6 +74,7 @@ void port_hear_notes(struct port *p);
 void port_accept(struct port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes);
 void port_refuse(struct port *p);
 void port_begin_matched(struct port *p);            /* receives that met an announced message in a callback */
+bool port_hear_ahead(struct port *p);               /* those whose turn has come; false: none */
 void link_forget_arrivals(struct port *p, struct link *link);
 bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x);
 

@@ -175,8 +175,13 @@ static void test_a_transport_that_there_is_not_is_refused(void **state)
     settings_reload();
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(),
-        "TUTTI_TRANSPORT=ucz: there is no such transport, did you mean ucx?; there are ucx, verbs"));
-    setenv("TUTTI_TRANSPORT", "ucx", 1);
+        "TUTTI_TRANSPORT=ucz: there is no transport \"ucz\", did you mean ucx?; there are ucx, verbs"));
+    setenv("TUTTI_TRANSPORT", "tcp,uc", 1);
+    settings_reload();
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(),
+        "TUTTI_TRANSPORT=tcp,uc: there is no transport \"uc\", did you mean"));
+    setenv("TUTTI_TRANSPORT", "tcp,ucx", 1);
     settings_reload();
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);

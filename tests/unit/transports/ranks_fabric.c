@@ -10,43 +10,66 @@ struct table_of_cards {
     struct hall hall;
     struct alarm_bell bells[MOST_RANKS];
     struct {
-        unsigned char process[16], card[FABRIC_CARD_BYTES];
-        size_t bytes;
-        _Atomic bool ready;
+        unsigned char process[16];
+        struct {
+            const struct fabric_operations *of;
+            unsigned char content[FABRIC_CARD_BYTES];
+            size_t bytes;
+            _Atomic bool ready;
+        } cards[NETWORKS_AT_MOST];
     } rank[MOST_RANKS];
 };
+/* What leads from rank to rank: several are beside each other. apart: each rank has its own, fabrics[k][rank]. */
+struct ways { struct fabric *fabrics[NETWORKS_AT_MOST]; int count; bool apart; };
+static struct fabric *fabric_of(const struct ways *w, int k, int rank) { return w->fabrics[k] + (w->apart ? rank : 0); }
 static const unsigned char *process_of(void *context, int rank)
 {
     return ((struct table_of_cards *)context)->rank[rank].process;
 }
-static tutti_status card_of(void *context, int rank, void *out, size_t *bytes)
+static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
     struct table_of_cards *t = context;
-    if (!atomic_load(&t->rank[rank].ready)) return TUTTI_IN_PROGRESS;
-    *bytes = t->rank[rank].bytes;
-    memcpy(out, t->rank[rank].card, *bytes);
-    return TUTTI_OK;
+    for (int k = 0; k < NETWORKS_AT_MOST; k++) {
+        if (!atomic_load(&t->rank[rank].cards[k].ready) || t->rank[rank].cards[k].of != fabric->operations) continue;
+        *bytes = t->rank[rank].cards[k].bytes;
+        memcpy(out, t->rank[rank].cards[k].content, *bytes);
+        return TUTTI_OK;
+    }
+    return TUTTI_IN_PROGRESS;
 }
 static void name_of_host(void *context, int rank, char *out, size_t bytes)
 {
     (void)context;
     snprintf(out, bytes, "the host of rank %d", rank);
 }
-static void open_rank(struct fabric *fabric, struct table_of_cards *t, int rank, int process)
+static void open_rank(const struct ways *w, struct table_of_cards *t, int rank, int process)
 {
     const struct fabric_place place = { .device = "lo", .pretended = true };
     unsigned char *nonce = t->rank[rank].process;
     memset(nonce, 0, 16);
     nonce[0] = (unsigned char)(1 + process);
-    if (fabric_open(fabric, nonce, &place, t->rank[rank].card, &t->rank[rank].bytes) != TUTTI_OK)
-        ranks_stop(rank, __FILE__, __LINE__, status_detail());
-    atomic_store(&t->rank[rank].ready, true);
+    for (int k = 0; k < w->count; k++) {
+        struct fabric *fabric = fabric_of(w, k, rank);
+        t->rank[rank].cards[k].of = fabric->operations;
+        if (fabric_open(fabric, nonce, &place, t->rank[rank].cards[k].content, &t->rank[rank].cards[k].bytes)
+            != TUTTI_OK)
+            ranks_stop(rank, __FILE__, __LINE__, status_detail());
+        atomic_store(&t->rank[rank].cards[k].ready, true);
+    }
 }
-static void connect_rank(struct fabric *fabric, struct table_of_cards *t, struct router *router)
+/* Beside each other the first is for what is short, the next for what is longer. */
+static void connect_rank(const struct ways *w, struct table_of_cards *t, struct router *router)
 {
+    static const struct crossing crossings[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
     struct fabric_ground ground = { t, process_of, card_of, name_of_host };
-    if (fabric_connect(fabric, router, &ground) != TUTTI_OK)
-        ranks_stop(router->rank, __FILE__, __LINE__, status_detail());
+    for (int k = 0; k < w->count; k++)
+        if (fabric_connect(fabric_of(w, k, router->rank), router, &ground) != TUTTI_OK)
+            ranks_stop(router->rank, __FILE__, __LINE__, status_detail());
+    router_take_crossings(router, crossings);
+}
+static void close_rank(const struct ways *w, int rank)
+{
+    for (int k = 0; k < w->count; k++) fabric_close(fabric_of(w, k, rank));
 }
 bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes))
 {
@@ -62,43 +85,46 @@ bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes)
     }
     return waitpid(child, &how, 0) == child && how == 0;
 }
-static void run(struct fabric *fabrics, bool apart, int size, enum waiting waiting, body *each)
+static void run_as_threads(const struct ways *w, int size, enum waiting waiting, body *each)
 {
     static struct table_of_cards table;
     struct router *routers[MOST_RANKS];
     memset(&table, 0, sizeof table);
     for (int r = 0; r < size; r++) {
-        struct fabric *fabric = &fabrics[apart ? r : 0];
-        open_rank(fabric, &table, r, apart ? r : 0);
+        open_rank(w, &table, r, w->apart ? r : 0);
         routers[r] = new_router(r, size, &table.bells[r]);
-        connect_rank(fabric, &table, routers[r]);
+        connect_rank(w, &table, routers[r]);
     }
     run_threads(size, routers, waiting, table.bells, each);
     for (int r = 0; r < size; r++) router_destroy(routers[r]);
-    for (int r = 0; r < size; r++) fabric_close(&fabrics[apart ? r : 0]);
+    for (int r = 0; r < size; r++) close_rank(w, r);
 }
 void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting, body *each)
 {
-    run(fabric, false, size, waiting, each);
+    run_as_threads(&(struct ways){ { fabric }, 1, false }, size, waiting, each);
 }
 void ranks_fabric_apart(struct fabric *fabrics, int size, enum waiting waiting, body *each)
 {
-    run(fabrics, true, size, waiting, each);
+    run_as_threads(&(struct ways){ { fabrics }, 1, true }, size, waiting, each);
 }
-static void be_process(struct fabric *fabric, struct table_of_cards *t, int size, int rank, enum waiting waiting,
+void ranks_fabric_apart_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting, body *each)
+{
+    run_as_threads(&(struct ways){ { first, next }, 2, true }, size, waiting, each);
+}
+static void be_process(const struct ways *w, struct table_of_cards *t, int size, int rank, enum waiting waiting,
     body *each)
 {
     struct rank me = { rank, size, new_router(rank, size, &t->bells[rank]), &t->hall, waiting, &t->bells[rank] };
     alarm(RANKS_SECONDS);
-    open_rank(fabric, t, rank, rank);
-    connect_rank(fabric, t, me.router);
+    open_rank(w, t, rank, rank);
+    connect_rank(w, t, me.router);
     each(&me);
     rank_meet(&me);
     router_destroy(me.router);
-    fabric_close(fabric);
+    close_rank(w, rank);
     _exit(0);
 }
-void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each)
+static void run_as_processes(const struct ways *w, int size, enum waiting waiting, body *each)
 {
     struct table_of_cards *t = shared_memory(sizeof *t, PROT_READ | PROT_WRITE);
     pid_t children[MOST_RANKS];
@@ -106,9 +132,18 @@ void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waitin
     fflush(NULL);
     for (int r = 0; r < size; r++) {
         children[r] = fork();
-        if (children[r] == 0) be_process(fabric, t, size, r, waiting, each);
+        if (children[r] == 0) be_process(w, t, size, r, waiting, each);
     }
     for (int r = 0; r < size; r++) bad += waitpid(children[r], &how, 0) != children[r] || how != 0;
     munmap(t, sizeof *t);
     if (bad) ranks_stop(-1, __FILE__, __LINE__, "every process ended well");
+}
+void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each)
+{
+    run_as_processes(&(struct ways){ { fabric }, 1, false }, size, waiting, each);
+}
+void ranks_fabric_processes_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting,
+    body *each)
+{
+    run_as_processes(&(struct ways){ { first, next }, 2, false }, size, waiting, each);
 }

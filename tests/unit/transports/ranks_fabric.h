@@ -11,3 +11,7 @@ void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting,
 /* threads, each as if it were a process of its own: fabrics[size] */
 void ranks_fabric_apart(struct fabric *fabrics, int size, enum waiting waiting, body *each);
 void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each);
+/* Over two beside each other: of some 1,010 bytes on a message goes by the second. */
+void ranks_fabric_apart_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting, body *each);
+void ranks_fabric_processes_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting,
+    body *each);

@@ -57,11 +57,31 @@ static void test_numbers(void **state)
     assert_int_equal(fabric_number("carrier pigeon"), FABRIC_UNKNOWN);
     assert_int_equal(fabric_number(""), fabric_default("/sys/class/infiniband"));
 }
+static void test_sets(void **state)
+{
+    (void)state;
+    char text[FABRIC_TEXT_BYTES];
+    unsigned tcp = 1u << fabric_number("tcp"), ucx = 1u << fabric_number("ucx"), verbs = 1u << fabric_number("verbs");
+    assert_int_equal(fabrics_parse("tcp", text), tcp);
+    assert_int_equal(fabrics_parse("verbs,ucx", text), verbs | ucx);
+    assert_int_equal(fabrics_parse("ucx,verbs,ucx", NULL), verbs | ucx);
+    assert_int_equal(fabrics_parse("", NULL), 1u << fabric_number(""));
+    assert_int_equal(fabrics_parse("tcp,pigeon,ucx", text), 0);
+    assert_string_equal(text, "pigeon");
+    assert_int_equal(fabrics_parse("tcp,,ucx", text), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(fabrics_parse("tcp, ucx", NULL), 0);
+    fabrics_print(verbs | ucx | tcp, text);
+    assert_string_equal(text, "ucx and verbs and tcp");
+    fabrics_print(0, text);
+    assert_string_equal(text, "");
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_default),
         cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -128,12 +128,13 @@ static void test_shm(void **state)
     (void)state;
     storms(over_shm);
 }
-static void over_tcp(enum waiting waiting)
+static struct fabric *new_sockets(void)
 {
     static struct fabric fabrics[RANKS];
     for (int r = 0; r < RANKS; r++) fabrics[r] = (struct fabric)FABRIC(&tcp_operations);
-    ranks_fabric_apart(fabrics, RANKS, waiting, storm);
+    return fabrics;
 }
+static void over_tcp(enum waiting waiting) { ranks_fabric_apart(new_sockets(), RANKS, waiting, storm); }
 static void test_tcp(void **state)
 {
     (void)state;
@@ -149,7 +150,7 @@ static void test_verbs(void **state)
     assert_int_equal(fake.fake_left(), 0);
 }
 /* Completions come late, greetings are lost and doubled. */
-static void test_verbs_at_its_worst(void **state)
+static void be_worst(void)
 {
     const struct fake_faults faults = { .seed = first_seed,
         .delay = 20000,
@@ -158,10 +159,26 @@ static void test_verbs_at_its_worst(void **state)
         .late_most_us = 200,
         .drop = 300000,
         .duplicate = 300000 };
-    (void)state;
     fake.fake_reset();
     fake.fake_set_faults(&faults);
+}
+static void test_verbs_at_its_worst(void **state)
+{
+    (void)state;
+    be_worst();
     storms(over_verbs);
+    assert_int_equal(fake.fake_left(), 0);
+}
+/* What is late by verbs has been overtaken by sockets. */
+static void over_both(enum waiting waiting)
+{
+    ranks_fabric_apart_beside(new_sockets(), verbs_fabrics, RANKS, waiting, storm);
+}
+static void test_tcp_beside_verbs(void **state)
+{
+    (void)state;
+    be_worst();
+    storms(over_both);
     assert_int_equal(fake.fake_left(), 0);
 }
 #endif
@@ -178,6 +195,7 @@ int main(int count, char **words)
 #ifdef FAKE_VERBS
         cmocka_unit_test(test_verbs),
         cmocka_unit_test(test_verbs_at_its_worst),
+        cmocka_unit_test(test_tcp_beside_verbs),
 #endif
     };
 #ifdef FAKE_VERBS

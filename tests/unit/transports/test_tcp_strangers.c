@@ -213,9 +213,9 @@ static const unsigned char *process_of(void *context, int rank)
     (void)context;
     return rank ? partner : ours.process;
 }
-static tutti_status card_of(void *context, int rank, void *out, size_t *bytes)
+static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
-    (void)context, (void)rank, (void)out, (void)bytes;
+    (void)context, (void)fabric, (void)rank, (void)out, (void)bytes;
     return TUTTI_IN_PROGRESS;
 }
 static void name_of_partner(void *context, int rank, char *out, size_t bytes)

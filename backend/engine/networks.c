@@ -1,0 +1,110 @@
+/* A process tells others by one card, which it keeps, how it is reached by all of its networks: their cards one behind
+   the other, each with its length before it. So they stay open from the first group that needs them to the last of any
+   kind. */
+#include "backend/engine/networks.h"
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/transports/fabrics.h"
+#include <stdio.h>
+#include <string.h>
+
+static unsigned of_process(void) { return fabrics_parse(settings_get()->transport, NULL); }
+static struct fabric *next_fabric(int *number)          /* from that number on; NULL: no more */
+{
+    unsigned set = of_process();
+    while (fabric_at(*number) && !(set >> *number & 1)) ++*number;
+    return fabric_at((*number)++);
+}
+
+/* ---- cards ---- */
+struct cards { size_t bytes; unsigned char content[FABRIC_CARD_BYTES]; };
+static tutti_status add_card(struct cards *all, const unsigned char *card, size_t bytes)
+{
+    uint16_t length = (uint16_t)bytes;
+    if (all->bytes + sizeof length + bytes > sizeof all->content)
+        return status_fail(TUTTI_UNSUPPORTED,
+            "the addresses of all networks take more than %d bytes: name fewer in TUTTI_TRANSPORT, or have UCX use "
+            "fewer devices (UCX_NET_DEVICES)",
+            FABRIC_CARD_BYTES);
+    memcpy(all->content + all->bytes, &length, sizeof length);
+    memcpy(all->content + all->bytes + sizeof length, card, bytes);
+    all->bytes += sizeof length + bytes;
+    return TUTTI_OK;
+}
+static tutti_status take_card(const struct cards *all, const struct fabric *fabric, unsigned char *out, size_t *bytes)
+{
+    size_t at = 0;
+    int number = 0;
+    uint16_t length;
+    for (const struct fabric *f; (f = next_fabric(&number)) != NULL; at += length) {
+        if (all->bytes < at + sizeof length) break;
+        memcpy(&length, all->content + at, sizeof length);
+        at += sizeof length;
+        if (all->bytes < at + length) break;
+        if (f != fabric) continue;
+        memcpy(out, all->content + at, length);
+        *bytes = length;
+        return TUTTI_OK;
+    }
+    return status_fail(TUTTI_INTERNAL, "the card of another process has no address for %s", fabric->operations->name);
+}
+
+/* ---- what a fabric asks of a group ---- */
+static const struct group *group_of(const void *context) { return &((const tutti_comm *)context)->group; }
+static const unsigned char *process_of(void *context, int rank)
+{
+    return group_of(context)->members[rank].identity.nonce;
+}
+static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+{
+    struct cards all = { .bytes = 0 };
+    tutti_status status = link_card(group_of(context)->peers[rank], all.content, &all.bytes);
+    return status == TUTTI_OK ? take_card(&all, fabric, out, bytes) : status;
+}
+static void name_of(void *context, int rank, char *out, size_t bytes)
+{
+    const struct member *m = &group_of(context)->members[rank];
+    char address[CONTACT_TEXT_BYTES];
+    snprintf(out, bytes, "%.40s (%s)", m->identity.host, contact_print(&m->contact, address));
+}
+
+/* ---- opening ---- */
+static void close_all(void)
+{
+    int number = 0;
+    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) fabric_close(f);
+}
+static tutti_status open_one(struct fabric *fabric, const struct group *g, struct cards *all)
+{
+    unsigned char card[FABRIC_CARD_BYTES];
+    size_t bytes = sizeof card;
+    struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
+        .pretended = g->members[0].pretends != 0 };
+    TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, card, &bytes));
+    tutti_status status = add_card(all, card, bytes);
+    if (status != TUTTI_OK) fabric_close(fabric);
+    return status;
+}
+static tutti_status open_all(const struct group *g, struct cards *all)
+{
+    int number = 0;
+    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) {
+        tutti_status status = open_one(f, g, all);
+        if (status == TUTTI_OK) continue;
+        int opened = 0;
+        for (struct fabric *o; (o = next_fabric(&opened)) != f;) fabric_close(o);
+        return status;
+    }
+    if (!peers_at_end(close_all)) close_all();
+    return TUTTI_OK;
+}
+tutti_status networks_connect(tutti_comm *comm)
+{
+    struct fabric_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
+    struct cards all = { .bytes = 0 };
+    int number = 0;
+    TRY(open_all(&comm->group, &all));
+    TRY(links_publish(all.content, all.bytes));
+    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &ground));
+    return TUTTI_OK;
+}
