@@ -1,11 +1,12 @@
 """tutti by verbs beside perftest, which is little more than the work requests alone, on two hosts that are namespaces
-of a machine with an RDMA device for each: a guest of script/test-verbs. In turns: perftest, the core alone (peers.c,
-shared memory), and messages and all-reduces through torch (messages.py, shared tensors). Each host has a core of its
-own, if there are two. A figure is the median of the turns, and so is a ratio; ratios are of one turn.
+of a machine with an RDMA device for each: a guest of script/test-verbs. In turns: perftest, bare writes
+(tests/verbs/writes.c), the core (peers.c, shared memory), and messages and all-reduces through torch (messages.py,
+shared tensors). Each host has a core of its own, if there are two. A figure is the median of the turns, and so is a
+ratio; ratios are of one turn.
 
     script/test-verbs --seconds 500 -- python tests/bench/hosts/beside_perftest.py [--rounds 3] [--json FILE]
 
-Needs libtutti (script/setup), a compiler, and Debian's perftest.
+Needs libtutti (script/setup), a compiler, libibverbs and its headers, and Debian's perftest.
 """
 import argparse
 import json
@@ -65,6 +66,15 @@ def alone(hosts):
     return found | {name: bandwidth(hosts, name) for name in ("ib_read_bw", "ib_read_bw -b", "ib_write_bw")}
 
 
+def bare(hosts, folder):
+    """Seconds of a write of 8 bytes one way, and of both writing and then both hearing, which perftest has not."""
+    program = Path(folder) / "writes"
+    text = compare_hosts.both(hosts, on_core(1, [program, "rxe1", "1", "serve", "4711"]),
+                              on_core(0, [program, "rxe0", "1", "ask", address_of(1), "4711"]), "ready")
+    found = dict(line.split() for line in text.splitlines())
+    return {"message": float(found["latency"]) / 1e9, "allreduce": float(found["swap"]) / 1e9}
+
+
 def core(hosts, program):
     """Seconds by name, of the core without torch."""
     with tempfile.TemporaryDirectory() as store:
@@ -107,12 +117,13 @@ class Torch:
             rank.wait(60)
 
 
-def turns(rounds, program):
+def turns(rounds, program, folder):
     with Hosts(2) as hosts:
         begin, torch, found = time.monotonic(), Torch(hosts), []
         torch.measured()                                # when torch is imported nothing else is to run
         for turn in range(rounds):
-            found.append({"perftest": alone(hosts), "core": core(hosts, program), "torch": torch.measured()})
+            found.append({"perftest": alone(hosts), "bare": bare(hosts, folder), "core": core(hosts, program),
+                          "torch": torch.measured()})
             print(f"round {turn + 1} of {rounds}: {time.monotonic() - begin:.0f} s", json.dumps(found[-1]),
                   file=sys.stderr, flush=True)
         torch.close()
@@ -129,6 +140,10 @@ def table(found):
     for name, (said, other) in ROWS.items():
         cells = [f"{1e6 * median(who, name):,.0f} | {ratio(who, name, other):.2f}" for who in ("core", "torch")]
         yield f"| {said} | {other} | {1e6 * median('perftest', other):,.0f} | " + " | ".join(cells) + " |"
+    for name, said in (("message", "one way"), ("allreduce", "both write, then both hear")):
+        least = statistics.median(turn["bare"][name] for turn in found)
+        ratio_of_bare = statistics.median(turn["core"][f"{name} {SMALL}"] / turn["bare"][name] for turn in found)
+        yield f"bare writes of 8 bytes, {said}: {1e6 * least:,.0f} µs; the core ÷ that {ratio_of_bare:.2f}"
     rest = set(found[0]["perftest"]) - {other for _, other in ROWS.values()}
     yield "beside: " + ", ".join(f"{name} {1e6 * median('perftest', name):,.0f} µs" for name in sorted(rest))
 
@@ -143,7 +158,9 @@ def main():
         program = compare.programs(["tutti"]).get("tutti")
         if not program:
             return 1
-        found = measured_or_exit(turns, options.rounds, program)
+        source = HERE.parents[1] / "verbs/writes.c"
+        subprocess.run(["cc", "-std=gnu11", "-O2", "-o", Path(folder) / "writes", source, "-libverbs"], check=True)
+        found = measured_or_exit(turns, options.rounds, program, folder)
     print("\n".join(table(found)))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
