@@ -75,8 +75,11 @@ def test_a_ratio_to_perftest_is_of_one_turn():
     beside = loaded(PROGRAM.with_name("beside_perftest.py"))
     least = {other: 1e-6 for _, other in beside.ROWS.values()}
     found = [{"perftest": {name: slower * value for name, value in {**least, "ib_send_lat": 2e-6}.items()},
+              "bare": {"message": 1.5e-6 * slower, "allreduce": 4e-6 * slower},
               "core": dict.fromkeys(beside.ROWS, core), "torch": dict.fromkeys(beside.ROWS, 4e-6 * slower)}
              for slower, core in ((1, 3e-6), (10, 9e-6), (2, 8e-6))]
     lines = list(beside.table(found))
     assert lines[1] == "| 8 bytes one way | ib_write_lat | 2 | 8 | 3.00 | 8 | 4.00 |"
+    assert lines[-3:-1] == ["bare writes of 8 bytes, one way: 3 µs; the core ÷ that 2.00",
+                            "bare writes of 8 bytes, both write, then both hear: 8 µs; the core ÷ that 0.75"]
     assert lines[-1] == "beside: ib_send_lat 4 µs"
