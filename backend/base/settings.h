@@ -48,6 +48,9 @@
       "how long an RDMA device waits for an acknowledgement before it sends again: n is 4.096 microseconds times 2^n") \
     X(verbs_retries, "TUTTI_VERBS_RETRIES", NUMBER, "6", "0 to 7", \
       "how often it sends again before the connection counts as broken (7: for ever, where RoCE is emulated)") \
+    X(verbs_rails, "TUTTI_VERBS_RAILS", NUMBER, "1", "1 to 4", \
+      "queue pairs between two processes that what is large is read by, on the nearest ports in turn; what both have" \
+      " is used") \
     X(silence_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
       "how long another host may be silent before its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", "file, readable by its owner only, with a secret that processes" \

@@ -150,7 +150,7 @@ class Guest:
     it as a context."""
 
     def __init__(self, command: list[str], devices: int = 2, seconds: int = 300, processors: int = 2,
-                 memory_mib: int = 4096):
+                 memory_mib: int = 4096, per_host: int = 1):
         if why := why_not():
             raise CannotBoot(why)
         self.begin, self.seconds = time.monotonic(), seconds
@@ -158,15 +158,15 @@ class Guest:
         self.folder = Path(tempfile.mkdtemp(prefix=f"guest-{os.getpid()}-", dir=FOLDER))
         self.console = self.folder / "console"
         try:
-            self.write_files(command, devices)
+            self.write_files(command, f"devices={devices} hosts={devices // per_host}")
             self.process = subprocess.Popen(self.line(processors, memory_mib), stdin=subprocess.DEVNULL,
                                             start_new_session=True)
         except BaseException:
             shutil.rmtree(self.folder)
             raise
 
-    def write_files(self, command: list[str], devices: int) -> None:
-        settings = f"root={shlex.quote(str(ROOT))} devices={devices} seconds={self.seconds + BEGIN_S}\n"
+    def write_files(self, command: list[str], there_is: str) -> None:
+        settings = f"root={shlex.quote(str(ROOT))} {there_is} seconds={self.seconds + BEGIN_S}\n"
         mine = archive([file("init", (INSIDE / "init.sh").read_bytes(), 0o755), file("settings", settings.encode()),
                         file("devices.sh", (INSIDE / "devices.sh").read_bytes()), file("job", job(command).encode())])
         (self.folder / "initial.cpio").write_bytes(MODULES.read_bytes() + mine)

@@ -41,7 +41,7 @@ static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const
     uint64_t reserve = errand->what == HEARD || errand->what == GOODBYE ? 0 : BOX_RESERVE;
     if (offset + taken > BOX_BYTES) begin += BOX_BYTES - offset;
     uint64_t oldest = box->left < box->sent ? box->left : box->sent, end = begin + taken;
-    if (end + reserve - oldest > BOX_BYTES || !pair_has_room(e)) return false;
+    if (end + reserve - oldest > BOX_BYTES || !lane_has_room(&e->lanes[0])) return false;
     const struct prefix prefix = {
         .position = end, .heard = box->heard, .what = errand->what, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
@@ -50,7 +50,7 @@ static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const
     fill(at + sizeof prefix, errand);
     box->written = end;
     box->told = box->heard;
-    int error = pair_write(e, begin, bytes, signalled);
+    int error = requests_write(e, begin, bytes, signalled);
     if (error) endpoint_fail(fabric, e, strerror(error));
     return true;
 }

@@ -11,7 +11,7 @@ enum { GOODBYE_MS = 300 };
 
 static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
 {
-    pair_destroy(nic, e);
+    lanes_destroy(nic, e);
     if (e->address) verbs.ibv_destroy_ah(e->address);
     if (e->box.in_region) verbs.ibv_dereg_mr(e->box.in_region);
     if (e->box.out_region) verbs.ibv_dereg_mr(e->box.out_region);
@@ -28,8 +28,8 @@ tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[
     memcpy(e->base.process, process, sizeof e->base.process);
     e->card = *card;
     e->number = ++nic->ids & UINT32_MAX;
-    tutti_status status = pair_create(nic, e);
-    if (status == TUTTI_OK) status = pair_address(nic, e);
+    tutti_status status = lanes_create(nic, e);
+    if (status == TUTTI_OK) status = lane_address(nic, e);
     if (status != TUTTI_OK) {
         endpoint_destroy(nic, e);
         return status;
@@ -50,9 +50,9 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
             "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "
             "say verbs on all hosts)");
     memcpy(&theirs, card, sizeof theirs);
-    if (theirs.ethernet != nic_of(fabric)->port->ethernet)
+    if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet)
         return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
-            nic_of(fabric)->port->name);
+            nic_port(nic_of(fabric))->name);
     TRY(endpoint_create(fabric, process, &theirs, &e));
     *out = &e->base;
     return TUTTI_OK;
@@ -63,7 +63,7 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
 {
     endpoint_note_broken(fabric, &e->base, why);
-    pair_destroy(nic_of(fabric), e);
+    lanes_destroy(nic_of(fabric), e);
     endpoint_land_all(fabric, e, why);
 }
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)

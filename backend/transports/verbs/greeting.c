@@ -11,15 +11,17 @@
 #include <string.h>
 
 enum { ROUTE_BYTES = 40, KEY = 0x74757474, AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
-static const char magic[8] = "tutti 1";
+static const char magic[8] = "tutti 2";
 struct hello {
     char magic[8];
     unsigned char from[16], to[16];
     struct card card;
     uint64_t number, theirs; /* of the endpoints here, and there as far as it is known */
     uint64_t box;
-    uint32_t box_key, pair, psn;
+    uint32_t box_key, psn;
     uint32_t open; /* it has heard all it must: this needs no answer */
+    uint32_t lane_count;
+    struct card lanes[RAILS_MOST];
 };
 enum { SLOT_BYTES = 256 };
 _Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
@@ -36,34 +38,35 @@ static bool listen_at(const struct greeter *g, unsigned slot)
 static tutti_status make_ready(struct nic *nic)
 {
     struct ibv_qp *pair = nic->greeter.pair;
-    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT, .port_num = nic->port->number, .qkey = KEY };
+    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT, .port_num = nic_port(nic)->number, .qkey = KEY };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-    if (errno) return nic_refused(nic, "pair of queues for datagrams");
+    if (errno) return device_refused(nic_port(nic), "pair of queues for datagrams");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
-    if (errno) return nic_refused(nic, "pair of queues for datagrams that hears");
+    if (errno) return device_refused(nic_port(nic), "pair of queues for datagrams that hears");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
-    return errno ? nic_refused(nic, "pair of queues for datagrams that speaks") : TUTTI_OK;
+    return errno ? device_refused(nic_port(nic), "pair of queues for datagrams that speaks") : TUTTI_OK;
 }
 tutti_status greeter_init(struct nic *nic)
 {
     struct greeter *g = &nic->greeter;
     size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
-    struct ibv_qp_init_attr how = { .send_cq = nic->completions,
-        .recv_cq = nic->completions,
+    const struct adapter *a = &nic->adapters[0];
+    struct ibv_qp_init_attr how = { .send_cq = a->completions,
+        .recv_cq = a->completions,
         .qp_type = IBV_QPT_UD,
         .sq_sig_all = 1,
         .cap = { .max_send_wr = GREETING_SLOTS, .max_recv_wr = GREETING_SLOTS, .max_send_sge = 1, .max_recv_sge = 1 } };
     g->memory = memory_aligned(bytes);
     if (!g->memory) return status_fail(TUTTI_NO_MEMORY, "no memory for datagrams");
-    g->region = verbs.ibv_reg_mr(nic->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
-    if (!g->region) return nic_refused(nic, "memory for datagrams");
-    g->pair = verbs.ibv_create_qp(nic->domain, &how);
-    if (!g->pair) return nic_refused(nic, "pair of queues for datagrams");
+    g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+    if (!g->region) return device_refused(nic_port(nic), "memory for datagrams");
+    g->pair = verbs.ibv_create_qp(a->domain, &how);
+    if (!g->pair) return device_refused(nic_port(nic), "pair of queues for datagrams");
     TRY(make_ready(nic));
     for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
-        if (!listen_at(g, slot)) return nic_refused(nic, "receive of datagrams");
+        if (!listen_at(g, slot)) return device_refused(nic_port(nic), "receive of datagrams");
         g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
     }
     return TUTTI_OK;
@@ -88,13 +91,14 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e)
         .theirs = e->theirs,
         .box = (uintptr_t)e->box.in,
         .box_key = e->box.in_region->rkey,
-        .pair = e->pair->qp_num,
         .psn = nic->psn & 0xffffff,
-        .open = e->base.open };
+        .open = e->base.open,
+        .card = nic_card(nic),
+        .lane_count = (uint32_t)nic->rail_count };
+    for (int i = 0; i < nic->rail_count; i++) hello.lanes[i] = card_of(nic->rails[i].port, e->lanes[i].pair);
     memcpy(hello.magic, magic, sizeof magic);
     memcpy(hello.from, fabric->process, sizeof hello.from);
     memcpy(hello.to, e->base.process, sizeof hello.to);
-    nic_card(nic, &hello.card);
     memcpy(slot_at(g, slot), &hello, sizeof hello);
     struct ibv_sge from = { (uintptr_t)slot_at(g, slot), sizeof hello, g->region->lkey };
     struct ibv_send_wr *bad,
@@ -139,20 +143,30 @@ static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct he
     if (!e && endpoint_create(fabric, h->from, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
     return e;
 }
+static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
+{
+    int count = h->lane_count < (uint32_t)nic->rail_count ? (int)h->lane_count : nic->rail_count;
+    e->theirs = h->number;
+    e->box.there = h->box;
+    e->box.there_key = h->box_key;
+    for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
+    e->lane_count = count;
+    return TUTTI_OK;
+}
+static bool is_for_us(const struct fabric *fabric, const struct hello *h)
+{
+    return memcmp(h->magic, magic, sizeof magic) == 0 && memcmp(h->to, fabric->process, sizeof h->to) == 0
+        && h->lane_count > 0;
+}
 static void hear(struct fabric *fabric, const struct hello *h)
 {
-    if (memcmp(h->magic, magic, sizeof magic) != 0 || memcmp(h->to, fabric->process, sizeof h->to) != 0) return;
+    if (!is_for_us(fabric, h)) return;
     struct verbs_endpoint *e = endpoint_of(fabric, h);
     if (!e) return;
-    if (!e->ready) {
-        e->theirs = h->number;
-        e->box.there = h->box;
-        e->box.there_key = h->box_key;
-        if (pair_connect(nic_of(fabric), e, h->pair, h->psn) != TUTTI_OK) {
-            LOG(ERROR, "%s", status_detail());
-            endpoint_fail(fabric, e, "the device does not connect");
-            return;
-        }
+    if (e->lane_count == 0 && connect_lanes(nic_of(fabric), e, h) != TUTTI_OK) {
+        LOG(ERROR, "%s", status_detail());
+        endpoint_fail(fabric, e, "the device does not connect");
+        return;
     }
     e->base.open |= h->theirs == e->number; /* so the other hears, too */
     e->owes_answer |= !h->open;

@@ -1,10 +1,11 @@
-/* This process's end of the network: one port of a device, with all that is made on it. Touched with the lock of its
- * fabric held.
+/* This process's end of the network: its *rails*, of which each is a port of a device, or one more pair of queues on a
+ * port. Touched with the lock of its fabric held.
  *
- * With each process that it speaks to it has a pair of queues (RC), and on each side of it a *box*: memory into which
- * the other writes its messages one after the other, with an immediate that says where. How much of its box a process
- * has heard it says with whatever it sends; so the other knows how much room there is. What a process writes it first
- * puts together in memory of its own, laid out like the other's box.
+ * With each process that it speaks to it has a *lane* on each rail, a pair of queues (RC). Messages go by the first: on
+ * each side of it is a *box*, memory into which the other writes its messages one after the other, with an immediate
+ * that says where. How much of its box a process has heard it says with whatever it sends; so the other knows how much
+ * room there is. What a process writes it first puts together in memory of its own, laid out like the other's box.
+ * What is large is read, by all lanes that both have.
  * Greetings go by datagrams (UD), which need no pair and may get lost. */
 #pragma once
 #include "backend/transports/fabric/fabric.h"
@@ -21,14 +22,16 @@ enum {
     RECEIVES_AT_ONCE = 64,   /* posted anew */
     READS_AT_ONCE = 32,
     READ_BYTES = 1 << 20,    /* of each */
+    SHARE_BYTES = 1 << 16,   /* of a message a lane reads so many, or a multiple */
     INLINE_BYTES = 128,      /* a message of so many bytes leaves with its work request, if the device can */
-    PAIR_BUCKETS = 1024,
+    RAILS_MOST = 4,
+    LANE_BUCKETS = 1024,
     GREETING_SLOTS = 64,
-    PAIRS_AT_FIRST = 16      /* whose completions there is room for */
+    LANES_AT_FIRST = 16      /* whose completions there is room for */
 };
-struct card { /* how others reach a process */
+struct card { /* how others reach a pair of queues */
     uint8_t gid[16];
-    uint32_t pair; /* of its datagrams */
+    uint32_t pair; /* of a process: of its datagrams */
     uint16_t lid;
     uint8_t ethernet, mtu;
 };
@@ -42,7 +45,7 @@ struct prefix { /* before each */
 /* EAGER: header, data. OFFER: header, this. DONE: the id of an offer that nobody needs any more. */
 struct offer {
     uint64_t at, bytes, id;
-    uint32_t key, unused;
+    uint32_t keys[RAILS_MOST]; /* by the rails of who offers */
 };
 struct descriptor { /* of an offer that has come */
     struct verbs_endpoint *from;
@@ -57,12 +60,21 @@ struct errand {
     struct offer offer;  /* mine; or the other's, of what is fetched */
     unsigned char *into; /* where it is fetched to */
     size_t asked;        /* bytes of it that reads are posted for */
-    bool pinned; /* its memory is registered */
-    struct registered memory;
+    int open;            /* doorbells of them that are not over */
+    struct registered memory[RAILS_MOST]; /* by adapter; no region: it is not registered */
 };
 struct posted { /* a work request that is open */
-    struct errand *fetch; /* the last read of it; else NULL */
+    struct errand *fetch; /* it is the last read of a doorbell; else NULL */
     uint64_t position;    /* of what is put together so far */
+};
+struct verbs_endpoint;
+struct lane { /* of an endpoint and a rail */
+    struct verbs_endpoint *endpoint;
+    const struct rail *rail;
+    struct lane *next_of_bucket;
+    struct ibv_qp *pair;
+    struct posted posted[SENDS];
+    unsigned begun, ended, last_signalled; /* work requests */
 };
 struct box { /* both of a pair: `in` is written by the other; `out` is laid out like the other's */
     unsigned char *in, *out;
@@ -75,17 +87,15 @@ struct box { /* both of a pair: `in` is written by the other; `out` is laid out 
 };
 struct verbs_endpoint {
     struct endpoint base;
-    struct verbs_endpoint *next_of_bucket;
     struct card card;
     struct ibv_ah *address;
     uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
-    bool ready, owes_answer; /* ready: its queues are */
+    bool owes_answer;
     int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
-    struct ibv_qp *pair;
     uint32_t inline_bytes;
     struct box box;
-    struct posted posted[SENDS];
-    unsigned begun, ended, last_signalled; /* work requests */
+    struct lane lanes[RAILS_MOST];
+    int lane_count, next_lane; /* of those that both have; 0 until they are connected */
     struct errand *waiting, *reading, *offered, *fetching; /* waiting, reading: for room, the oldest first */
 };
 struct greeter {
@@ -95,19 +105,29 @@ struct greeter {
     unsigned free_slots[GREETING_SLOTS];
     int free_count;
 };
-struct nic {
-    struct devices *devices;
-    const struct device_port *port;
+struct adapter { /* a device that is used, with what all its rails have in common */
+    const struct device_port *port; /* the first of them, for messages */
     struct ibv_device_attr about;
     struct ibv_pd *domain;
     struct ibv_comp_channel *channel;
     struct ibv_cq *completions;
+    struct registration *memory;
+    int beside; /* completions that are no lane's */
+    int lanes;  /* there are */
+};
+struct rail {
+    const struct device_port *port;
+    struct adapter *adapter;
+};
+struct nic {
+    struct devices *devices;
+    struct adapter adapters[RAILS_MOST]; /* the first is that of messages */
+    struct rail rails[RAILS_MOST];
+    int adapter_count, rail_count;
     struct ibv_srq *receives;
     int used_receives;
-    int pairs; /* there are */
     struct greeter greeter;
-    struct registration *memory;
-    struct verbs_endpoint *bucket[PAIR_BUCKETS]; /* by the number of their pair */
+    struct lane *bucket[LANE_BUCKETS]; /* by the number of their pair */
     bool stalled;  /* some endpoint has errands that wait, or has heard much that it has not told */
     uint32_t psn;
     uint64_t ids;
@@ -118,25 +138,35 @@ static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (stru
 /* ---- nic.c: made, destroyed, found ---- */
 tutti_status nic_create(const struct fabric_place *place, struct nic **out);
 void nic_destroy(struct nic *nic); /* NULL, and half built, too */
-void nic_card(const struct nic *nic, struct card *out);
-tutti_status nic_refused(const struct nic *nic, const char *what); /* of a call that has just failed, by errno */
-struct verbs_endpoint *nic_find(const struct nic *nic, uint32_t pair);
-/* One pair more is to come: there is room for the completions of all. SYSTEM: the device has no more of it. */
-tutti_status nic_expect_pair(struct nic *nic);
+struct card card_of(const struct device_port *port, const struct ibv_qp *pair);
+static inline struct card nic_card(const struct nic *nic) { return card_of(nic->rails[0].port, nic->greeter.pair); }
+struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
+static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; } /* of messages */
 bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */
 
-/* ---- pair.c: an endpoint's queues and boxes ---- */
-tutti_status pair_create(struct nic *nic, struct verbs_endpoint *e);
-tutti_status pair_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams */
-tutti_status pair_connect(struct nic *nic, struct verbs_endpoint *e, uint32_t pair, uint32_t psn);
-void pair_destroy(struct nic *nic, struct verbs_endpoint *e);
-bool pair_has_room(const struct verbs_endpoint *e);
+/* ---- adapter.c ---- */
+/* `beside`: completions that are no lane's. What has begun is for adapter_finish. */
+tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside);
+void adapter_finish(struct adapter *adapter);
+/* One lane more is to come: there is room for the completions of all. SYSTEM: the device has no more of it. */
+tutti_status adapter_expect_lane(struct adapter *adapter);
+tutti_status device_refused(const struct device_port *port, const char *what); /* of a call that has failed, by errno */
+
+/* ---- lanes.c: an endpoint's queues ---- */
+tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
+void lanes_destroy(struct nic *nic, struct verbs_endpoint *e); /* from here on no device touches memory for it */
+tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams, by its card */
+/* With that of the other process which has this card. */
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct card *card, uint32_t psn);
+
+/* ---- requests.c: what is posted to them ---- */
+bool lane_has_room(const struct lane *lane);
 /* What was put together from `begin` on. 0, or why the device refuses it. */
-int pair_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
-/* Of a fetch as much as there is room for, in one doorbell. */
-int pair_read(struct nic *nic, struct verbs_endpoint *e, struct errand *fetch);
-/* A signalled work request is over: the fetch whose last it was, or NULL. */
-struct errand *pair_end(struct verbs_endpoint *e, unsigned request);
+int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
+/* Of a fetch as much as there is room for, in one doorbell of each lane. */
+int requests_read(const struct nic *nic, struct verbs_endpoint *e, struct errand *fetch);
+/* A signalled work request is over: the fetch that is over with it, or NULL. */
+struct errand *requests_end(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
 tutti_status greeter_init(struct nic *nic);

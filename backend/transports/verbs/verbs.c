@@ -10,14 +10,15 @@
 enum { COMPLETIONS_AT_ONCE = 32 };
 
 /* ---- what the device says ---- */
-static void hear_completion(struct fabric *fabric, const struct ibv_wc *wc)
+static void hear_completion(struct fabric *fabric, const struct adapter *adapter, const struct ibv_wc *wc)
 {
     struct nic *nic = nic_of(fabric);
-    if (wc->qp_num == nic->greeter.pair->qp_num) {
+    if (adapter == nic->adapters && wc->qp_num == nic->greeter.pair->qp_num) {
         greeter_hear(fabric, wc);
         return;
     }
-    struct verbs_endpoint *e = nic_find(nic, wc->qp_num);
+    struct lane *lane = nic_find(nic, adapter, wc->qp_num);
+    struct verbs_endpoint *e = lane ? lane->endpoint : NULL;
     bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
     if (receive) nic->used_receives++;
     if (!e || (!receive && wc->wr_id >> 32 != e->number)) return; /* of a pair that is no more */
@@ -29,7 +30,7 @@ static void hear_completion(struct fabric *fabric, const struct ibv_wc *wc)
         box_hear(fabric, e, wc);
         return;
     }
-    struct errand *fetch = pair_end(e, (unsigned)wc->wr_id);
+    struct errand *fetch = requests_end(lane, (unsigned)wc->wr_id);
     if (fetch) endpoint_fetched(fabric, e, fetch);
     nic->stalled |= e->waiting || e->reading;
 }
@@ -37,22 +38,33 @@ static bool hear_all(struct fabric *fabric)
 {
     struct nic *nic = nic_of(fabric);
     struct ibv_wc found[COMPLETIONS_AT_ONCE];
-    int count = ibv_poll_cq(nic->completions, COMPLETIONS_AT_ONCE, found);
-    for (int i = 0; i < count; i++) hear_completion(fabric, &found[i]);
+    bool heard = false;
+    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) {
+        int count = ibv_poll_cq(a->completions, COMPLETIONS_AT_ONCE, found);
+        for (int i = 0; i < count; i++) hear_completion(fabric, a, &found[i]);
+        heard |= count > 0;
+    }
     if (nic->used_receives >= RECEIVES_AT_ONCE && !nic_post_receives(nic))
-        LOG(ERROR, "%s takes no receives any more: %s", nic->port->name, strerror(errno));
-    return count > 0;
+        LOG(ERROR, "%s takes no receives any more: %s", nic_port(nic)->name, strerror(errno));
+    return heard;
 }
-static void hear_events(struct fabric *fabric)
+/* Its name, if it is one of ours. */
+static const char *port_name(const struct nic *nic, const struct adapter *adapter, int number)
 {
-    struct nic *nic = nic_of(fabric);
+    for (int i = 0; i < nic->rail_count; i++)
+        if (nic->rails[i].adapter == adapter && nic->rails[i].port->number == number) return nic->rails[i].port->name;
+    return NULL;
+}
+static void hear_events(struct fabric *fabric, const struct adapter *adapter)
+{
     struct ibv_async_event event;
-    while (verbs.ibv_get_async_event(nic->port->context, &event) == 0) {
+    while (verbs.ibv_get_async_event(adapter->port->context, &event) == 0) {
         enum ibv_event_type kind = event.event_type;
+        bool of_port = kind == IBV_EVENT_PORT_ERR || kind == IBV_EVENT_PORT_ACTIVE;
+        const char *port = of_port ? port_name(nic_of(fabric), adapter, event.element.port_num) : NULL;
         verbs.ibv_ack_async_event(&event);
-        if (kind == IBV_EVENT_PORT_ERR) LOG(WARN, "the port %s is down", nic->port->name);
-        else if (kind == IBV_EVENT_PORT_ACTIVE) LOG(WARN, "the port %s is up again", nic->port->name);
-        else LOG(INFO, "event %d of the device of %s", (int)kind, nic->port->name);
+        if (port) LOG(WARN, "the port %s is %s", port, kind == IBV_EVENT_PORT_ERR ? "down" : "up again");
+        else LOG(INFO, "event %d of the device of %s", (int)kind, adapter->port->name);
         if (kind != IBV_EVENT_DEVICE_FATAL && kind != IBV_EVENT_CQ_ERR) continue;
         for (struct endpoint *e = fabric->endpoints; e; e = e->next)
             endpoint_fail(fabric, verbs_of(e), "its device has failed");
@@ -69,16 +81,20 @@ bool verbs_progress(struct fabric *fabric)
         if (e->open && !endpoint_is_broken(e)) endpoint_go_on(fabric, verbs_of(e));
     return moved;
 }
+static void arm_adapter(struct fabric *fabric, const struct adapter *a)
+{
+    struct ibv_cq *queue;
+    void *cookie;
+    while (verbs.ibv_get_cq_event(a->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
+    hear_events(fabric, a);
+    registration_sweep(a->memory);
+    errno = ibv_req_notify_cq(a->completions, 0);
+    if (errno) LOG(ERROR, "%s does not say when something comes: %s", a->port->name, strerror(errno));
+}
 static bool arm(struct fabric *fabric)
 {
     struct nic *nic = nic_of(fabric);
-    struct ibv_cq *queue;
-    void *cookie;
-    while (verbs.ibv_get_cq_event(nic->channel, &queue, &cookie) == 0) verbs.ibv_ack_cq_events(queue, 1);
-    hear_events(fabric);
-    registration_sweep(nic->memory);
-    errno = ibv_req_notify_cq(nic->completions, 0);
-    if (errno) LOG(ERROR, "%s does not say when something comes: %s", nic->port->name, strerror(errno));
+    for (const struct adapter *a = nic->adapters; a < nic->adapters + nic->adapter_count; a++) arm_adapter(fabric, a);
     return !verbs_progress(fabric);
 }
 
@@ -92,7 +108,6 @@ static tutti_status watch(struct fabric *fabric, int descriptor)
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
     struct nic *nic;
-    struct card card;
     fabric->event = -1;
     fabric->own = NULL;
     tutti_status status = nic_create(place, &nic);
@@ -100,9 +115,11 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     if (status != TUTTI_OK) return status;
     fabric->event = epoll_create1(EPOLL_CLOEXEC);
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor for a device: %s", strerror(errno));
-    TRY(watch(fabric, nic->channel->fd));
-    TRY(watch(fabric, nic->port->context->async_fd));
-    nic_card(nic, &card);
+    for (int i = 0; i < nic->adapter_count; i++) {
+        TRY(watch(fabric, nic->adapters[i].channel->fd));
+        TRY(watch(fabric, nic->adapters[i].port->context->async_fd));
+    }
+    const struct card card = nic_card(nic);
     memcpy(fabric->card, &card, sizeof card);
     fabric->card_bytes = sizeof card;
     return TUTTI_OK;

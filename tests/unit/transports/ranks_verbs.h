@@ -11,8 +11,8 @@ enum { VERBS_LEAST = 1, VERBS_MOST = 4 };
 /* The controls of that device, as it is opened by dlopen. */
 #define FAKE_CONTROLS(X) \
     X(fake_reset) X(fake_count) X(fake_fail_call) X(fake_fail_request) X(fake_set_faults) X(fake_limits) \
-    X(fake_set_limits) X(fake_set_port) X(fake_break_device) X(fake_unplug_pair) X(fake_left) X(fake_trace) \
-    X(fake_traced)
+    X(fake_set_limits) X(fake_set_port) X(fake_break_device) X(fake_break_pair) X(fake_unplug_pair) X(fake_left) \
+    X(fake_trace) X(fake_traced)
 struct fake_controls {
 #define X(name) __typeof__(&name) name;
     FAKE_CONTROLS(X)

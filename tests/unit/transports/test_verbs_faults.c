@@ -196,7 +196,7 @@ static void test_completions_have_room_whatever_fails(void **state)
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
             if (fabric->operations->connect(fabric, process, card, bytes, &made) != TUTTI_OK) break;
-            assert_true(nic_of(fabric)->completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
+            assert_true(nic_of(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
         }
         pthread_mutex_unlock(&fabric->lock);
         assert_int_equal(pairs, most ? (10000 - RECEIVES - 4 * GREETING_SLOTS) / SENDS : MANY);
@@ -267,7 +267,8 @@ static void an_unplugged_pair(struct rank *me)
     rank_swap(me, 0);
     await_quiet(me);
     const struct endpoint *e = verbs_fabrics[me->rank].endpoints;
-    if (me->rank == 0) fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->pair->qp_num, true);
+    if (me->rank == 0)
+        fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[0].pair->qp_num, true);
     rank_meet(me);
     rank_send(me, &x, 1 - me->rank, 1, &piece, data, LARGE);
     both_hear_of_a_break(me, &x, "retr");

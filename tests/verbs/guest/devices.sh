@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes RDMA devices in the guest, as many as the argument says: rxe0, rxe1, ... of soft-RoCE, which puts RDMA packets
+# Makes RDMA devices in the guest, as many as the first argument says: rxe0, rxe1, ... of soft-RoCE, which puts RDMA packets
 # into UDP. Such a device cannot live in a network namespace of its own (its sockets are those of the first), so all are
 # here, each on an interface of its own: r0, r1, ... with the addresses 10.77.0.1, 10.77.0.2, ... They are the ends of
 # cables w0, w1, ... that meet in the namespace `wires`: what one device sends to another goes over both cables, and
@@ -7,9 +7,10 @@
 # its own.
 #
 # Host k of script/hosts has the address of r<k> on its eth0, and sees the device rxe<k> and no other, because it finds
-# /run/infiniband/h<k> as its /dev/infiniband.
+# /run/infiniband/h<k> as its /dev/infiniband. If the second argument says fewer hosts than devices, the devices are
+# dealt out to them: of two hosts, h0 sees rxe0 and rxe2.
 set -e
-count=$1
+count=$1 hosts=$2
 address() { echo "10.77.0.$(($1 + 1))"; }
 each() { host=0; while [ "$host" -lt "$count" ]; do "$@" "$host"; host=$((host + 1)); done; }
 
@@ -41,9 +42,10 @@ know() {                # where all others are: to find out takes the kernel a s
 }
 add() {
     rdma link add "rxe$1" type rxe netdev "r$1"
-    mkdir -p "/run/infiniband/h$1"
+    seen=/run/infiniband/h$(($1 % hosts))
+    mkdir -p "$seen"
     for file in /sys/class/infiniband_verbs/uverbs*; do
-        [ "$(cat "$file/ibdev")" != "rxe$1" ] || cp -a "/dev/infiniband/${file##*/}" "/run/infiniband/h$1"
+        [ "$(cat "$file/ibdev")" != "rxe$1" ] || cp -a "/dev/infiniband/${file##*/}" "$seen"
     done
 }
 

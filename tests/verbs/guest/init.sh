@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # The first process of the guest that tests/support/guest.py boots. Beside it in the initial file system: /modules and
 # the kernel modules it names, /devices.sh, /job, and /settings, which names the checkout ($root), how many devices there
-# are to be ($devices) and for how many seconds the guest may live ($seconds). The machine's files are mounted read-only,
+# are to be ($devices, for $hosts) and for how many seconds the guest may live ($seconds). The machine's files are mounted read-only,
 # with a /tmp, a /run and a /dev/shm of the guest's own. The job's output goes to the second serial line, and what the
 # machine waits for to the console: how the job ended. Whatever happens, the guest is powered off.
 /bin/busybox --install -s /bin
@@ -26,7 +26,7 @@ mkdir -p "./$root" && mount --bind /checkout "./$root" || end "there is no check
 cp /devices.sh /job run
 mount --move . /        # who enters a mount namespace finds itself at its root, so that must not be what we began with
 (sleep "$seconds"; end "nothing for $seconds s") &
-chroot . /bin/sh /run/devices.sh "$devices" || end "there are no devices"
+chroot . /bin/sh /run/devices.sh "$devices" "$hosts" || end "there are no devices"
 echo "guest: ready, $(uptime) s" >dev/console
 stty raw -echo -F dev/ttyS1
 chroot . /bin/sh /run/job <dev/null >dev/ttyS1 2>&1

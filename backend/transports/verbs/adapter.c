@@ -1,0 +1,60 @@
+/* A device that is used: a protection domain, one queue of completions for all that is made on it, and what of the
+   program's memory it knows. */
+#include "backend/transports/verbs/nic.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+tutti_status device_refused(const struct device_port *port, const char *what)
+{
+    int error = errno;
+    return status_fail(TUTTI_SYSTEM, "%s gives no %s: %s%s", port->name, what, strerror(error),
+        error == ENOMEM ? " (often it is locked memory that lacks: ulimit -l must say unlimited, by "
+                          "/etc/security/limits.conf, LimitMEMLOCK= of a systemd unit or docker --ulimit memlock=-1)"
+                        : "");
+}
+static int smaller(int a, int b) { return a < b ? a : b; }
+/* Every work request may end by itself, with an error, even one that is not signalled. */
+static int entries_for(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
+static void make_nonblocking(int descriptor)
+{
+    int flags = fcntl(descriptor, F_GETFL);
+    fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
+}
+tutti_status adapter_init(struct adapter *a, const struct device_port *port, int beside)
+{
+    struct ibv_context *context = port->context;
+    a->port = port;
+    a->beside = beside;
+    errno = verbs.ibv_query_device(context, &a->about);
+    if (errno) return device_refused(port, "description of itself");
+    a->domain = verbs.ibv_alloc_pd(context);
+    if (!a->domain) return device_refused(port, "protection domain");
+    a->channel = verbs.ibv_create_comp_channel(context);
+    if (!a->channel) return device_refused(port, "channel for completions");
+    make_nonblocking(a->channel->fd);
+    make_nonblocking(context->async_fd);
+    int entries = smaller(entries_for(a, LANES_AT_FIRST), a->about.max_cqe);
+    a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
+    if (!a->completions) return device_refused(port, "queue of completions");
+    return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
+}
+void adapter_finish(struct adapter *a)
+{
+    registration_destroy(a->memory);
+    if (a->completions) verbs.ibv_destroy_cq(a->completions);
+    if (a->channel) verbs.ibv_destroy_comp_channel(a->channel);
+    if (a->domain) verbs.ibv_dealloc_pd(a->domain);
+}
+tutti_status adapter_expect_lane(struct adapter *a)
+{
+    int needed = entries_for(a, a->lanes + 1), twice = entries_for(a, 2 * a->lanes);
+    if (needed <= a->completions->cqe) return TUTTI_OK;
+    if (needed > a->about.max_cqe)
+        return status_fail(TUTTI_SYSTEM,
+            "%s has room for %d completions, and %d connections with other processes need %d: TUTTI_TRANSPORT=ucx on "
+            "all hosts needs fewer",
+            a->port->name, a->about.max_cqe, a->lanes + 1, needed);
+    errno = verbs.ibv_resize_cq(a->completions, smaller(twice, a->about.max_cqe));
+    return errno ? device_refused(a->port, "larger queue of completions") : TUTTI_OK;
+}

@@ -1,0 +1,125 @@
+/* An endpoint's queues, one pair on each rail: made, connected, ended; and its boxes, beside the first. */
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/transports/verbs/nic.h"
+#include <errno.h>
+#include <string.h>
+
+/* ---- made ---- */
+static tutti_status make_boxes(const struct rail *rail, struct box *box)
+{
+    struct ibv_pd *domain = rail->adapter->domain;
+    box->in = memory_aligned(BOX_BYTES);
+    box->out = memory_aligned(BOX_BYTES);
+    if (!box->in || !box->out) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    box->in_region = verbs.ibv_reg_mr(domain, box->in, BOX_BYTES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (!box->in_region) return device_refused(rail->port, "memory for messages");
+    box->out_region = verbs.ibv_reg_mr(domain, box->out, BOX_BYTES, IBV_ACCESS_LOCAL_WRITE);
+    return box->out_region ? TUTTI_OK : device_refused(rail->port, "memory for messages");
+}
+static struct ibv_qp *make_pair(const struct nic *nic, const struct rail *rail, uint32_t *inline_bytes)
+{
+    const struct adapter *a = rail->adapter;
+    struct ibv_qp_init_attr how = { .send_cq = a->completions,
+        .recv_cq = a->completions,
+        .srq = inline_bytes ? nic->receives : NULL,
+        .qp_type = IBV_QPT_RC,
+        .cap = { .max_send_wr = SENDS, .max_send_sge = 1, .max_inline_data = inline_bytes ? INLINE_BYTES : 0 } };
+    struct ibv_qp *pair = verbs.ibv_create_qp(a->domain, &how);
+    if (!pair && inline_bytes) { /* a device may have none */
+        how.cap.max_inline_data = 0;
+        pair = verbs.ibv_create_qp(a->domain, &how);
+    }
+    if (inline_bytes) *inline_bytes = how.cap.max_inline_data;
+    return pair;
+}
+static struct lane **bucket_of(struct nic *nic, const struct lane *lane)
+{
+    return &nic->bucket[lane->pair->qp_num % LANE_BUCKETS];
+}
+static tutti_status make_lane(struct nic *nic, struct verbs_endpoint *e, int i)
+{
+    struct lane *lane = &e->lanes[i];
+    lane->endpoint = e;
+    lane->rail = &nic->rails[i];
+    TRY(adapter_expect_lane(lane->rail->adapter));
+    lane->pair = make_pair(nic, lane->rail, i == 0 ? &e->inline_bytes : NULL);
+    if (!lane->pair) return device_refused(lane->rail->port, "pair of queues");
+    lane->rail->adapter->lanes++;
+    lane->next_of_bucket = *bucket_of(nic, lane);
+    *bucket_of(nic, lane) = lane;
+    struct ibv_qp_attr start = { .qp_state = IBV_QPS_INIT,
+        .port_num = lane->rail->port->number,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+    errno =
+        verbs.ibv_modify_qp(lane->pair, &start, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    return errno ? device_refused(lane->rail->port, "pair of queues in state INIT") : TUTTI_OK;
+}
+tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e)
+{
+    TRY(make_boxes(&nic->rails[0], &e->box));
+    for (int i = 0; i < nic->rail_count; i++) TRY(make_lane(nic, e, i));
+    return TUTTI_OK;
+}
+static void lane_destroy(struct nic *nic, struct lane *lane)
+{
+    if (!lane->pair) return;
+    struct lane **at = bucket_of(nic, lane);
+    while (*at != lane) at = &(*at)->next_of_bucket;
+    *at = lane->next_of_bucket;
+    verbs.ibv_destroy_qp(lane->pair);
+    lane->rail->adapter->lanes--;
+    lane->pair = NULL;
+}
+void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
+{
+    for (int i = 0; i < nic->rail_count; i++) lane_destroy(nic, &e->lanes[i]);
+}
+
+/* ---- connected ---- */
+static struct ibv_ah_attr way_to(const struct device_port *port, const struct card *card)
+{
+    struct ibv_ah_attr way = { .dlid = card->lid,
+        .sl = (uint8_t)settings_get()->verbs_service_level,
+        .port_num = port->number,
+        .is_global = card->ethernet };
+    if (!card->ethernet) return way;
+    way.grh.sgid_index = (uint8_t)port->gid.index;
+    way.grh.hop_limit = 64;
+    way.grh.traffic_class = (uint8_t)settings_get()->verbs_traffic_class;
+    memcpy(&way.grh.dgid, card->gid, sizeof way.grh.dgid);
+    return way;
+}
+tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
+{
+    const struct rail *rail = &nic->rails[0];
+    struct ibv_ah_attr way = way_to(rail->port, &e->card);
+    e->address = verbs.ibv_create_ah(rail->adapter->domain, &way);
+    return e->address ? TUTTI_OK : device_refused(rail->port, "way to the other host (no route by this port?)");
+}
+static uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct card *card, uint32_t psn)
+{
+    const struct device_port *port = lane->rail->port;
+    const struct ibv_device_attr *about = &lane->rail->adapter->about;
+    struct ibv_qp_attr hears = { .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)(card->mtu < port->mtu ? card->mtu : (uint8_t)port->mtu),
+        .dest_qp_num = card->pair,
+        .rq_psn = psn,
+        .max_dest_rd_atomic = reads_at_once(about->max_qp_rd_atom),
+        .min_rnr_timer = 1, /* 10 us */
+        .ah_attr = way_to(port, card) };
+    errno = verbs.ibv_modify_qp(lane->pair, &hears,
+        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER);
+    if (errno) return device_refused(port, "pair of queues that hears");
+    struct ibv_qp_attr speaks = { .qp_state = IBV_QPS_RTS,
+        .timeout = (uint8_t)settings_get()->verbs_timeout,
+        .retry_cnt = (uint8_t)settings_get()->verbs_retries,
+        .rnr_retry = 7, /* for ever: who is slow is not gone, and who is gone the link tells of */
+        .sq_psn = nic->psn & 0xffffff,
+        .max_rd_atomic = reads_at_once(about->max_qp_init_rd_atom) };
+    errno = verbs.ibv_modify_qp(lane->pair, &speaks,
+        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+    return errno ? device_refused(port, "pair of queues that speaks") : TUTTI_OK;
+}

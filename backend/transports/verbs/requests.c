@@ -1,0 +1,94 @@
+/* The work requests of an endpoint: messages are written by its first lane, and what is large is read by all. Those of
+ * a lane end in the order in which they were posted, so one that is signalled speaks for all before it. */
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include <endian.h>
+#include <string.h>
+
+bool lane_has_room(const struct lane *lane) { return lane->begun - lane->ended < SENDS; }
+static uint64_t note(struct lane *lane, bool signalled, struct posted posted)
+{
+    lane->posted[lane->begun % SENDS] = posted;
+    if (signalled) lane->last_signalled = lane->begun;
+    return lane->endpoint->number << 32 | lane->begun++;
+}
+int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
+{
+    struct box *box = &e->box;
+    struct lane *lane = &e->lanes[0];
+    uint64_t offset = begin % BOX_BYTES;
+    struct ibv_sge from = { (uintptr_t)(box->out + offset), (uint32_t)bytes, box->out_region->lkey };
+    signalled |= lane->begun - lane->last_signalled >= SEND_SIGNALS || box->written - box->signalled >= BOX_BYTES / 4;
+    if (signalled) box->signalled = box->written;
+    struct ibv_send_wr *bad,
+        request = { .sg_list = &from,
+            .num_sge = 1,
+            .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+            .send_flags = (signalled ? IBV_SEND_SIGNALED : 0u) | (bytes <= e->inline_bytes ? IBV_SEND_INLINE : 0u),
+            .imm_data = htobe32((uint32_t)(offset / BOX_GRAIN)),
+            .wr.rdma = { .remote_addr = box->there + offset, .rkey = box->there_key } };
+    request.wr_id = note(lane, signalled, (struct posted){ .position = box->written });
+    return ibv_post_send(lane->pair, &request, &bad);
+}
+
+/* ---- reads ---- */
+static unsigned reads_that_fit(const struct lane *lane)
+{
+    unsigned open = lane->begun - lane->ended, room = open < SENDS / 2 ? SENDS / 2 - open : 0; /* messages go beside */
+    return room < READS_AT_ONCE ? room : READS_AT_ONCE;
+}
+/* Up to `share` bytes more of a fetch, in one doorbell, whose last request is signalled. */
+static int read_share(const struct nic *nic, struct lane *lane, struct errand *fetch, size_t share)
+{
+    struct ibv_send_wr list[READS_AT_ONCE], *bad;
+    struct ibv_sge into[READS_AT_ONCE];
+    const struct rail *rail = lane->rail;
+    uint32_t here = fetch->memory[rail->adapter - nic->adapters].region->lkey;
+    uint32_t there = fetch->offer.keys[lane - lane->endpoint->lanes];
+    size_t most = size_smaller(READ_BYTES, rail->port->message_bytes);
+    size_t end = size_smaller(fetch->asked + share, (size_t)fetch->offer.bytes);
+    unsigned count = 0, fit = reads_that_fit(lane);
+    for (; count < fit && fetch->asked < end; count++) {
+        size_t at = fetch->asked, part = size_smaller(most, end - at);
+        fetch->asked += part;
+        bool last = fetch->asked == end || count + 1 == fit;
+        into[count] = (struct ibv_sge){ (uintptr_t)fetch->into + at, (uint32_t)part, here };
+        list[count] = (struct ibv_send_wr){ .sg_list = &into[count],
+            .num_sge = 1,
+            .opcode = IBV_WR_RDMA_READ,
+            .send_flags = last ? IBV_SEND_SIGNALED : 0u,
+            .wr.rdma = { .remote_addr = fetch->offer.at + at, .rkey = there } };
+        list[count].wr_id =
+            note(lane, last, (struct posted){ .fetch = last ? fetch : NULL, .position = lane->endpoint->box.written });
+        if (count > 0) list[count - 1].next = &list[count];
+    }
+    if (count == 0) return 0;
+    fetch->open++;
+    return ibv_post_send(lane->pair, list, &bad);
+}
+/* Each lane in turn an equal part of what is left, the next fetch from the next lane on. */
+int requests_read(const struct nic *nic, struct verbs_endpoint *e, struct errand *fetch)
+{
+    int error = 0;
+    size_t bytes = (size_t)fetch->offer.bytes;
+    for (int left = e->lane_count; left > 0 && fetch->asked < bytes && !error; left--) {
+        size_t share = size_round_up((bytes - fetch->asked - 1) / (size_t)left + 1, SHARE_BYTES);
+        struct lane *lane = &e->lanes[e->next_lane];
+        e->next_lane = (e->next_lane + 1) % e->lane_count;
+        error = read_share(nic, lane, fetch, share);
+    }
+    return error;
+}
+struct errand *requests_end(struct lane *lane, unsigned request)
+{
+    struct errand *fetch = NULL;
+    struct verbs_endpoint *e = lane->endpoint;
+    while (lane->ended != request + 1) {
+        const struct posted *posted = &lane->posted[lane->ended++ % SENDS];
+        if (lane == e->lanes) e->box.sent = posted->position;
+        fetch = posted->fetch;
+    }
+    if (!fetch) return NULL;
+    fetch->open--;
+    return fetch->open == 0 && fetch->asked == fetch->offer.bytes ? fetch : NULL;
+}
