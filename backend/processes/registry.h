@@ -4,7 +4,7 @@
 #include "backend/processes/channel.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 7 };
+enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 8 };
 enum kind {
     HELLO = 1,
     WELCOME,

@@ -7,20 +7,20 @@
 #include <stdlib.h>
 
 /* ---- failing ---- */
-static void keep_reason(struct router *r)
+void router_note_reason(struct router *r)
 {
     if (!r->reason[0]) snprintf(r->reason, sizeof r->reason, "%s", status_detail());
 }
 void router_fail(struct router *r, tutti_status status)
 {
-    keep_reason(r);
+    router_note_reason(r);
     if (r->failure) return;
     r->failure = status;
     r->polled = &r->failed;
 }
 void router_refuse(struct router *r, struct transfer *x, tutti_status status)
 {
-    keep_reason(r);
+    router_note_reason(r);
     transfer_fail(x, status, 0);
 }
 static void drop_peer(struct router *r, int rank, tutti_status status)
@@ -33,7 +33,7 @@ static void drop_peer(struct router *r, int rank, tutti_status status)
 void router_lose(struct router *r, int rank, tutti_status status)
 {
     if (r->routes[rank].status) return;
-    keep_reason(r);
+    router_note_reason(r);
     r->routes[rank].status = status;
     drop_peer(r, rank, status);
 }
@@ -54,6 +54,15 @@ bool router_end(struct router *r)
 }
 
 /* ---- several networks ---- */
+/* Two networks may have brought every second message each: all that has come is to be heard in one poll, as by one. */
+__attribute__((noinline)) void router_poll_ahead(struct router *r)
+{
+    enum { ROUNDS = 1000 };
+    for (int round = 0, before = -1; round < ROUNDS && r->ahead && r->ahead != before; round++) {
+        before = r->ahead;
+        router_poll_once(r);
+    }
+}
 static double crossing_ns(const struct crossing *c, uint64_t bytes)
 {
     return (bytes <= EAGER_BYTES ? c->message_ns : c->announced_ns) + c->byte_ns * (double)bytes;

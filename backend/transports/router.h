@@ -41,6 +41,7 @@ struct router {
     struct transport *network;    /* the first that leads to other hosts, others beside it; NULL: there is none */
     struct crossing crossings[NETWORKS_AT_MOST]; /* by each of them */
     int only;                     /* this one alone is used; -1: any */
+    int ahead;                    /* messages that have come before their turn */
     struct transport failed;      /* has always something to say, so that a poll looks at the failure */
     struct matching matching;
     /* Why the first transfer that was refused was, in words; empty: there is none. They stay here because the thread
@@ -75,11 +76,18 @@ static inline void router_set_priority(struct router *router, int priority)
 }
 void router_post(struct router *router, struct transfer *transfer);
 bool router_end(struct router *router); /* after a failure: fails all transfers; true */
-/* Moves what can be moved. true: something moved or is about to. */
-static inline bool router_poll(struct router *router)
+static inline bool router_poll_once(struct router *router)
 {
     bool moved = false;
     for (struct transport *t = router->polled; t; t = t->next) moved |= t->operations->poll(t);
+    return moved;
+}
+void router_poll_ahead(struct router *router); /* while that brings on what has come before its turn */
+/* Moves what can be moved. true: something moved or is about to. */
+static inline bool router_poll(struct router *router)
+{
+    bool moved = router_poll_once(router);
+    if (moved && router->ahead) router_poll_ahead(router);
     return moved && router->failure ? router_end(router) : moved;
 }
 /* Forgets a posted transfer. false: not yet, or it is over by now; poll, and ask again if it is still posted. */
@@ -94,5 +102,6 @@ void router_lose(struct router *router, int rank, tutti_status status);
 /* Nothing goes any more; the first failure stays. Every transfer must be in a list of the transport or in the matching:
    they fail at the end of the poll that is under way, or in the next. */
 void router_fail(struct router *router, tutti_status status);
+void router_note_reason(struct router *router); /* status_fail has said why transfers will be refused */
 /* Fails one transfer, with the words of status_fail. */
 void router_refuse(struct router *router, struct transfer *transfer, tutti_status status);

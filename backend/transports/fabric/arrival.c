@@ -214,6 +214,11 @@ static bool hear_next(struct port *p, struct link *link, const struct header *h,
     hear_eager(p, link, h, data);
     return false;
 }
+static void put_ahead(struct port *p, struct note *note)
+{
+    notes_push(&p->ahead, note);
+    p->base.router->ahead++;
+}
 static bool hear_message(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
     bool announced)
 {
@@ -226,7 +231,7 @@ static bool hear_message(struct port *p, struct link *link, const struct header 
         return false;
     }
     struct note *note = note_new(h, data, bytes, announced);
-    if (note) notes_push(&p->ahead, note);
+    if (note) put_ahead(p, note);
     else fail_memory(p, link->rank);
     return note && announced;
 }
@@ -237,10 +242,11 @@ bool port_hear_ahead(struct port *p)
     struct notes all = p->ahead;
     bool heard = false;
     p->ahead = (struct notes){ NULL, NULL, 0 };
+    router->ahead -= all.count;
     for (struct note *note; (note = notes_pop(&all)) != NULL;) {
         struct link *link = &p->links[note->header.from];
         if (!link->lost && messages_before(p, &note->header) != 0) {
-            notes_push(&p->ahead, note);
+            put_ahead(p, note);
             continue;
         }
         heard = true;

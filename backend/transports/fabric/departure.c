@@ -2,6 +2,7 @@
    announced and stays where it is. Where a message has several pieces, it is packed into one: UCX moves lists of pieces
    over TCP at a third of the speed. */
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
@@ -123,7 +124,8 @@ bool link_connect(struct port *p, struct link *link)
     snprintf(why, sizeof why, "%.500s", status_detail());
     p->ground.name(p->ground.context, link->rank, name, sizeof name);
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
-    link->unreachable = true;
+    router_note_reason(p->base.router);
+    link->unreachable = status;
     link_note_broken(p, link, "no connection can be had");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
@@ -131,11 +133,40 @@ bool link_connect(struct port *p, struct link *link)
     }
     return false;
 }
+
+/* ---- beside another network, by which messages go that need not wait for this one ---- */
+static void say_unconnected(const struct port *p, const struct link *link, const char *why)
+{
+    char name[256];
+    p->ground.name(p->ground.context, link->rank, name, sizeof name);
+    LOG(WARN, "rank %d has no connection by %s with rank %d on %s (%s): messages go by another network", p->rank,
+        p->base.network, link->rank, name, why);
+}
+void link_note_refused(struct port *p, struct link *link, const char *why)
+{
+    if (!link->refused) say_unconnected(p, link, why);
+    link->refused = true;
+}
+static bool is_late(struct link *link)
+{
+    int64_t now_ms = clock_ms();
+    if (!link->asked_ms) link->asked_ms = now_ms;
+    return now_ms - link->asked_ms >= UNCONNECTED_MS;
+}
+/* Behind what a broken connection holds others wait, too: by another network they would overtake it. */
 enum readiness port_readiness(struct port *p, struct link *link)
 {
-    if (link->waiting.first) return SENDS_WAIT;
-    return link_connect(p, link) ? CONNECTED : UNCONNECTED;
+    if (link->waiting.first || link->broken_ms) return SENDS_WAIT;
+    if (link->refused) return UNCONNECTED;
+    if (link_connect(p, link)) return CONNECTED;
+    if (is_late(link)) {
+        say_unconnected(p, link, "it is still asked for");
+        link->asked_ms = INT64_MAX;
+    }
+    return UNCONNECTED;
 }
+
+/* ---- sent ---- */
 void port_send(struct port *p, struct link *link, struct transfer *x)
 {
     bool waits = link->waiting.first;
@@ -201,11 +232,20 @@ static void end_receive(struct port *p, struct flight *f)
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
     transfer_done(x);
 }
+/* Its send is over, and the other would wait for it before it hears what came later. */
+static void note_lost_message(struct port *p, const struct flight *f)
+{
+    bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
+    if (f->why && expected) link_note_broken(p, f->link, f->why);
+}
 void port_end_landed(struct port *p)
 {
     for (struct flight *f; (f = p->landed) != NULL; flight_free(p->fabric, f)) {
         flight_remove(f);
-        if (!f->transfer) continue;
+        if (!f->transfer) {
+            note_lost_message(p, f);
+            continue;
+        }
         if (f->transfer->is_send) end_send(p, f);
         else end_receive(p, f);
     }

@@ -103,6 +103,7 @@ static bool settle(struct port *p)
    its own any more UCX drops without a word, so that link is broken, too. */
 static void note_breaks(struct port *p)
 {
+    bool beside = p->base.router->network->beside;
     p->breaks = p->fabric->breaks;
     for (const struct endpoint *e = p->fabric->endpoints; e; e = e->next) {
         if (!endpoint_is_broken(e) || e->left) continue;
@@ -110,7 +111,8 @@ static void note_breaks(struct port *p)
             struct link *link = &p->links[r];
             bool its = link->endpoint ? link->endpoint == e
                                       : memcmp(p->ground.process(p->ground.context, r), e->process, 16) == 0;
-            if (its) link_note_broken(p, link, e->why);
+            if (its && beside && !e->open && !link->waiting.first) link_note_refused(p, link, e->why);
+            else if (its) link_note_broken(p, link, e->why);
         }
     }
 }
@@ -143,8 +145,8 @@ static void lose(struct port *p, const struct link *link)
     char name[256];
     p->ground.name(p->ground.context, link->rank, name, sizeof name);
     router_lose(p->base.router, link->rank,
-        status_fail(TUTTI_PEER_LOST, "the connection of rank %d to rank %d on %s broke: %s", p->rank, link->rank, name,
-            link->why));
+        status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
+            "the connection of rank %d to rank %d on %s broke: %s", p->rank, link->rank, name, link->why));
 }
 static bool fabric_poll(struct transport *t)
 {

@@ -7,11 +7,15 @@
 enum {
     CREDIT_BYTES = 262144, /* of eager messages that a peer has been sent and that have not met their receive yet */
     LEAST_CHARGE = 64,     /* of each */
-    HOLD_MS = 1000         /* how long a connection that broke is held, for the reason to come by another way */
+    HOLD_MS = 1000,        /* how long a connection that broke is held, for the reason to come by another way */
+    UNCONNECTED_MS = 3000  /* after which it is said that messages go by another network */
 };
 struct link { /* with one rank */
     int rank;
-    bool lost, unreachable;    /* unreachable: no endpoint can be had */
+    bool lost;
+    bool refused; /* beside another network: a connection that nobody waited for was, and is not asked for */
+    tutti_status unreachable;  /* not OK: why no endpoint can be had */
+    int64_t asked_ms; /* beside another: since when one is asked for; INT64_MAX: it has been said that none is */
     int64_t broken_ms;         /* since when a connection with its process is broken; 0: none is */
     const char *why;           /* it is */
     struct endpoint *endpoint; /* NULL: none yet */
@@ -68,6 +72,7 @@ void port_end_landed(struct port *p);               /* transfers that the fabric
 void port_refused(struct port *p, const struct header *header);
 void link_note_broken(struct port *p, struct link *link, const char *why);
 bool link_connect(struct port *p, struct link *link);  /* true: it has an endpoint; false: not yet, or never */
+void link_note_refused(struct port *p, struct link *link, const char *why); /* beside another network; says so */
 /* ---- arrival.c ---- */
 void port_let_go(struct port *p, const struct header *withdrawal);
 void port_hear_notes(struct port *p);

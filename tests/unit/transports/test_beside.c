@@ -5,10 +5,15 @@
 #include "tests/unit/transports/contract.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #ifdef FAKE_VERBS
+#include "backend/transports/fabric/port.h"
+#include "backend/transports/verbs/verbs.h"
+#include "tests/support/said.h"
 #include "tests/unit/transports/ranks_verbs.h"
 #endif
 #include <setjmp.h>
 #include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -34,10 +39,14 @@ static void test_a_process_that_is_gone(void **state)
 #endif
 #ifdef FAKE_VERBS
 static struct fabric sockets[MOST];
-static void run(int size, enum waiting waiting, body *each)
+static void prepare(void)
 {
     fake.fake_reset();
     for (int r = 0; r < MOST; r++) sockets[r] = (struct fabric)FABRIC(&tcp_operations);
+}
+static void run(int size, enum waiting waiting, body *each)
+{
+    prepare();
     ranks_fabric_apart_beside(sockets, verbs_fabrics, size, waiting, each);
     assert_int_equal(fake.fake_left(), 0);
 }
@@ -99,6 +108,138 @@ static void test_each_message_takes_the_faster_one(void **state)
     (void)state;
     run(2, POLLS, each_for_its_own);
 }
+
+/* ---- what goes wrong with one of them ---- */
+static void run_with(const struct fabric_operations *verbs, enum waiting waiting, body *each)
+{
+    for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = verbs;
+    run(2, waiting, each);
+    for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = &verbs_operations;
+}
+static tutti_status connect_nowhere(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out)
+{
+    (void)fabric, (void)process, (void)card, (void)bytes, (void)out;
+    return status_fail(TUTTI_NO_MEMORY, "there is no room for a connection");
+}
+static void all_is_refused(struct rank *me)
+{
+    static unsigned char data[8];
+    struct transfer x;
+    struct piece piece;
+    rank_send(me, &x, 1 - me->rank, 1, &piece, data, sizeof data);
+    rank_settle(me);
+    rank_send(me, &x, 1 - me->rank, 2, &piece, data, sizeof data);
+    rank_await(me, &x, 1);
+    REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_NO_MEMORY);
+    REQUIRE(strstr(me->router->reason, "cannot send to rank") && strstr(me->router->reason, "there is no room"));
+    rank_meet(me);
+}
+static void test_why_one_cannot_connect_is_told(void **state)
+{
+    struct fabric_operations verbs = verbs_operations;
+    (void)state;
+    verbs.connect = connect_nowhere;
+    run_with(&verbs, POLLS, all_is_refused);
+}
+/* What breaks before it has ever connected, and nobody waits for, is missed by nobody. */
+static tutti_status connect_in_vain(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
+    size_t bytes, struct endpoint **out)
+{
+    TRY(verbs_operations.connect(fabric, process, card, bytes, out));
+    endpoint_note_broken(fabric, *out, "nobody answers there");
+    return TUTTI_OK;
+}
+static void all_goes_by_sockets(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    for (uint64_t name = 0; name < 5; name++) exchange(me, &x, name, &piece, 8);
+    usleep((HOLD_MS + 100) * 1000);
+    for (uint64_t name = 5; name < 10; name++) exchange(me, &x, name, &piece, 1 << 20);
+    REQUIRE(me->router->reason[0] == 0);
+}
+static void run_in_vain(void)
+{
+    struct fabric_operations verbs = verbs_operations;
+    verbs.connect = connect_in_vain;
+    run_with(&verbs, POLLS, all_goes_by_sockets);
+}
+static void test_a_connection_that_nobody_needs_may_break(void **state)
+{
+    (void)state;
+    const char *said = said_by(run_in_vain);
+    const char *words = "rank 0 has no connection by verbs with rank 1 on the host of rank 1 (nobody answers there): "
+                        "messages go by another network";
+    const char *first = strstr(said, words);
+    assert_non_null(first);
+    assert_null(strstr(first + 1, words));
+}
+static void run_long(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    exchange(me, &x, 0, &piece, 8);
+    usleep((UNCONNECTED_MS + 100) * 1000);
+    for (uint64_t name = 1; name < 4; name++) exchange(me, &x, name, &piece, 8);
+}
+static void run_without_greetings(void)
+{
+    const struct fake_faults faults = { .seed = 1, .drop = 1000000 };
+    prepare();
+    fake.fake_set_faults(&faults);
+    ranks_fabric_apart_beside(sockets, verbs_fabrics, 2, POLLS, run_long);
+}
+static void test_a_connection_that_never_comes_is_told_once(void **state)
+{
+    (void)state;
+    const char *said = said_by(run_without_greetings);
+    const char *words = "rank 0 has no connection by verbs with rank 1 on the host of rank 1 (it is still asked for)";
+    const char *first = strstr(said, words);
+    assert_non_null(first);
+    assert_null(strstr(first + 1, words));
+}
+/* A large message is held because its connection broke; a small one of the same name, which would go by the other
+   network, is not to take its place. */
+static void one_breaks(struct rank *me)
+{
+    struct transfer x[2];
+    struct piece piece[2];
+    static unsigned char data[1 << 20];
+    uint64_t before = requests();
+    for (bool none = true; none; rank_meet(me)) {
+        exchange(me, x, 0, piece, 4096);
+        none = requests() == before;
+    }
+    if (me->rank == 0) {
+        pthread_mutex_lock(&verbs_fabrics[0].lock);
+        for (struct endpoint *e = verbs_fabrics[0].endpoints; e; e = e->next)
+            verbs_operations.disconnect(&verbs_fabrics[0], e);
+        pthread_mutex_unlock(&verbs_fabrics[0].lock);
+    }
+    rank_meet(me);
+    if (me->rank == 0) {
+        rank_send(me, &x[0], 1, 5, &piece[0], data, sizeof data);
+        rank_send(me, &x[1], 1, 5, &piece[1], data, 8);
+        rank_await(me, x, 2);
+        REQUIRE(x[0].status == TUTTI_PEER_LOST && x[1].status == TUTTI_PEER_LOST);
+    } else {
+        rank_recv(me, &x[0], 0, 5, &piece[0], data, sizeof data);
+        rank_settle(me);
+    }
+    rank_meet(me);
+    if (me->rank == 1) {
+        rank_settle(me);
+        REQUIRE(x[0].state == TRANSFER_POSTED || x[0].status == TUTTI_PEER_LOST);
+        router_lose(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+    }
+    rank_meet(me);
+}
+static void test_what_a_broken_one_holds_is_not_overtaken(void **state)
+{
+    (void)state;
+    run(2, POLLS, one_breaks);
+}
 #endif
 int main(void)
 {
@@ -114,6 +255,10 @@ int main(void)
         cmocka_unit_test(test_sockets_and_verbs),
         cmocka_unit_test(test_a_rank_that_is_gone),
         cmocka_unit_test(test_each_message_takes_the_faster_one),
+        cmocka_unit_test(test_why_one_cannot_connect_is_told),
+        cmocka_unit_test(test_a_connection_that_nobody_needs_may_break),
+        cmocka_unit_test(test_a_connection_that_never_comes_is_told_once),
+        cmocka_unit_test(test_what_a_broken_one_holds_is_not_overtaken),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

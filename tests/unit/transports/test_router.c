@@ -159,6 +159,28 @@ static void test_only_when_nothing_is_there_may_one_sleep(void **state)
     assert_true(router_arm(m.routers[2]));
     mixed_close(&m);
 }
+/* A network that has brought messages before their turn: each look at it hears one of them, `stays` never. */
+struct early { struct transport base; int stays, polls; };
+static bool hear_one(struct transport *t)
+{
+    struct early *early = (struct early *)(void *)t;
+    early->polls++;
+    t->router->ahead -= t->router->ahead > early->stays;
+    return true;
+}
+static void test_one_poll_hears_all_whose_turn_comes(void **state)
+{
+    (void)state;
+    static const struct transport_operations operations = { .poll = hear_one };
+    for (int stays = 0; stays < 3; stays++) {
+        struct router r = { .ahead = 5 };
+        struct early early = { .base = { .operations = &operations, .router = &r }, .stays = stays };
+        r.polled = &early.base;
+        assert_true(router_poll(&r));
+        assert_int_equal(r.ahead, stays);
+        assert_in_range(early.polls, 5 - stays, 7 - stays);
+    }
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_what_a_lost_peer_has_left),
         cmocka_unit_test(test_a_message_rings_the_bell),
         cmocka_unit_test(test_only_when_nothing_is_there_may_one_sleep),
+        cmocka_unit_test(test_one_poll_hears_all_whose_turn_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
