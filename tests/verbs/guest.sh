@@ -59,6 +59,13 @@ on_hosts() {            # each of two hosts sees its own device and no other, an
     timeout 120 script/hosts 2 -- sh tests/verbs/guest/talk.sh
 }
 
+torch_ranks() {         # several checks in one program, as to load torch takes a minute here
+    python tests/verbs/torch_ranks.py >$log 2>&1 && { grep '^  ok ' $log; return; }
+    failed=1
+    grep -E '^(  ok|FAIL) ' $log || echo 'FAIL    tests/verbs/torch_ranks.py'
+    sed 's/^/      /' $log
+}
+
 check 'two devices exchange messages, and what arrives is right (RC)' pair ibv_rc_pingpong -g 1 -n 200 -c
 check 'datagrams (UD)' pair ibv_ud_pingpong -g 1 -n 200 -c
 check 'sleeping until something completes' pair ibv_rc_pingpong -g 1 -n 200 -c -e
@@ -70,4 +77,5 @@ check 'RDMA write, 64 KiB' pair ib_write_bw -x 1 -F -n 50 -s 65536
 check 'RDMA read, 64 KiB' pair ib_read_bw -x 1 -F -n 50 -s 65536
 check 'two hosts with a device each' on_hosts
 check 'the contract of a transport, and a process that dies' build/release/tests/test_verbs_soft
+torch_ranks
 exit $failed

@@ -1,0 +1,106 @@
+"""What ranks of torch do over verbs on two hosts of the guest: every operation and random programs, judged by the
+model; deaths, of which the others must hear; and training. A line for each, as guest.sh prints them; torch is loaded
+once for all.
+
+    script/test-verbs --seconds 600 -- python tests/verbs/torch_ranks.py [--seed N] [--programs N] [--kills N]
+"""
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), *(str(ROOT / "tests" / name) for name in ("support", "python", "hosts", "faults"))]
+import across  # noqa: E402
+import host_storm  # noqa: E402
+import hosts as namespaces  # noqa: E402
+import model  # noqa: E402
+import random_programs  # noqa: E402
+import torch_ranks  # noqa: E402
+from model import Step  # noqa: E402
+from operations import verdict  # noqa: E402
+
+PLACEMENTS = [(0, 1), (0, 1, 1), (1, 0, 0, 1)]
+LARGE = (30000,)                # more than an eager message has
+GUEST_S = 300                   # for what takes seconds on a machine that is not emulated
+
+
+def once_each(shape):
+    steps = [Step(kind, shape=shape, seed=number) for number, kind in enumerate(model.REDUCING + model.MOVING)]
+    return [*steps, Step("messages", messages=((0, 1, 3), (1, 0, 2))), Step("barrier")]
+
+
+def every_operation(lab, options):
+    for placement in PLACEMENTS:
+        with contextlib.closing(across.Across(lab, placement, timeout_s=GUEST_S)) as ranks:
+            for shape in ((3,), LARGE):
+                wrong = verdict(ranks, once_each(shape))
+                assert not wrong, "\n".join(wrong)
+
+
+def random_ones(lab, options):
+    for number, placement in enumerate(PLACEMENTS):
+        with contextlib.closing(across.Across(lab, placement, timeout_s=GUEST_S)) as ranks:
+            random_programs.one_round(options.seed + number, random_programs.programs(), lambda program: (
+                random_programs.check(lambda ranks=ranks: ranks, f"on {placement}: ", {}, program)), options.programs)
+
+
+def deaths(lab, options):
+    """In some cycles the survivors only receive, and a reliable connection that only receives is silent."""
+    storm, problems = host_storm.Storm(lab), []
+    for number in range(options.kills):
+        plan = host_storm.draw(options.seed, number, 2, 2, False)
+        problems += [f"cycle {number}, {plan}: {problem}" for problem in storm.cycle(plan)]
+    host_storm.summarise(storm.times)
+    assert storm.times and not problems, "\n".join(problems)
+
+
+def train(world, arguments):
+    os.environ.update(MASTER_ADDR=world.store.host, MASTER_PORT=str(world.store.port), RANK=str(world.rank),
+                      WORLD_SIZE=str(world.size), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    program = runpy.run_path(str(ROOT / "examples/train_gpt.py"), run_name="train_gpt")
+    return program["work"](program["parse"](arguments))
+
+
+def training(lab, options):
+    """By the side of gloo, which must come to the same losses and parameters."""
+    words = ["--compare", "--steps", "6", "--batch", "2", "--context", "16", "--layers", "1", "--sample", "1"]
+    with contextlib.closing(across.Across(lab, (0, 1), join=False, timeout_s=GUEST_S)) as ranks:
+        assert ranks.run(torch_ranks.train, words, limit_s=GUEST_S) == [0, 0]
+
+
+CHECKS = {"every operation on 2, 3 and 4 ranks": every_operation, "random programs on them": random_ones,
+          "ranks that are killed": deaths, "examples/train_gpt.py": training}
+
+
+def run(name, check, *arguments):
+    begin, verdict_of_it = time.monotonic(), "  ok"
+    try:
+        check(*arguments)
+    except (AssertionError, OSError):
+        verdict_of_it = "FAIL"
+        traceback.print_exc(file=sys.stdout)
+    print(f"{verdict_of_it}  {time.monotonic() - begin:3.0f} s  {name}", flush=True)
+    return verdict_of_it == "FAIL"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--programs", type=int, default=2, help="for each number of ranks (default: 2)")
+    parser.add_argument("--kills", type=int, default=5, help="cycles (default: 5)")
+    options = parser.parse_args()
+    os.environ.setdefault("TUTTI_TRANSPORT", "verbs")
+    os.environ["PYTHONPATH"] = str(HERE)                # so the agents of across.py find this file
+    across.READY_S = GUEST_S
+    with namespaces.Hosts(2) as some, contextlib.closing(across.Lab(some)) as lab:
+        return max(run(name, check, lab, options) for name, check in CHECKS.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
