@@ -22,10 +22,24 @@ static struct flight *flight_for(struct port *p, struct link *link, size_t room)
     link->told = link->owed;
     return f;
 }
+void link_note_broken(struct port *p, struct link *link, const char *why)
+{
+    if (link->broken_ms || link->lost) return;
+    link->broken_ms = clock_ms();
+    link->why = why;
+    p->broken++;
+}
+/* It had a number: what is sent later could not be heard, as the other waits for this one. */
+static void note_lost_message(struct port *p, const struct flight *f)
+{
+    bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
+    if (f->why && expected) link_note_broken(p, f->link, f->why);
+}
 /* A flight that is not under way has landed: with success, or not. */
 static void dispatch(struct port *p, struct flight *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
+    if (!flies) note_lost_message(p, f);
     if (!flies && !f->why && !f->transfer) flight_free(p->fabric, f); /* nobody waits for it */
     else flight_enlist(f, flies ? &p->flights : &p->landed);
 }
@@ -76,13 +90,6 @@ static void announce(struct port *p, struct link *link, struct transfer *x)
     if (packed) pieces_gather(x, f->room, (size_t)x->wire);
     dispatch(p, f, packed ? NULL : x->pieces[0].at, true);
 }
-void link_note_broken(struct port *p, struct link *link, const char *why)
-{
-    if (link->broken_ms || link->lost) return;
-    link->broken_ms = clock_ms();
-    link->why = why;
-    p->broken++;
-}
 /* The connection has broken. Why is for the control connection to tell, which knows a death from the end of a process;
    only if nothing comes the transfer fails for this. */
 static void hold(struct port *p, struct link *link, struct transfer *x, const char *why)
@@ -92,7 +99,8 @@ static void hold(struct port *p, struct link *link, struct transfer *x, const ch
 }
 static void take_off(struct port *p, struct link *link, struct transfer *x)
 {
-    if (endpoint_is_broken(link->endpoint)) hold(p, link, x, link->endpoint->why);
+    if (link->broken_ms) hold(p, link, x, link->why);
+    else if (endpoint_is_broken(link->endpoint)) hold(p, link, x, link->endpoint->why);
     else if (x->wire <= EAGER_BYTES && has_credit(link, x->wire)) send_eager(p, link, x);
     else announce(p, link, x);
 }
@@ -231,12 +239,6 @@ static void end_receive(struct port *p, struct flight *f)
     }
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
     transfer_done(x);
-}
-/* Its send is over, and the other would wait for it before it hears what came later. */
-static void note_lost_message(struct port *p, const struct flight *f)
-{
-    bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
-    if (f->why && expected) link_note_broken(p, f->link, f->why);
 }
 void port_end_landed(struct port *p)
 {

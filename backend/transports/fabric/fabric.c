@@ -18,7 +18,7 @@ void endpoint_note_broken(struct fabric *fabric, struct endpoint *e, const char 
     if (endpoint_is_broken(e)) return;
     e->broken_ms = clock_ms();
     e->why = why;
-    fabric->breaks++;
+    e->broke = ++fabric->breaks;
     ports_wake(fabric);
 }
 

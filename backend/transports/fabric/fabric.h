@@ -34,6 +34,7 @@ struct endpoint { /* to a process; a fabric's own begins with this */
     bool open;         /* messages may be sent */
     bool left;         /* it has said that it ends: the end of the connection is none of a process */
     int64_t broken_ms; /* since when it is broken; 0: it is not */
+    unsigned broke;    /* it did as the fabric's n-th */
     const char *why;   /* it is, in the words of the fabric */
     struct endpoint *next;
 };

@@ -21,7 +21,7 @@ static void make_nonblocking(int descriptor)
     int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
 }
-tutti_status adapter_init(struct adapter *a, const struct device_port *port, int beside)
+tutti_status adapter_init(struct adapter *a, const struct device_port *port, int beside, int lanes)
 {
     struct ibv_context *context = port->context;
     a->port = port;
@@ -34,7 +34,7 @@ tutti_status adapter_init(struct adapter *a, const struct device_port *port, int
     if (!a->channel) return device_refused(port, "channel for completions");
     make_nonblocking(a->channel->fd);
     make_nonblocking(context->async_fd);
-    int entries = smaller(entries_for(a, LANES_AT_FIRST), a->about.max_cqe);
+    int entries = smaller(entries_for(a, lanes), a->about.max_cqe);
     a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
     if (!a->completions) return device_refused(port, "queue of completions");
     return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
@@ -52,8 +52,8 @@ tutti_status adapter_expect_lane(struct adapter *a)
     if (needed <= a->completions->cqe) return TUTTI_OK;
     if (needed > a->about.max_cqe)
         return status_fail(TUTTI_SYSTEM,
-            "%s has room for %d completions, and %d connections with other processes need %d: TUTTI_TRANSPORT=ucx on "
-            "all hosts needs fewer",
+            "%s has room for %d completions, and %d queue pairs with other processes need %d: TUTTI_TRANSPORT=ucx on "
+            "all hosts needs fewer, and so does TUTTI_VERBS_RAILS=1",
             a->port->name, a->about.max_cqe, a->lanes + 1, needed);
     errno = verbs.ibv_resize_cq(a->completions, smaller(twice, a->about.max_cqe));
     return errno ? device_refused(a->port, "larger queue of completions") : TUTTI_OK;

@@ -27,7 +27,7 @@ tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     memcpy(e->base.process, process, sizeof e->base.process);
     e->card = *card;
-    e->number = ++nic->ids & UINT32_MAX;
+    while (!e->number) e->number = ++nic->ids & UINT32_MAX;
     tutti_status status = lanes_create(nic, e);
     if (status == TUTTI_OK) status = lane_address(nic, e);
     if (status != TUTTI_OK) {
@@ -40,6 +40,11 @@ tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[
     *out = e;
     return TUTTI_OK;
 }
+tutti_status refuse_link_layers(const struct nic *nic)
+{
+    return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
+        nic_port(nic)->name);
+}
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
     size_t bytes, struct endpoint **out)
 {
@@ -50,9 +55,7 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
             "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "
             "say verbs on all hosts)");
     memcpy(&theirs, card, sizeof theirs);
-    if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet)
-        return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
-            nic_port(nic_of(fabric))->name);
+    if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet) return refuse_link_layers(nic_of(fabric));
     TRY(endpoint_create(fabric, process, &theirs, &e));
     *out = &e->base;
     return TUTTI_OK;
@@ -68,12 +71,13 @@ void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *
 }
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
+    greeter_part(fabric, verbs_of(endpoint));
     endpoint_fail(fabric, verbs_of(endpoint), "it was given up");
 }
 /* What was sent last has arrived when the goodbye after it is known to have. */
 static bool has_parted(const struct verbs_endpoint *e)
 {
-    return endpoint_is_broken(&e->base) || !e->base.open || (!e->waiting && e->box.sent == e->box.written);
+    return endpoint_is_broken(&e->base) || !e->lane_count || (!e->waiting && e->box.sent == e->box.written);
 }
 static void part_all(struct fabric *fabric, int64_t until_ms)
 {
@@ -82,7 +86,7 @@ static void part_all(struct fabric *fabric, int64_t until_ms)
         parted = true;
         for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
             struct verbs_endpoint *e = verbs_of(b);
-            if (!said && b->open && !endpoint_is_broken(b)) box_tell(fabric, e, GOODBYE, true);
+            if (!said && e->lane_count && !endpoint_is_broken(b)) box_tell(fabric, e, GOODBYE, true);
             parted &= has_parted(e);
         }
         said = true;

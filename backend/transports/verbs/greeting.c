@@ -12,6 +12,7 @@
 
 enum { ROUTE_BYTES = 40, KEY = 0x74757474, AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
 static const char magic[8] = "tutti 2";
+enum stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so this needs no answer */
 struct hello {
     char magic[8];
     unsigned char from[16], to[16];
@@ -19,7 +20,7 @@ struct hello {
     uint64_t number, theirs; /* of the endpoints here, and there as far as it is known */
     uint64_t box;
     uint32_t box_key, psn;
-    uint32_t open; /* it has heard all it must: this needs no answer */
+    uint32_t stage;
     uint32_t lane_count;
     struct card lanes[RAILS_MOST];
 };
@@ -81,7 +82,7 @@ void greeter_finish(struct nic *nic)
 }
 
 /* ---- said ---- */
-static void say_hello(struct fabric *fabric, struct verbs_endpoint *e)
+static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stage stage)
 {
     struct nic *nic = nic_of(fabric);
     struct greeter *g = &nic->greeter;
@@ -92,10 +93,10 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e)
         .box = (uintptr_t)e->box.in,
         .box_key = e->box.in_region->rkey,
         .psn = nic->psn & 0xffffff,
-        .open = e->base.open,
+        .stage = stage,
         .card = nic_card(nic),
         .lane_count = (uint32_t)nic->rail_count };
-    for (int i = 0; i < nic->rail_count; i++) hello.lanes[i] = card_of(nic->rails[i].port, e->lanes[i].pair);
+    for (int i = 0; i < nic->rail_count; i++) hello.lanes[i] = card_of(&nic->rails[i], e->lanes[i].pair);
     memcpy(hello.magic, magic, sizeof magic);
     memcpy(hello.from, fabric->process, sizeof hello.from);
     memcpy(hello.to, e->base.process, sizeof hello.to);
@@ -117,7 +118,12 @@ static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_m
         e->patience_ms = e->patience_ms < AGAIN_MOST_MS / 2 ? 2 * e->patience_ms + AGAIN_MS : AGAIN_MOST_MS;
     e->owes_answer = false;
     e->said_ms = now_ms;
-    say_hello(fabric, e);
+    say_hello(fabric, e, e->base.open ? OPEN : GREETS);
+}
+/* It may get lost; then the other finds out when it writes, after the device's retries. */
+void greeter_part(struct fabric *fabric, struct verbs_endpoint *e)
+{
+    if (e->lanes[0].pair) say_hello(fabric, e, GIVEN_UP);
 }
 void verbs_greet(struct fabric *fabric)
 {
@@ -131,11 +137,20 @@ void verbs_greet(struct fabric *fabric)
 }
 
 /* ---- heard ---- */
+/* The device has refused to connect with that endpoint of theirs. */
+static bool is_hopeless(const struct fabric *fabric, const struct hello *h)
+{
+    struct endpoint *e = fabric->endpoints;
+    while (e && !(verbs_of(e)->hopeless && verbs_of(e)->theirs == h->number && memcmp(e->process, h->from, 16) == 0))
+        e = e->next;
+    return e;
+}
 static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct hello *h)
 {
     struct endpoint *found = endpoint_find(fabric, h->from);
     struct verbs_endpoint *e = found ? verbs_of(found) : NULL;
     if (h->theirs && (!e || h->theirs != e->number)) return NULL; /* it answers one that is broken */
+    if (!e && is_hopeless(fabric, h)) return NULL;
     if (e && !h->theirs && e->theirs && e->theirs != h->number) { /* the one that we knew is no more */
         endpoint_fail(fabric, e, "the other process has begun anew");
         e = NULL;
@@ -143,15 +158,31 @@ static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct he
     if (!e && endpoint_create(fabric, h->from, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
     return e;
 }
+/* InfiniBand ends where RoCE begins: both count alike. */
+static int lanes_of_both(const struct nic *nic, const struct hello *h)
+{
+    int count = 0;
+    while (count < nic->rail_count && (uint32_t)count < h->lane_count
+        && h->lanes[count].ethernet == nic->rails[count].port->ethernet)
+        count++;
+    return count;
+}
 static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
 {
-    int count = h->lane_count < (uint32_t)nic->rail_count ? (int)h->lane_count : nic->rail_count;
+    int count = lanes_of_both(nic, h);
     e->theirs = h->number;
     e->box.there = h->box;
     e->box.there_key = h->box_key;
     for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
+    if (count == 0) return refuse_link_layers(nic);
     e->lane_count = count;
     return TUTTI_OK;
+}
+static void hear_end(struct fabric *fabric, const struct hello *h)
+{
+    struct endpoint *e = endpoint_find(fabric, h->from);
+    if (e && (h->theirs == verbs_of(e)->number || verbs_of(e)->theirs == h->number))
+        endpoint_fail(fabric, verbs_of(e), "the other process has given it up");
 }
 static bool is_for_us(const struct fabric *fabric, const struct hello *h)
 {
@@ -161,15 +192,24 @@ static bool is_for_us(const struct fabric *fabric, const struct hello *h)
 static void hear(struct fabric *fabric, const struct hello *h)
 {
     if (!is_for_us(fabric, h)) return;
+    if (h->stage == GIVEN_UP) {
+        hear_end(fabric, h);
+        return;
+    }
     struct verbs_endpoint *e = endpoint_of(fabric, h);
     if (!e) return;
     if (e->lane_count == 0 && connect_lanes(nic_of(fabric), e, h) != TUTTI_OK) {
         LOG(ERROR, "%s", status_detail());
+        e->hopeless = true;
+        greeter_part(fabric, e);
         endpoint_fail(fabric, e, "the device does not connect");
         return;
     }
-    e->base.open |= h->theirs == e->number; /* so the other hears, too */
-    e->owes_answer |= !h->open;
+    if (!e->base.open && h->theirs == e->number) { /* so the other hears, too */
+        e->base.open = true;
+        nic_of(fabric)->stalled = true; /* what it has heard already may fill its box */
+    }
+    e->owes_answer |= h->stage != OPEN;
     fabric->restless |= e->owes_answer;
 }
 void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)

@@ -97,11 +97,11 @@ tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
     e->address = verbs.ibv_create_ah(rail->adapter->domain, &way);
     return e->address ? TUTTI_OK : device_refused(rail->port, "way to the other host (no route by this port?)");
 }
-static uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct card *card, uint32_t psn)
 {
     const struct device_port *port = lane->rail->port;
     const struct ibv_device_attr *about = &lane->rail->adapter->about;
+    uint8_t reads = reads_at_once(about->max_qp_init_rd_atom);
     struct ibv_qp_attr hears = { .qp_state = IBV_QPS_RTR,
         .path_mtu = (enum ibv_mtu)(card->mtu < port->mtu ? card->mtu : (uint8_t)port->mtu),
         .dest_qp_num = card->pair,
@@ -118,7 +118,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
         .retry_cnt = (uint8_t)settings_get()->verbs_retries,
         .rnr_retry = 7, /* for ever: who is slow is not gone, and who is gone the link tells of */
         .sq_psn = nic->psn & 0xffffff,
-        .max_rd_atomic = reads_at_once(about->max_qp_init_rd_atom) };
+        .max_rd_atomic = reads < card->reads ? reads : card->reads };
     errno = verbs.ibv_modify_qp(lane->pair, &speaks,
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     return errno ? device_refused(port, "pair of queues that speaks") : TUTTI_OK;

@@ -31,11 +31,15 @@ static void unpin(struct nic *nic, struct errand *errand)
     for (int i = 0; i < nic->adapter_count; i++)
         if (errand->memory[i].region) registration_give(nic->adapters[i].memory, &errand->memory[i]);
 }
-/* Each device that serves it must know its memory. What is registered before one refuses, its owner gives back. */
-static bool pin(struct nic *nic, struct errand *errand, const void *at, size_t bytes, bool writes)
+/* Each device that reads it must know its memory. What is registered before one refuses, its owner gives back. */
+static bool pin(const struct verbs_endpoint *e, struct errand *errand, const void *at, size_t bytes, bool writes)
 {
-    for (int i = 0; i < nic->adapter_count; i++)
-        if (registration_take(nic->adapters[i].memory, at, bytes, writes, &errand->memory[i]) != TUTTI_OK) return false;
+    for (int i = 0; i < e->lane_count; i++) {
+        struct adapter *adapter = e->lanes[i].rail->adapter;
+        struct registered *memory = &errand->memory[adapter->index];
+        if (!memory->region && registration_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK) return false;
+        if (!writes) errand->offer.keys[i] = memory->region->rkey;
+    }
     return true;
 }
 static void errand_free(struct nic *nic, struct errand *errand)
@@ -75,13 +79,11 @@ static bool send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct f
     struct nic *nic = nic_of(fabric);
     struct errand *errand = errand_new(f, OFFER);
     if (!errand) return refuse(f, no_memory);
-    if (!pin(nic, errand, data, f->bytes, false)) {
+    errand->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
+    if (!pin(e, errand, data, f->bytes, false)) {
         errand_free(nic, errand);
         return refuse(f, not_registered);
     }
-    errand->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
-    for (int i = 0; i < nic->rail_count; i++)
-        errand->offer.keys[i] = errand->memory[nic->rails[i].adapter - nic->adapters].region->rkey;
     bool left = !e->waiting && box_send(fabric, e, errand);
     if (endpoint_is_broken(&e->base)) { /* by this one */
         errand_free(nic, errand);
@@ -138,7 +140,7 @@ static void read_more(struct fabric *fabric, struct verbs_endpoint *e)
     while (e->reading && !endpoint_is_broken(&e->base)) {
         struct errand *fetch = e->reading;
         size_t before = fetch->asked;
-        int error = requests_read(nic_of(fabric), e, fetch);
+        int error = requests_read(e, fetch);
         if (error) {
             endpoint_fail(fabric, e, strerror(error));
             return;
@@ -159,7 +161,7 @@ bool verbs_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void
     if (errand) {
         errand->offer = d->offer;
         errand->into = buffer ? buffer : f->room;
-        if (!pin(nic, errand, errand->into, f->bytes, true)) {
+        if (!pin(e, errand, errand->into, f->bytes, true)) {
             errand_free(nic, errand);
             errand = NULL;
             why = not_registered;

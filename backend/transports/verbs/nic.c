@@ -20,8 +20,9 @@ static tutti_status adapter_of(struct nic *nic, const struct device_port *port, 
 {
     for (*out = nic->adapters; *out < nic->adapters + nic->adapter_count; ++*out)
         if ((*out)->port->context == port->context) return TUTTI_OK;
-    int beside = nic->adapter_count++ ? 0 : RECEIVES + 4 * GREETING_SLOTS;
-    return adapter_init(*out, port, beside);
+    (*out)->index = nic->adapter_count++;
+    int beside = (*out)->index ? 0 : RECEIVES + 4 * GREETING_SLOTS;
+    return adapter_init(*out, port, beside, PAIRS_AT_FIRST * (int)settings_get()->verbs_rails);
 }
 /* On the nearest ports; where there are more rails than ports, several on one. */
 static tutti_status make_rails(struct nic *nic)
@@ -56,6 +57,7 @@ tutti_status nic_create(const struct fabric_place *place, struct nic **out)
     TRY(make_rails(nic));
     TRY(make_receives(nic));
     TRY(random_fill(&nic->psn, sizeof nic->psn));
+    TRY(random_fill(&nic->ids, sizeof nic->ids)); /* else those of a network that was closed would come again */
     return greeter_init(nic);
 }
 void nic_destroy(struct nic *nic)
@@ -67,11 +69,14 @@ void nic_destroy(struct nic *nic)
     devices_destroy(nic->devices);
     free(nic);
 }
-struct card card_of(const struct device_port *port, const struct ibv_qp *pair)
+struct card card_of(const struct rail *rail, const struct ibv_qp *pair)
 {
-    struct card card = {
-        .pair = pair->qp_num, .lid = port->lid, .ethernet = port->ethernet, .mtu = (uint8_t)port->mtu
-    };
+    const struct device_port *port = rail->port;
+    struct card card = { .pair = pair->qp_num,
+        .lid = port->lid,
+        .ethernet = port->ethernet,
+        .mtu = port->mtu & 0x7fu,
+        .reads = reads_at_once(rail->adapter->about.max_qp_rd_atom) };
     memcpy(card.gid, &port->gid.raw, sizeof card.gid);
     return card;
 }

@@ -27,13 +27,13 @@ enum {
     RAILS_MOST = 4,
     LANE_BUCKETS = 1024,
     GREETING_SLOTS = 64,
-    LANES_AT_FIRST = 16      /* whose completions there is room for */
+    PAIRS_AT_FIRST = 16      /* of processes, whose completions there is room for */
 };
 struct card { /* how others reach a pair of queues */
     uint8_t gid[16];
     uint32_t pair; /* of a process: of its datagrams */
     uint16_t lid;
-    uint8_t ethernet, mtu;
+    uint8_t ethernet : 1, mtu : 7, reads; /* reads: that it answers at a time */
 };
 /* What a message in a box is. */
 enum what { EAGER, OFFER, DONE, HEARD, GOODBYE };
@@ -90,7 +90,7 @@ struct verbs_endpoint {
     struct card card;
     struct ibv_ah *address;
     uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
-    bool owes_answer;
+    bool owes_answer, hopeless; /* hopeless: the device does not connect it */
     int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
     uint32_t inline_bytes;
     struct box box;
@@ -112,6 +112,7 @@ struct adapter { /* a device that is used, with what all its rails have in commo
     struct ibv_comp_channel *channel;
     struct ibv_cq *completions;
     struct registration *memory;
+    int index;
     int beside; /* completions that are no lane's */
     int lanes;  /* there are */
 };
@@ -138,15 +139,17 @@ static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (stru
 /* ---- nic.c: made, destroyed, found ---- */
 tutti_status nic_create(const struct fabric_place *place, struct nic **out);
 void nic_destroy(struct nic *nic); /* NULL, and half built, too */
-struct card card_of(const struct device_port *port, const struct ibv_qp *pair);
-static inline struct card nic_card(const struct nic *nic) { return card_of(nic->rails[0].port, nic->greeter.pair); }
+struct card card_of(const struct rail *rail, const struct ibv_qp *pair);
+static inline struct card nic_card(const struct nic *nic) { return card_of(&nic->rails[0], nic->greeter.pair); }
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
+static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
 static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; } /* of messages */
 bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */
 
 /* ---- adapter.c ---- */
-/* `beside`: completions that are no lane's. What has begun is for adapter_finish. */
-tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside);
+/* `beside`: completions that are no lane's; `lanes`: for so many there is room at first. What has begun is for
+   adapter_finish. */
+tutti_status adapter_init(struct adapter *adapter, const struct device_port *port, int beside, int lanes);
 void adapter_finish(struct adapter *adapter);
 /* One lane more is to come: there is room for the completions of all. SYSTEM: the device has no more of it. */
 tutti_status adapter_expect_lane(struct adapter *adapter);
@@ -164,13 +167,14 @@ bool lane_has_room(const struct lane *lane);
 /* What was put together from `begin` on. 0, or why the device refuses it. */
 int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
 /* Of a fetch as much as there is room for, in one doorbell of each lane. */
-int requests_read(const struct nic *nic, struct verbs_endpoint *e, struct errand *fetch);
+int requests_read(struct verbs_endpoint *e, struct errand *fetch);
 /* A signalled work request is over: the fetch that is over with it, or NULL. */
 struct errand *requests_end(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
 tutti_status greeter_init(struct nic *nic);
 void greeter_finish(struct nic *nic);
+void greeter_part(struct fabric *fabric, struct verbs_endpoint *e); /* tells the other that it is given up */
 void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_greet(struct fabric *fabric);
 
@@ -195,6 +199,7 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
 /* By the card and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
     struct verbs_endpoint **out);
+tutti_status refuse_link_layers(const struct nic *nic);
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
     size_t bytes, struct endpoint **out);
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);

@@ -38,12 +38,12 @@ static unsigned reads_that_fit(const struct lane *lane)
     return room < READS_AT_ONCE ? room : READS_AT_ONCE;
 }
 /* Up to `share` bytes more of a fetch, in one doorbell, whose last request is signalled. */
-static int read_share(const struct nic *nic, struct lane *lane, struct errand *fetch, size_t share)
+static int read_share(struct lane *lane, struct errand *fetch, size_t share)
 {
     struct ibv_send_wr list[READS_AT_ONCE], *bad;
     struct ibv_sge into[READS_AT_ONCE];
     const struct rail *rail = lane->rail;
-    uint32_t here = fetch->memory[rail->adapter - nic->adapters].region->lkey;
+    uint32_t here = fetch->memory[rail->adapter->index].region->lkey;
     uint32_t there = fetch->offer.keys[lane - lane->endpoint->lanes];
     size_t most = size_smaller(READ_BYTES, rail->port->message_bytes);
     size_t end = size_smaller(fetch->asked + share, (size_t)fetch->offer.bytes);
@@ -67,7 +67,7 @@ static int read_share(const struct nic *nic, struct lane *lane, struct errand *f
     return ibv_post_send(lane->pair, list, &bad);
 }
 /* Each lane in turn an equal part of what is left, the next fetch from the next lane on. */
-int requests_read(const struct nic *nic, struct verbs_endpoint *e, struct errand *fetch)
+int requests_read(struct verbs_endpoint *e, struct errand *fetch)
 {
     int error = 0;
     size_t bytes = (size_t)fetch->offer.bytes;
@@ -75,7 +75,7 @@ int requests_read(const struct nic *nic, struct verbs_endpoint *e, struct errand
         size_t share = size_round_up((bytes - fetch->asked - 1) / (size_t)left + 1, SHARE_BYTES);
         struct lane *lane = &e->lanes[e->next_lane];
         e->next_lane = (e->next_lane + 1) % e->lane_count;
-        error = read_share(nic, lane, fetch, share);
+        error = read_share(lane, fetch, share);
     }
     return error;
 }

@@ -32,7 +32,7 @@ static void hear_completion(struct fabric *fabric, const struct adapter *adapter
     }
     struct errand *fetch = requests_end(lane, (unsigned)wc->wr_id);
     if (fetch) endpoint_fetched(fabric, e, fetch);
-    nic->stalled |= e->waiting || e->reading;
+    nic->stalled |= e->waiting || e->reading || box_owes(&e->box);
 }
 static bool hear_all(struct fabric *fabric)
 {
@@ -55,6 +55,12 @@ static const char *port_name(const struct nic *nic, const struct adapter *adapte
         if (nic->rails[i].adapter == adapter && nic->rails[i].port->number == number) return nic->rails[i].port->name;
     return NULL;
 }
+static bool is_by(const struct verbs_endpoint *e, const struct adapter *adapter)
+{
+    int count = e->lane_count ? e->lane_count : 1, i = 0;
+    while (i < count && e->lanes[i].rail->adapter != adapter) i++;
+    return i < count;
+}
 static void hear_events(struct fabric *fabric, const struct adapter *adapter)
 {
     struct ibv_async_event event;
@@ -67,7 +73,7 @@ static void hear_events(struct fabric *fabric, const struct adapter *adapter)
         else LOG(INFO, "event %d of the device of %s", (int)kind, adapter->port->name);
         if (kind != IBV_EVENT_DEVICE_FATAL && kind != IBV_EVENT_CQ_ERR) continue;
         for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-            endpoint_fail(fabric, verbs_of(e), "its device has failed");
+            if (is_by(verbs_of(e), adapter)) endpoint_fail(fabric, verbs_of(e), "its device has failed");
     }
 }
 bool verbs_progress(struct fabric *fabric)
