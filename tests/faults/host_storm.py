@@ -24,6 +24,7 @@ import hosts as namespaces  # noqa: E402
 from across import Across, Lab  # noqa: E402
 
 LIMIT_S = 30.0          # how long a survivor may take before it counts as hung
+LEAVES_S = 20.0         # how long processes may take to be gone: an emulated machine needs seconds for each
 SILENCE_MS = 2000
 WHAT = ("all_reduce", "large", "messages", "idle")
 
@@ -150,7 +151,7 @@ class Storm:
         return [problem for problem in wrong if problem] + self.stays()
 
     def stays(self):
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + LEAVES_S
         while (found := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return ["left behind: " + ", ".join(found)] if found else []
