@@ -99,25 +99,19 @@ static bool settle(struct port *p)
     if (p->refuses) port_refuse(p);
     return moved;
 }
-/* What a rank announces to one that has no endpoint of its own any more UCX drops without a word, so a link without one
-   breaks with that of its process: unless that was before this group, or there is a new one. */
-static bool is_broken_by(const struct port *p, const struct link *link, const struct endpoint *e)
-{
-    if (link->endpoint) return link->endpoint == e;
-    bool old = (int)(e->broke - p->since) <= 0;
-    return !old && memcmp(p->ground.process(p->ground.context, link->rank), e->process, 16) == 0
-        && !endpoint_find(p->fabric, e->process);
-}
-/* Endpoints that broke, in whichever communicator it was noticed. */
+/* Endpoints that broke since, in whichever communicator it was noticed. What a rank announces to one that has no
+   endpoint of its own any more UCX drops without a word, so that link is broken, too. */
 static void note_breaks(struct port *p)
 {
     bool beside = p->base.router->network->beside;
+    unsigned known = p->breaks;
     p->breaks = p->fabric->breaks;
     for (const struct endpoint *e = p->fabric->endpoints; e; e = e->next) {
-        if (!endpoint_is_broken(e) || e->left) continue;
+        if (!endpoint_is_broken(e) || e->left || (int)(e->broke - known) <= 0) continue;
         for (int r = 0; r < p->size; r++) {
             struct link *link = &p->links[r];
-            bool its = is_broken_by(p, link, e);
+            bool its = link->endpoint ? link->endpoint == e
+                                      : memcmp(p->ground.process(p->ground.context, r), e->process, 16) == 0;
             if (its && beside && !e->open && !link->waiting.first) link_note_refused(p, link, e->why);
             else if (its) link_note_broken(p, link, e->why);
         }
@@ -137,23 +131,13 @@ static bool progress(struct port *p)
     if (p->breaks != fabric->breaks) note_breaks(p);
     return moved;
 }
-/* What broke was the connection of a group before, of which this rank has heard late: there is one anew. */
-static bool has_begun_anew(struct port *p, struct link *link)
-{
-    bool anew = !link->endpoint && !link->unreachable && !link->held.first
-        && endpoint_find(p->fabric, p->ground.process(p->ground.context, link->rank));
-    if (anew) link->broken_ms = 0;
-    p->broken -= anew;
-    return anew;
-}
 /* A connection that broke and has been held in vain. */
-static struct link *find_broken(struct port *p)
+static struct link *find_broken(const struct port *p)
 {
     int64_t now_ms = clock_ms();
     for (int r = 0; p->broken && r < p->size; r++) {
         struct link *link = &p->links[r];
-        bool over = link->broken_ms && !link->lost && (link->unreachable || now_ms - link->broken_ms >= HOLD_MS);
-        if (over && !has_begun_anew(p, link)) return link;
+        if (link->broken_ms && !link->lost && (link->unreachable || now_ms - link->broken_ms >= HOLD_MS)) return link;
     }
     return NULL;
 }
@@ -355,11 +339,10 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
         .rank = router->rank,
         .size = router->size,
         .ground = *ground,
-        .links = links,
-        .breaks = fabric->breaks,
-        .since = fabric->breaks };
+        .links = links };
     for (int r = 0; r < p->size; r++) links[r].rank = r;
     pthread_mutex_lock(&fabric->lock);
+    p->breaks = fabric->breaks; /* those before are none of this group's */
     p->next = fabric->ports;
     fabric->ports = p;
     take_early(p);

@@ -47,7 +47,7 @@ struct port {
     int waiting;               /* links whose sends wait for an endpoint */
     bool armed, matched, owes; /* matched, owes: a link has receives to begin, credit to give back */
     int broken;                /* links that are, and not lost yet */
-    unsigned breaks, since;    /* of the fabric: that are known here; that were before */
+    unsigned breaks;           /* of the fabric that are known here */
     bool starved, refuses;     /* refuses: a sender is to be told that its message is refused */
     uint64_t ids;
     struct port *next;

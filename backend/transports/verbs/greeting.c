@@ -96,7 +96,8 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
         .stage = stage,
         .card = nic_card(nic),
         .lane_count = (uint32_t)nic->rail_count };
-    for (int i = 0; i < nic->rail_count; i++) hello.lanes[i] = card_of(&nic->rails[i], e->lanes[i].pair);
+    for (int i = 0; i < nic->rail_count && stage != GIVEN_UP; i++)
+        hello.lanes[i] = card_of(&nic->rails[i], e->lanes[i].pair);
     memcpy(hello.magic, magic, sizeof magic);
     memcpy(hello.from, fabric->process, sizeof hello.from);
     memcpy(hello.to, e->base.process, sizeof hello.to);
@@ -120,37 +121,40 @@ static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_m
     e->said_ms = now_ms;
     say_hello(fabric, e, e->base.open ? OPEN : GREETS);
 }
-/* It may get lost; then the other finds out when it writes, after the device's retries. */
-void greeter_part(struct fabric *fabric, struct verbs_endpoint *e)
-{
-    if (e->lanes[0].pair) say_hello(fabric, e, GIVEN_UP);
-}
+/* It may get lost; then the other hears it when it greets again, or finds out when it writes, after the retries. */
+void greeter_part(struct fabric *fabric, struct verbs_endpoint *e) { say_hello(fabric, e, GIVEN_UP); }
 void verbs_greet(struct fabric *fabric)
 {
     int64_t now_ms = clock_ms();
     fabric->restless = false;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
-        if (endpoint_is_broken(b)) continue;
+        if (endpoint_is_broken(b) || b->left) continue;
         if (!b->open || verbs_of(b)->owes_answer) greet(fabric, verbs_of(b), now_ms);
         fabric->restless |= !b->open;
     }
 }
 
 /* ---- heard ---- */
-/* The device has refused to connect with that endpoint of theirs. */
-static bool is_hopeless(const struct fabric *fabric, const struct hello *h)
+/* It is answered by one that is no more, or of which the device has refused to connect with it. */
+static struct verbs_endpoint *ended_one(const struct fabric *fabric, const struct hello *h)
 {
-    struct endpoint *e = fabric->endpoints;
-    while (e && !(verbs_of(e)->hopeless && verbs_of(e)->theirs == h->number && memcmp(e->process, h->from, 16) == 0))
-        e = e->next;
-    return e;
+    for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
+        struct verbs_endpoint *e = verbs_of(b);
+        bool its = h->theirs == e->number || (e->hopeless && e->theirs == h->number);
+        if (endpoint_is_broken(b) && its && memcmp(b->process, h->from, 16) == 0) return e;
+    }
+    return NULL;
 }
 static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct hello *h)
 {
     struct endpoint *found = endpoint_find(fabric, h->from);
     struct verbs_endpoint *e = found ? verbs_of(found) : NULL;
-    if (h->theirs && (!e || h->theirs != e->number)) return NULL; /* it answers one that is broken */
-    if (!e && is_hopeless(fabric, h)) return NULL;
+    struct verbs_endpoint *ended = ended_one(fabric, h);
+    if (ended) {
+        ended->theirs = h->number;
+        greeter_part(fabric, ended);
+    }
+    if (ended || (h->theirs && (!e || h->theirs != e->number))) return NULL;
     if (e && !h->theirs && e->theirs && e->theirs != h->number) { /* the one that we knew is no more */
         endpoint_fail(fabric, e, "the other process has begun anew");
         e = NULL;
@@ -181,7 +185,9 @@ static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, con
 static void hear_end(struct fabric *fabric, const struct hello *h)
 {
     struct endpoint *e = endpoint_find(fabric, h->from);
-    if (e && (h->theirs == verbs_of(e)->number || verbs_of(e)->theirs == h->number))
+    if (!e) return;
+    uint64_t known = verbs_of(e)->theirs;
+    if (known ? known == h->number : h->theirs == verbs_of(e)->number)
         endpoint_fail(fabric, verbs_of(e), "the other process has given it up");
 }
 static bool is_for_us(const struct fabric *fabric, const struct hello *h)
