@@ -18,7 +18,7 @@ struct channel {
     struct routes *routes;                              /* or NULL */
     struct parcel last;                                 /* flags 0: there are no last words yet */
     struct channel_user user;
-    bool ticks;
+    bool ticks, closing;                                /* closing: its user is not called any more */
     unsigned round;                                     /* of ticks: the last it was in */
     struct channel *next;
 };
@@ -201,8 +201,8 @@ static void deliver(struct letter *letter)
 {
     struct channel *c = find(&letter->parcel.to);
     if (c && c->routes) routes_note_heard(c->routes, letter->parcel.from);
-    if (c) call(c, &letter->parcel);
-    else if ((c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
+    if (c && !c->closing) call(c, &letter->parcel);
+    else if (c || (c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
     else if (!pass_on(&letter->parcel)) keep_early(letter);
 }
 void channels_deliver(void)
@@ -216,7 +216,7 @@ void channels_deliver(void)
 static struct channel *next_to_tick(unsigned round)     /* that has not been called in this round */
 {
     struct channel *c = room.channels;
-    while (c && (!c->ticks || c->round == round)) c = c->next;
+    while (c && (!c->ticks || c->closing || c->round == round)) c = c->next;
     return c;
 }
 int channels_patience_ms(void)
@@ -288,6 +288,8 @@ void channel_close(struct channel *channel)
 {
     if (!channel) return;
     pthread_mutex_lock(&registry.lock);
+    channel->closing = true;
+    while (room.calling == channel) registry_wait(INT64_MAX);           /* its user may send meanwhile */
     struct channel **at = &room.channels, **place = &room.closed[room.closed_count++ % CLOSED];
     while (*at != channel) at = &(*at)->next;
     *at = channel->next;
@@ -295,7 +297,6 @@ void channel_close(struct channel *channel)
     if (channel->routes) routes_retire(channel->routes);
     channel->peers = NULL;
     *place = channel;
-    while (room.calling == channel) registry_wait(INT64_MAX);
     pthread_mutex_unlock(&registry.lock);
 }
 void channels_lose(const struct peer *peer)

@@ -273,6 +273,38 @@ static void test_nobody_is_called_after_close(void **state)
     (void)state;
     world_run(1, close_while_called, 0);
 }
+static struct {
+    struct channel *channel;
+    _Atomic bool called, closes;
+} sender;
+static void receive_and_send(void *context, int from, const void *bytes, size_t length)
+{
+    (void)context, (void)bytes, (void)length;
+    atomic_store(&sender.called, true);
+    while (!atomic_load(&sender.closes)) sleep_ms(1);
+    sleep_ms(50);                                       /* until close waits */
+    REQUIRE(post(sender.channel, 0, from, 0, END));
+}
+static void closes_while_it_sends(void)
+{
+    struct peer *nobody[2] = { NULL };
+    struct box box = { 0 };
+    const struct channel_user user = { receive_and_send, NULL, NULL };
+    world_join();
+    REQUIRE(channel_open(token, 0, nobody, NULL, &user, &sender.channel) == TUTTI_OK);
+    struct channel *other = open_channel(token, 1, nobody, &box);
+    REQUIRE(post(other, 1, 0, 0, 1));
+    while (!atomic_load(&sender.called)) sleep_ms(1);
+    atomic_store(&sender.closes, true);
+    channel_close(sender.channel);
+    await_end(&box);
+    finish(other, NULL);
+}
+static void test_who_is_called_may_send_while_it_closes(void **state)
+{
+    (void)state;
+    world_run(1, closes_while_it_sends, 0);
+}
 static void forks(void)
 {
     struct peer *nobody[2] = { NULL };
@@ -320,6 +352,7 @@ int main(void)
         cmocka_unit_test(test_what_is_kept_for_nobody_has_a_bound),
         cmocka_unit_test(test_a_channel_ticks_when_asked_to),
         cmocka_unit_test(test_nobody_is_called_after_close),
+        cmocka_unit_test(test_who_is_called_may_send_while_it_closes),
         cmocka_unit_test(test_a_forked_child_starts_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
