@@ -1,13 +1,14 @@
 """What ranks of torch do over verbs on two hosts of the guest: every operation and random programs, judged by the
-model; deaths, of which the others must hear; and training. A line for each, as guest.sh prints them; torch is loaded
-once for all.
+model; deaths, of which the others must hear; a cable that is pulled; and training. A line for each, as guest.sh prints
+them; torch is loaded once for all.
 
-    script/test-verbs --seconds 600 -- python tests/verbs/torch_ranks.py [--seed N] [--programs N] [--kills N]
+    script/test-verbs -- python tests/verbs/torch_ranks.py [--seed N] [--programs N] [--kills N] [--only WORDS]
 """
 import argparse
 import contextlib
 import os
 import runpy
+import subprocess
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from operations import verdict  # noqa: E402
 
 PLACEMENTS = [(0, 1), (0, 1, 1), (1, 0, 0, 1)]
 LARGE = (30000,)                # more than an eager message has
+CABLE_S = 6
 GUEST_S = 300                   # for what takes seconds on a machine that is not emulated
 
 
@@ -60,6 +62,34 @@ def deaths(lab, options):
     assert storm.times and not problems, "\n".join(problems)
 
 
+def sum_up(world, seconds):
+    """How many sums there were, all right, before and after half of the time."""
+    import torch
+    import torch.distributed as dist
+    begin, counts = time.monotonic(), [0, 0]
+    over = torch.zeros(1)
+    while not over:
+        total = torch.full((1000,), world.rank + 1.0)
+        dist.all_reduce(total)
+        assert bool((total == 3).all()), total
+        counts[time.monotonic() - begin > seconds / 2] += 1
+        over = torch.tensor([float(time.monotonic() - begin > seconds)])
+        dist.broadcast(over, 0)
+    return counts
+
+
+def cable(lab, options):
+    """RDMA alone goes over it; the control links do not. What the device sent meanwhile it sends again."""
+    with contextlib.closing(across.Across(lab, (0, 1), timeout_s=GUEST_S)) as ranks:
+        ranks.begin(torch_ranks.sum_up, CABLE_S)
+        time.sleep(CABLE_S / 4)
+        for state, seconds in (("down", CABLE_S / 8), ("up", 0)):
+            subprocess.run(["ip", "-n", "wires", "link", "set", "w1", state], check=True)
+            time.sleep(seconds)
+        outcomes = ranks.collect(GUEST_S)
+    assert all(not outcome.failed and min(outcome.value) > 0 for outcome in outcomes), outcomes
+
+
 def train(world, arguments):
     os.environ.update(MASTER_ADDR=world.store.host, MASTER_PORT=str(world.store.port), RANK=str(world.rank),
                       WORLD_SIZE=str(world.size), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
@@ -75,14 +105,15 @@ def training(lab, options):
 
 
 CHECKS = {"every operation on 2, 3 and 4 ranks": every_operation, "random programs on them": random_ones,
-          "ranks that are killed": deaths, "examples/train_gpt.py": training}
+          "ranks that are killed": deaths, "a cable that is pulled and plugged in again": cable,
+          "examples/train_gpt.py": training}
 
 
 def run(name, check, *arguments):
     begin, verdict_of_it = time.monotonic(), "  ok"
     try:
         check(*arguments)
-    except (AssertionError, OSError):
+    except (AssertionError, OSError, subprocess.SubprocessError):
         verdict_of_it = "FAIL"
         traceback.print_exc(file=sys.stdout)
     print(f"{verdict_of_it}  {time.monotonic() - begin:3.0f} s  {name}", flush=True)
@@ -93,13 +124,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--programs", type=int, default=2, help="for each number of ranks (default: 2)")
-    parser.add_argument("--kills", type=int, default=5, help="cycles (default: 5)")
+    parser.add_argument("--kills", type=int, default=4, help="cycles (default: 4)")
+    parser.add_argument("--only", default="", help="checks whose name has this in it")
     options = parser.parse_args()
     os.environ.setdefault("TUTTI_TRANSPORT", "verbs")
     os.environ["PYTHONPATH"] = str(HERE)                # so the agents of across.py find this file
     across.READY_S = GUEST_S
     with namespaces.Hosts(2) as some, contextlib.closing(across.Lab(some)) as lab:
-        return max(run(name, check, lab, options) for name, check in CHECKS.items())
+        wanted = [(name, check) for name, check in CHECKS.items() if options.only in name]
+        return max((run(name, check, lab, options) for name, check in wanted), default=2)
 
 
 if __name__ == "__main__":
