@@ -13,7 +13,6 @@ tutti_status device_refused(const struct device_port *port, const char *what)
                           "/etc/security/limits.conf, LimitMEMLOCK= of a systemd unit or docker --ulimit memlock=-1)"
                         : "");
 }
-static int smaller(int a, int b) { return a < b ? a : b; }
 /* Every work request may end by itself, with an error, even one that is not signalled. */
 static int entries_for(const struct adapter *a, int lanes) { return a->beside + lanes * SENDS; }
 static void make_nonblocking(int descriptor)

@@ -38,7 +38,6 @@ static tutti_status make_rails(struct nic *nic)
     }
     return TUTTI_OK;
 }
-static int smaller(int a, int b) { return a < b ? a : b; }
 static tutti_status make_receives(struct nic *nic)
 {
     const struct adapter *a = &nic->adapters[0];

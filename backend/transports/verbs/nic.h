@@ -106,7 +106,7 @@ struct greeter {
     int free_count;
 };
 struct adapter { /* a device that is used, with what all its rails have in common */
-    const struct device_port *port; /* the first of them, for messages */
+    const struct device_port *port; /* of the first of them: errors name it */
     struct ibv_device_attr about;
     struct ibv_pd *domain;
     struct ibv_comp_channel *channel;
@@ -142,6 +142,7 @@ void nic_destroy(struct nic *nic); /* NULL, and half built, too */
 struct card card_of(const struct rail *rail, const struct ibv_qp *pair);
 static inline struct card nic_card(const struct nic *nic) { return card_of(&nic->rails[0], nic->greeter.pair); }
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
+static inline int smaller(int a, int b) { return a < b ? a : b; }
 static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
 static inline const struct device_port *nic_port(const struct nic *nic) { return nic->rails[0].port; } /* of messages */
 bool nic_post_receives(struct nic *nic); /* as many as have been used; false: the device refuses */

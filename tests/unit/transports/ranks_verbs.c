@@ -35,3 +35,20 @@ void rank_swap(struct rank *me, uint64_t name)
     rank_await(me, x, 2);
     REQUIRE(x[0].state == TRANSFER_DONE && x[1].state == TRANSFER_DONE && in[0] == 2 - me->rank);
 }
+void rank_connect(struct rank *me)
+{
+    rank_swap(me, 0);
+    rank_settle(me);
+    rank_meet(me);
+}
+int ranks_verbs_begin(void **state)
+{
+    (void)state;
+    fake.fake_reset();
+    return 0;
+}
+int ranks_verbs_end(void **state)
+{
+    (void)state;
+    return fake.fake_left() ? -1 : 0;
+}

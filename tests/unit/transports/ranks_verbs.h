@@ -24,3 +24,7 @@ bool ranks_verbs_open(void); /* first; false: there is none, and it is said why 
 void ranks_verbs_apart(int size, enum waiting waiting, body *each);
 /* Both send 8 bytes to each other, then both receive them, as an all-reduce of two does. */
 void rank_swap(struct rank *me, uint64_t name);
+void rank_connect(struct rank *me); /* both do so, by a message each way */
+/* Before and after a test: the device is well, and nothing of it is left. */
+int ranks_verbs_begin(void **state);
+int ranks_verbs_end(void **state);

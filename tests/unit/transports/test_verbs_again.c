@@ -15,17 +15,6 @@
 
 enum { MANY = 8, LARGE = 1 << 20 };
 static unsigned char out[MANY][EAGER_BYTES], in[MANY][EAGER_BYTES], large[2][LARGE];
-static int prepare(void **state)
-{
-    (void)state;
-    fake.fake_reset();
-    return 0;
-}
-static int leave(void **state)
-{
-    (void)state;
-    return fake.fake_left() ? -1 : 0;
-}
 
 /* ---- greetings ---- */
 /* More than a box has room for, one way: it is only told of room by who has nothing to send. */
@@ -63,8 +52,6 @@ static int count_endpoints(struct fabric *fabric, bool broken_too)
     pthread_mutex_unlock(&fabric->lock);
     return count;
 }
-static int endpoints_of(struct fabric *fabric) { return count_endpoints(fabric, true); }
-static int whole_endpoints_of(struct fabric *fabric) { return count_endpoints(fabric, false); }
 static void greets_in_vain(struct rank *me)
 {
     struct transfer x;
@@ -75,10 +62,10 @@ static void greets_in_vain(struct rank *me)
         rank_await(me, &x, 1);
         REQUIRE(x.state == TRANSFER_DONE);
     }
-    while (whole_endpoints_of(&verbs_fabrics[me->rank])) rank_poll(me);
+    while (count_endpoints(&verbs_fabrics[me->rank], false)) rank_poll(me);
     rank_meet(me);
     for (int64_t end_ms = clock_ms() + 500; clock_ms() < end_ms; usleep(500)) rank_poll(me);
-    REQUIRE(endpoints_of(&verbs_fabrics[me->rank]) <= 2);
+    REQUIRE(count_endpoints(&verbs_fabrics[me->rank], true) <= 2);
     rank_meet(me);
 }
 static void test_a_device_that_does_not_connect_is_asked_once(void **state)
@@ -100,9 +87,7 @@ static void is_refused(struct rank *me)
 {
     struct transfer x[2];
     struct piece piece[2];
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) {
         fake.fake_fail_call(FAKE_REG_MR, 0, EIO);
         rank_send(me, &x[0], 1, 1, &piece[0], large[0], LARGE);
@@ -246,7 +231,7 @@ static void test_what_broke_before_a_group_is_none_of_its_breaks(void **state)
 int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
-#define TEST(name) cmocka_unit_test_setup_teardown(name, prepare, leave)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, ranks_verbs_begin, ranks_verbs_end)
     const struct CMUnitTest tests[] = {
         TEST(test_greetings_that_are_lost_hold_up_nothing),
         TEST(test_a_device_that_does_not_connect_is_asked_once),

@@ -15,18 +15,6 @@ enum { LARGE = 300000 };
 static enum ibv_wc_status status;
 static bool of_read; /* the request that fails is the receiver's read, else the sender's write */
 
-static int prepare(void **state)
-{
-    (void)state;
-    fake.fake_reset();
-    return 0;
-}
-static int leave(void **state)
-{
-    (void)state;
-    return fake.fake_left() ? -1 : 0;
-}
-
 /* What is on its way, late greetings included, has come: a failure that is ordered then meets what is posted next. */
 static void await_quiet(struct rank *me)
 {
@@ -134,9 +122,7 @@ static void no_memory_for_it(struct rank *me)
     struct transfer x;
     struct piece piece;
     unsigned char *data = buffer(LARGE);
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) {
         struct fake_limits limits = fake.fake_limits();
         limits.pinned_most = 1;
@@ -210,9 +196,7 @@ static void test_completions_have_room_whatever_fails(void **state)
 /* ---- a cable ---- */
 static void a_pulled_cable(struct rank *me)
 {
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) fake.fake_set_port(0, false);
     rank_meet(me);
     struct transfer x[2];
@@ -286,16 +270,16 @@ int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_write_that_fails, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_read_that_fails, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_late_completions_and_lost_greetings, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_small_device, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_completions_have_room_whatever_fails, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_device_that_breaks, prepare, leave),
-        cmocka_unit_test_setup_teardown(test_a_pair_that_nothing_reaches, prepare, leave),
+        cmocka_unit_test_setup_teardown(test_a_write_that_fails, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_read_that_fails, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_late_completions_and_lost_greetings, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_small_device, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_completions_have_room_whatever_fails, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_device_that_breaks, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_pair_that_nothing_reaches, ranks_verbs_begin, ranks_verbs_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

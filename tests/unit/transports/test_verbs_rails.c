@@ -23,15 +23,8 @@ static void use_rails(int count)
 }
 static int prepare(void **state)
 {
-    (void)state;
-    fake.fake_reset();
     use_rails(2);
-    return 0;
-}
-static int leave(void **state)
-{
-    (void)state;
-    return fake.fake_left() ? -1 : 0;
+    return ranks_verbs_begin(state);
 }
 
 /* ---- the contract ---- */
@@ -79,9 +72,7 @@ static size_t asked; /* bytes of a message */
 static int messages;
 static void some_messages(struct rank *me)
 {
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) fake.fake_trace(seen, EVENTS);
     rank_meet(me);
     for (int i = 0; i < messages; i++) {
@@ -150,9 +141,7 @@ static void lane_fails(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) {
         const struct endpoint *e = verbs_fabrics[0].endpoints;
         fake.fake_break_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[1].pair->qp_num);
@@ -177,9 +166,7 @@ static void not_registered(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
-    rank_swap(me, 0);
-    rank_settle(me);
-    rank_meet(me);
+    rank_connect(me);
     if (me->rank == 0) {
         fake.fake_fail_call(FAKE_REG_MR, 1, EIO); /* by the second device */
         rank_send(me, &x, 1, 1, &piece, from, LARGE);
@@ -218,7 +205,7 @@ int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     for (size_t i = 0; i < LARGE; i++) from[i] = (unsigned char)(i * 2654435761u >> 24);
-#define TEST(name) cmocka_unit_test_setup_teardown(name, prepare, leave)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, prepare, ranks_verbs_end)
     const struct CMUnitTest tests[] = {
         TEST(test_by_each_number_of_rails),
         TEST(test_when_completions_of_one_overtake_those_of_another),
