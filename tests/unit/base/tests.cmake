@@ -1,1 +1,2 @@
 tutti_unit(base/test_settings base)
+tutti_unit(base/test_sha256 base)

@@ -1,0 +1,21 @@
+/* SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), by which processes prove to each other that they belong to one job.
+ * They are built in because every connection needs them: docs/decisions/proofs-between-processes.md. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SHA256_BYTES = 32, SHA256_BLOCK_BYTES = 64 };
+struct sha256 {
+    uint32_t state[8];
+    uint64_t bytes;                                     /* hashed so far, with those in `block` */
+    unsigned char block[SHA256_BLOCK_BYTES];
+};
+void sha256_init(struct sha256 *hash);
+void sha256_add(struct sha256 *hash, const void *text, size_t bytes);
+void sha256_finish(struct sha256 *hash, unsigned char out[SHA256_BYTES]);
+
+/* A key may have any length, also 0. */
+void hmac_sha256(const void *key, size_t key_bytes, const void *text, size_t bytes, unsigned char out[SHA256_BYTES]);
+/* Takes the same time wherever the two differ. */
+bool secret_bytes_equal(const void *a, const void *b, size_t bytes);
