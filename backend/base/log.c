@@ -1,6 +1,11 @@
-/* Each line is one write, so lines of several ranks on one terminal do not mix. */
+/* Each line is one write, so lines of several ranks on one terminal do not mix. A line is never waited for, as it
+   may be written with a lock held: where stderr is a pipe that is not read, lines are dropped and counted, and the
+   next line that finds room says how many. */
 #include "backend/base/log.h"
+#include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,10 +13,23 @@
 int log_limit = LOG_WARN;
 static const char *const names[] = { "error", "warn", "info", "debug" };
 
+static _Atomic unsigned dropped;
+static bool stderr_has_room(void)
+{
+    struct pollfd one = { .fd = STDERR_FILENO, .events = POLLOUT };
+    return poll(&one, 1, 0) != 0;                       /* an error is for write to tell */
+}
 void log_write(enum log_level level, const char *format, ...)
 {
     char line[1400];
+    if (!stderr_has_room()) {
+        atomic_fetch_add(&dropped, 1);
+        return;
+    }
+    unsigned before = atomic_exchange(&dropped, 0);
     int used = snprintf(line, sizeof line, "tutti[%d] %s: ", (int)getpid(), names[level]);
+    if (before)
+        used += snprintf(line + used, sizeof line - (size_t)used, "(after %u lines that stderr did not take) ", before);
     va_list arguments;
     va_start(arguments, format);
     int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);

@@ -1,2 +1,3 @@
 tutti_unit(base/test_settings base)
 tutti_unit(base/test_sha256 base)
+tutti_unit(base/test_log base)
