@@ -55,10 +55,9 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     TRY(join_introduce(comm, &mine));
     mine.status = introduce_host(config, id, &mine);
     if (id || g->size == 1) TRY(mine.status);
-    if (id) memcpy(mine.host_token, id->bytes, sizeof mine.host_token);        /* its socket is on one host */
     if (g->size == 1) g->members[0] = mine;
-    else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members));
-    else TRY(bootstrap_store(config, &mine, deadline_ms, g->members));
+    else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key));
+    else TRY(bootstrap_store(config, &mine, deadline_ms, g->members, &g->key));
     TRY(join_members(comm, deadline_ms));
     if (!id && g->size > 1 && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
     for (int f = 0; f < FAMILY_COUNT; f++) TRY(comm_allows(comm, comm->chosen[f]));

@@ -36,6 +36,7 @@ static tutti_status split(tutti_comm *parent, const struct split *all, int rank,
     tutti_status status = comm_new(rank, size, parent->group.name, parent->timeout_ms, out);
     if (status == TUTTI_OK) status = join_introduce(*out, &mine);
     if (status != TUTTI_OK) { peers_give_up(split_token(parent, all)); return status; }
+    (*out)->group.key = parent->group.key;
     for (int f = 0; f < FAMILY_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
     return split_join(parent, all, *out);
 }

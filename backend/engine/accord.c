@@ -422,8 +422,8 @@ static tutti_status create(tutti_comm *comm, struct accord **out)
     TRY(init(a));
     pthread_mutex_lock(&a->lock);                       /* who is called already waits until the channel is known */
     struct route_map map = { g->size, g->layout->hosts, g->host, a->agree.layout.host_of };
-    tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, group_is_linked(g) ? &map : NULL,
-        &(struct channel_user){ receive, tick, a }, &a->channel);
+    tutti_status status = channel_open(g->members[0].token, g->rank, g->peers, g->size,
+        group_is_linked(g) ? &map : NULL, &(struct channel_user){ receive, tick, a }, &a->channel);
     pthread_mutex_unlock(&a->lock);
     return status;
 }

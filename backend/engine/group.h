@@ -10,6 +10,7 @@ struct group {
     int rank, size;
     char name[32];
     unsigned generation;                                /* of the process: changes with fork */
+    struct key_id key;                                  /* by which its processes know each other */
     struct member *members;                             /* [size] */
     struct peer **peers;                                /* [size]; NULL: this process */
     const struct segment *segment;                      /* of my host; NULL: not mapped yet */

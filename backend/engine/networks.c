@@ -100,7 +100,9 @@ static tutti_status open_all(const struct group *g, struct cards *all)
 }
 tutti_status networks_connect(tutti_comm *comm)
 {
-    struct fabric_ground ground = { .context = comm, .process = process_of, .card = card_of, .name = name_of };
+    struct fabric_ground ground = {
+        .context = comm, .process = process_of, .card = card_of, .name = name_of, .key = comm->group.key
+    };
     struct cards all = { .bytes = 0 };
     int number = 0;
     TRY(open_all(&comm->group, &all));

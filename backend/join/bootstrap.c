@@ -6,8 +6,9 @@
  *   a verdict that was there before they came is of an attempt that ended without them: they wait for another "r0";
  *   no verdict: they answer, and look at "r0" again while none comes. One that comes was made after they had come.
  * The others wait for it a little longer than their own deadline, so that they report what rank 0 found and not merely
- * that they have waited. In the word of an attempt there is also the name by which those of one host find each other
- * (claims.h): each rank claims it before it answers, and lets go when the verdict has come, so when all have claimed.
+ * that they have waited. In the word of an attempt there is also the key by which the group's processes know each
+ * other (keys.h), and the name by which those of one host find each other (claims.h): each rank adds the key and claims
+ * the name before it answers, and lets go of the name when the verdict has come, so when all have claimed.
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts.
  * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
@@ -17,6 +18,7 @@
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
@@ -26,7 +28,7 @@
 #include <time.h>
 
 enum {
-    KEY_BYTES = 64,
+    STORE_KEY_BYTES = 64,
     NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
     LEAST_PAUSE_NS = 50000,
     MOST_PAUSE_MS = 200,         /* between two looks */
@@ -38,19 +40,19 @@ static const int64_t HINT_NS = 5000000000;             /* who waited so long is 
 static const char first_key[] = "r0";
 
 /* ---- keys and records ---- */
-static void name_key(const struct member *first, const char *what, char out[KEY_BYTES])
+static void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES])
 {
     char token[2 * sizeof first->token + 1];
     for (size_t i = 0; i < sizeof first->token; i++) snprintf(&token[2 * i], 3, "%02x", first->token[i]);
-    snprintf(out, KEY_BYTES, "%s/%s", token, what);
+    snprintf(out, STORE_KEY_BYTES, "%s/%s", token, what);
 }
-static void name_of_rank(const struct member *first, const char *what, int rank, char out[KEY_BYTES])
+static void name_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES])
 {
     char numbered[16];
     snprintf(numbered, sizeof numbered, "%s%d", what, rank);
     name_key(first, numbered, out);
 }
-static void name_record(const struct member *first, int rank, char out[KEY_BYTES])
+static void name_record(const struct member *first, int rank, char out[STORE_KEY_BYTES])
 {
     name_of_rank(first, "r", rank, out);
 }
@@ -101,9 +103,10 @@ static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; 
 
 /* ---- on which host this rank is ---- */
 /* Who offers no contact takes part in a group of one host. */
-static tutti_status take_host(const struct member *first, int64_t deadline_ms, struct member *mine)
+static tutti_status take_host(const struct member *first, const struct key_id *key, int64_t deadline_ms,
+    struct member *mine)
 {
-    if (mine->contact.family) return host_claim(first->token, deadline_ms, mine->host_token);
+    if (mine->contact.family) return host_claim(first->token, key, deadline_ms, mine->host_token);
     memcpy(mine->host_token, first->token, sizeof mine->host_token);
     return TUTTI_OK;
 }
@@ -128,7 +131,7 @@ static tutti_status check_alone(const tutti_store *store, const struct member *m
 static tutti_status await_record(const tutti_store *store, const struct member *mine, int rank, int64_t deadline_ms,
     struct member *out)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     int64_t began_ns = clock_ns();
     name_record(mine, rank, key);
     for (;;) {
@@ -142,7 +145,7 @@ static tutti_status await_record(const tutti_store *store, const struct member *
 /* Whether a rank that has come can join, and agrees. Of another build only that is known. */
 static tutti_status check_seat(const tutti_store *store, const struct member *mine, int rank, const struct member *seat)
 {
-    char key[KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
+    char key[STORE_KEY_BYTES], why[STATUS_DETAIL_BYTES / 2] = "its own error says why";
     size_t bytes = 0;
     if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check(mine, rank, seat);
     name_of_rank(mine, "why", rank, key);
@@ -153,7 +156,7 @@ static tutti_status check_seat(const tutti_store *store, const struct member *mi
 /* A rank may have died after it had answered, and have been started again. */
 static tutti_status read_again(const tutti_store *store, const struct member *mine, struct member *table)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     for (int r = 1; r < (int)mine->size; r++) {
         name_record(mine, r, key);
         tutti_status status = record_get(store, key, r, NOW, &table[r]);
@@ -193,7 +196,7 @@ static tutti_status store_collect(const tutti_store *store, const struct member 
 static tutti_status store_announce(const tutti_store *store, const struct member *mine, const char *why,
     int64_t deadline_ms, struct announcement *announcement)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     name_key(mine, "table", key);
     announcement->table[0] = *mine;
     TRY(store_put(store, first_key, mine, sizeof *mine));
@@ -204,16 +207,18 @@ static tutti_status store_announce(const tutti_store *store, const struct member
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
 static tutti_status store_lead(const tutti_store *store, struct member *mine, const char *why, int64_t deadline_ms,
-    struct announcement *announcement)
+    struct announcement *announcement, struct key_id *key)
 {
-    TRY(take_host(mine, deadline_ms, mine));
+    TRY(random_fill(mine->key, sizeof mine->key));
+    TRY(key_add(mine->key, key));
+    TRY(take_host(mine, key, deadline_ms, mine));
     tutti_status status = store_announce(store, mine, why, deadline_ms, announcement);
     leave_host(mine, mine);
     return status;
 }
 void bootstrap_shorten(const tutti_config *config, const struct member *mine)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     struct verdict formed;
     verdict_of_formed(&formed, mine->size);
     name_key(mine, "table", key);
@@ -228,13 +233,14 @@ struct follower {
     int64_t deadline_ms;
     struct announcement *found;
     struct member first;                               /* rank 0, as last seen; zeroed: not yet */
+    struct key_id *key;                                /* that it has drawn */
     bool over, answered;                               /* its verdict was there before us; this rank has answered */
     bool placed;                                       /* and has said on which host it is */
 };
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
 static tutti_status get_verdict(const struct follower *f, size_t *out)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     name_key(&f->first, "table", key);
     return store_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
 }
@@ -259,7 +265,7 @@ static void leave_attempt(struct follower *f)
 }
 static void take_back_answer(const struct follower *f) /* nobody reads it any more */
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     if (!f->answered) return;
     name_record(&f->first, f->config->rank, key);
     store_remove(f->config, key);
@@ -269,14 +275,14 @@ static void take_back_answer(const struct follower *f) /* nobody reads it any mo
 }
 static tutti_status tell_why(const struct follower *f)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     if (f->mine->status == TUTTI_OK) return TUTTI_OK;
     name_of_rank(&f->first, "why", f->config->rank, key);
     return store_put(&f->config->store, key, f->why, strlen(f->why));
 }
 static tutti_status answer(struct follower *f, const struct member *first)
 {
-    char key[KEY_BYTES];
+    char key[STORE_KEY_BYTES];
     size_t ignored;
     leave_attempt(f);
     take_back_answer(f);
@@ -285,7 +291,8 @@ static tutti_status answer(struct follower *f, const struct member *first)
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
     if (!f->answered) return f->over ? TUTTI_OK : status;
-    TRY(take_host(first, f->deadline_ms, f->mine));
+    TRY(key_add(first->key, f->key));                  /* before others can learn that this rank has come */
+    TRY(take_host(first, f->key, f->deadline_ms, f->mine));
     f->placed = true;
     TRY(tell_why(f));
     name_record(first, f->config->rank, key);
@@ -362,7 +369,7 @@ static tutti_status store_follow(struct follower *f)
 }
 
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
-    struct member *table)
+    struct member *table, struct key_id *key)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
@@ -371,14 +378,16 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     struct member placed = *mine;
     if (mine->status != TUTTI_OK) placed.contact = (struct contact){ 0 };      /* it takes no place on a host */
     struct follower other = {
-        .config = config, .mine = &placed, .why = why, .deadline_ms = deadline_ms, .found = announcement
+        .config = config, .mine = &placed, .why = why, .deadline_ms = deadline_ms, .found = announcement, .key = key
     };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_lead(&config->store, &placed, why, deadline_ms, announcement);
+    if (config->rank == 0) status = store_lead(&config->store, &placed, why, deadline_ms, announcement, key);
     else if (mine->status == TUTTI_OK) status = store_follow(&other);
     else store_decline(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
     if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &placed, table);
+    explicit_bzero(announcement->table[0].key, sizeof announcement->table[0].key);
+    if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
     free(announcement);
     return status;
 }

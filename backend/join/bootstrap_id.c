@@ -1,14 +1,16 @@
-/* Through a unique id, which names a socket: rank 0 listens there, every other rank connects and says who it is, and
- * rank 0 answers all of them with one verdict when all have come or one cannot. Who has said nothing for two seconds
- * loses his place, and so does somebody silent when all places are taken; but nobody before what he may have said
- * meanwhile has been read: rank 0 may have been stopped. So before the verdict there is a place for each rank and a few
- * more, and after it nobody who has heard it keeps one. */
+/* Through a unique id, from which the name of a socket and a key follow: rank 0 listens there, every other rank
+ * connects, both prove that they know the id (handshake.h), the rank says who it is, and rank 0 answers all of them
+ * with one verdict when all have come or one cannot. Who has said nothing for two seconds loses his place, and so
+ * does somebody silent when all places are taken; but nobody before what he may have said meanwhile has been read:
+ * rank 0 may have been stopped. So before the verdict there is a place for each rank and a few more, and after it
+ * nobody who has heard it keeps one. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/verdict.h"
+#include "backend/processes/handshake.h"
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -19,6 +21,13 @@
 
 enum { HELLO_MS = 2000, MOST_UNKNOWN = 16, RECORDS_PER_MESSAGE = 64, LONGEST_PAUSE_MS = 50 };
 static const char magic[8] = "tutti-i";
+
+struct meeting_point { unsigned char name[SHA256_BYTES]; struct key_id key; };         /* a name has 16 bytes */
+void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES])
+{
+    hmac_sha256(id->bytes, sizeof id->bytes, "tutti id name", 13, name);
+    hmac_sha256(id->bytes, sizeof id->bytes, "tutti id key", 12, key);
+}
 
 /* ---- messages ---- */
 struct introduction {                                  /* what a rank says first */
@@ -54,9 +63,15 @@ static size_t records_in_message(uint32_t size, uint32_t first)
 }
 
 /* ---- rank 0 ---- */
-struct client { int socket, rank; int64_t until_ms; }; /* rank 0: has not said who it is */
+struct client {
+    int socket, rank;                                   /* rank 0: it has not said who it is */
+    int64_t until_ms;
+    bool proved;                                        /* it knows the id */
+    struct handshake handshake;
+};
 struct server {
     const struct member *mine;
+    const struct meeting_point *point;
     struct member *table;
     int listener, count, room;
     uint32_t joined, awaited;                          /* awaited: the largest size that anybody was told */
@@ -117,11 +132,26 @@ static bool is_introduction(const struct server *r, int bytes, const struct intr
     if (said->rank <= 0 || !member_has_come(&said->member)) return false;
     return (uint32_t)said->rank < r->mine->size || said->member.size != r->mine->size;
 }
+static int client_prove(const struct server *r, struct client *client) /* 1: now it has; 0: not yet; or -errno */
+{
+    int got = handshake_await_hello(&client->handshake, r->point->name, client->socket);
+    if (got <= 0) return got;
+    int error = handshake_answer_hello(&client->handshake, HANDSHAKE_WELCOME, 0, client->socket);
+    client->proved = !error;
+    client->until_ms = clock_ms() + HELLO_MS;
+    return error ? error : 1;
+}
 /* last: if it still says nothing, it goes. */
 static tutti_status client_hear(struct server *r, int index, bool last)
 {
     struct introduction said;
     struct client *client = &r->clients[index];
+    if (!client->proved) {
+        int proved = client_prove(r, client);
+        if (proved < 0 || (proved == 0 && last)) client_dismiss(r, index);
+        if (proved <= 0) return TUTTI_OK;
+        last = false;
+    }
     int got = socket_receive(client->socket, &said, sizeof said, NULL);
     if (got == -EAGAIN && !last) return TUTTI_OK;
     if (client->rank) return fail_left(r, client->rank);               /* there is nothing more to say */
@@ -145,8 +175,12 @@ static tutti_status client_accept(struct server *r)
     TRY(make_room(r));
     assert(r->count < r->room);
     int socket = socket_accept(r->listener);
-    if (socket >= 0) r->clients[r->count++] = (struct client){ socket, 0, clock_ms() + HELLO_MS };
-    else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);       /* out of descriptors: do not run in circles */
+    if (socket >= 0) {
+        struct client *client = &r->clients[r->count];
+        *client = (struct client){ .socket = socket, .until_ms = clock_ms() + HELLO_MS };
+        if (handshake_open(&client->handshake, magic, socket) == 0) r->count++;
+        else close(socket);
+    } else if (socket != -EAGAIN && socket != -EPERM) sleep_ms(1);       /* out of descriptors: do not run in circles */
     return TUTTI_OK;
 }
 static void server_poll(struct server *r, int64_t deadline_ms)
@@ -183,15 +217,17 @@ static void server_decide(struct server *r, tutti_status status, struct announce
     r->decided = announcement;
     if (r->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT) receive_all(r, clock_ms() + GRACE_MS);
 }
-static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine, int64_t deadline_ms,
+static tutti_status id_lead(const struct meeting_point *point, const struct member *mine, int64_t deadline_ms,
     struct announcement *announcement)
 {
-    struct server r = { .mine = mine, .table = announcement->table, .joined = 1, .awaited = mine->size };
+    struct server r = {
+        .mine = mine, .point = point, .table = announcement->table, .joined = 1, .awaited = mine->size
+    };
     r.room = (int)mine->size + MOST_UNKNOWN;
     announcement->table[0] = *mine;
     r.clients = memory_zeroed((size_t)r.room, sizeof *r.clients);
     r.polls = memory_zeroed((size_t)r.room + 1, sizeof *r.polls);
-    r.listener = r.clients && r.polls ? socket_listen("id", id->bytes) : -ENOMEM;
+    r.listener = r.clients && r.polls ? socket_listen("id", point->name) : -ENOMEM;
     tutti_status status;
     if (r.listener == -EADDRINUSE)
         status = status_fail(TUTTI_INVALID_ARGUMENT,
@@ -210,10 +246,10 @@ static tutti_status id_lead(const tutti_unique_id *id, const struct member *mine
 }
 
 /* ---- the others ---- */
-static int connect_until(const tutti_unique_id *id, int64_t deadline_ms)       /* a socket or -errno */
+static int connect_until(const struct meeting_point *point, int64_t deadline_ms)       /* a socket or -errno */
 {
     for (int64_t longest_ms = 1;; longest_ms = longest_ms * 2 < LONGEST_PAUSE_MS ? longest_ms * 2 : LONGEST_PAUSE_MS) {
-        int socket = socket_connect("id", id->bytes);
+        int socket = socket_connect("id", point->name);
         if (socket != -ECONNREFUSED && socket != -EAGAIN) return socket;
         if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
         sleep_ms(1 + clock_ns() % longest_ms);                         /* so that not all come at once */
@@ -223,7 +259,7 @@ static tutti_status explain(const struct member *mine, int error)
 {
     const char *group = mine->group;
     unsigned size = mine->size;
-    if (error == 0 || error == -EPIPE || error == -EMSGSIZE)
+    if (error == 0 || error == -EPIPE || error == -EMSGSIZE || error == -ECONNRESET || error == -EPROTO)
         return status_fail(TUTTI_PEER_LOST,
             "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size, group);
     if (error == -ETIMEDOUT)
@@ -246,31 +282,53 @@ static tutti_status hear_verdict(int socket, const struct member *mine, int64_t 
     }
     return TUTTI_OK;
 }
-static tutti_status id_follow(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-    struct announcement *found)
+/* Both have proved that they know the id: 0, or -errno. */
+static int prove(const struct meeting_point *point, const struct member *mine, int socket, int64_t deadline_ms)
+{
+    struct handshake h;
+    int got;
+    handshake_begin(&h, magic);
+    while ((got = handshake_await_opening(&h, socket)) == 0)
+        if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
+    if (got > 0) got = handshake_say_hello(&h, &mine->identity, point->name, &point->key, 0, false, socket);
+    if (got < 0) return got;
+    while ((got = handshake_await_answer(&h, socket)) == 0)
+        if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
+    return got < 0 ? got : 0;
+}
+static tutti_status id_follow(const struct meeting_point *point, int rank, const struct member *mine,
+    int64_t deadline_ms, struct announcement *found)
 {
     struct introduction say = { .rank = rank, .member = *mine };
     memcpy(say.magic, magic, sizeof magic);
-    int socket = connect_until(id, deadline_ms);
+    int socket = connect_until(point, deadline_ms);
     if (socket == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
             "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host", mine->size,
             mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return explain(mine, socket);
-    int error = send_all(socket, &say, sizeof say, deadline_ms);
+    int error = prove(point, mine, socket, deadline_ms);
+    if (!error) error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);
     tutti_status status = error ? explain(mine, error) : hear_verdict(socket, mine, deadline_ms, found);
     close(socket);
     return status;
 }
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-    struct member *table)
+    struct member *table, struct key_id *key)
 {
+    struct meeting_point point;
+    struct member placed = *mine;
+    unsigned char drawn[KEY_BYTES];
+    id_derive(id, point.name, drawn);
+    TRY(key_add(drawn, &point.key));
+    memcpy(placed.host_token, point.name, sizeof placed.host_token);           /* the socket is on one host */
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
-    tutti_status status =
-        rank == 0 ? id_lead(id, mine, deadline_ms, announcement) : id_follow(id, rank, mine, deadline_ms, announcement);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, mine, table);
+    tutti_status status = rank == 0 ? id_lead(&point, &placed, deadline_ms, announcement)
+                                    : id_follow(&point, rank, &placed, deadline_ms, announcement);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, rank, &placed, table);
+    *key = point.key;
     free(announcement);
     return status;
 }

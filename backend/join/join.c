@@ -15,6 +15,7 @@
 #include "backend/join/meeting.h"
 #include "backend/join/verdict.h"
 #include "backend/model/price.h"
+#include "backend/processes/secret.h"
 #include "backend/transports/fabrics.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
@@ -95,6 +96,7 @@ tutti_status join_pretend(int rank, int size, struct member *out)
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
+    TRY(secret_load());
     out->fabrics = fabrics_parse(settings_get()->transport, NULL);
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
@@ -106,8 +108,8 @@ static tutti_status reach(tutti_comm *comm, int rank, int64_t deadline_ms)
     const struct group *g = &comm->group;
     const struct member *m = &g->members[rank];
     bool links = group_is_linked(g) && !group_has_here(g, rank);
-    return links ? link_hold(&m->identity, &m->contact, &g->peers[rank])
-                 : peer_connect(&m->identity, deadline_ms, &g->peers[rank]);
+    return links ? link_hold(&m->identity, &g->key, &m->contact, &g->peers[rank])
+                 : peer_connect(&m->identity, &g->key, deadline_ms, &g->peers[rank]);
 }
 static tutti_status connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {

@@ -10,7 +10,7 @@
 
 enum { MOST_NAMED = 16 };
 static const char magic[8] = "tutti-v";
-static_assert(sizeof(struct member) == 184 && sizeof(struct verdict) == 528, "no padding");
+static_assert(sizeof(struct member) == 216 && sizeof(struct verdict) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }

@@ -1,15 +1,16 @@
-/* Who calls us from other hosts; the port is open to everybody, so most may be strangers. They have a list of their
- * own, in which who says nothing makes room for those that come; who has been welcomed keeps its place for a while, and
- * is not sent away for others, since it takes its link for open. */
+/* Processes that call from other hosts. The port is open to everybody, so most callers may be strangers: they have a
+ * list of their own with a bounded number of places and a bounded time. A caller that has proved who it is keeps its
+ * place until it confirms, since it takes its link for open. Of the others the address with the most callers makes
+ * room: its oldest goes, so many callers from one address keep no other address out. */
 #include "backend/base/clock.h"
-#include "backend/base/random.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
-enum { HELLO_MS = 2000, GREETED_MS = 10000, AT_ONCE = 64 };
+enum { HELLO_MS = 2000, PROVED_MS = 10000, AT_ONCE = 64 };
 
 static struct caller *caller_take(int index, struct caller *out)
 {
@@ -23,16 +24,15 @@ static void caller_drop(int index, const char *why)     /* NULL: one of us, and 
     char text[160], address[CONTACT_TEXT_BYTES];
     struct caller c;
     caller_take(index, &c);
-    struct contact there = tcp_there(c.descriptor);
     tcp_drain(c.descriptor);                            /* or what it was answered might not arrive */
-    snprintf(text, sizeof text, "came from %s and %s", contact_print(&there, address), why ? why : "");
+    snprintf(text, sizeof text, "came from %s and %s", contact_print(&c.from, address), why ? why : "");
     if (why) registry_turn_away(c.descriptor, text);
     else registry_hang_up(&c.descriptor);
 }
 bool callers_include(const unsigned char nonce[16])
 {
     for (int i = 0; i < links.caller_count; i++)
-        if (links.callers[i].greeted && nonce_equal(links.callers[i].hello.from.nonce, nonce)) return true;
+        if (links.callers[i].proved && nonce_equal(links.callers[i].handshake.hello.from.nonce, nonce)) return true;
     return false;
 }
 
@@ -52,47 +52,27 @@ static bool is_superfluous(const unsigned char nonce[16])              /* see ca
     peer->link->stage = IDLE;
     return false;
 }
-static int welcome(struct caller *c)
-{
-    unsigned char proof[PROOF_BYTES];
-    const unsigned char *from = c->hello.from.nonce;
-    if (random_fill(c->challenge, sizeof c->challenge) != TUTTI_OK) return -EIO;
-    struct oath oath = oath_of(WELCOME, from, registry.self.nonce, c->hello.challenge, c->challenge);
-    if (!secret_sign(&oath, sizeof oath, proof)) return -EIO;
-    c->greeted = true;
-    c->greeting.bytes = 0;
-    c->until_ms = clock_ms() + GREETED_MS;
-    return shake_send(c->descriptor, from, WELCOME, c->challenge, proof);
-}
-static void hear_hello(int index)
+static void caller_welcome(int index)                   /* its hello was right */
 {
     struct caller *c = &links.callers[index];
-    c->hello = c->greeting.shake;
-    const unsigned char *from = c->hello.from.nonce;
-    if (!c->hello.has_secret != !secret_is_set()) {
-        shake_send(c->descriptor, from, TURNED_AWAY, NULL, NULL);
-        caller_drop(index,
-            secret_is_set() ? "has no secret (TUTTI_SECRET_FILE)"
-                            : "has a secret (TUTTI_SECRET_FILE) where this process has none");
-    } else if (nonce_equal(from, registry.self.nonce)) caller_drop(index, NULL);
+    const unsigned char *from = c->handshake.hello.from.nonce;
+    if (nonce_equal(from, registry.self.nonce)) caller_drop(index, NULL);
     else if (is_superfluous(from)) {
-        shake_send(c->descriptor, from, SUPERFLUOUS, NULL, NULL);
+        handshake_answer_hello(&c->handshake, HANDSHAKE_SUPERFLUOUS, 0, c->descriptor);
         caller_drop(index, NULL);
-    } else if (welcome(c) != 0) caller_drop(index, NULL);
+    } else if (handshake_answer_hello(&c->handshake, HANDSHAKE_WELCOME, 0, c->descriptor) != 0)
+        caller_drop(index, NULL);
+    else {
+        c->proved = true;
+        c->until_ms = clock_ms() + PROVED_MS;
+    }
 }
-static void hear_confirm(int index)
+static void caller_open(int index)                      /* it has confirmed */
 {
     struct caller c;
-    const struct shake *said = &links.callers[index].greeting.shake;
-    const struct shake *hello = &links.callers[index].hello;
-    struct oath oath =
-        oath_of(CONFIRM, hello->from.nonce, registry.self.nonce, hello->challenge, links.callers[index].challenge);
-    if (!secret_proves(&oath, sizeof oath, said->proof)) {
-        caller_drop(index, "does not know the secret (TUTTI_SECRET_FILE)");
-        return;
-    }
+    const struct handshake_hello *hello = &links.callers[index].handshake.hello;
     struct peer *peer = find_living(hello->from.nonce);
-    if (!peer) peer = link_add(&hello->from);
+    if (!peer) peer = link_add(&hello->from, &hello->key);
     if (!peer || peer->state == OPEN) { caller_drop(index, NULL); return; }
     registry_hang_up(&peer->descriptor);
     peer->descriptor = caller_take(index, &c)->descriptor;
@@ -101,25 +81,51 @@ static void hear_confirm(int index)
 static bool caller_hear(int index)                      /* false: it still says nothing */
 {
     struct caller *c = &links.callers[index];
-    int said = greeting_read(&c->greeting, c->descriptor);
-    if (said == 0) return false;
-    if (said == -ENOPROTOOPT) shake_send(c->descriptor, c->greeting.shake.from.nonce, TURNED_AWAY, NULL, NULL);
-    if (said == -ENOPROTOOPT) caller_drop(index, "is of another version of tutti");
-    else if (said == -ECONNRESET && !c->greeting.bytes) caller_drop(index, NULL);      /* and has told nothing else */
-    else if (said > 0 && !c->greeted && c->greeting.shake.kind == HELLO) hear_hello(index);
-    else if (said > 0 && c->greeted && c->greeting.shake.kind == CONFIRM) hear_confirm(index);
-    else caller_drop(index, "did not speak as a process of its group does");
+    struct handshake *h = &c->handshake;
+    int got = c->proved ? handshake_await_confirm(h, c->descriptor)
+                        : handshake_await_hello(h, registry.self.nonce, c->descriptor);
+    if (got == 0) return false;
+    if (got > 0 && c->proved) caller_open(index);
+    else if (got > 0) caller_welcome(index);
+    else if (got == -ECONNRESET) caller_drop(index, NULL); /* it has hung up: its own call, or another, stays */
+    else {
+        if (got == -ENOKEY || got == -EKEYREJECTED) handshake_answer_hello(h, HANDSHAKE_REFUSED, 0, c->descriptor);
+        caller_drop(index, handshake_refusal_text(h, got));
+    }
     return true;
 }
 
 /* ---- coming and going ---- */
-static void make_room(void)                             /* unless all are welcome */
+/* Of IPv6 the network counts: a host has as many addresses of it as it likes. */
+static bool is_from_address(const struct caller *c, const struct contact *address)
 {
-    for (int i = 0; i < links.caller_count; i++) {
-        if (links.callers[i].greeted) continue;
-        if (!caller_hear(i)) caller_drop(i, "said nothing while many came");
-        if (links.caller_count < MOST_CALLERS) return;
+    size_t bytes = address->family == AF_INET6 ? 8 : 4;
+    return c->from.family == address->family && memcmp(c->from.address, address->address, bytes) == 0;
+}
+/* The oldest caller without a proof of the address that has most of them; -1: all have proved who they are. */
+static int caller_find_superfluous(void)
+{
+    int most = 0, found = -1;
+    for (int i = 0; i < links.caller_count && links.caller_count - i > most; i++) {
+        int count = 0;
+        for (int k = i; k < links.caller_count && !links.callers[i].proved; k++)
+            count += !links.callers[k].proved && is_from_address(&links.callers[k], &links.callers[i].from);
+        if (count > most) most = count, found = i;
     }
+    return found;
+}
+/* A caller may have said its hello meanwhile, if this process was stopped: it is heard before it goes. */
+static void make_room(void)
+{
+    for (int found; links.caller_count == MOST_CALLERS && (found = caller_find_superfluous()) >= 0;)
+        if (!caller_hear(found)) caller_drop(found, "said nothing while many came");
+}
+static void caller_add(int descriptor)
+{
+    struct caller *c = &links.callers[links.caller_count++];
+    *c = (struct caller){ .descriptor = descriptor, .until_ms = clock_ms() + HELLO_MS, .from = tcp_there(descriptor) };
+    links_due(c->until_ms);
+    if (handshake_open(&c->handshake, handshake_of_links, descriptor) != 0) caller_drop(links.caller_count - 1, NULL);
 }
 static void callers_accept(void)
 {
@@ -128,13 +134,8 @@ static void callers_accept(void)
         if (descriptor < 0) { registry.starved |= descriptor != -EAGAIN; return; }
         if (links.caller_count == MOST_CALLERS) make_room();
         bool room = links.caller_count < MOST_CALLERS;
-        if (!room || registry_poll(descriptor) != 0) { registry_hang_up(&descriptor); continue; }
-        struct caller *c = &links.callers[links.caller_count++];
-        c->descriptor = descriptor;
-        c->until_ms = clock_ms() + HELLO_MS;
-        c->greeted = false;
-        c->greeting.bytes = 0;
-        links_due(c->until_ms);
+        if (!room || registry_poll(descriptor) != 0) registry_hang_up(&descriptor);
+        else caller_add(descriptor);
     }
 }
 bool links_handle(int descriptor)

@@ -3,10 +3,10 @@
  *
  * Both may call at once. Of the two the one with the smaller nonce decides: once it has said hello, it turns the
  * other's hello down; once it has welcomed the other, it does not call until that has come to an end. So there is never
- * a second connection that could carry messages, and whoever was turned down calls again unless the link is open by
- * then. */
+ * a second connection that could carry messages, and a process that was turned down calls again unless the link is open
+ * by then. A process that is called opens the link only when the caller has confirmed: the caller may have given up. */
 #include "backend/base/clock.h"
-#include "backend/base/random.h"
+#include "backend/base/memory.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include <errno.h>
@@ -25,13 +25,14 @@ static void call_fail(struct peer *peer, int error)     /* may end it */
     links_due(link->again_ms);
     if (error != -EALREADY || !link->error) link->error = error;
     link->refusals = error == -ECONNREFUSED ? link->refusals + 1 : 0;
-    bool is_gone = link->refusals == GONE;
-    if (error == -ENOPROTOOPT || error == -EKEYREJECTED || is_gone) link_end(peer, error);      /* it will not change */
+    bool is_refused = error == -ENOPROTOOPT || error == -EKEYREJECTED || error == -ENOKEY;
+    if (is_refused || link->refusals == GONE) link_end(peer, error);           /* it will not change */
 }
 static void call(struct peer *peer)
 {
     struct link *link = peer->link;
-    int descriptor = tcp_call(&link->at, &links.at);
+    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
+    int descriptor = peer->handshake ? tcp_call(&link->at, &links.at) : -ENOMEM;
     int error = descriptor < 0 ? descriptor : registry_poll(descriptor);
     peer->descriptor = descriptor < 0 ? -1 : descriptor;
     if (error) { call_fail(peer, error); return; }
@@ -40,46 +41,44 @@ static void call(struct peer *peer)
     link->stage = CALLING;
     link->until_ms = clock_ms() + CALL_MS;
 }
-static int say_hello(struct peer *peer)
+/* The next message of the handshake, if it has come: 1 the link is open, 0 not yet, or -errno. */
+static int call_advance(struct peer *peer)
+{
+    struct handshake *h = peer->handshake;
+    int socket = peer->descriptor;
+    if (h->has_said_hello) {
+        int got = handshake_await_answer(h, socket);
+        if (got <= 0) return got;
+        int error = handshake_confirm(h, socket);
+        return error ? error : 1;
+    }
+    int got = handshake_await_opening(h, socket);
+    if (got <= 0) return got;
+    peer->link->stage = GREETING;
+    return handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, true, socket);
+}
+static int call_connected(struct peer *peer)            /* 0 or -errno */
 {
     struct link *link = peer->link;
     registry_poll_writing(peer->descriptor, false);
-    if (random_fill(link->challenge, sizeof link->challenge) != TUTTI_OK) return -EIO;
-    link->greeting.bytes = 0;
-    link->stage = GREETING;
+    handshake_begin(peer->handshake, handshake_of_links);
+    link->stage = CONNECTED;
     link->until_ms = clock_ms() + GREETING_MS;
     links_due(link->until_ms);
-    return shake_send(peer->descriptor, peer->identity.nonce, HELLO, link->challenge, NULL);
-}
-static int confirm(const struct peer *peer)             /* 0: it is who it should be, and knows that we are */
-{
-    const struct shake *s = &peer->link->greeting.shake;
-    const unsigned char *me = registry.self.nonce, *other = peer->identity.nonce;
-    unsigned char proof[PROOF_BYTES];
-    if (s->kind == SUPERFLUOUS) return -EALREADY;
-    if (s->kind == TURNED_AWAY) return -EKEYREJECTED;
-    if (s->kind != WELCOME || !nonce_equal(s->from.nonce, other)) return -EPROTO;
-    struct oath theirs = oath_of(WELCOME, me, other, peer->link->challenge, s->challenge);
-    struct oath ours = oath_of(CONFIRM, me, other, peer->link->challenge, s->challenge);
-    if (!s->has_secret != !secret_is_set() || !secret_proves(&theirs, sizeof theirs, s->proof)) return -EKEYREJECTED;
-    if (!secret_sign(&ours, sizeof ours, proof)) return -EIO;
-    return shake_send(peer->descriptor, other, CONFIRM, NULL, proof);
+    return handshake_announce(peer->handshake, peer->descriptor);
 }
 void call_ready(struct peer *peer)
 {
-    struct link *link = peer->link;
-    if (link->stage == CALLING) {
-        int error = tcp_error(peer->descriptor);
+    int error;
+    if (peer->link->stage == CALLING) {
+        error = tcp_error(peer->descriptor);
         if (!error && !tcp_there(peer->descriptor).family) return;     /* not yet */
-        if (!error) error = say_hello(peer);
-        if (error) call_fail(peer, error);
-        return;
+        if (!error) error = call_connected(peer);
+    } else {
+        error = call_advance(peer);
+        if (error > 0) { link_open(peer); return; }
     }
-    int said = greeting_read(&link->greeting, peer->descriptor);
-    if (said > 0) said = confirm(peer);
-    else if (said == 0) return;
-    if (said) call_fail(peer, said);
-    else link_open(peer);
+    if (error) call_fail(peer, error);
 }
 static bool is_wanted(const struct peer *peer)
 {

@@ -3,9 +3,10 @@
    closed lately are answered with its last words. registry.lock protects all; it is not held while a user is called. */
 #include "backend/processes/channel.h"
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "backend/processes/registry.h"
+#include "backend/processes/link.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +15,8 @@
 enum { MOST_EARLY = 256, CLOSED = 64 };
 struct channel {
     struct address me;
-    struct peer *const *peers;                          /* until it is closed */
+    struct peer *const *peers;                          /* [size], until it is closed */
+    int size;
     struct routes *routes;                              /* or NULL */
     struct parcel last;                                 /* flags 0: there are no last words yet */
     struct channel_user user;
@@ -60,13 +62,14 @@ static struct letter *find_same(const struct letters *list, const struct parcel 
     return found;
 }
 /* In the place of an earlier one of its kind, or at the end. */
-static bool letter_add(struct letters *list, const struct parcel *parcel)
+static bool letter_add(struct letters *list, const struct parcel *parcel, const unsigned char via[16])
 {
     struct letter *letter = find_same(list, parcel);
     bool is_new = !letter;
     if (is_new) letter = memory_zeroed(1, sizeof *letter);
     if (!letter) return false;
     letter->parcel = *parcel;
+    memcpy(letter->via, via, sizeof letter->via);
     if (is_new) letter_push(list, letter);
     return true;
 }
@@ -89,7 +92,7 @@ static bool peer_post(struct peer *peer, const struct parcel *parcel)
     bool first = !peer->unsent.first;
     int error = first ? peer_tell_parcel(peer, parcel) : -EAGAIN;
     if (error != -EAGAIN) return !error;
-    if (!letter_add(&peer->unsent, parcel)) return false;
+    if (!letter_add(&peer->unsent, parcel, registry.self.nonce)) return false;
     if (first) peer_await_room(peer, true);
     return true;
 }
@@ -105,7 +108,7 @@ static bool post(struct channel *c, const struct parcel *parcel)
     struct peer *peer = c->peers[parcel->to.rank];
     if (!peer) {
         registry_wake();
-        return letter_add(&room.incoming, parcel);
+        return letter_add(&room.incoming, parcel, registry.self.nonce);
     }
     if (!c->routes) return peer_post(peer, parcel);
     bool sent = route(c, true, parcel);
@@ -135,7 +138,10 @@ bool channel_send_last(struct channel *channel, int to, unsigned word, const voi
 }
 
 /* ---- delivering, on the watch thread ---- */
-void channels_receive(const struct parcel *parcel) { letter_add(&room.incoming, parcel); }
+void channels_receive(const struct parcel *parcel, const struct peer *by)
+{
+    letter_add(&room.incoming, parcel, by->identity.nonce);
+}
 static void call(struct channel *c, const struct parcel *parcel)       /* NULL: it is time */
 {
     struct channel_user user = c->user;
@@ -165,7 +171,7 @@ static struct channel *find_closed(const struct address *to)
 }
 static void keep_early(const struct letter *letter)
 {
-    letter_add(&room.early, &letter->parcel);
+    letter_add(&room.early, &letter->parcel, letter->via);
     if (room.early.count > MOST_EARLY) free(letter_pop(&room.early));
 }
 /* To one that came late; what comes back to it after that is not answered. */
@@ -185,8 +191,35 @@ static bool is_nearer(const struct channel *c, const struct parcel *p, const str
     if (!routes_may_pass(c->routes, p->from, p->to.rank)) return false;
     return !than || routes_left(c->routes, p->to.rank) < routes_left(than->routes, p->to.rank);
 }
-static bool pass_on(struct parcel *parcel)              /* false: it is for a channel that is to open here */
+/* Whether that process belongs to the group, or is the process of that rank. Of a closed channel nothing is known. */
+static bool is_process_of(const struct channel *c, int member, const unsigned char nonce[16])
 {
+    const struct peer *peer = c->peers[member];
+    return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
+}
+static bool is_authentic(const struct channel *c, const struct letter *letter)
+{
+    const struct parcel *p = &letter->parcel;
+    if (p->from < 0 || p->from >= c->size) return false;
+    if (!c->peers || nonce_equal(letter->via, registry.self.nonce)) return true;
+    if (p->hops == 0) return is_process_of(c, p->from, letter->via);
+    for (int r = 0; c->routes && r < c->size; r++)
+        if (is_process_of(c, r, letter->via)) return true;
+    return false;
+}
+/* A process that sends in the name of another, or of a group that it does not belong to, loses its connection. */
+static void refuse(const struct letter *letter)
+{
+    struct peer *near = registry_find(letter->via), *far = link_find(letter->via), *peer = near ? near : far;
+    if (peer && registry.turned_away++ == 0)
+        LOG(WARN, "process %llu on %s sent a control message in the name of rank %d, which it is not: it was hung up",
+            (unsigned long long)peer->identity.pid, peer->identity.host, letter->parcel.from);
+    if (near) peer_end(near, LOST);
+    if (far) link_end(far, -EPROTO);
+}
+static bool pass_on(struct letter *letter)              /* false: it is for a channel that is to open here */
+{
+    struct parcel *parcel = &letter->parcel;
     const struct channel *best = NULL, *c;
     bool is_open = true;
     for (c = room.channels; c; c = c->next)
@@ -194,16 +227,18 @@ static bool pass_on(struct parcel *parcel)              /* false: it is for a ch
     for (unsigned i = 0; !best && (c = closed(i)) != NULL; i++)
         if (is_nearer(c, parcel, best)) best = c, is_open = false;
     if (!best) return false;
-    if (parcel->hops++ < routes_most_hops(best->routes)) route(best, is_open, parcel);
+    if (!is_authentic(best, letter)) refuse(letter);
+    else if (parcel->hops++ < routes_most_hops(best->routes)) route(best, is_open, parcel);
     return true;
 }
 static void deliver(struct letter *letter)
 {
     struct channel *c = find(&letter->parcel.to);
+    if (c && !is_authentic(c, letter)) { refuse(letter); return; }
     if (c && c->routes) routes_note_heard(c->routes, letter->parcel.from);
     if (c && !c->closing) call(c, &letter->parcel);
     else if (c || (c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
-    else if (!pass_on(&letter->parcel)) keep_early(letter);
+    else if (!pass_on(letter)) keep_early(letter);
 }
 void channels_deliver(void)
 {
@@ -248,7 +283,7 @@ static void deliver_early(const struct channel *c)
     }
     while (incoming.first) letter_push(&room.incoming, letter_pop(&incoming));
 }
-tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers,
+tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out)
 {
     struct channel *c = memory_zeroed(1, sizeof *c);
@@ -261,6 +296,7 @@ tutti_status channel_open(const unsigned char token[16], int rank, struct peer *
     memcpy(c->me.token, token, sizeof c->me.token);
     c->me.rank = rank;
     c->peers = peers;
+    c->size = size;
     c->user = *user;
     pthread_mutex_lock(&registry.lock);
     c->next = room.channels;

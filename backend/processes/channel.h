@@ -22,11 +22,12 @@ struct channel_user {                                   /* on the watch thread, 
     void (*tick)(void *context);                        /* see channel_tick */
     void *context;
 };
-/* Of rank `rank` in the communicator of that token. peers[r]: how to reach rank r, NULL: in this process; it is kept,
-   not copied. map: messages to other hosts are passed on by others, and this process does so for them; or NULL. What
-   has come before is delivered now: of messages for communicators that are not there yet the last 256 are kept.
-   NO_MEMORY. */
-tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers,
+/* Of rank `rank` in the communicator of that token. peers[r], of `size` ranks: how to reach rank r, NULL: in this
+   process; it is kept, not copied. A message that does not come from the process of the rank it names, or by way of
+   a process of the group, ends the connection by which it came. map: messages to other hosts are passed on by
+   others, and this process does so for them; or NULL. What has come before is delivered now: of messages for
+   communicators that are not there yet the last 256 are kept. NO_MEMORY. */
+tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out);
 /* Never waits. word: below CHANNEL_WORDS. false: no memory, or the peer is gone; then it is lost. */
 bool channel_send(struct channel *channel, int to, unsigned word, const void *bytes, size_t length);

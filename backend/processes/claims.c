@@ -2,18 +2,21 @@
  * where this process was first it holds the listening socket, and the watch thread answers. All under registry.lock,
  * which is not held while somebody else's answer is awaited: others of this process then wait for the one who asks.
  *
- * A name may belong to another user, or to a process that speaks otherwise (two containers that share a network may
- * both run as "root" and be different users to the kernel). Then the next name is tried, made of the same token and a
- * number. Nobody of a group gives a name back before all of it have claimed, so whoever can talk to each other walks
- * past the same names and ends at the same one. */
+ * Names and answers follow from the token and the key of the group, so only its processes can tell or make them. A
+ * name may belong to another user all the same (two containers that share a network may both run as "root" and be
+ * different users to the kernel). Then the next name is tried, which differs in a number. Nobody of a group gives a
+ * name back before all of it have claimed, so whoever can talk to each other walks past the same names and ends at
+ * the same one. */
 #include "backend/processes/claims.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -22,6 +25,7 @@
 enum { MOST_NAMES = 64, RETRY_NS = 2000000 };
 struct claim {
     unsigned char token[16], owner[16];
+    struct key_id key;
     int users, listener;                                /* listener -1: another process has it, or nobody yet */
     bool asking, known;
     struct claim *next;
@@ -35,11 +39,12 @@ static struct claim *find(const unsigned char token[16])
     while (c && !nonce_equal(c->token, token)) c = c->next;
     return c;
 }
-static struct claim *find_or_add(const unsigned char token[16])
+static struct claim *find_or_add(const unsigned char token[16], const struct key_id *key)
 {
     struct claim *c = find(token);
     if (c || !(c = memory_zeroed(1, sizeof *c))) return c;
     memcpy(c->token, token, sizeof c->token);
+    c->key = *key;
     c->listener = -1;
     c->next = claims;
     return claims = c;
@@ -57,6 +62,22 @@ static void claim_unuse(struct claim *claim)
     if (--claim->users == 0) claim_end(claim);
 }
 
+/* ---- the answer ---- */
+/* It says which process is the first, to be compared only, and proves that this comes from a process of the group. */
+struct claim_answer { char magic[8]; uint32_t version, unused; unsigned char owner[16], proof[PROOF_BYTES]; };
+static_assert(sizeof(struct claim_answer) == 64, "no padding");
+static bool answer_make(const struct claim *claim, const unsigned char owner[16], struct claim_answer *out)
+{
+    *out = (struct claim_answer){ .magic = "tutti-c", .version = PROTOCOL };
+    memcpy(out->owner, owner, sizeof out->owner);
+    return key_derive(&claim->key, "tutti claim", out, offsetof(struct claim_answer, proof), out->proof);
+}
+static bool answer_is_right(const struct claim *claim, const struct claim_answer *answer)
+{
+    struct claim_answer right;
+    return answer_make(claim, answer->owner, &right) && secret_bytes_equal(answer, &right, sizeof right);
+}
+
 /* ---- the first, on the watch thread ---- */
 bool claims_answer(int descriptor)
 {
@@ -64,24 +85,34 @@ bool claims_answer(int descriptor)
     while (c && c->listener != descriptor) c = c->next;
     if (!c) return false;
     int socket = socket_accept(descriptor);
+    struct claim_answer answer;
     if (socket >= 0) {
-        registry_tell(socket, c->token, CLAIMED, NULL, -1);             /* there is room: it is the first packet */
+        if (answer_make(c, c->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
         close(socket);                                 /* what was sent can be read nevertheless */
     } else registry.starved = socket != -EAGAIN && socket != -EPERM;
     return true;
 }
 
 /* ---- asking ---- */
-static int await_answer(int socket, const unsigned char token[16], int64_t deadline_ms, unsigned char out[16])
+static int await_answer(int socket, const struct claim *claim, int64_t deadline_ms, unsigned char out[16])
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
-    struct packet packet;
+    struct claim_answer answer;
     int64_t left_ms = deadline_ms - clock_ms();
     poll(&one, 1, left_ms < 0 ? 0 : left_ms < 60000 ? (int)left_ms : 60000);
-    int got = socket_receive(socket, &packet, sizeof packet, NULL);
+    int got = socket_receive(socket, &answer, sizeof answer, NULL);
     if (got <= 0) return got ? got : -ECONNREFUSED;    /* it has just let go of the name */
-    if (!packet_is_to(token, got, &packet) || packet.kind != CLAIMED) return -EPERM;
-    memcpy(out, packet.from.nonce, 16);
+    if (got != (int)sizeof answer || !answer_is_right(claim, &answer)) return -EPERM;
+    memcpy(out, answer.owner, sizeof answer.owner);
+    return 0;
+}
+/* The first is known by a number that follows from its nonce, so that a stranger who asks does not learn the nonce. */
+static int name_owner(struct claim *claim)
+{
+    unsigned char derived[KEY_BYTES];
+    if (!key_derive(&claim->key, "tutti owner", registry.self.nonce, sizeof registry.self.nonce, derived))
+        return -ENOKEY;
+    memcpy(claim->owner, derived, sizeof claim->owner);
     return 0;
 }
 /* 0: known; -EAGAIN: try again; -EPERM: that name is not for us. */
@@ -92,8 +123,7 @@ static int ask(struct claim *claim, const unsigned char name[16], int64_t deadli
         int error = registry_poll(listener);
         claim->listener = listener;
         if (error) descriptor_close(&claim->listener);
-        memcpy(claim->owner, registry.self.nonce, sizeof claim->owner);
-        return error;
+        return error ? error : name_owner(claim);
     }
     if (listener != -EADDRINUSE) return listener;
     int socket = socket_connect("host", name);
@@ -101,7 +131,7 @@ static int ask(struct claim *claim, const unsigned char name[16], int64_t deadli
     if (socket < 0) return socket;
     pthread_mutex_unlock(&registry.lock);
     unsigned char owner[16];
-    int error = await_answer(socket, claim->token, deadline_ms, owner);
+    int error = await_answer(socket, claim, deadline_ms, owner);
     close(socket);
     pthread_mutex_lock(&registry.lock);
     if (!error) memcpy(claim->owner, owner, sizeof owner);
@@ -115,10 +145,11 @@ static void pause_unlocked(void)
 }
 static int ask_until(struct claim *claim, int64_t deadline_ms)         /* 0 or -errno */
 {
-    unsigned char name[16];
-    memcpy(name, claim->token, sizeof name);
+    unsigned char name[KEY_BYTES];
+    if (!key_derive(&claim->key, "tutti host", claim->token, sizeof claim->token, name)) return -ENOKEY;
+    const unsigned char last = name[15];
     for (int number = 0; number < MOST_NAMES;) {
-        name[15] = (unsigned char)(claim->token[15] ^ number);
+        name[15] = (unsigned char)(last ^ number);
         int error = ask(claim, name, deadline_ms);
         if (error == -EPERM) number++;
         else if (error != -EAGAIN) return error;
@@ -151,10 +182,11 @@ static tutti_status explain(int error)
     return status_fail(TUTTI_SYSTEM, "cannot find out who of the group is on this host: %s",
         error == -EPERM ? "other users have taken all names" : strerror(-error));
 }
-tutti_status host_claim(const unsigned char token[16], int64_t deadline_ms, unsigned char out[16])
+tutti_status host_claim(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
+    unsigned char out[16])
 {
     pthread_mutex_lock(&registry.lock);
-    struct claim *claim = find_or_add(token);
+    struct claim *claim = find_or_add(token, key);
     int error = claim ? 0 : -ENOMEM;
     if (claim) {
         claim->users++;

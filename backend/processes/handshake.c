@@ -1,57 +1,163 @@
-/* Nothing of a connection is looked at before its first bytes are those of a link, and no more of it is read than is
- * needed. */
+/* A connection is given up at the first byte that is wrong, and no more of it is read than is needed. */
 #include "backend/processes/handshake.h"
+#include "backend/base/random.h"
+#include "backend/processes/secret.h"
 #include <assert.h>
 #include <errno.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 
-static const char magic[8] = "tutti-l";
-static_assert(sizeof(struct shake) == 152 && offsetof(struct shake, has_secret) == 16 && sizeof(struct oath) == 80,
+const char handshake_of_links[8] = "tutti-l", handshake_of_peers[8] = "tutti-p";
+static_assert(sizeof(struct handshake_opening) == 32 && sizeof(struct handshake_hello) == 176
+        && sizeof(struct handshake_answer) == 56,
     "no padding");
 
-static int check(const struct greeting *g)              /* as far as it has come */
+/* ---- messages ---- */
+static struct handshake_head head_of(const struct handshake *h, enum handshake_kind kind)
 {
-    size_t known = g->bytes < sizeof magic ? g->bytes : sizeof magic;
-    if (memcmp(g->shake.magic, magic, known) != 0) return -EPROTO;
-    if (g->bytes < offsetof(struct shake, kind)) return 0;
-    if (g->shake.version != PROTOCOL) return -ENOPROTOOPT;
-    if (g->bytes < sizeof g->shake) return 0;
-    return nonce_equal(g->shake.to, registry.self.nonce) ? 1 : -EPROTO;
+    struct handshake_head head = { .version = HANDSHAKE_VERSION, .kind = kind };
+    memcpy(head.magic, h->magic, sizeof head.magic);
+    return head;
 }
-int greeting_read(struct greeting *g, int socket)
+/* The head, as far as it has come: 0 or -errno. */
+static int head_check(const struct handshake *h, const struct handshake_head *head, size_t bytes)
 {
-    for (;;) {
-        size_t missing = sizeof g->shake - g->bytes;
-        ssize_t came = recv(socket, (char *)&g->shake + g->bytes, missing, MSG_DONTWAIT);
-        if (came < 0 && errno == EINTR) continue;
-        if (came < 0 && errno == EAGAIN) return 0;
-        if (came <= 0) return came ? -errno : -ECONNRESET;
-        g->bytes += (size_t)came;
-        int said = check(g);
-        if (said) return said;
+    size_t known = bytes < sizeof head->magic ? bytes : sizeof head->magic;
+    if (memcmp(head->magic, h->magic, known) != 0) return -EPROTO;
+    if (bytes < offsetof(struct handshake_head, kind)) return 0;
+    return head->version == HANDSHAKE_VERSION ? 0 : -ENOPROTOOPT;
+}
+static int message_receive(struct handshake *h, void *message, size_t bytes, int socket)
+{
+    while (h->received < bytes) {
+        ssize_t got = recv(socket, (char *)message + h->received, bytes - h->received, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return 0;
+        if (got <= 0) return got ? -errno : -ECONNRESET;
+        h->received += (size_t)got;
+        int error = head_check(h, message, h->received);
+        if (error) return error;
     }
+    h->received = 0;
+    return 1;
 }
-int shake_send(int socket, const unsigned char to[16], enum kind kind, const unsigned char *challenge,
-    const unsigned char *proof)
+/* A new connection has room for so little. */
+static int message_send(const void *message, size_t bytes, int socket)
 {
-    struct shake shake = { .version = PROTOCOL, .kind = kind, .has_secret = secret_is_set(), .from = registry.self };
-    memcpy(shake.magic, magic, sizeof magic);
-    memcpy(shake.to, to, sizeof shake.to);
-    if (challenge) memcpy(shake.challenge, challenge, sizeof shake.challenge);
-    if (proof) memcpy(shake.proof, proof, sizeof shake.proof);
-    ssize_t sent = send(socket, &shake, sizeof shake, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return sent == (ssize_t)sizeof shake ? 0 : sent < 0 ? -errno : -ENOBUFS;
+    ssize_t sent;
+    do sent = send(socket, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)bytes ? 0 : sent < 0 ? -errno : -ENOBUFS;
 }
-struct oath oath_of(enum kind kind, const unsigned char caller[16], const unsigned char called[16],
-    const unsigned char challenge[16], const unsigned char answer[16])
+
+/* ---- proofs ---- */
+struct transcript {                                     /* what both sign */
+    struct handshake_head head;
+    uint64_t numbers[2];                                /* the caller's; the other's, 0 in a hello */
+    struct identity from;
+    unsigned char to[16], challenge_of_caller[16], challenge_of_called[16];
+};
+static_assert(sizeof(struct transcript) == 144, "no padding");
+static struct transcript transcript_of(const struct handshake *h, enum handshake_kind kind, uint64_t number)
 {
-    struct oath oath = { .label = "tutti link" };
-    oath.label[15] = kind == WELCOME ? 'W' : 'C';
-    memcpy(oath.caller, caller, sizeof oath.caller);
-    memcpy(oath.called, called, sizeof oath.called);
-    memcpy(oath.challenge, challenge, sizeof oath.challenge);
-    memcpy(oath.answer, answer, sizeof oath.answer);
-    return oath;
+    struct transcript t = { .head = head_of(h, kind), .numbers = { h->hello.number, number }, .from = h->hello.from };
+    memcpy(t.to, h->hello.to, sizeof t.to);
+    memcpy(t.challenge_of_caller, h->hello.challenge, sizeof t.challenge_of_caller);
+    memcpy(t.challenge_of_called, h->opening.challenge, sizeof t.challenge_of_called);
+    return t;
+}
+
+/* ---- the process that is called ---- */
+int handshake_open(struct handshake *h, const char magic[8], int socket)
+{
+    memset(h, 0, sizeof *h);
+    memcpy(h->magic, magic, sizeof h->magic);
+    h->opening.head = head_of(h, HANDSHAKE_OPENING);
+    if (random_fill(h->opening.challenge, sizeof h->opening.challenge) != TUTTI_OK) return -EIO;
+    return message_send(&h->opening, sizeof h->opening, socket);
+}
+int handshake_await_hello(struct handshake *h, const unsigned char self[16], int socket)
+{
+    struct handshake_hello *hello = &h->hello;
+    int got = message_receive(h, hello, sizeof *hello, socket);
+    if (got <= 0) return got;
+    if (hello->head.kind != HANDSHAKE_HELLO || memcmp(hello->to, self, sizeof hello->to) != 0) return -EPROTO;
+    if (!hello->has_secret != !secret_is_set()) return -EKEYREJECTED;
+    if (!key_of_pair(&hello->key, hello->from.nonce, hello->to, &h->key)) return -ENOKEY;
+    struct transcript t = transcript_of(h, HANDSHAKE_HELLO, 0);
+    if (!proof_check(&h->key, &t, sizeof t, hello->proof)) return -EKEYREJECTED;
+    hello->from.host[sizeof hello->from.host - 1] = 0;
+    return 1;
+}
+const char *handshake_refusal_text(const struct handshake *h, int error)
+{
+    if (error == -ENOPROTOOPT) return "is of another version of tutti";
+    if (error == -ENOKEY) return "belongs to no group of this process";
+    if (error != -EKEYREJECTED) return "did not speak as a process of its group does";
+    if (!h->hello.has_secret != !secret_is_set())
+        return secret_is_set() ? "has no secret (TUTTI_SECRET_FILE)"
+                               : "has a secret (TUTTI_SECRET_FILE) where this process has none";
+    return secret_is_set() ? "does not know the secret (TUTTI_SECRET_FILE)" : "does not know the key of its group";
+}
+int handshake_answer_hello(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket)
+{
+    struct transcript t = transcript_of(h, kind, number);
+    h->answer = (struct handshake_answer){ .head = head_of(h, kind), .number = number };
+    if (kind != HANDSHAKE_REFUSED) proof_make(&h->key, &t, sizeof t, h->answer.proof);
+    return message_send(&h->answer, sizeof h->answer, socket);
+}
+int handshake_await_confirm(struct handshake *h, int socket)
+{
+    int got = message_receive(h, &h->confirm, sizeof h->confirm, socket);
+    return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
+}
+
+/* ---- the caller ---- */
+void handshake_begin(struct handshake *h, const char magic[8])
+{
+    memset(h, 0, sizeof *h);
+    memcpy(h->magic, magic, sizeof h->magic);
+    h->hello.head = head_of(h, HANDSHAKE_HELLO);
+}
+int handshake_announce(struct handshake *h, int socket)
+{
+    return message_send(&h->hello.head, sizeof h->hello.head, socket);
+}
+int handshake_await_opening(struct handshake *h, int socket)
+{
+    int got = message_receive(h, &h->opening, sizeof h->opening, socket);
+    return got <= 0 || h->opening.head.kind == HANDSHAKE_OPENING ? got : -EPROTO;
+}
+int handshake_say_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
+    const struct key_id *key, uint64_t number, bool announced, int socket)
+{
+    struct handshake_hello *hello = &h->hello;
+    size_t sent = announced ? sizeof hello->head : 0;
+    hello->has_secret = secret_is_set();
+    hello->number = number;
+    hello->from = *self;
+    hello->key = *key;
+    memcpy(hello->to, other, sizeof hello->to);
+    if (random_fill(hello->challenge, sizeof hello->challenge) != TUTTI_OK) return -EIO;
+    if (!key_of_pair(key, self->nonce, other, &h->key)) return -ENOKEY;
+    struct transcript t = transcript_of(h, HANDSHAKE_HELLO, 0);
+    proof_make(&h->key, &t, sizeof t, hello->proof);
+    h->has_said_hello = true;
+    return message_send((const char *)hello + sent, sizeof *hello - sent, socket);
+}
+int handshake_await_answer(struct handshake *h, int socket)
+{
+    struct handshake_answer *a = &h->answer;
+    int got = message_receive(h, a, sizeof *a, socket);
+    if (got <= 0) return got;
+    if (a->head.kind == HANDSHAKE_REFUSED) return -EKEYREJECTED;
+    if (a->head.kind != HANDSHAKE_WELCOME && a->head.kind != HANDSHAKE_SUPERFLUOUS) return -EPROTO;
+    struct transcript t = transcript_of(h, (enum handshake_kind)a->head.kind, a->number);
+    if (!proof_check(&h->key, &t, sizeof t, a->proof)) return -EKEYREJECTED;
+    return a->head.kind == HANDSHAKE_WELCOME ? 1 : -EALREADY;
+}
+int handshake_confirm(const struct handshake *h, int socket)
+{
+    struct handshake_head head = head_of(h, HANDSHAKE_CONFIRM);
+    return message_send(&head, sizeof head, socket);
 }

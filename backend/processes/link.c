@@ -23,10 +23,10 @@ struct peer *link_find(const unsigned char nonce[16])
         if (p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
-struct peer *link_add(const struct identity *identity)
+struct peer *link_add(const struct identity *identity, const struct key_id *key)
 {
     struct link *link = memory_zeroed(1, sizeof *link);
-    struct peer *peer = link ? registry_add(identity) : NULL;
+    struct peer *peer = link ? registry_add(identity, key) : NULL;
     if (!peer) free(link);
     else peer->link = link;
     return peer;
@@ -129,7 +129,7 @@ static bool hear(struct peer *peer, const union message *m, size_t bytes)      /
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
-    case PARCEL: channels_receive(&m->letter.parcel); return true;
+    case PARCEL: channels_receive(&m->letter.parcel, peer); return true;
     case CARD: keep_card(link, &m->card, bytes); return true;
     case CARD_WANTED:
         link->was_asked = true;

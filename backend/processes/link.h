@@ -8,7 +8,7 @@
 struct card { size_t bytes; unsigned char content[CARD_BYTES]; };
 struct link {
     struct contact at, from;                            /* where it listens, if known; from where it was called last */
-    enum { IDLE, CALLING, GREETING } stage;             /* CONNECTING: of our own call. GREETING: it has our hello */
+    enum { IDLE, CALLING, CONNECTED, GREETING } stage;  /* CONNECTING: of our own call. GREETING: it has our hello */
     int64_t since_ms, again_ms, until_ms;               /* wanted since, 0: not; our next call; the end of this one */
     int64_t said_ms;                                    /* OPEN: something was sent */
     int waiters;                                        /* in link_await */
@@ -17,18 +17,15 @@ struct link {
     bool was_open, is_full;                             /* is_full: its socket takes nothing at present */
     bool has_asked, wants_card;                         /* we have for its card, ever; are to */
     bool was_asked, owes_card;                          /* it has for ours, ever; is to get it */
-    unsigned char challenge[16];
-    struct greeting greeting;
     struct wire *wire;                                  /* since it is open */
     struct card *card;                                  /* its own, when it has come */
 };
-struct caller {                                         /* somebody who called us and is not known yet */
+struct caller {                                         /* a process that has called and has no link yet */
     int descriptor;
     int64_t until_ms;
-    bool greeted;                                       /* it knows our nonce, and was welcomed */
-    unsigned char challenge[16];
-    struct shake hello;
-    struct greeting greeting;
+    bool proved;                                        /* it belongs to a group of this process, and was welcomed */
+    struct contact from;
+    struct handshake handshake;
 };
 enum { MOST_CALLERS = 128 };
 struct links {                                          /* of this process */
@@ -43,7 +40,7 @@ void links_due(int64_t at_ms);
 
 /* ---- link.c ---- */
 struct peer *link_find(const unsigned char nonce[16]);                 /* one that can be used or will be */
-struct peer *link_add(const struct identity *identity);                /* CONNECTING; NULL: no memory */
+struct peer *link_add(const struct identity *identity, const struct key_id *key);      /* CONNECTING; NULL: no memory */
 /* The handshake is over, on peer->descriptor. May end it: false. */
 bool link_open(struct peer *peer);
 void link_end(struct peer *peer, int error);            /* LOST */

@@ -42,7 +42,6 @@ static int listen_at(const struct contact *at)          /* 0 or -errno */
 tutti_status links_listen(const struct contact *at, struct contact *out)
 {
     char address[CONTACT_TEXT_BYTES];
-    TRY(secret_load());
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     int error = links.listener < 0 ? listen_at(at) : 0;
@@ -65,25 +64,23 @@ void links_close(void)
     for (int i = 0; i < links.caller_count; i++) registry_hang_up(&links.callers[i].descriptor);
     registry_hang_up(&links.listener);
     forget();
-    secret_forget();
 }
 void links_after_fork(void)
 {
     for (int i = 0; i < links.caller_count; i++) descriptor_close(&links.callers[i].descriptor);
     descriptor_close(&links.listener);
     forget();
-    secret_after_fork();
 }
 
 /* ---- holding ---- */
-tutti_status link_hold(const struct identity *other, const struct contact *at, struct peer **out)
+tutti_status link_hold(const struct identity *other, const struct key_id *key, const struct contact *at,
+    struct peer **out)
 {
-    TRY(secret_load());
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     bool own = nonce_equal(other->nonce, registry.self.nonce);
     struct peer *peer = own ? NULL : link_find(other->nonce);
-    if (!own && !peer) peer = link_add(other);
+    if (!own && !peer) peer = link_add(other, key);
     if (peer) {
         peer->users++;
         if (!peer->link->at.family) peer->link->at = *at;              /* it may have called us before */
@@ -98,7 +95,9 @@ static const char *reason(int error)
 {
     switch (error) {
     case -ENOPROTOOPT: return "it runs another version of tutti";
-    case -EKEYREJECTED: return "the secret (TUTTI_SECRET_FILE) differs, or is missing on one of the two hosts";
+    case -ENOKEY:
+    case -EKEYREJECTED:
+        return "it is of another job, or the secret (TUTTI_SECRET_FILE) differs, or is missing on one of the two hosts";
     case -EPROTO: return "what listens there is another program, or another job";
     case -EALREADY: return "it calls this process at the same time, and does not get through: is there a firewall?";
     case -ECONNRESET:

@@ -3,8 +3,7 @@
  * neither file descriptors nor views go over it. A link is made when something is to be sent over it or somebody waits
  * for it, and is one for all groups of this process.
  *
- * Handshake: both ends show the other's nonce, which only who has read the group's table knows, and where
- * TUTTI_SECRET_FILE gives a secret, prove by HMAC-SHA256 over fresh challenges that they know it. Whoever does not is
+ * Handshake: both ends prove that they know the key of a group of both (handshake.h). A process that does not is
  * dropped, and logged once.
  * Death: the end of a connection without a goodbye; or silence of the other host for TUTTI_SILENCE_MS. A process that
  * is stopped is alive: its kernel answers. */
@@ -22,8 +21,10 @@ const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_B
 /* This process listens at that address from now on, until its last peers_release; port 0: any. A second call gives what
    the first has. SYSTEM: the text says which address and why. Between peers_acquire and peers_release. */
 tutti_status links_listen(const struct contact *at, struct contact *out);
-/* That process of another host; pair with peer_release. Never waits, and makes no connection. */
-tutti_status link_hold(const struct identity *other, const struct contact *at, struct peer **out);
+/* That process of another host; pair with peer_release. Never waits, and makes no connection. `key` is the id of the
+   key of a group of both (keys.h). */
+tutti_status link_hold(const struct identity *other, const struct key_id *key, const struct contact *at,
+    struct peer **out);
 /* Until its link is open, which is made if there is none. TIMEOUT, PEER_LOST, SYSTEM: the text names both addresses,
    why, and what to look at (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);

@@ -6,6 +6,7 @@
 struct member {                                         /* fixed size, no padding: travels as bytes */
     struct identity identity;
     unsigned char token[16];                            /* rank 0's names the group, its segment and descriptor */
+    unsigned char key[KEY_BYTES];                       /* rank 0's, on the way through a store: the group's */
     int64_t timeout_ms;
     uint32_t size;                                      /* what this rank thinks the group's size is */
     uint32_t build;                                     /* of what sources its tutti was made; never 0 */

@@ -1,11 +1,12 @@
 /* One registry per process (registry.h), behind one mutex that is never held across anything that waits. The watch
- * thread (watch.c) is the only one that reads from sockets; what is here only sends, and waits for `changed`. Whoever
- * connects sends a hello with both nonces and is answered welcome. When two processes call each other at once, the
- * connection of the one with the smaller nonce stays, and the other is told that its own is superfluous. Connections
- * stay until the process lets go of all groups and says goodbye; an end without a goodbye is a death. */
+ * thread (watch.c) is the only one that reads from sockets; what is here only sends, and waits for `changed`. Both ends
+ * of a connection prove that they know the key of a group of both (handshake.h). When two processes call each other at
+ * once, the connection of the one with the smaller nonce stays, and the other is told that its own is superfluous.
+ * Connections stay until the process lets go of all groups and says goodbye; an end without a goodbye is a death. */
 #include "backend/processes/peers.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
+#include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
@@ -44,6 +45,7 @@ static void in_child(void)
     channels_after_fork();
     claims_after_fork();
     links_after_fork();
+    keys_after_fork();
 }
 static void prepare(void)
 {
@@ -78,9 +80,10 @@ static void close_everything(void)
     flush_everything();
     while (registry.peers) peer_leave(registry.peers);
     links_close();
-    while (registry.pending_count) close(registry_take_pending(0));
+    while (registry.pending_count) close(registry_take_pending(0).descriptor);
     channels_forget();
     claims_forget();
+    keys_forget();
     while (registry.kept_count) descriptor_close(&registry.kept[--registry.kept_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
@@ -165,8 +168,9 @@ static int peer_call(struct peer *peer)                                /* 0 or -
 {
     int descriptor = socket_connect("peer", peer->identity.nonce);
     if (descriptor < 0) return descriptor;
-    int error = registry_tell(descriptor, peer->identity.nonce, HELLO, NULL, -1);
-    if (!error) error = registry_poll(descriptor);
+    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
+    int error = peer->handshake ? registry_poll(descriptor) : -ENOMEM;
+    if (!error) handshake_begin(peer->handshake, handshake_of_peers);
     if (error) close(descriptor);
     else peer->descriptor = descriptor;
     return error;
@@ -180,7 +184,7 @@ static int await_open(struct peer *peer, int64_t deadline_ms)
         if (now >= deadline_ms) return -ETIMEDOUT;
         registry_wait(until_ms < deadline_ms ? until_ms : deadline_ms);
     }
-    return peer->state == OPEN ? 0 : -ECONNRESET;
+    return peer->state == OPEN ? 0 : peer->error ? peer->error : -ECONNRESET;
 }
 static void peer_unuse(struct peer *peer)
 {
@@ -195,18 +199,22 @@ static tutti_status explain(const struct identity *other, int error)
     if (error == -ECONNREFUSED)
         why = "nobody listens: it has ended, or is on another host or in another network namespace (of a container)";
     if (error == -EPERM) why = "it runs as another user";
+    if (error == -ENOPROTOOPT) why = "it runs another version of tutti";
     if (error == -ECONNRESET) why = "it hung up: it has ended, or runs another version of tutti";
+    if (error == -EKEYREJECTED)
+        why = "it belongs to no group of this process, or the secret (TUTTI_SECRET_FILE) differs or is missing there";
     if (error == -ETIMEDOUT) why = "it does not answer: it is stopped or too busy";
     return status_fail(error == -ETIMEDOUT ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no connection to process %llu on %.40s: %s",
         (unsigned long long)other->pid, other->host, why);
 }
-tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, struct peer **out)
+tutti_status peer_connect(const struct identity *other, const struct key_id *key, int64_t deadline_ms,
+    struct peer **out)
 {
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     bool own = nonce_equal(other->nonce, registry.self.nonce);
     struct peer *peer = own ? NULL : registry_find(other->nonce);
-    if (!own && !peer) peer = registry_add(other);
+    if (!own && !peer) peer = registry_add(other, key);
     int error = 0;
     if (peer) {
         peer->users++;

@@ -1,13 +1,14 @@
 /* The other processes of this host: one Unix-socket connection for each, shared by all groups of this process, so
- * descriptors are O(peers) however many groups there are. The connections carry file descriptors of segments, and their
- * end is how a death is noticed: one watch thread polls them all. Abstract socket names carry a 128-bit random nonce,
- * and the other end's user is checked, so nobody else gets in; that the connection works at all is the first half of
- * the proof that both are on one host (the segment's nonce is the second). */
+ * descriptors are O(peers) however many groups there are. The connections carry file descriptors of segments, and
+ * their end is how a death is noticed: one watch thread polls them all. Both ends check the other's user, and that
+ * it knows the key of a group of both (handshake.h); names of sockets open nothing. That the connection works at all
+ * is the first half of the proof that both are on one host (the segment's nonce is the second). */
 #pragma once
 #include "backend/host/reading.h"
+#include "backend/processes/keys.h"
 
 struct identity {                                       /* of a process; tells the others; fixed size, no padding */
-    unsigned char nonce[16];                            /* random; names its socket; equal: the same process */
+    unsigned char nonce[16]; /* random; names its socket; equal: the same process; no secret */
     uint64_t pid;                                       /* for messages only */
     char host[40];                                      /* host name, for messages only */
 };
@@ -23,9 +24,11 @@ bool peers_at_end(void (*end)(void));
 struct peer;                                            /* another process of this host */
 /* The connection to that process, made when there is none; pair with peer_release. Both sides may call it at the same
    time, for several groups: there is one connection, and the two see the same one. The other side need not call it.
+   `key` is the id of the key of a group of both (keys.h).
    SYSTEM: not reachable, so it has ended, or is on another host (or in another network namespace, or of another user):
    the text says which. TIMEOUT: it is there but does not answer. */
-tutti_status peer_connect(const struct identity *other, int64_t deadline_ms, struct peer **out);
+tutti_status peer_connect(const struct identity *other, const struct key_id *key, int64_t deadline_ms,
+    struct peer **out);
 void peer_release(struct peer *peer);
 /* It has died or has called its last peers_release. */
 bool peer_is_gone(const struct peer *peer);

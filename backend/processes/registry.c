@@ -58,12 +58,6 @@ struct packet registry_packet(const unsigned char to[16], enum kind kind)
     memcpy(packet.to, to, sizeof packet.to);
     return packet;
 }
-int registry_tell(int descriptor, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift)
-{
-    struct packet packet = registry_packet(to, kind);
-    if (token) memcpy(packet.token, token, sizeof packet.token);
-    return socket_send(descriptor, &packet, sizeof packet, gift);
-}
 static size_t bytes_of(uint32_t length) { return sizeof(struct packet) + offsetof(struct parcel, bytes) + length; }
 static int peer_say(struct peer *peer, const struct packet *packet, size_t bytes, int gift)
 {
@@ -94,14 +88,10 @@ bool parcel_is_for_us(int bytes, const struct packet_and_parcel *m)
         && m->parcel.length <= CHANNEL_BYTES && bytes == (int)bytes_of(m->parcel.length)
         && m->parcel.word < CHANNEL_WORDS && m->parcel.flags <= PARCEL_FLAGS;
 }
-bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet)
-{
-    return bytes == (int)sizeof *packet && memcmp(packet->magic, magic, sizeof magic) == 0
-        && packet->version == PROTOCOL && nonce_equal(packet->to, to);
-}
 bool packet_is_for_us(int bytes, const struct packet *packet)
 {
-    return packet_is_to(registry.self.nonce, bytes, packet);
+    return bytes == (int)sizeof *packet && memcmp(packet->magic, magic, sizeof magic) == 0
+        && packet->version == PROTOCOL && nonce_equal(packet->to, registry.self.nonce);
 }
 
 /* ---- its lists ---- */
@@ -111,11 +101,12 @@ struct peer *registry_find(const unsigned char nonce[16])
         if (!p->link && p->state <= OPEN && nonce_equal(p->identity.nonce, nonce)) return p;
     return NULL;
 }
-struct peer *registry_add(const struct identity *identity)
+struct peer *registry_add(const struct identity *identity, const struct key_id *key)
 {
     struct peer *peer = memory_zeroed(1, sizeof *peer);
     if (!peer) return NULL;
     peer->identity = *identity;
+    peer->key = *key;
     peer->identity.host[sizeof peer->identity.host - 1] = 0;
     peer->descriptor = -1;
     peer->next = registry.peers;
@@ -131,6 +122,7 @@ void registry_forget(struct peer *peer)
     if (peer->ways) channels_lose(peer);
     if (peer->link) link_forget(peer);
     letters_free(&peer->unsent);
+    free(peer->handshake);
     free(peer);
 }
 bool registry_take_kept(const unsigned char token[16], int *out)
@@ -180,10 +172,10 @@ void peer_tell_given_ups(struct peer *peer)
     peer->owes_given_ups = false;
     for (unsigned i = 0; i < GIVEN_UPS && i < registry.given_up_count; i++) tell_given_up(peer, &registry.given_up[i]);
 }
-int registry_take_pending(int index)
+struct pending registry_take_pending(int index)
 {
-    int descriptor = registry.pending[index].descriptor;
+    struct pending pending = registry.pending[index];
     size_t behind = (size_t)(--registry.pending_count - index);
     memmove(&registry.pending[index], &registry.pending[index + 1], behind * sizeof *registry.pending);
-    return descriptor;
+    return pending;
 }

@@ -2,27 +2,22 @@
  * registry.lock held, and the lock is never held across anything that waits. */
 #pragma once
 #include "backend/processes/channel.h"
+#include "backend/processes/handshake.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 8 };
+enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 9 };
 enum kind {
-    HELLO = 1,
-    WELCOME,
-    SUPERFLUOUS,
-    DESCRIPTOR,
+    DESCRIPTOR = 1,
     GOODBYE,
     WANTED,
     BLOCK,
     GIVEN_UP,
     PARCEL,
-    CONFIRM,
-    TURNED_AWAY,
     BEAT,
     CARD_WANTED,
     CARD,      /* over links only */
-    CLAIMED,
 };
-struct packet {                                        /* all that is ever said; behind a PARCEL or CARD comes one */
+struct packet {                                        /* after the handshake; behind a PARCEL or CARD comes one */
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
@@ -39,15 +34,19 @@ struct parcel {                                        /* travels without the en
 };
 enum parcel_flag { LAST_WORD = 1, ANSWER = 2, PARCEL_FLAGS = 3 };     /* of a rank to another; to one that came late */
 struct packet_and_parcel { struct packet packet; struct parcel parcel; };
-struct letter { struct letter *next; struct parcel parcel; };
+/* via: the nonce of the process whose connection it came by; that of this process, of its own. */
+struct letter { struct letter *next; struct parcel parcel; unsigned char via[16]; };
 struct letters { struct letter *first, *last; int count; };
 enum state { CONNECTING, OPEN, REFUSED, LEFT, LOST };
 struct peer {
     struct identity identity;
+    struct key_id key;                                  /* by which the two know each other */
     struct link *link;                                  /* NULL: of this host. A process may have one of each kind */
     enum state state;
+    int error;                                          /* -errno by which the handshake failed, or 0 */
     int descriptor;                                     /* -1: none yet, or no more */
     bool expects_theirs;                                /* CONNECTING: they call us */
+    struct handshake *handshake;                        /* CONNECTING: of our call; else NULL */
     int users, ways; /* ways: of channels that are closed, which use it while it is */
     struct peer_watch *watches;
     struct view *views;                                 /* of its arena */
@@ -55,7 +54,8 @@ struct peer {
     bool owes_given_ups;                                /* the same of these; it is told all of them again */
     struct peer *next;
 };
-struct pending { int descriptor; int64_t until_ms; };   /* has connected and not yet said hello */
+/* A process that has connected, and not yet proved that it belongs to a group of this one. */
+struct pending { int descriptor; int64_t until_ms; struct handshake handshake; };
 struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
 struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
 
@@ -88,22 +88,21 @@ void registry_wake(void);                              /* the watch thread */
 int registry_poll(int descriptor);                     /* from now on; 0 or -errno */
 void registry_poll_writing(int descriptor, bool on);    /* whether it can be written to, too */
 void registry_hang_up(int *descriptor);                /* no longer, and closes it */
-/* Sends a packet; token may be NULL, gift (a descriptor) -1. 0 or -errno. */
-int registry_tell(int socket, const unsigned char to[16], enum kind kind, const unsigned char *token, int gift);
 struct packet registry_packet(const unsigned char to[16], enum kind kind);
-/* The same over the connection or the link of a peer; -EAGAIN: not now. No gift goes over a link. */
+/* Sends a packet over the connection or the link of a peer; token may be NULL, gift (a descriptor) -1, and is over a
+   link. 0 or -errno; -EAGAIN: not now. */
 int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
 int peer_tell_parcel(struct peer *peer, const struct parcel *parcel);
 void peer_await_room(struct peer *peer, bool on);       /* whether peer_flush is to be called when there is */
-bool packet_is_to(const unsigned char to[16], int bytes, const struct packet *packet);
 bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
 bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
 
 struct peer *registry_find(const unsigned char nonce[16]);             /* of this host, that can be used or will be */
-struct peer *registry_add(const struct identity *identity);            /* CONNECTING; NULL: no memory */
+/* CONNECTING; NULL: no memory. */
+struct peer *registry_add(const struct identity *identity, const struct key_id *key);
 void registry_forget(struct peer *peer);               /* nobody uses it, and it is hung up */
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
-int registry_take_pending(int index);                  /* its socket */
+struct pending registry_take_pending(int index);
 /* The first to say so is kept; what was sent for that group is not wanted any more. */
 bool registry_note_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
 const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
@@ -119,7 +118,7 @@ void views_forget(struct peer *peer);                   /* unmaps them all; nobo
 
 /* channel.c, for the watch thread: a parcel has come; users are called, without the lock; until when; its socket takes
    something; the end */
-void channels_receive(const struct parcel *parcel);
+void channels_receive(const struct parcel *parcel, const struct peer *by);
 void channels_deliver(void);
 void channels_tick(void);
 int channels_patience_ms(void);                         /* -1: for ever */

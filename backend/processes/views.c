@@ -89,13 +89,12 @@ static_assert(sizeof(struct order) == 16 && sizeof(struct answer) == 16, "they a
 /* That a peer is gone is for the watch thread to tell. */
 static tutti_status ask(struct view *view)
 {
-    const struct peer *peer = view->peer;
+    struct peer *peer = view->peer;
     struct order order = { view->block, view->number };
     unsigned char token[sizeof order];
     memcpy(token, &order, sizeof token);
     if (peer->state != OPEN || clock_ms() < view->again_ms) return TUTTI_IN_PROGRESS;
-    if (registry_tell(peer->descriptor, peer->identity.nonce, WANTED, token, -1) == 0)
-        view->again_ms = clock_ms() + AGAIN_MS;
+    if (peer_tell(peer, WANTED, token, -1) == 0) view->again_ms = clock_ms() + AGAIN_MS;
     return TUTTI_IN_PROGRESS;
 }
 static void release(struct view *view)
@@ -141,7 +140,7 @@ void views_answer(struct peer *peer, const unsigned char token[16])
     memcpy(&order, token, sizeof order);
     int descriptor = arena_descriptor(order.block, &bytes);
     memcpy(reply, &(struct answer){ order.number, bytes }, sizeof reply);
-    registry_tell(peer->descriptor, peer->identity.nonce, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
+    peer_tell(peer, BLOCK, reply, descriptor < 0 ? -1 : descriptor);
     if (descriptor >= 0) close(descriptor);
 }
 static tutti_status view_map(struct view *view, size_t bytes, int gift)

@@ -5,6 +5,7 @@
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <time.h>
@@ -23,6 +24,8 @@ void peer_end(struct peer *peer, enum state state)
 }
 void peer_open(struct peer *peer)
 {
+    free(peer->handshake);
+    peer->handshake = NULL;
     peer->state = OPEN;
     peer_tell_given_ups(peer);
     pthread_cond_broadcast(&registry.changed);
@@ -49,100 +52,117 @@ static void keep(const unsigned char token[16], int descriptor)
 /* True: it is still the same connection. Takes over `gift`. */
 static bool peer_hear(struct peer *peer, const struct packet *packet, int gift)
 {
-    bool connecting = peer->state == CONNECTING;
-    if (packet->kind == DESCRIPTOR && !connecting) {
+    if (packet->kind == DESCRIPTOR) {
         keep(packet->token, gift);                      /* if this process has no room for it, who waits is told so */
         return true;
     }
-    if (packet->kind == BLOCK && !connecting) {
+    if (packet->kind == BLOCK) {
         views_receive(peer, packet->token, gift);
         return true;
     }
     descriptor_close(&gift);
-    if (packet->kind == WANTED && !connecting) {
+    if (packet->kind == WANTED) {
         views_answer(peer, packet->token);
         return true;
     }
-    if (packet->kind == GIVEN_UP && !connecting) {
+    if (packet->kind == GIVEN_UP) {
         peer_hear_given_up(peer, packet);
         return true;
     }
-    if (packet->kind == WELCOME && connecting) {
-        peer_open(peer);
-        return true;
-    }
-    if (packet->kind == SUPERFLUOUS && connecting) {
+    peer_end(peer, packet->kind == GOODBYE ? LEFT : LOST);
+    return false;
+}
+/* Our own call. False: this connection is over. */
+static bool call_advance(struct peer *peer)
+{
+    struct handshake *h = peer->handshake;
+    bool said = h->has_said_hello;
+    int got = said ? handshake_await_answer(h, peer->descriptor) : handshake_await_opening(h, peer->descriptor);
+    if (got == 0) return false;
+    if (got > 0 && said) peer_open(peer);
+    else if (got > 0)
+        got = handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, false, peer->descriptor);
+    if (got >= 0) return true;
+    if (got == -EALREADY) {
         registry_hang_up(&peer->descriptor);
         peer->expects_theirs = true;
         pthread_cond_broadcast(&registry.changed);
-        return false;
+    } else {
+        peer->error = got;
+        peer_end(peer, REFUSED);
     }
-    peer_end(peer, connecting ? REFUSED : packet->kind == GOODBYE ? LEFT : LOST);
     return false;
 }
 static void peer_read(struct peer *peer)
 {
     struct packet_and_parcel message;
     int gift;
+    while (peer->state == CONNECTING)
+        if (!call_advance(peer)) return;
     for (;;) {
         int got = socket_receive(peer->descriptor, &message, sizeof message, &gift);
         if (got == -EAGAIN) return;
-        if (peer->state == OPEN && parcel_is_for_us(got, &message)) {
+        if (parcel_is_for_us(got, &message)) {
             descriptor_close(&gift);
-            channels_receive(&message.parcel);
+            channels_receive(&message.parcel, peer);
             continue;
         }
         if (!packet_is_for_us(got, &message.packet)) break;
         if (!peer_hear(peer, &message.packet, gift)) return;
     }
     descriptor_close(&gift);
-    peer_end(peer, peer->state == CONNECTING ? REFUSED : LOST);
+    peer_end(peer, LOST);
 }
 
-/* ---- connections that have not said whose they are ---- */
+/* ---- connections that have not proved whose they are ---- */
 void registry_turn_away(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_hang_up(&descriptor);
     if (registry.turned_away++ == 0)
         LOG(WARN, "a connection that %s was dropped; from now on such are dropped without a word", why);
 }
-static void welcome(int descriptor, const struct identity *from)
+static void welcome(struct pending *pending)
 {
-    struct peer *peer = registry_find(from->nonce);
+    const struct handshake_hello *hello = &pending->handshake.hello;
+    const unsigned char *from = hello->from.nonce;
+    struct peer *peer = registry_find(from);
     if (peer && peer->state == OPEN) {                 /* perhaps it has ended, and this is the next one */
         peer_read(peer);
-        peer = registry_find(from->nonce);
+        peer = registry_find(from);
     }
     bool ours_is_up = peer && peer->descriptor >= 0;
-    bool ours_stays = ours_is_up && (peer->state == OPEN || memcmp(registry.self.nonce, from->nonce, 16) < 0);
-    if (!peer) peer = registry_add(from);
+    bool ours_stays = ours_is_up && (peer->state == OPEN || memcmp(registry.self.nonce, from, 16) < 0);
+    if (!peer) peer = registry_add(&hello->from, &hello->key);
     if (!peer || ours_stays) {
-        if (peer) registry_tell(descriptor, from->nonce, SUPERFLUOUS, NULL, -1);
-        registry_hang_up(&descriptor);
+        if (peer) handshake_answer_hello(&pending->handshake, HANDSHAKE_SUPERFLUOUS, 0, pending->descriptor);
+        registry_hang_up(&pending->descriptor);
         return;
     }
     registry_hang_up(&peer->descriptor);
-    peer->descriptor = descriptor;
-    int error = registry_tell(descriptor, from->nonce, WELCOME, NULL, -1);        /* before anything else is said */
+    peer->descriptor = pending->descriptor;
+    int error = handshake_answer_hello(&pending->handshake, HANDSHAKE_WELCOME, 0, pending->descriptor);
     peer_open(peer);
     if (error) peer_end(peer, LOST);
 }
 static bool pending_read(int index)                     /* false: it still says nothing */
 {
-    struct packet packet;
-    int descriptor = registry.pending[index].descriptor;
-    int got = socket_receive(descriptor, &packet, sizeof packet, NULL);
-    if (got == -EAGAIN) return false;
-    registry_take_pending(index);
-    bool hello = packet_is_for_us(got, &packet) && packet.kind == HELLO;
-    if (hello && !nonce_equal(packet.from.nonce, registry.self.nonce)) welcome(descriptor, &packet.from);
-    else registry_turn_away(descriptor, "did not speak as a rank of this version does");
+    struct pending *waiting = &registry.pending[index];
+    int got = handshake_await_hello(&waiting->handshake, registry.self.nonce, waiting->descriptor);
+    if (got == 0) return false;
+    struct pending pending = registry_take_pending(index);
+    if (got > 0 && !nonce_equal(pending.handshake.hello.from.nonce, registry.self.nonce)) welcome(&pending);
+    else if (got == -ECONNRESET) registry_hang_up(&pending.descriptor);
+    else {
+        if (got == -ENOKEY || got == -EKEYREJECTED)
+            handshake_answer_hello(&pending.handshake, HANDSHAKE_REFUSED, 0, pending.descriptor);
+        registry_turn_away(pending.descriptor, handshake_refusal_text(&pending.handshake, got));
+    }
     return true;
 }
 /* The oldest, unless it has spoken: this process may have been stopped since its sockets were looked at. */
 static void pending_dismiss(const char *why)
 {
-    if (!pending_read(0)) registry_turn_away(registry_take_pending(0), why);
+    if (!pending_read(0)) registry_turn_away(registry_take_pending(0).descriptor, why);
 }
 static void pending_accept(void)
 {
@@ -150,8 +170,11 @@ static void pending_accept(void)
     if (descriptor == -EPERM) { registry_turn_away(-1, "belongs to another user"); return; }
     if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
     if (registry.pending_count == MOST_PENDING) pending_dismiss("said nothing while many came");
-    if (registry_poll(descriptor) != 0) { close(descriptor); return; }
-    registry.pending[registry.pending_count++] = (struct pending){ descriptor, clock_ms() + HELLO_MS };
+    struct pending *pending = &registry.pending[registry.pending_count];
+    *pending = (struct pending){ .descriptor = descriptor, .until_ms = clock_ms() + HELLO_MS };
+    if (handshake_open(&pending->handshake, handshake_of_peers, descriptor) != 0 || registry_poll(descriptor) != 0)
+        close(descriptor);
+    else registry.pending_count++;
 }
 static void pending_expire(void)                        /* the slow ones */
 {

@@ -21,7 +21,7 @@ def below(floor):
     """What files of that floor may include of ours."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
-            "processes": ["base", "memory", "host"], "transports": ["base", "memory"],
+            "processes": ["base", "memory", "host"], "transports": ["base", "memory", "processes"],
             "execute": ["base", "schedule", "memory", "host", "transports"]}
     floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
     return ["c_api/tutti.h", "kernels/", *(f"backend/{name}/" for name in floors)]

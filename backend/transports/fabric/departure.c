@@ -113,7 +113,7 @@ static tutti_status find_endpoint(struct port *p, struct link *link)
     if (!e) {
         tutti_status status = p->ground.card(p->ground.context, p->fabric, link->rank, card, &bytes);
         if (status != TUTTI_OK) return status;
-        TRY(p->fabric->operations->connect(p->fabric, process, card, bytes, &e));
+        TRY(p->fabric->operations->connect(p->fabric, process, &p->ground.key, card, bytes, &e));
     }
     if (!e->open) return TUTTI_IN_PROGRESS;
     link->endpoint = e;

@@ -9,6 +9,7 @@
  * it is the one that polls (fabric->polling), else through its lists `notes` and `landed`, and its bell rings if it
  * sleeps. */
 #pragma once
+#include "backend/processes/keys.h"
 #include "backend/transports/router.h"
 #include <pthread.h>
 
@@ -81,9 +82,9 @@ struct fabric_operations {
     /* Before the end: ends all endpoints, after what was sent has arrived, if that is soon. */
     void (*part)(struct fabric *fabric);
     void (*finish)(struct fabric *fabric); /* also what has begun only */
-    /* An endpoint to a process, by its card; it is open when both sides have heard of each other. */
-    tutti_status (*connect)(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-        size_t bytes, struct endpoint **out);
+    /* An endpoint to a process, by its card; it is open when both sides have proved that they know the key. */
+    tutti_status (*connect)(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+        const unsigned char *card, size_t bytes, struct endpoint **out);
     /* Sends the header and flight->bytes of `data` (NULL: of the room), which stay until it lands: with its bytes, or
        announced, and then it lands when they have been fetched or let go of. false: it has landed already. */
     bool (*send)(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
@@ -138,6 +139,7 @@ struct fabric_ground { /* what it needs of the processes of its members */
     /* What fabric_open gave in that process, of this fabric. IN_PROGRESS: ask again. */
     tutti_status (*card)(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes);
     void (*name)(void *context, int rank, char *out, size_t bytes); /* of its host and address, for messages */
+    struct key_id key; /* by which the processes of the group know each other */
 };
 /* Starts the fabric for this process, whose nonce `process` is, if it does not run: *card is how others reach it. Pair
    with fabric_close. UNSUPPORTED: it cannot be had, and the text says what to do. */

@@ -128,7 +128,7 @@ void tcp_part(struct fabric *fabric)
 {
     bool parted = false;
     handle_close(fabric, &sockets_of(fabric)->listener);
-    guests_drop(fabric);
+    pending_drop_all(fabric);
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (is_connected(tcp_of(b))) say_goodbye(fabric, tcp_of(b));
         else if (!endpoint_is_broken(b)) endpoint_end(fabric, tcp_of(b), "this process ends");

@@ -1,11 +1,13 @@
-/* How two processes find each other. Either calls the other, whose card it has, and shows that it has it; the other
- * shows the same, and the connection is open. A caller that shows nothing, or what is wrong, is a stranger: it hears no
- * word, and its connection is closed.
+/* How two processes find each other. Either calls the other, whose address it has, and both prove that they know the
+ * key of a group of both (processes/handshake.h). A caller that proves nothing gets no answer, and its connection is
+ * closed. Where all places of such callers are taken, the address with the most of them loses its oldest; so a
+ * process whose call is closed before it is answered calls again.
  *
- * Where both call at once one of the two connections must go. Who is called while its own call has not got through
- * takes the other's. Where both have, the one of the lesser nonce stays, and the other is kept until that one is
- * answered. Calls are numbered by each process, and both sides say how far they have counted: so a call that was begun
- * before the connection that stands is told from one that is begun since, because the caller knows that it broke. */
+ * Where both call at once one of the two connections must go. A process that is called while its own call has not
+ * got through takes the other's. Where both have, the one of the lesser nonce stays, and the other is kept until
+ * that one is answered. Calls are numbered by each process, and both sides say how far they have counted: so a call
+ * that was begun before the connection that stands is told from one that is begun since, because the caller knows
+ * that it broke. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/transports/tcp/sockets.h"
@@ -14,53 +16,27 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const char magic[8] = "tutti t";
-enum { DEAF_MS = 100 };
+static const char magic[8] = "tutti-t";
+enum { STARVED_MS = 100, ACCEPTS_AT_ONCE = 32 };
 static const char closed[] = "it has closed the connection";
 
-/* It fits: nothing was sent before. */
-static bool greet(const struct fabric *fabric, const struct tcp_endpoint *e, int descriptor, const uint8_t key[16])
-{
-    struct greeting greeting = { .number = sockets_of(fabric)->calls };
-    memcpy(greeting.magic, magic, sizeof magic);
-    memcpy(greeting.key, key, sizeof greeting.key);
-    memcpy(greeting.from, fabric->process, sizeof greeting.from);
-    memcpy(greeting.to, e->base.process, sizeof greeting.to);
-    return send(descriptor, &greeting, sizeof greeting, MSG_NOSIGNAL) == (ssize_t)sizeof greeting;
-}
-static bool is_meant(const struct fabric *fabric, const struct greeting *greeting, const uint8_t key[16])
-{
-    return memcmp(greeting->magic, magic, sizeof magic) == 0 && memcmp(greeting->key, key, 16) == 0
-        && memcmp(greeting->to, fabric->process, 16) == 0;
-}
-/* 1: there is more to come. 0: it is whole. -1: the connection has ended, errno says why (0: the other closed it). */
-static int greeting_read(int descriptor, struct greeting *into, size_t *bytes)
-{
-    ssize_t n = recv(descriptor, (unsigned char *)into + *bytes, sizeof *into - *bytes, 0);
-    if (n == 0) errno = 0;
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
-    if (n <= 0) return -1;
-    *bytes += (size_t)n;
-    return *bytes < sizeof *into;
-}
-
-/* ---- who is called ---- */
-static void take_call(struct fabric *fabric, struct tcp_endpoint *e, int descriptor)
+/* ---- the process that is called ---- */
+static void take_call(struct fabric *fabric, struct tcp_endpoint *e, struct handshake *h, int descriptor)
 {
     if (e->spare >= 0 && e->spare != descriptor) close(e->spare);
     e->spare = -1;
     handle_close(fabric, &e->handle);
-    if (greet(fabric, e, descriptor, sockets_of(fabric)->card.answer)) {
+    if (handshake_answer_hello(h, HANDSHAKE_WELCOME, sockets_of(fabric)->calls, descriptor) == 0) {
         endpoint_open(fabric, e, descriptor);
         return;
     }
     close(descriptor);
     endpoint_end(fabric, e, closed);
 }
-static void guest_forget(struct fabric *fabric, struct guest *guest)
+static void pending_forget(struct fabric *fabric, struct pending_connection *pending)
 {
-    handle_close(fabric, &guest->handle);
-    sockets_of(fabric)->guest_count--;
+    handle_close(fabric, &pending->handle);
+    sockets_of(fabric)->pending_count--;
 }
 /* The number of the last call that is known of it. */
 static uint64_t last_call_of(const struct fabric *fabric, const unsigned char process[16])
@@ -70,11 +46,12 @@ static uint64_t last_call_of(const struct fabric *fabric, const unsigned char pr
         if (memcmp(e->process, process, 16) == 0 && tcp_of(e)->theirs > last) last = tcp_of(e)->theirs;
     return last;
 }
-static void welcome(struct fabric *fabric, const struct greeting *said, int descriptor)
+static void welcome(struct fabric *fabric, struct handshake *h, int descriptor)
 {
-    struct endpoint *found = endpoint_find(fabric, said->from);
+    const unsigned char *from = h->hello.from.nonce;
+    struct endpoint *found = endpoint_find(fabric, from);
     struct tcp_endpoint *e = found ? tcp_of(found) : NULL;
-    if (said->number <= last_call_of(fabric, said->from)) {
+    if (h->hello.number <= last_call_of(fabric, from)) {
         close(descriptor); /* of a call that was given up since */
         return;
     }
@@ -82,68 +59,87 @@ static void welcome(struct fabric *fabric, const struct greeting *said, int desc
         endpoint_end(fabric, e, strerror(ECONNRESET));
         e = NULL;
     }
-    if (!e) e = endpoint_new(fabric, said->from);
+    if (!e) e = endpoint_new(fabric, from);
     if (!e) {
         close(descriptor);
         return;
     }
-    e->theirs = said->number;
-    bool mine_stays = e->greeted && memcmp(fabric->process, said->from, 16) < 0;
+    e->theirs = h->hello.number;
+    bool mine_stays = e->handshake.has_said_hello && memcmp(fabric->process, from, 16) < 0;
     if (!mine_stays) {
-        take_call(fabric, e, descriptor);
+        take_call(fabric, e, h, descriptor);
         return;
     }
     if (e->spare >= 0) close(e->spare);
     e->spare = descriptor;
+    e->spare_handshake = *h;
 }
-void guest_hear(struct fabric *fabric, struct guest *guest)
+void pending_read(struct fabric *fabric, struct pending_connection *pending)
 {
-    const struct sockets *s = sockets_of(fabric);
-    if (guest->handle.descriptor < 0) return;
-    int more = greeting_read(guest->handle.descriptor, &guest->said, &guest->bytes);
-    if (more > 0) return;
-    bool meant =
-        more == 0 && is_meant(fabric, &guest->said, s->card.ask) && memcmp(guest->said.from, fabric->process, 16) != 0;
-    if (!meant) {
-        LOG(DEBUG, "a stranger has called %s", fabric->operations->name);
-        guest_forget(fabric, guest);
+    struct handshake *h = &pending->handshake;
+    int descriptor = pending->handle.descriptor;
+    if (descriptor < 0) return;
+    int got = handshake_await_hello(h, fabric->process, descriptor);
+    if (got == 0) return;
+    if (got < 0 || memcmp(h->hello.from.nonce, fabric->process, 16) == 0) {
+        LOG(DEBUG, "%s: a connection that %s was closed", fabric->operations->name, handshake_refusal_text(h, got));
+        pending_forget(fabric, pending);
         return;
     }
-    int descriptor = guest->handle.descriptor;
-    handle_watch(fabric, &guest->handle, 0);
-    guest->handle.descriptor = -1;
-    guest_forget(fabric, guest);
-    welcome(fabric, &guest->said, descriptor);
+    handle_watch(fabric, &pending->handle, 0);
+    pending->handle.descriptor = -1;
+    pending_forget(fabric, pending);
+    welcome(fabric, h, descriptor);
 }
-/* One that is free, or the oldest. */
-static struct guest *guest_seat(struct fabric *fabric)
+/* The oldest of the network from which the most callers are. */
+static struct pending_connection *pending_find_superfluous(struct sockets *s)
 {
-    struct sockets *s = sockets_of(fabric);
-    struct guest *oldest = &s->guests[0];
-    for (struct guest *g = s->guests; g < s->guests + GUESTS; g++) {
-        if (g->handle.descriptor < 0) return g;
-        if (g->since_ms < oldest->since_ms) oldest = g;
+    struct pending_connection *found = NULL, *end = s->pending + PENDING_MOST;
+    int most = 0;
+    for (struct pending_connection *p = s->pending; p < end; p++) {
+        struct pending_connection *oldest = p;
+        int count = 0;
+        for (struct pending_connection *q = p; q < end; q++) {
+            if (q->network != p->network) continue;
+            count++;
+            if (q->since_ms < oldest->since_ms) oldest = q;
+        }
+        if (count > most) most = count, found = oldest;
     }
-    guest_forget(fabric, oldest);
-    return oldest;
+    return found;
 }
-static void seat(struct fabric *fabric, int descriptor)
-{
-    struct guest *guest = guest_seat(fabric);
-    *guest = (struct guest){ .handle = { GUEST, descriptor, 0 }, .since_ms = clock_ms() };
-    sockets_of(fabric)->guest_count++;
-    fabric->restless = true;
-    if (handle_watch(fabric, &guest->handle, EPOLLIN) != TUTTI_OK) guest_forget(fabric, guest);
-    else guest_hear(fabric, guest);
-}
-void guests_accept(struct fabric *fabric)
+static struct pending_connection *pending_take_place(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
-    for (int n = 0; n < GUESTS; n++) {
+    if (s->pending_count == PENDING_MOST) {
+        struct pending_connection *found = pending_find_superfluous(s);
+        pending_read(fabric, found);                   /* this process may have been stopped since it was looked at */
+        if (found->handle.descriptor >= 0) pending_forget(fabric, found);
+    }
+    struct pending_connection *pending = s->pending;
+    while (pending->handle.descriptor >= 0) pending++;
+    return pending;
+}
+static void pending_add(struct fabric *fabric, int descriptor)
+{
+    struct pending_connection *pending = pending_take_place(fabric);
+    *pending = (struct pending_connection){
+        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = address_network(descriptor)
+    };
+    sockets_of(fabric)->pending_count++;
+    fabric->restless = true;
+    if (handshake_open(&pending->handshake, magic, descriptor) != 0
+        || handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
+        pending_forget(fabric, pending);
+}
+void pending_accept(struct fabric *fabric)
+{
+    struct sockets *s = sockets_of(fabric);
+    for (int n = 0; n < ACCEPTS_AT_ONCE; n++) {
         int descriptor = address_accept(s->listener.descriptor);
         if (descriptor == -EAGAIN) return;
         if (descriptor >= 0) {
-            seat(fabric, descriptor);
+            pending_add(fabric, descriptor);
             continue;
         }
         if (!s->deaf_ms) LOG(WARN, "%s cannot take a call: %s", fabric->operations->name, strerror(-descriptor));
@@ -153,20 +149,22 @@ void guests_accept(struct fabric *fabric)
         return;
     }
 }
-void guests_drop(struct fabric *fabric)
+void pending_drop_all(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
-    for (struct guest *g = s->guests; g < s->guests + GUESTS; g++)
-        if (g->handle.descriptor >= 0) guest_forget(fabric, g);
+    for (struct pending_connection *p = s->pending; p < s->pending + PENDING_MOST; p++)
+        if (p->handle.descriptor >= 0) pending_forget(fabric, p);
 }
 
-/* ---- who calls ---- */
+/* ---- the caller ---- */
 static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct sockets *s = sockets_of(fabric);
     int descriptor = address_call(s, &e->card);
     s->calls++;
-    e->since_ms = clock_ms();
+    e->again_ms = 0;
+    e->connected = false;
+    handshake_begin(&e->handshake, magic);
     fabric->restless = true;
     if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) { /* who told it tells why */
         endpoint_end(fabric, e, strerror(-descriptor));
@@ -179,8 +177,8 @@ static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
     e->handle.descriptor = descriptor;
     return handle_watch(fabric, &e->handle, EPOLLOUT);
 }
-tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out)
+tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
 {
     struct card theirs;
     if (bytes != sizeof theirs)
@@ -190,59 +188,83 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     struct tcp_endpoint *e = endpoint_new(fabric, process);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     e->card = theirs;
+    e->key = *key;
+    e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
     tutti_status status = oneself ? endpoint_open_pair(fabric, e) : call(fabric, e);
     if (status != TUTTI_OK) endpoint_end(fabric, e, "no connection can be had");
     else *out = &e->base;
     return status;
 }
-static void call_failed(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+static void call_fail(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    if (e->spare >= 0) take_call(fabric, e, e->spare);
+    if (e->spare >= 0) take_call(fabric, e, &e->spare_handshake, e->spare);
     else endpoint_end(fabric, e, why);
 }
-static void call_hear(struct fabric *fabric, struct tcp_endpoint *e)
+/* The other side has closed it before it has answered: strangers may have taken all its places, so it is called again,
+   which fails at once where its process has ended. */
+static void call_repeat(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    const struct greeting *said = &e->answer;
-    int descriptor = e->handle.descriptor, more = greeting_read(descriptor, &e->answer, &e->answered);
-    if (more > 0) return;
-    bool meant = more == 0 && is_meant(fabric, said, e->card.answer) && memcmp(said->from, e->base.process, 16) == 0;
-    if (!meant) {
-        call_failed(fabric, e, more == 0 ? "another process answers" : errno ? strerror(errno) : closed);
+    if (e->spare >= 0 || ++e->recalls > RECALLS) {
+        call_fail(fabric, e, closed);
         return;
     }
-    if (said->number > e->theirs) e->theirs = said->number;
+    handle_close(fabric, &e->handle);
+    e->handshake.has_said_hello = false;
+    e->again_ms = clock_ms() + RECALL_MS;
+    fabric->restless = true;
+}
+static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)    /* 1: it is over; 0: more is to come */
+{
+    struct handshake *h = &e->handshake;
+    struct identity self = { .pid = 0 };
+    int descriptor = e->handle.descriptor;
+    if (h->has_said_hello) return handshake_await_answer(h, descriptor);
+    int got = handshake_await_opening(h, descriptor);
+    if (got <= 0) return got;
+    memcpy(self.nonce, fabric->process, sizeof self.nonce);
+    return handshake_say_hello(h, &self, e->base.process, &e->key, sockets_of(fabric)->calls, false, descriptor);
+}
+static void call_answered(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    if (e->handshake.answer.number > e->theirs) e->theirs = e->handshake.answer.number;
     if (e->spare >= 0) close(e->spare);
     e->spare = -1;
-    endpoint_open(fabric, e, descriptor);
+    endpoint_open(fabric, e, e->handle.descriptor);
 }
-void call_go_on(struct fabric *fabric, struct tcp_endpoint *e)
+void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    if (e->greeted) {
-        call_hear(fabric, e);
+    if (!e->connected) {
+        int error = address_error(e->handle.descriptor);
+        if (error) call_fail(fabric, e, strerror(error));
+        else if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) call_fail(fabric, e, "it cannot be watched");
+        e->connected = !error;
         return;
     }
-    int error = address_error(e->handle.descriptor);
-    e->greeted = !error && greet(fabric, e, e->handle.descriptor, e->card.ask);
-    if (!e->greeted) call_failed(fabric, e, error ? strerror(error) : closed);
-    else if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) call_failed(fabric, e, "it cannot be watched");
+    int got = handshake_advance(fabric, e);
+    if (got > 0) call_answered(fabric, e);
+    else if (got == -ECONNRESET || got == -EPIPE) call_repeat(fabric, e);
+    else if (got < 0) call_fail(fabric, e, got == -ENOKEY ? "its key is unknown" : "another process answers");
 }
 
 /* ---- what takes too long ---- */
-void greetings_expire(struct fabric *fabric)
+static void call_tick(struct fabric *fabric, struct tcp_endpoint *e, int64_t now_ms)
+{
+    if (now_ms - e->since_ms >= CALL_MS) call_fail(fabric, e, strerror(ETIMEDOUT));
+    else if (e->again_ms && now_ms >= e->again_ms && call(fabric, e) != TUTTI_OK) call_fail(fabric, e, closed);
+    fabric->restless |= !e->base.open && !endpoint_is_broken(&e->base);
+}
+void handshakes_expire(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (s->deaf_ms && now_ms - s->deaf_ms >= DEAF_MS) {
+    if (s->deaf_ms && now_ms - s->deaf_ms >= STARVED_MS) {
         s->deaf_ms = 0;
         handle_watch(fabric, &s->listener, EPOLLIN);
     }
-    for (struct guest *g = s->guests; s->guest_count && g < s->guests + GUESTS; g++)
-        if (g->handle.descriptor >= 0 && now_ms - g->since_ms >= GUEST_MS) guest_forget(fabric, g);
-    fabric->restless = s->guest_count || s->deaf_ms;
-    for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
-        if (e->open || endpoint_is_broken(e)) continue;
-        if (now_ms - tcp_of(e)->since_ms >= CALL_MS) call_failed(fabric, tcp_of(e), strerror(ETIMEDOUT));
-        fabric->restless |= !e->open && !endpoint_is_broken(e);
-    }
+    for (struct pending_connection *p = s->pending; s->pending_count && p < s->pending + PENDING_MOST; p++)
+        if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_forget(fabric, p);
+    fabric->restless = s->pending_count || s->deaf_ms;
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next)
+        if (!e->open && !endpoint_is_broken(e)) call_tick(fabric, tcp_of(e), now_ms);
 }

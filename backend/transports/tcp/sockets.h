@@ -1,18 +1,21 @@
 /* This process's sockets: one that listens, one for each process that it speaks to, and those of callers that have not
- * shown yet who they are. Touched with the lock of their fabric held.
+ * proved yet who they are. Touched with the lock of their fabric held.
  *
- * What goes over a connection, after the greetings, are frames: a message with its bytes (EAGER), or announced (OFFER);
+ * What goes over a connection, after the handshake, are frames: a message with its bytes (EAGER), or announced (OFFER);
  * that the other's receive is there (PULL), and then its bytes in parts (DATA), each from the one tensor and into the
  * other; or that nobody will receive it (RELEASE). A frame that is begun is finished before another, and small ones go
  * before the next part. */
 #pragma once
+#include "backend/processes/handshake.h"
 #include "backend/transports/fabric/port.h"
 #include <sys/epoll.h>
 
 enum {
-    GUESTS = 128,             /* callers that have not shown who they are: the oldest makes room for the next */
-    GUEST_MS = 5000,          /* and have so long to do it */
+    PENDING_MOST = 128,       /* callers that have not proved who they are */
+    PENDING_MS = 5000,        /* and have so long to do it */
     CALL_MS = 30000,          /* until a call that nobody answers has failed */
+    RECALL_MS = 50,           /* until the next call, where a connection was closed before it was answered */
+    RECALLS = 100,            /* so often: strangers may have taken all places there */
     BUFFER_BYTES = 128 << 10, /* one read takes so much of small frames */
     AHEAD_BYTES = 4 << 10,    /* and so much behind bytes that are read to their place */
     PART_BYTES = 2 << 20,     /* of DATA */
@@ -22,15 +25,9 @@ enum {
     UNASKED = 2,                  /* so many connections are read without asking which of them has something */
     ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
 };
-struct card { /* how others reach a process, and what they must know of it */
+struct card { /* how others reach a process */
     uint16_t family, port;
     uint8_t address[16];
-    uint8_t ask[16], answer[16]; /* what a caller shows, and is shown */
-};
-struct greeting { /* the first that is said in each direction of a connection */
-    char magic[8];
-    uint8_t key[16], from[16], to[16];
-    uint64_t number; /* of the calls of the one who says it, so far */
 };
 enum what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
 struct frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
@@ -52,17 +49,17 @@ struct errand {
     size_t written;      /* of the frame */
 };
 struct errands { struct errand *first, *last; };
-enum purpose { LISTENER, GUEST, ENDPOINT };
+enum purpose { LISTENER, PENDING, ENDPOINT };
 struct handle { /* what the kernel tells of */
     enum purpose purpose;
     int descriptor; /* -1: none */
     uint32_t events;
 };
-struct guest {
+struct pending_connection { /* of a caller that has not proved who it is */
     struct handle handle;
     int64_t since_ms;
-    size_t bytes; /* of what it says */
-    struct greeting said;
+    uint64_t network; /* from where it has called */
+    struct handshake handshake;
 };
 struct incoming { /* the frame that is being received */
     unsigned char head[MOST_HEAD];
@@ -76,13 +73,16 @@ struct tcp_endpoint {
     struct endpoint base;
     struct handle handle;
     struct card card;
-    bool greeted;     /* it was called, and our greeting has left */
-    bool parted;      /* nothing is sent any more */
-    int64_t since_ms; /* when it was called */
-    uint64_t theirs;  /* the number of its last call that is known */
-    int spare;        /* its call, while ours is not decided; -1: none */
-    struct greeting answer;
-    size_t answered; /* bytes of it */
+    struct key_id key;           /* by which the two processes know each other */
+    bool connected;              /* our call has reached it */
+    bool parted;                 /* nothing is sent any more */
+    int64_t since_ms;            /* when it was called */
+    int64_t again_ms;            /* when it is called again; 0: it is not */
+    int recalls;                 /* so far */
+    uint64_t theirs;             /* the number of its last call that is known */
+    int spare;                   /* its call, while ours is not decided; -1: none */
+    struct handshake handshake;  /* of our call */
+    struct handshake spare_handshake;
     struct incoming in;
     struct errand *current;                            /* partly written */
     struct errands waiting, pulled, offered, fetching; /* the first two are to be written */
@@ -95,8 +95,8 @@ struct sockets {
     struct handle listener;
     uint32_t scope; /* of addresses that need one */
     struct card card;
-    struct guest guests[GUESTS];
-    int guest_count;
+    struct pending_connection pending[PENDING_MOST];
+    int pending_count;
     int64_t deaf_ms; /* since when no more callers can be heard for want of descriptors; 0: they can */
     uint64_t calls, ids;
     struct tcp_endpoint *busy; /* have something to write, and the socket takes it */
@@ -114,15 +114,16 @@ static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.o
 tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
 int address_call(const struct sockets *sockets, const struct card *card);
 int address_accept(int listener);
+uint64_t address_network(int descriptor); /* of the other end: equal, one host or one network of IPv6 */
 int address_error(int descriptor); /* of a call: 0, or why it failed */
-/* ---- greeting.c ---- */
-tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out);
-void guests_accept(struct fabric *fabric);
-void guest_hear(struct fabric *fabric, struct guest *guest);
-void guests_drop(struct fabric *fabric);
-void call_go_on(struct fabric *fabric, struct tcp_endpoint *e); /* of one that is not open */
-void greetings_expire(struct fabric *fabric);                   /* those that have taken too long */
+/* ---- handshakes.c ---- */
+tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out);
+void pending_accept(struct fabric *fabric);
+void pending_read(struct fabric *fabric, struct pending_connection *pending);
+void pending_drop_all(struct fabric *fabric);
+void call_advance(struct fabric *fabric, struct tcp_endpoint *e); /* of an endpoint that is not open */
+void handshakes_expire(struct fabric *fabric);                    /* those that have taken too long */
 /* ---- endpoints.c ---- */
 /* By events of epoll; a handle of a descriptor that was not watched is added. 0: not any more. */
 tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events);

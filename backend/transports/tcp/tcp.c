@@ -1,7 +1,6 @@
 /* The table of a fabric: how it starts and ends, and who is looked after next. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/base/memory.h"
-#include "backend/base/random.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@ static bool endpoint_go_on(struct fabric *fabric, struct tcp_endpoint *e, uint32
 {
     if (e->handle.descriptor < 0) return false; /* by what came before */
     if (!e->base.open) {
-        call_go_on(fabric, e);
+        call_advance(fabric, e);
         return true;
     }
     bool moved = (events & ~(uint32_t)EPOLLOUT) && endpoint_read(fabric, e);
@@ -34,8 +33,8 @@ static bool ask_all(struct fabric *fabric)
     for (int i = 0; i < count; i++) {
         struct handle *handle = found[i].data.ptr;
         if (handle->purpose == ENDPOINT) moved |= endpoint_go_on(fabric, endpoint_of(handle), found[i].events);
-        else if (handle->purpose == GUEST) guest_hear(fabric, (struct guest *)(void *)handle);
-        else guests_accept(fabric);
+        else if (handle->purpose == PENDING) pending_read(fabric, (struct pending_connection *)(void *)handle);
+        else pending_accept(fabric);
         moved |= handle->purpose != ENDPOINT;
     }
     return moved;
@@ -68,7 +67,7 @@ static bool go_on(struct fabric *fabric, bool all)
     all |= s->open > UNASKED || s->blocked || fabric->restless || ++s->looks % ASK_EVERY == 0;
     bool moved = all ? ask_all(fabric) : read_few(fabric);
     if (s->busy) moved |= write_busy(fabric);
-    if (fabric->restless) greetings_expire(fabric);
+    if (fabric->restless) handshakes_expire(fabric);
     return moved;
 }
 bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
@@ -84,7 +83,7 @@ static void finish(struct fabric *fabric)
     struct sockets *s = sockets_of(fabric);
     if (!s) return;
     endpoints_free(fabric);
-    guests_drop(fabric);
+    pending_drop_all(fabric);
     handle_close(fabric, &s->listener);
     for (struct errand *errand; (errand = s->spare) != NULL; free(errand)) s->spare = errand->next;
     if (fabric->event >= 0) close(fabric->event);
@@ -99,11 +98,9 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     fabric->event = -1;
     if (!s) return status_fail(TUTTI_NO_MEMORY, "no memory for connections");
     s->listener = (struct handle){ LISTENER, -1, 0 };
-    for (int i = 0; i < GUESTS; i++) s->guests[i].handle = (struct handle){ GUEST, -1, 0 };
+    for (int i = 0; i < PENDING_MOST; i++) s->pending[i].handle = (struct handle){ PENDING, -1, 0 };
     fabric->event = epoll_create1(EPOLL_CLOEXEC);
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor to wait by: %s", strerror(errno));
-    TRY(random_fill(s->card.ask, sizeof s->card.ask));
-    TRY(random_fill(s->card.answer, sizeof s->card.answer));
     TRY(address_listen(s, place));
     TRY(handle_watch(fabric, &s->listener, EPOLLIN));
     memcpy(fabric->card, &s->card, sizeof s->card);

@@ -23,9 +23,10 @@ static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
     (void)ep;
     endpoint_note_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
-tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out)
+tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
 {
+    (void)key;
     static uint64_t numbers; /* never used again, also by a worker that is opened later */
     if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
     struct ucx_endpoint *e = memory_zeroed(1, sizeof *e);
@@ -120,7 +121,7 @@ static void hear_hello(struct fabric *fabric, const struct note *note)
         endpoint_note_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
-    if (!found && ucx_endpoint_create(fabric, process, note->data, note->bytes, &found) != TUTTI_OK)
+    if (!found && ucx_endpoint_create(fabric, process, NULL, note->data, note->bytes, &found) != TUTTI_OK)
         return; /* its sends say why */
     mine(found)->theirs = h->id;
 }

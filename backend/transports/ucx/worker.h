@@ -36,8 +36,8 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
 
 /* ---- endpoints.c ---- */
 /* It is to be greeted before it is open. SYSTEM, NO_MEMORY. */
-tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out);
+tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out);
 void ucx_greet(struct fabric *fabric); /* as long as it is restless, after every progress; never in a callback */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
 void ucx_said(struct fabric *fabric, const struct flight *flight); /* to the process; it has landed */

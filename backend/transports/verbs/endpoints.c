@@ -45,11 +45,12 @@ tutti_status refuse_link_layers(const struct nic *nic)
     return status_fail(TUTTI_SYSTEM, "one of the two hosts has InfiniBand and the other RoCE (%s here)",
         nic_port(nic)->name);
 }
-tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out)
+tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
 {
     struct verbs_endpoint *e = NULL;
     struct card theirs;
+    (void)key;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
             "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "

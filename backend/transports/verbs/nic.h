@@ -201,8 +201,8 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
     struct verbs_endpoint **out);
 tutti_status refuse_link_layers(const struct nic *nic);
-tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const unsigned char *card,
-    size_t bytes, struct endpoint **out);
+tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out);
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 void verbs_part(struct fabric *fabric);

@@ -116,8 +116,8 @@ void bring(struct rank *r, bool by_id)
     config.store = r->store;
     config.store_remove = store_remove;
     if (mine.status != TUTTI_OK) status_fail((tutti_status)mine.status, "there is no eth9 on the host of %d", r->rank);
-    r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table)
-                               : bootstrap_store(&config, &mine, deadline_ms, r->outcome->table);
+    r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table, &r->key)
+                               : bootstrap_store(&config, &mine, deadline_ms, r->outcome->table, &r->key);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());
 }
 static void *bring_through_store(void *context)

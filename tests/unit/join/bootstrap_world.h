@@ -23,7 +23,14 @@ struct way {                                                           /* what a
     bool has_contacts, odd_contact;                                    /* all offer one; the odd rank does otherwise */
 };
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
-struct rank { const struct way *way; int rank; tutti_store store; tutti_unique_id id; struct outcome *outcome; };
+struct rank {
+    const struct way *way;
+    int rank;
+    tutti_store store;
+    tutti_unique_id id;
+    struct outcome *outcome;
+    struct key_id key;
+};
 
 void sleep_ms(int ms);
 tutti_status store_put(void *context, const char *key, const void *value, size_t bytes);

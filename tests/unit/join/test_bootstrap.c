@@ -5,6 +5,7 @@
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/join/verdict.h"
+#include "backend/processes/handshake.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <dirent.h>
 #include <errno.h>
@@ -84,14 +85,15 @@ static void test_no_memory_is_an_error(void **state)
 {
     struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct member mine = member_of(&way, 0), table[1];
+    struct key_id key;
     struct store *s = store_create();
     tutti_config config = { .store = { s, store_put, store_get } };
     tutti_unique_id id = { { 1 } };
     memory_fail_after(1);
-    assert_int_equal(bootstrap_store(&config, &mine, clock_deadline(JOIN_MS), table), TUTTI_NO_MEMORY);
+    assert_int_equal(bootstrap_store(&config, &mine, clock_deadline(JOIN_MS), table, &key), TUTTI_NO_MEMORY);
     for (int n = 1; n <= 3; n++) {
         memory_fail_after(n);
-        assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table) != TUTTI_OK);
+        assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key) != TUTTI_OK);
     }
     memory_fail_after(0);
     free(s);
@@ -103,11 +105,14 @@ static void test_id_taken_twice_is_noticed(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct member mine = member_of(&way, 0), table[2];
+    struct key_id key;
+    unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     tutti_unique_id id;
     assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
-    int taken = socket_listen("id", id.bytes);
+    id_derive(&id, name, drawn);
+    int taken = socket_listen("id", name);
     assert_true(taken >= 0);
-    assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(status_detail(), "another process is rank 0"));
     close(taken);
     (void)state;
@@ -135,10 +140,12 @@ static void test_rank_that_gives_up_is_named(void **state)
 static void disturb(const tutti_unique_id *id)
 {
     char nonsense[144];
+    unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     int sockets[60];
+    id_derive(id, name, drawn);
     memset(nonsense, 'x', sizeof nonsense);
     for (int i = 0; i < 60; i++) {
-        for (int tries = 0; (sockets[i] = socket_connect("id", id->bytes)) < 0 && tries < 1000; tries++) sleep_ms(1);
+        for (int tries = 0; (sockets[i] = socket_connect("id", name)) < 0 && tries < 1000; tries++) sleep_ms(1);
         if (i % 3 == 0) socket_send(sockets[i], "GET / HTTP/1.1\r\n\r\n", 18, STDIN_FILENO);
         if (i % 3 == 1) socket_send(sockets[i], nonsense, sizeof nonsense, -1);
     }
@@ -193,13 +200,36 @@ static void *bring_by_id(void *context)
 }
 static int connect_to(const tutti_unique_id *id)
 {
+    unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     int socket = -1;
-    for (int tries = 0; (socket = socket_connect("id", id->bytes)) < 0 && tries < JOIN_MS; tries++) sleep_ms(1);
+    id_derive(id, name, drawn);
+    for (int tries = 0; (socket = socket_connect("id", name)) < 0 && tries < JOIN_MS; tries++) sleep_ms(1);
     assert_true(socket >= 0);
     return socket;
 }
-static void introduce(int socket, const struct way *way, int rank)
+static void await_input(int socket)
 {
+    struct pollfd one = { .fd = socket, .events = POLLIN };
+    assert_int_equal(poll(&one, 1, JOIN_MS), 1);
+}
+static struct handshake say_hello(int socket, const tutti_unique_id *id, const struct way *way, int rank)
+{
+    struct handshake h;
+    struct key_id key;
+    struct member me = member_of(way, rank);
+    unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
+    id_derive(id, name, drawn);
+    assert_int_equal(key_add(drawn, &key), TUTTI_OK);
+    handshake_begin(&h, "tutti-i");
+    await_input(socket);
+    assert_int_equal(handshake_await_opening(&h, socket), 1);
+    assert_int_equal(handshake_say_hello(&h, &me.identity, name, &key, 0, false, socket), 0);
+    return h;
+}
+static void introduce(int socket, struct handshake h, const struct way *way, int rank)
+{
+    await_input(socket);
+    assert_int_equal(handshake_await_answer(&h, socket), 1);
     struct {
         char magic[8];
         int32_t rank;
@@ -238,9 +268,10 @@ static void join_when_stopped(int guests, int later)
     atomic_store(&stopped, 1);
     sockets[guests] = connect_to(&first.id);
     for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) sleep_ms(1);
-    introduce(sockets[0], &way, 1);
+    struct handshake h = say_hello(sockets[0], &first.id, &way, 1);
     atomic_store(&seconds, 1000 + later);
     atomic_store(&stopped, 0);
+    introduce(sockets[0], h, &way, 1);
     assert_int_equal(hear(sockets[0], &verdict), TUTTI_OK);
     pthread_join(thread, NULL);
     atomic_store(&seconds, 0);
@@ -272,7 +303,7 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
     assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
     for (int r = ARE - 1; r > 0; r--) {                                /* those that it knows come last */
         sockets[r] = connect_to(&first.id);
-        introduce(sockets[r], &theirs, r);
+        introduce(sockets[r], say_hello(sockets[r], &first.id, &theirs, r), &theirs, r);
     }
     for (int r = 1; r < ARE; r++) {
         assert_int_equal(hear(sockets[r], &verdict), TUTTI_MISMATCH);

@@ -1,6 +1,7 @@
 /* Nothing here waits for ever: barriers end after JOIN_MS, and a process is ended by SIGALRM after a minute. */
 #include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
+#include "backend/base/random.h"
 #include "backend/base/status.h"
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -20,6 +21,7 @@
 
 struct world *world;
 int size, rank;
+struct key_id world_key;
 static int next_barrier;
 
 void world_fail(const char *text, const char *file, int line)
@@ -67,6 +69,7 @@ void world_run(int count, void (*body)(void), unsigned victims)
     pid_t children[MOST];
     world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(world != MAP_FAILED);
+    assert_int_equal(random_fill(world->key, sizeof world->key), TUTTI_OK);
     size = count;
     next_barrier = 0;
     fflush(NULL);
@@ -87,14 +90,19 @@ void world_run(int count, void (*body)(void), unsigned victims)
     munmap(world, sizeof *world);
     if (skipped) skip();
 }
+tutti_status world_acquire(struct identity *out)
+{
+    TRY(peers_acquire(out));
+    return key_add(world->key, &world_key);
+}
 void world_join(void)                                 /* everybody knows everybody, nobody is connected */
 {
-    REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);
 }
 tutti_status world_call(int peer, struct peer **out)
 {
-    return peer_connect(&world->identity[peer], clock_ms() + JOIN_MS, out);
+    return peer_connect(&world->identity[peer], &world_key, clock_ms() + JOIN_MS, out);
 }
 void world_connect_all(struct peer *peers[])
 {
@@ -118,14 +126,14 @@ struct contact world_contact(const char *address, unsigned port)
 void world_listen(const char *address)
 {
     struct contact at = world_contact(address, 0);
-    REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK && world->contact[rank].port);
     world_barrier(size);
 }
 struct peer *world_hold(int peer)
 {
     struct peer *held;
-    REQUIRE(link_hold(&world->identity[peer], &world->contact[peer], &held) == TUTTI_OK);
+    REQUIRE(link_hold(&world->identity[peer], &world_key, &world->contact[peer], &held) == TUTTI_OK);
     return held;
 }
 struct peer *world_link(int peer)

@@ -9,6 +9,7 @@
 
 enum { MOST = 16, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
 struct world {                                          /* shared by the processes of a test */
+    unsigned char key[KEY_BYTES];                       /* of the group that they are */
     struct identity identity[MOST];
     struct contact contact[MOST];
     _Atomic int arrived[256], skip;
@@ -23,6 +24,8 @@ void world_run(int count, void (*body)(void), unsigned victims);
 #define REQUIRE(condition) ((condition) ? (void)0 : world_fail(#condition, __FILE__, __LINE__))
 _Noreturn void world_fail(const char *text, const char *file, int line);               /* ends this process */
 void world_barrier(int count);
+tutti_status world_acquire(struct identity *out);       /* peers_acquire, and this process knows the group's key */
+extern struct key_id world_key;                         /* then */
 void world_join(void);                                  /* everybody knows everybody, nobody is connected */
 tutti_status world_call(int peer, struct peer **out);
 void world_connect_all(struct peer *peers[]);

@@ -42,7 +42,7 @@ static void tick(void *context) { atomic_fetch_add(&((struct box *)context)->tic
 static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers, struct box *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(name, me, peers, NULL, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(name, me, peers, 2, NULL, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
     return c;
 }
 static bool post(struct channel *c, int from, int to, int word, int value)
@@ -291,7 +291,7 @@ static void closes_while_it_sends(void)
     struct box box = { 0 };
     const struct channel_user user = { receive_and_send, NULL, NULL };
     world_join();
-    REQUIRE(channel_open(token, 0, nobody, NULL, &user, &sender.channel) == TUTTI_OK);
+    REQUIRE(channel_open(token, 0, nobody, 2, NULL, &user, &sender.channel) == TUTTI_OK);
     struct channel *other = open_channel(token, 1, nobody, &box);
     REQUIRE(post(other, 1, 0, 0, 1));
     while (!atomic_load(&sender.called)) sleep_ms(1);
@@ -318,7 +318,7 @@ static void forks(void)
     await(&box.count, 1);
     pid_t child = fork();
     if (child == 0) {
-        REQUIRE(peers_acquire(&identity) == TUTTI_OK);
+        REQUIRE(world_acquire(&identity) == TUTTI_OK);
         struct channel *mine = open_channel(token, 1, nobody, &own);
         REQUIRE(post(mine, 1, 1, 0, END));
         await_end(&own);

@@ -24,11 +24,24 @@ static void begin_test(unsigned char which)
     memset(token, which, sizeof token);
     memcpy(token, &me, sizeof me);
 }
+static bool is_of_process(const unsigned char owner[16], const struct identity *process)
+{
+    unsigned char derived[KEY_BYTES];
+    REQUIRE(key_derive(&world_key, "tutti owner", process->nonce, sizeof process->nonce, derived));
+    return nonce_equal(owner, derived);
+}
 static bool is_of(const unsigned char owner[16], int process)
 {
-    return nonce_equal(owner, world->identity[process].nonce);
+    return is_of_process(owner, &world->identity[process]);
 }
-static void claim(unsigned char out[16]) { REQUIRE(host_claim(token, clock_ms() + JOIN_MS, out) == TUTTI_OK); }
+static void name_host(unsigned char out[KEY_BYTES])     /* of the socket; 16 bytes count */
+{
+    REQUIRE(key_derive(&world_key, "tutti host", token, sizeof token, out));
+}
+static void claim(unsigned char out[16])
+{
+    REQUIRE(host_claim(token, &world_key, clock_ms() + JOIN_MS, out) == TUTTI_OK);
+}
 static void release(int descriptors)
 {
     host_unclaim(token);
@@ -137,24 +150,34 @@ static void test_threads_of_a_process_claim_together(void **state)
 /* ---- strangers ---- */
 static void answer_nonsense(int listener)
 {
+    int answers = 0;
     for (int64_t until = clock_ms() + GENEROUS_MS; clock_ms() < until && atomic_load(&world->arrived[1]) < size - 1;) {
         int socket = socket_accept(listener);
-        if (socket >= 0) socket_send(socket, "HTTP/1.1 400", 12, -1);
+        struct {
+            char magic[8];
+            uint32_t version, unused;
+            unsigned char owner[16], proof[32];
+        } forged = { "tutti-c", PROTOCOL, 0, { 1 }, { 0 } };
+        bool forges = ++answers % 2;
+        if (socket >= 0)
+            socket_send(socket, forges ? (void *)&forged : "HTTP/1.1 400", forges ? sizeof forged : 12, -1);
         if (socket >= 0) close(socket);
         else sleep_ms(1);
     }
 }
 static void claim_beside_strangers(void)                /* the last process has that name, and is no rank */
 {
-    unsigned char owner[16];
-    if (rank == size - 1) {
-        int listener = socket_listen("host", token);
+    unsigned char owner[16], name[KEY_BYTES];
+    if (rank == size - 1) {                             /* it has been told the name, as others may read it in /proc */
+        REQUIRE(key_add(world->key, &world_key) == TUTTI_OK);
+        name_host(name);
+        int listener = socket_listen("host", name);
         REQUIRE(listener >= 0);
         world_barrier(size);
         answer_nonsense(listener);
         return;
     }
-    REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);
     claim(owner);
     REQUIRE(is_of(owner, 0) || is_of(owner, 1));
@@ -214,22 +237,24 @@ static void test_another_network_namespace_is_another_host(void **state)
 static void claim_from_one_who_is_stopped(void)
 {
     struct identity mine;
-    unsigned char owner[16];
-    int listener = socket_listen("host", token);
-    REQUIRE(listener >= 0 && peers_acquire(&mine) == TUTTI_OK);
-    REQUIRE(host_claim(token, clock_ms() + 100, owner) == TUTTI_TIMEOUT);
+    unsigned char owner[16], name[KEY_BYTES];
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
+    name_host(name);
+    int listener = socket_listen("host", name);
+    REQUIRE(listener >= 0);
+    REQUIRE(host_claim(token, &world_key, clock_ms() + 100, owner) == TUTTI_TIMEOUT);
     REQUIRE(strstr(status_detail(), "it is stopped or too busy") != NULL);
     close(listener);
     claim(owner);
-    REQUIRE(nonce_equal(owner, mine.nonce));
-    for (int i = 0; i < 100; i++) close(socket_connect("host", token));        /* and ask nothing */
-    int curious = socket_connect("host", token);
+    REQUIRE(is_of_process(owner, &mine));
+    for (int i = 0; i < 100; i++) close(socket_connect("host", name));        /* and ask nothing */
+    int curious = socket_connect("host", name);
     socket_send(curious, "GET / HTTP/1.1", 14, -1);
     close(curious);
     peers_release();                                    /* what it has claimed goes with it */
-    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
     claim(owner);
-    REQUIRE(nonce_equal(owner, mine.nonce));
+    REQUIRE(is_of_process(owner, &mine));
     peers_release();
 }
 static void test_who_is_stopped_is_not_awaited_for_ever(void **state)

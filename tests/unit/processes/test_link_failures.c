@@ -34,7 +34,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
 static struct channel *open_channel(struct peer *const *peers, struct box *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(token, rank, peers, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
     return c;
 }
 static bool post(struct channel *c, int value)
@@ -219,12 +219,12 @@ static void call_nobody(void)
     REQUIRE(getsockname(port, (struct sockaddr *)&name, &bytes) == 0);
     nobody = world_contact("127.0.0.1", (unsigned)(name.port >> 8 | (name.port & 255) << 8));
     struct identity other = { .nonce = { 7 }, .pid = 4711, .host = "elsewhere" };
-    REQUIRE(link_hold(&other, &nobody, &peers[1]) == TUTTI_OK);
+    REQUIRE(link_hold(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK);
     REQUIRE(link_await(peers[1], clock_ms() + JOIN_MS) == TUTTI_SYSTEM);       /* before that: it is gone */
     REQUIRE(strstr(status_detail(), "process 4711 on elsewhere") && strstr(status_detail(), "nobody listens"));
     REQUIRE(strstr(status_detail(), contact_print(&nobody, there)) && strstr(status_detail(), "from 127.0.0.1:"));
     peer_release(peers[1]);
-    REQUIRE(link_hold(&other, &nobody, &peers[1]) == TUTTI_OK && !peer_is_gone(peers[1]));
+    REQUIRE(link_hold(&other, &world_key, &nobody, &peers[1]) == TUTTI_OK && !peer_is_gone(peers[1]));
     struct channel *c = open_channel(peers, &box);      /* nobody waits, but something is to be sent */
     struct peer_watch watch = { .peer = peers[1], .lost = loss_note, .context = &loss };
     peer_watch(&watch);
@@ -252,7 +252,7 @@ static void listen_where_somebody_does(void)
     struct identity mine;
     if (rank == 0) world_listen("127.0.0.1");
     else {
-        REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+        REQUIRE(world_acquire(&mine) == TUTTI_OK);
         world_barrier(2);
         struct contact taken = world->contact[0], at = taken;
         REQUIRE(links_listen(&taken, &at) == TUTTI_SYSTEM);
@@ -274,13 +274,13 @@ static void come_late(void)                             /* 1 listens after 0 has
 {
     struct contact at = world_contact("127.0.0.1", 0);
     struct identity *mine = &world->identity[rank];
-    REQUIRE(peers_acquire(mine) == TUTTI_OK);
+    REQUIRE(world_acquire(mine) == TUTTI_OK);
     if (rank == 0) REQUIRE(links_listen(&at, &world->contact[0]) == TUTTI_OK);
     else {
         REQUIRE(links_listen(&at, &world->contact[1]) == TUTTI_OK);
         struct identity before = *mine;
         peers_release();                                /* its next life has another nonce */
-        REQUIRE(peers_acquire(mine) == TUTTI_OK && !nonce_equal(mine->nonce, before.nonce));
+        REQUIRE(world_acquire(mine) == TUTTI_OK && !nonce_equal(mine->nonce, before.nonce));
     }
     world_barrier(2);
     if (rank == 1) {

@@ -66,7 +66,7 @@ static void be_on_one_host_and_on_two(void)             /* the same two processe
     struct contact again;
     REQUIRE(links_listen(&(struct contact){ 0 }, &again) == TUTTI_OK);
     REQUIRE(memcmp(&again, &world->contact[rank], sizeof again) == 0);
-    REQUIRE(link_hold(&world->identity[rank], &again, &far) == TUTTI_INTERNAL);
+    REQUIRE(link_hold(&world->identity[rank], &world_key, &again, &far) == TUTTI_INTERNAL);
     world_barrier(2);
     peer_release(near);
     peer_release(far);
@@ -102,7 +102,7 @@ static struct channel *open_channel(struct peer *const *peers, struct box *box)
 {
     struct channel *c;
     *box = (struct box){ .ordered = true };
-    REQUIRE(channel_open(token, rank, peers, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ receive, NULL, box }, &c) == TUTTI_OK);
     return c;
 }
 static void post(struct channel *c, int value)          /* large ones: most are kept, and later ones take their place */
@@ -163,12 +163,12 @@ static void release_before_it_is_open(void)
     struct peer *peers[2] = { NULL };
     struct box box;
     world_listen(address);
-    if (rank == 0) peers[1] = world_hold(1);
+    peers[1 - rank] = world_hold(1 - rank);
     struct channel *c = open_channel(peers, &box);
-    if (rank == 0) {
+    if (rank == 0)
         for (int i = MANY - 2; i <= MANY; i++) post(c, i);
-        peer_release(peers[1]);
-    } else REQUIRE(await(has_all, &box));
+    else REQUIRE(await(has_all, &box));
+    peer_release(peers[1 - rank]);
     world_barrier(2);
     channel_close(c);
     peers_release();
@@ -298,7 +298,7 @@ static void fork_and_start_anew(void)
     if (child == 0) {
         REQUIRE(count_descriptors() == before && peer_is_gone(peers[1 - rank]));
         peers_release();                                /* of its parent's: nothing happens */
-        REQUIRE(peers_acquire(&anew) == TUTTI_OK);
+        REQUIRE(world_acquire(&anew) == TUTTI_OK);
         at = world_contact(address, 0);
         REQUIRE(links_listen(&at, &at) == TUTTI_OK && at.port != world->contact[rank].port);
         for (int other = 0; other < 2; other++) peer_release(world_link(other));

@@ -147,7 +147,7 @@ static void fork_and_start_anew(void)
         REQUIRE(count_threads() == 1);
         peers_release();                                               /* of its parent's: nothing happens */
         REQUIRE(peer_is_gone(peers[1 - rank]));
-        REQUIRE(peers_acquire(&anew) == TUTTI_OK);
+        REQUIRE(world_acquire(&anew) == TUTTI_OK);
         REQUIRE(memcmp(anew.nonce, world->identity[rank].nonce, sizeof anew.nonce) != 0);
         for (int other = 0; other < 2; other++) {
             REQUIRE(world_call(other, &parent) == TUTTI_OK);

@@ -4,6 +4,7 @@
 #include "backend/host/socket.h"
 #include "backend/processes/registry.h"
 #include "tests/unit/processes/peers_world.h"
+#include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +26,7 @@ static void say_nonsense(void)                                         /* the la
     char nonsense[300];
     int kept[100];
     bool stranger = rank == size - 1;
-    if (!stranger) REQUIRE(peers_acquire(&world->identity[rank]) == TUTTI_OK);
+    if (!stranger) REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);
     memset(nonsense, 'x', sizeof nonsense);
     for (int i = 0; i < 100 && stranger; i++) {
@@ -33,7 +34,7 @@ static void say_nonsense(void)                                         /* the la
         if (kept[i] < 0) continue;
         if (i % 4 == 0) socket_send(kept[i], "GET /metrics HTTP/1.1\r\n\r\n", 25, STDIN_FILENO);
         if (i % 4 == 1) socket_send(kept[i], nonsense, sizeof nonsense, -1);
-        if (i % 4 == 2) socket_send(kept[i], nonsense, 112, STDIN_FILENO);     /* of the right length */
+        if (i % 4 == 2) socket_send(kept[i], nonsense, sizeof(struct handshake_hello), STDIN_FILENO);
     }
     if (stranger) { world_barrier(size); world_barrier(size); return; }
     size--;
@@ -53,9 +54,9 @@ static void test_strangers_disturb_nobody(void **state)
 static void wait_to_be_dismissed(void)
 {
     struct identity mine;
-    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
     int silent = socket_connect("peer", mine.nonce);
-    struct pollfd end = { .fd = silent, .events = POLLIN };
+    struct pollfd end = { .fd = silent, .events = POLLRDHUP };
     REQUIRE(silent >= 0 && poll(&end, 1, 2 * GENEROUS_MS) == 1);
     close(silent);
     peers_release();
@@ -84,7 +85,7 @@ static void test_another_user_is_refused(void **state)
 static void connect_as_another_user(void)                              /* with a client that does not look */
 {
     struct identity mine;
-    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
     if (geteuid() != 0) _exit(SKIPPED);
     pid_t child = fork();
     if (child == 0) {
@@ -98,7 +99,7 @@ static void connect_as_another_user(void)                              /* with a
         int out = socket(AF_UNIX, SOCK_SEQPACKET, 0);
         if (connect(out, (struct sockaddr *)&name, (socklen_t)(sizeof(sa_family_t) + 1 + used)) != 0) _exit(3);
         char byte;
-        _exit(recv(out, &byte, 1, 0) == 0 ? 0 : 4);                    /* it is hung up at once */
+        _exit(recv(out, &byte, 1, 0) == 0 ? 0 : 4);                    /* it is hung up at once, without a word */
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
@@ -138,47 +139,93 @@ static void await_pending(int count)
         REQUIRE(clock_ms() < until);
     }
 }
-static void say_hello(int socket, const struct identity *to)
-{
-    struct packet hello = { "tutti-p", PROTOCOL, HELLO, { 0 }, { 0 }, { { 1 }, 1, "elsewhere" } };
-    memcpy(hello.to, to->nonce, sizeof hello.to);
-    REQUIRE(socket_send(socket, &hello, sizeof hello, -1) == 0);
-}
-static void expect_welcome(int socket)
+static void await_input(int socket)
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
-    struct packet packet;
     REQUIRE(poll(&one, 1, JOIN_MS) == 1);
-    REQUIRE(socket_receive(socket, &packet, sizeof packet, NULL) == (int)sizeof packet && packet.kind == WELCOME);
+}
+static struct handshake say_hello(int socket, const struct identity *to)
+{
+    struct handshake h;
+    const struct identity elsewhere = { { 1 }, 1, "elsewhere" };
+    handshake_begin(&h, handshake_of_peers);
+    await_input(socket);
+    REQUIRE(handshake_await_opening(&h, socket) == 1);
+    REQUIRE(handshake_say_hello(&h, &elsewhere, to->nonce, &world_key, 0, false, socket) == 0);
+    return h;
+}
+static void expect_welcome(struct handshake h, int socket)
+{
+    await_input(socket);
+    REQUIRE(handshake_await_answer(&h, socket) == 1 && h.answer.head.kind == HANDSHAKE_WELCOME);
     close(socket);
+}
+/* A process of this user that has read the name of the socket in /proc, with a key that it has invented, with a proof
+   that it has seen elsewhere, or with the right key for another process: it is refused, and learns nothing. */
+static void prove_wrongly(void)
+{
+    struct identity mine;
+    const struct identity elsewhere = { { 1 }, 1, "elsewhere" };
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
+    for (int way = 0; way < 4; way++) {
+        struct handshake h;
+        struct handshake_answer answer;
+        int socket = socket_connect("peer", mine.nonce);
+        REQUIRE(socket >= 0);
+        handshake_begin(&h, handshake_of_peers);
+        await_input(socket);
+        REQUIRE(handshake_await_opening(&h, socket) == 1);
+        if (way == 1) h.opening.challenge[3] ^= 1;
+        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, false, -1) == -EBADF);
+        if (way == 0) h.hello.key.bytes[0] ^= 1;
+        if (way == 2) h.hello.from.nonce[0] = 2;
+        if (way == 3) h.hello.proof[31] ^= 128;
+        REQUIRE(send(socket, &h.hello, sizeof h.hello, 0) == (ssize_t)sizeof h.hello);
+        await_input(socket);
+        REQUIRE(recv(socket, &answer, sizeof answer, 0) == (ssize_t)sizeof answer);
+        REQUIRE(answer.head.kind == HANDSHAKE_REFUSED && !answer.number);
+        for (size_t i = 0; i < sizeof answer.proof; i++) REQUIRE(!answer.proof[i]);
+        await_input(socket);
+        REQUIRE(recv(socket, &answer, sizeof answer, 0) == 0);
+        close(socket);
+        pthread_mutex_lock(&registry.lock);
+        REQUIRE(!registry.peers);
+        pthread_mutex_unlock(&registry.lock);
+    }
+    peers_release();
+}
+static void test_wrong_proofs_are_refused(void **state)
+{
+    (void)state;
+    world_run(1, prove_wrongly, 0);
 }
 static void speak_when_time_is_over(void)
 {
     struct identity mine;
-    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
     int socket = socket_connect("peer", mine.nonce);
     await_pending(1);
     stop_watching();
-    say_hello(socket, &mine);
+    struct handshake h = say_hello(socket, &mine);
     registry.pending[0].until_ms = 0;
     pthread_mutex_unlock(&registry.lock);
-    expect_welcome(socket);
+    expect_welcome(h, socket);
     peers_release();
 }
 static void speak_when_one_too_many_has_come(void)
 {
     struct identity mine;
     int sockets[MOST_PENDING + 1];
-    REQUIRE(peers_acquire(&mine) == TUTTI_OK);
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
     for (int i = 0; i < MOST_PENDING; i++) {
         sockets[i] = socket_connect("peer", mine.nonce);
         await_pending(i + 1);
     }
     stop_watching();
     sockets[MOST_PENDING] = socket_connect("peer", mine.nonce);        /* is ready first */
-    say_hello(sockets[0], &mine);
+    struct handshake h = say_hello(sockets[0], &mine);
     pthread_mutex_unlock(&registry.lock);
-    expect_welcome(sockets[0]);
+    expect_welcome(h, sockets[0]);
     for (int i = 1; i <= MOST_PENDING; i++) close(sockets[i]);
     peers_release();
 }
@@ -195,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_silent_stranger_is_dismissed),
         cmocka_unit_test(test_another_user_is_refused),
         cmocka_unit_test(test_another_user_is_turned_away),
+        cmocka_unit_test(test_wrong_proofs_are_refused),
         cmocka_unit_test(test_who_spoke_while_we_were_stopped_is_heard),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

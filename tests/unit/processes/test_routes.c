@@ -106,7 +106,7 @@ static void open_here(void)
     struct route_map map = { size, size / per_host, rank / per_host, host_of };
     struct channel_user user = { receive, NULL, peers };
     pthread_mutex_lock(&opening);
-    REQUIRE(channel_open(token, rank, peers, &map, &user, &channel) == TUTTI_OK);
+    REQUIRE(channel_open(token, rank, peers, size, &map, &user, &channel) == TUTTI_OK);
     pthread_mutex_unlock(&opening);
 }
 static bool is_first(int r) { return r % per_host == 0; }

@@ -1,5 +1,5 @@
-/* What others may say to the sockets of a process: strangers are not answered and cost nothing, and who has shown that
-   it knows the card, but then says what cannot be, loses its connection and nothing else. The callers are sockets that
+/* What others may say to the sockets of a process: strangers are not answered and cost nothing, and a process that has
+   proved who it is, but then says what cannot be, loses its connection and nothing else. The callers are sockets that
    this test writes to by hand; the fabric's own thread listens to them. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -20,6 +20,7 @@
 enum { BYTES = 100000 };
 static struct fabric ours = FABRIC(&tcp_operations), other = FABRIC(&tcp_operations);
 static struct card card, card_of_other;
+static struct key_id key;
 
 static void start(struct fabric *fabric, unsigned char nonce, struct card *out)
 {
@@ -32,7 +33,9 @@ static void start(struct fabric *fabric, unsigned char nonce, struct card *out)
 }
 static int set_up(void **state)
 {
+    static const unsigned char drawn[KEY_BYTES] = "the key of a group";
     (void)state;
+    assert_int_equal(key_add(drawn, &key), TUTTI_OK);
     start(&ours, 1, &card);
     start(&other, 2, &card_of_other);
     return 0;
@@ -57,11 +60,16 @@ static int call(void)
     return s;
 }
 static void say(int s, const void *data, size_t bytes) { assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes); }
-static struct greeting greeting_of(unsigned char nonce)
+static void hear(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
+/* The opening has come, and a hello is ready that is right, but has not been sent. */
+static struct handshake prepare(int s, unsigned char nonce, uint64_t number)
 {
-    struct greeting g = { .magic = "tutti t", .from = { nonce, 7 }, .to = { 1 }, .number = 1 };
-    memcpy(g.key, card.ask, sizeof g.key);
-    return g;
+    struct handshake h;
+    const struct identity from = { .nonce = { nonce, 7 } };
+    handshake_begin(&h, "tutti-t");
+    hear(s, &h.opening, sizeof h.opening);
+    assert_int_equal(handshake_say_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, false, -1), -EBADF);
+    return h;
 }
 static void assert_closed(int s) /* without a word */
 {
@@ -70,17 +78,18 @@ static void assert_closed(int s) /* without a word */
     assert_true(n == 0 || (n < 0 && errno == ECONNRESET));
     close(s);
 }
-static void hear(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
+static void await_welcome(int s, struct handshake *h)
+{
+    int got;
+    while ((got = handshake_await_answer(h, s)) == 0) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+    assert_int_equal(got, 1);
+}
 static int call_numbered(unsigned char nonce, uint64_t number)
 {
-    struct greeting said = greeting_of(nonce), answer;
     int s = call();
-    said.number = number;
-    say(s, &said, sizeof said);
-    hear(s, &answer, sizeof answer);
-    assert_memory_equal(answer.key, card.answer, sizeof answer.key);
-    assert_memory_equal(answer.from, said.to, 16);
-    assert_memory_equal(answer.to, said.from, 16);
+    struct handshake h = prepare(s, nonce, number);
+    say(s, &h.hello, sizeof h.hello);
+    await_welcome(s, &h);
     return s;
 }
 static int call_well(unsigned char nonce) { return call_numbered(nonce, 1); }
@@ -96,71 +105,87 @@ static struct endpoint seen(struct fabric *fabric, const unsigned char process[1
 }
 
 /* ---- strangers ---- */
+static void spoil(struct handshake_hello *hello, int way)
+{
+    switch (way) {
+    case 0: memset(hello, 0xff, sizeof *hello); break;
+    case 1: hello->proof[15] ^= 1; break;
+    case 2: hello->to[0] = 2; break;
+    case 3: memcpy(hello->from.nonce, hello->to, 16); break;
+    case 4: hello->head.magic[6] = 'u'; break;
+    case 5: hello->key.bytes[3] ^= 1; break;
+    case 6: hello->number++; break;
+    case 7: hello->from.nonce[0]++; break;             /* a member's key does not speak for another */
+    }
+}
+enum { WAYS = 9 };
 static void test_strangers_are_not_answered(void **state)
 {
-    struct greeting wrong[5];
+    struct handshake_hello seen_before;
     (void)state;
-    for (int i = 0; i < 5; i++) wrong[i] = greeting_of(10);
-    memset(&wrong[0], 0xff, sizeof wrong[0]);
-    wrong[1].key[15] ^= 1;
-    wrong[2].to[0] = 2;
-    memcpy(wrong[3].from, wrong[3].to, 16);
-    wrong[4].magic[6] = 'u';
-    for (int i = 0; i < 5; i++) {
+    for (int way = 0; way < WAYS; way++) {
         int s = call();
-        say(s, &wrong[i], sizeof wrong[i]);
+        struct handshake h = prepare(s, 10, 1);
+        if (way == 0) seen_before = h.hello;
+        if (way == 8) h.hello = seen_before;           /* a hello that was right on another connection */
+        spoil(&h.hello, way);
+        say(s, &h.hello, sizeof h.hello);
         assert_closed(s);
     }
-    assert_false(seen(&ours, wrong[1].from).open);
+    assert_false(seen(&ours, seen_before.from.nonce).open);
     close(call_well(10));
 }
 /* Who says nothing keeps a seat until others come; who has gone leaves it. */
 static void test_who_says_nothing_makes_room(void **state)
 {
-    int silent[GUESTS + 20];
-    struct greeting said = greeting_of(11);
+    int silent[PENDING_MOST + 20];
     (void)state;
-    for (int i = 0; i < GUESTS + 20; i++) {
+    for (int i = 0; i < PENDING_MOST + 20; i++) {
         silent[i] = call();
-        say(silent[i], &said, 5);
+        struct handshake h = prepare(silent[i], 11, 1);
+        say(silent[i], &h.hello, 5);
     }
     close(call_well(11));
     for (int i = 0; i < 20; i++) assert_closed(silent[i]);
-    for (int i = 20; i < GUESTS + 20; i++) close(silent[i]);
+    for (int i = 20; i < PENDING_MOST + 20; i++) close(silent[i]);
     close(call_well(12));
 }
-static void test_a_greeting_may_come_in_pieces(void **state)
+static void test_a_hello_may_come_in_pieces(void **state)
 {
-    struct greeting said = greeting_of(13), answer;
     int s = call();
+    struct handshake h = prepare(s, 13, 1);
     (void)state;
-    for (size_t i = 0; i < sizeof said; i++) say(s, (unsigned char *)&said + i, 1);
-    hear(s, &answer, sizeof answer);
-    assert_true(seen(&ours, said.from).open);
+    for (size_t i = 0; i < sizeof h.hello; i++) say(s, (unsigned char *)&h.hello + i, 1);
+    await_welcome(s, &h);
+    assert_true(seen(&ours, h.hello.from.nonce).open);
     close(s);
 }
 /* It has begun another since: that one counts. What it began before and comes late does not. */
 static void test_the_latest_call_of_a_process_counts(void **state)
 {
-    struct greeting late = greeting_of(15);
     int first = call_numbered(15, 3), second = call_numbered(15, 4), third = call();
     (void)state;
     assert_closed(first);
-    late.number = 4;
-    say(third, &late, sizeof late);
+    struct handshake late = prepare(third, 15, 4);
+    say(third, &late.hello, sizeof late.hello);
     assert_closed(third);
-    struct endpoint latest = seen(&ours, late.from);
+    struct endpoint latest = seen(&ours, late.hello.from.nonce);
     assert_true(latest.open && !endpoint_is_broken(&latest));
     close(second);
 }
-/* One who does not know what only the card says has taken the port of a process that is gone. */
+/* A stranger has taken the port of a process that is gone. */
 static void test_another_that_answers_is_not_believed(void **state)
 {
     struct card theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
     const unsigned char process[16] = { 14 };
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t bytes = sizeof name;
-    struct greeting said, answer = { .magic = "tutti t", .from = { 14 }, .to = { 1 }, .number = 1 };
+    struct handshake_hello said;
+    const struct {
+        struct handshake_opening opening;
+        struct handshake_answer answer;
+    } answers = { { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 5 } },
+        { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_WELCOME }, 1, { 0 } } };
     struct endpoint *e;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     (void)state;
@@ -168,13 +193,13 @@ static void test_another_that_answers_is_not_believed(void **state)
     assert_int_equal(listen(listener, 1), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&name, &bytes), 0);
     theirs.port = ntohs(name.sin_port);
-    theirs.answer[3] = 9;
     pthread_mutex_lock(&ours.lock);
-    assert_int_equal(tcp_operations.connect(&ours, process, (unsigned char *)&theirs, sizeof theirs, &e), TUTTI_OK);
+    assert_int_equal(tcp_operations.connect(&ours, process, &key, (unsigned char *)&theirs, sizeof theirs, &e),
+        TUTTI_OK);
     pthread_mutex_unlock(&ours.lock);
     int s = accept(listener, NULL, NULL);
+    say(s, &answers, sizeof answers);
     hear(s, &said, sizeof said);
-    say(s, &answer, sizeof answer);
     assert_closed(s);
     assert_string_equal(seen(&ours, process).why, "another process answers");
     close(listener);
@@ -240,7 +265,7 @@ static void pair_open(struct pair *p, unsigned char nonce, unsigned char *at, si
     partner[1] = 7;
     *p = (struct pair){ .me = { .rank = 0, .size = 2, .router = new_router(0, 2, &p->bell) } };
     p->me.router->comm = ++comms;
-    const struct fabric_ground ground = { NULL, process_of, card_of, name_of_partner };
+    const struct fabric_ground ground = { NULL, process_of, card_of, name_of_partner, key };
     assert_int_equal(fabric_connect(&ours, p->me.router, &ground), TUTTI_OK);
     p->header = (struct header){
         .comm = comms, .name = name_of(3), .bytes = bytes, .id = 1, .from = 1, .to = 0, .kind = MESSAGE
@@ -330,7 +355,8 @@ static void test_frames_may_be_cut_anywhere(void **state)
 static struct endpoint *connect_to(struct fabric *from, const struct fabric *to, const struct card *at)
 {
     struct endpoint *e;
-    assert_int_equal(from->operations->connect(from, to->process, (const unsigned char *)at, sizeof *at, &e), TUTTI_OK);
+    assert_int_equal(from->operations->connect(from, to->process, &key, (const unsigned char *)at, sizeof *at, &e),
+        TUTTI_OK);
     return e;
 }
 static void await_open(struct fabric *fabric, const struct fabric *to)
@@ -402,7 +428,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strangers_are_not_answered),
         cmocka_unit_test(test_who_says_nothing_makes_room),
-        cmocka_unit_test(test_a_greeting_may_come_in_pieces),
+        cmocka_unit_test(test_a_hello_may_come_in_pieces),
         cmocka_unit_test(test_the_latest_call_of_a_process_counts),
         cmocka_unit_test(test_another_that_answers_is_not_believed),
         cmocka_unit_test(test_what_cannot_be_breaks_the_connection),

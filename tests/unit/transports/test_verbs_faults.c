@@ -181,7 +181,7 @@ static void test_completions_have_room_whatever_fails(void **state)
         pthread_mutex_lock(&fabric->lock); /* its thread makes progress */
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
-            if (fabric->operations->connect(fabric, process, card, bytes, &made) != TUTTI_OK) break;
+            if (fabric->operations->connect(fabric, process, NULL, card, bytes, &made) != TUTTI_OK) break;
             assert_true(nic_of(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
         }
         pthread_mutex_unlock(&fabric->lock);

@@ -1,0 +1,105 @@
+/* The latest MOST_KEYS keys are kept, in a ring: a process needs the key of a group while its processes find each
+ * other, and an older one only where a link of an older group is made again by a process that has forgotten none. */
+#include "backend/processes/keys.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/processes/secret.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_KEYS = 4096, PURPOSE_BYTES = 16, MOST_DERIVED_BYTES = 128 };
+struct group_key { struct key_id id; unsigned char bytes[KEY_BYTES]; };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {                                         /* lock */
+    struct group_key *ring;                             /* [room] */
+    size_t room, added;                                 /* added: ever */
+} keys;
+
+/* ---- the ring ---- */
+static const struct group_key *key_find(const struct key_id *id)        /* lock held; NULL: unknown */
+{
+    size_t count = keys.added < keys.room ? keys.added : keys.room;
+    for (size_t i = 0; i < count; i++)
+        if (memcmp(&keys.ring[i].id, id, sizeof *id) == 0) return &keys.ring[i];
+    return NULL;
+}
+static bool ring_grow(void)
+{
+    size_t room = keys.room ? 2 * keys.room : 16;
+    struct group_key *ring = memory_zeroed(room, sizeof *ring);
+    if (!ring) return false;
+    if (keys.room) memcpy(ring, keys.ring, keys.room * sizeof *ring);
+    if (keys.room) explicit_bzero(keys.ring, keys.room * sizeof *ring);
+    free(keys.ring);
+    keys.ring = ring;
+    keys.room = room;
+    return true;
+}
+tutti_status key_add(const unsigned char key[KEY_BYTES], struct key_id *out)
+{
+    static const char label[PURPOSE_BYTES] = "tutti key id";
+    unsigned char name[SHA256_BYTES];
+    TRY(secret_load());
+    hmac_sha256(key, KEY_BYTES, label, sizeof label, name);
+    memcpy(out, name, sizeof *out);
+    pthread_mutex_lock(&lock);
+    bool known = key_find(out), room = known || keys.added < keys.room || keys.room == MOST_KEYS || ring_grow();
+    if (!known && room) {
+        struct group_key *k = &keys.ring[keys.added++ % keys.room];
+        k->id = *out;
+        secret_mix(key, k->bytes);
+    }
+    pthread_mutex_unlock(&lock);
+    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the key of a group");
+}
+void keys_forget(void)
+{
+    pthread_mutex_lock(&lock);
+    if (keys.ring) explicit_bzero(keys.ring, keys.room * sizeof *keys.ring);
+    free(keys.ring);
+    memset(&keys, 0, sizeof keys);
+    pthread_mutex_unlock(&lock);
+    secret_forget();
+}
+/* Another thread of the parent may have held the lock, or been about to grow the ring, so its memory is left alone. */
+void keys_after_fork(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(&keys, 0, sizeof keys);
+    secret_after_fork();
+}
+
+/* ---- what follows from a key ---- */
+bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
+    unsigned char out[KEY_BYTES])
+{
+    struct { char purpose[PURPOSE_BYTES]; unsigned char text[MOST_DERIVED_BYTES]; } whole = { .purpose = "" };
+    pthread_mutex_lock(&lock);
+    const struct group_key *key = bytes <= sizeof whole.text ? key_find(id) : NULL;
+    if (key) {
+        strncpy(whole.purpose, purpose, sizeof whole.purpose - 1);
+        memcpy(whole.text, text, bytes);
+        hmac_sha256(key->bytes, sizeof key->bytes, &whole, sizeof whole.purpose + bytes, out);
+    }
+    pthread_mutex_unlock(&lock);
+    return key;
+}
+bool key_of_pair(const struct key_id *id, const unsigned char a[16], const unsigned char b[16], struct pair_key *out)
+{
+    unsigned char both[2][16];
+    bool ordered = memcmp(a, b, 16) < 0;
+    memcpy(both[0], ordered ? a : b, 16);
+    memcpy(both[1], ordered ? b : a, 16);
+    return key_derive(id, "tutti pair", both, sizeof both, out->bytes);
+}
+void proof_make(const struct pair_key *key, const void *text, size_t bytes, unsigned char out[PROOF_BYTES])
+{
+    hmac_sha256(key->bytes, sizeof key->bytes, text, bytes, out);
+}
+bool proof_check(const struct pair_key *key, const void *text, size_t bytes, const unsigned char proof[PROOF_BYTES])
+{
+    unsigned char right[PROOF_BYTES];
+    proof_make(key, text, bytes, right);
+    return secret_bytes_equal(right, proof, sizeof right);
+}
