@@ -74,7 +74,10 @@ void keys_after_fork(void)
 bool key_derive(const struct key_id *id, const char *purpose, const void *text, size_t bytes,
     unsigned char out[KEY_BYTES])
 {
-    struct { char purpose[PURPOSE_BYTES]; unsigned char text[MOST_DERIVED_BYTES]; } whole = { .purpose = "" };
+    struct {
+        char purpose[PURPOSE_BYTES];
+        unsigned char text[MOST_DERIVED_BYTES];
+    } whole = { .purpose = "" };
     pthread_mutex_lock(&lock);
     const struct group_key *key = bytes <= sizeof whole.text ? key_find(id) : NULL;
     if (key) {

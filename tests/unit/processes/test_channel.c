@@ -42,7 +42,8 @@ static void tick(void *context) { atomic_fetch_add(&((struct box *)context)->tic
 static struct channel *open_channel(const unsigned char name[16], int me, struct peer *const *peers, struct box *box)
 {
     struct channel *c;
-    REQUIRE(channel_open(name, me, peers, 2, NULL, &(struct channel_user){ receive, tick, box }, &c) == TUTTI_OK);
+    REQUIRE(channel_open(name, me, peers, size < 2 ? 2 : size, NULL, &(struct channel_user){ receive, tick, box }, &c)
+        == TUTTI_OK);
     return c;
 }
 static bool post(struct channel *c, int from, int to, int word, int value)
@@ -342,9 +343,59 @@ static void test_a_forked_child_starts_anew(void **state)
 #endif
     world_run(1, forks, 0);
 }
+/* ---- in the name of another ---- */
+/* 2 is connected with 0, and no rank of the group: what it sends in the name of rank 1 is not delivered, whether it says
+   that it passes it on or not, and its own connection ends; that of rank 1 does not. The same if the group's channel
+   opens later. */
+static bool early;
+static void send_as_another(void)
+{
+    struct peer *peers[3] = { NULL };
+    struct box box = { 0 };
+    struct loss loss = { 0 };
+    world_join();
+    if (rank != 0) REQUIRE(world_call(0, &peers[0]) == TUTTI_OK);
+    for (int peer = 1; peer < 3 && rank == 0; peer++) REQUIRE(world_call(peer, &peers[peer]) == TUTTI_OK);
+    struct channel *c = rank < 2 && !(early && rank == 0) ? open_channel(token, rank, peers, &box) : NULL;
+    world_barrier(3);
+    if (rank == 2) {
+        struct parcel parcel = { .to = { .rank = 0 }, .from = 1, .hops = (uint8_t)(getpid() % 2), .length = 12 };
+        struct note note = { 1, 0, END };
+        memcpy(parcel.to.token, token, sizeof parcel.to.token);
+        memcpy(parcel.bytes, &note, sizeof note);
+        pthread_mutex_lock(&registry.lock);
+        REQUIRE(peer_tell_parcel(peers[0], &parcel) == 0);
+        pthread_mutex_unlock(&registry.lock);
+    }
+    world_barrier(3);
+    if (!c && rank == 0) c = open_channel(token, 0, peers, &box);
+    struct peer *watched = rank == 0 ? peers[2] : rank == 2 ? peers[0] : NULL;
+    struct peer_watch watch = { .peer = watched, .lost = loss_note, .context = &loss };
+    if (watched) peer_watch(&watch);
+    if (watched) loss_await(&loss);
+    world_barrier(3);
+    if (rank == 1) REQUIRE(post(c, 1, 0, 1, 7));
+    if (rank == 0) await(&box.count, 1);
+    if (rank == 0) REQUIRE(box.first.word == 1 && box.first.value == 7 && !atomic_load(&box.ended));
+    if (rank == 0) REQUIRE(!peer_is_gone(peers[1]) && peer_is_gone(peers[2]));
+    world_barrier(3);
+    if (watched) peer_unwatch(&watch);
+    channel_close(c);
+    for (int peer = 0; peer < 3; peer++) peer_release(peers[peer]);
+    peers_release();
+}
+static void test_no_process_speaks_for_another(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        early = i % 2;
+        world_run(3, send_as_another, 0);
+    }
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_process_speaks_for_another),
         cmocka_unit_test(test_messages_keep_their_order),
         cmocka_unit_test(test_what_a_stopped_peer_is_owed_has_a_bound),
         cmocka_unit_test(test_what_the_dead_have_said_comes_before_their_end),
