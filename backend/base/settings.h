@@ -54,7 +54,7 @@
     X(silence_ms, "TUTTI_SILENCE_MS", NUMBER, "5000", "1000 to 60000", \
       "how long another host may be silent before its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", "file, readable by its owner only, with a secret that processes" \
-      " on different hosts prove to each other to know (empty: none)") \
+      " must know beside the key from the store, on all hosts (empty: none)") \
     X(cache, "TUTTI_CACHE", TEXT, "", "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "-1 to 1", \
