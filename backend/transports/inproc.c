@@ -135,7 +135,7 @@ static void hear_message(struct port *p, const struct message *m)
 static void hear_withdrawal(struct port *p, const struct message *m)
 {
     struct matching *matching = &p->base.router->matching;
-    struct arrival *a = matching_withdraw(matching, m->source, m->name, m->id);
+    struct arrival *a = matching_withdraw(matching, NULL, m->source, m->name, m->id);
     if (a) matching_free(matching, a); /* else its receive finds nothing to read */
 }
 static void hear_end(struct port *p, const struct message *m)

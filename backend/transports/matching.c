@@ -59,11 +59,12 @@ struct transfer *matching_pop(struct matching *m, int peer)
             if (peer == TRANSFER_ANY_PEER || x->peer == peer) return queue_take(&b->posted, before);
     return NULL;
 }
-struct arrival *matching_withdraw(struct matching *m, int source, struct message_name name, uint64_t id)
+struct arrival *matching_withdraw(struct matching *m, const struct transport *by, int source, struct message_name name,
+    uint64_t id)
 {
     struct bucket *b = bucket_of(m, name);
     for (struct arrival *before = NULL, *a = b->first; a; before = a, a = a->next)
-        if (a->announced && a->source == source && a->id == id) return unlink_after(b, before);
+        if (a->announced && a->by == by && a->source == source && a->id == id) return unlink_after(b, before);
     return NULL;
 }
 void matching_withdraw_all(struct matching *m, int source)

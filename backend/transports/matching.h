@@ -37,8 +37,9 @@ void matching_keep(struct matching *matching, struct arrival *arrival);
 bool matching_cancel(struct matching *matching, const struct transfer *receive); /* true: it was kept */
 /* A kept receive from this rank alone, no longer kept; TRANSFER_ANY_PEER: any at all. NULL: there is none. */
 struct transfer *matching_pop(struct matching *matching, int peer);
-/* The announced arrival of this sender and id, now the caller's; NULL: there is none. */
-struct arrival *matching_withdraw(struct matching *matching, int source, struct message_name name, uint64_t id);
+/* The announced arrival of this sender and id, by that transport, now the caller's; NULL: there is none. */
+struct arrival *matching_withdraw(struct matching *matching, const struct transport *by, int source,
+    struct message_name name, uint64_t id);
 void matching_withdraw_all(struct matching *matching, int source); /* frees all that this sender has announced */
 
 void matching_each(const struct matching *matching, void (*call)(void *context, const struct arrival *arrival),

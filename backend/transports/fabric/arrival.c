@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char twice[] = "its process has sent a message twice", missing[] = "a message of its process is missing";
+
 static struct matching *matching_of(struct port *p) { return &p->base.router->matching; }
 static void fail(struct port *p, tutti_status status) { router_fail(p->base.router, status); }
 static void fail_memory(struct port *p, int from)
@@ -15,25 +17,63 @@ static void fail_memory(struct port *p, int from)
 }
 
 /* ---- announced messages ---- */
-static struct parked *park(struct link *link, void *descriptor, const struct header *header, size_t bytes)
+static struct parked **bucket_of(struct port *p, uint64_t id) { return &p->parked[id % PARKED_BUCKETS]; }
+static struct parked *parked_find(struct port *p, const struct link *link, uint64_t id)
 {
-    struct parked *parked = memory_zeroed(1, sizeof *parked), **at = &link->parked;
+    struct parked *parked = *bucket_of(p, id);
+    while (parked && (parked->id != id || parked->link != link)) parked = parked->next;
+    return parked;
+}
+static struct parked *parked_new(struct port *p, struct link *link, const struct header *h, void *descriptor,
+    size_t bytes)
+{
+    struct parked *parked = memory_zeroed(1, sizeof *parked), **at = bucket_of(p, h->id);
     if (!parked) return NULL;
-    *parked = (struct parked){ .descriptor = descriptor, .bytes = bytes, .id = header->id, .wire = header->bytes };
-    while (*at) at = &(*at)->next;
+    *parked = (struct parked){ .next = *at, .at = at, .link = link, .name = h->name, .id = h->id, .wire = h->bytes };
+    parked->descriptor = descriptor;
+    parked->bytes = bytes;
+    if (*at) (*at)->at = &parked->next;
+    link->parked++;
     return *at = parked;
 }
-static void parked_free(struct link *link, struct parked *parked)
+static void due_push(struct due *due, struct parked *parked)
 {
-    struct parked **at = &link->parked;
-    while (*at != parked) at = &(*at)->next;
-    *at = parked->next;
-    free(parked);
+    parked->next_due = NULL;
+    parked->due = true;
+    if (due->first) due->last->next_due = parked;
+    else due->first = parked;
+    due->last = parked;
+}
+static void due_remove(struct due *due, const struct parked *parked)
+{
+    struct parked *before = NULL, *at = due->first;
+    for (; at && at != parked; at = at->next_due) before = at;
+    if (!at) return;
+    if (before) before->next_due = at->next_due;
+    else due->first = at->next_due;
+    if (due->last == at) due->last = before;
+    at->due = false;
+}
+static struct parked *due_pop(struct due *due)
+{
+    struct parked *parked = due->first;
+    if (parked) due_remove(due, parked);
+    return parked;
 }
 static void release(struct port *p, struct parked *parked)
 {
     if (parked->descriptor) p->fabric->operations->release(p->fabric, parked->descriptor);
     parked->descriptor = NULL;
+}
+static void parked_free(struct port *p, struct parked *parked)
+{
+    release(p, parked);
+    if (parked->due) due_remove(&p->met, parked);
+    if (parked->due) due_remove(&p->refusing, parked);
+    *parked->at = parked->next;
+    if (parked->next) parked->next->at = parked->at;
+    parked->link->parked--;
+    free(parked);
 }
 static void fetch(struct port *p, struct link *link, struct transfer *x, struct parked *parked)
 {
@@ -53,123 +93,93 @@ static void fetch(struct port *p, struct link *link, struct transfer *x, struct 
     f->transfer = x;
     f->packed = !direct;
     f->bytes = parked->bytes;
+    void *descriptor = parked->descriptor;
+    parked->descriptor = NULL;
     flight_enlist(f, &p->flights); /* before: it may land within */
-    if (p->fabric->operations->fetch(p->fabric, f, parked->descriptor, direct ? x->pieces[0].at : NULL)) return;
+    if (p->fabric->operations->fetch(p->fabric, f, descriptor, direct ? x->pieces[0].at : NULL)) return;
     flight_remove(f);
     flight_enlist(f, &p->landed);
 }
 /* What is refused stays parked until its sender has heard so and withdraws it: to let go of it is success there. */
-void port_accept(struct port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes)
+void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes)
 {
-    x->key = parked->id;
-    parked->receive = NULL;
-    if (!parked->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
+    struct parked *parked = parked_find(p, link, id);
+    x->key = id;
+    if (parked) parked->receive = NULL;
+    if (!parked || !parked->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
     else if (transfer_meets(x, link->rank, bytes)) fetch(p, link, x, parked);
     else {
-        parked->refused = true;
         parked->wanted = x->wire;
-        p->refuses = true;
+        due_push(&p->refusing, parked);
         return;
     }
-    parked_free(link, parked);
+    if (parked) parked_free(p, parked);
 }
-/* Again where memory was missing for it. */
+/* Again where memory was missing for it, but not where the connection has broken. */
 void port_refuse(struct port *p)
 {
-    p->refuses = false;
-    for (int r = 0; r < p->size; r++)
-        for (struct parked *at = p->links[r].parked; at; at = at->next) {
-            struct link *link = &p->links[r];
-            if (!at->refused || link->unreachable) continue;
-            at->refused = !port_tell(p, link, &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted });
-            p->refuses |= at->refused && !link->broken_ms;
-        }
-}
-void port_begin_matched(struct port *p)
-{
-    p->matched = false;
-    for (int r = 0; r < p->size; r++)
-        for (struct parked *at = p->links[r].parked, *next; at; at = next) {
-            next = at->next;
-            if (at->receive) port_accept(p, &p->links[r], at->receive, at, at->wire);
-        }
-}
-static void let_go_among(struct port *p, const struct notes *notes, const struct header *h)
-{
-    for (struct note *note = notes->first; note; note = note->next) {
-        if (note->header.from != h->from || note->header.id != h->id || !note->parked) continue;
-        p->fabric->operations->release(p->fabric, note->parked);
-        note->parked = NULL;
+    struct due due = p->refusing;
+    p->refusing = (struct due){ NULL, NULL };
+    for (struct parked *at; (at = due_pop(&due)) != NULL;) {
+        bool told = port_tell(p, at->link, &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted });
+        if (!told && !at->link->broken_ms && !at->link->unreachable) due_push(&p->refusing, at);
     }
 }
-/* At once, though its rank does not poll: the sender waits for it. */
-void port_let_go(struct port *p, const struct header *h)
+void port_begin_met(struct port *p)
 {
-    if (h->from < 0 || h->from >= p->size) return;
-    let_go_among(p, &p->notes, h);
-    let_go_among(p, &p->ahead, h);
-    for (struct parked *parked = p->links[h->from].parked; parked; parked = parked->next)
-        if (parked->id == h->id) release(p, parked);
+    for (struct parked *at; (at = due_pop(&p->met)) != NULL;) port_accept(p, at->link, at->receive, at->id, at->wire);
 }
-/* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. */
-static void withdraw(struct port *p, struct link *link, const struct header *header)
+/* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. What is
+   fetched, or has been, is not parked any more. */
+static void withdraw(struct port *p, const struct link *link, uint64_t id)
 {
-    struct parked *parked = link->parked;
-    while (parked && parked->id != header->id) parked = parked->next;
-    if (!parked) { /* it is ahead of its turn, or is being fetched, or has been */
-        let_go_among(p, &p->ahead, header);
-        return;
-    }
+    struct parked *parked = parked_find(p, link, id);
+    if (!parked) return;
     release(p, parked);
     if (parked->receive) return;
-    struct arrival *a = matching_withdraw(matching_of(p), link->rank, header->name, (uint64_t)(uintptr_t)parked);
+    struct arrival *a = matching_withdraw(matching_of(p), &p->base, link->rank, parked->name, id);
     if (a) matching_free(matching_of(p), a);
-    parked_free(link, parked);
+    parked_free(p, parked);
 }
-void link_forget_arrivals(struct port *p, struct link *link)
+void port_forget_arrivals(struct port *p, const struct link *link)
 {
-    for (struct parked *parked; (parked = link->parked) != NULL; free(parked)) {
-        release(p, parked);
-        link->parked = parked->next;
-    }
+    for (int i = 0; i < PARKED_BUCKETS; i++)
+        for (struct parked *at = p->parked[i], *next; at; at = next) {
+            next = at->next;
+            if (!link || at->link == link) parked_free(p, at);
+        }
 }
 bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x)
 {
-    struct parked *parked = link->parked;
-    while (parked && parked->receive != x) parked = parked->next;
-    if (!parked) return false;
-    release(p, parked);
-    parked_free(link, parked);
-    return true;
+    struct parked *parked = p->met.first;
+    while (parked && (parked->link != link || parked->receive != x)) parked = parked->next_due;
+    if (parked) parked_free(p, parked);
+    return parked;
 }
 
 /* ---- messages ---- */
-static bool hear_announced(struct port *p, struct link *link, const struct header *h, void *descriptor, size_t bytes)
+static void hear_announced(struct port *p, struct link *link, const struct header *h)
 {
-    struct parked *parked = park(link, descriptor, h, bytes);
-    if (!parked) {
-        fail_memory(p, link->rank);
-        return false;
-    }
+    struct parked *parked = parked_find(p, link, h->id);
+    if (!parked) return; /* it was withdrawn before its turn came */
     parked->receive = matching_arrive(matching_of(p), link->rank, h->name);
     if (parked->receive) {
         parked->receive->source = link->rank;
-        p->matched = true;
-        return true;
+        due_push(&p->met, parked);
+        return;
     }
     struct arrival *a = matching_arrival(matching_of(p), 0);
     if (!a) {
         fail_memory(p, link->rank);
-        return true;
+        return;
     }
     a->name = h->name;
     a->bytes = h->bytes;
-    a->id = (uint64_t)(uintptr_t)parked;
+    a->id = h->id;
     a->source = link->rank;
     a->by = &p->base;
     a->announced = true;
     matching_keep(matching_of(p), a);
-    return true;
 }
 static void hear_eager(struct port *p, struct link *link, const struct header *h, const unsigned char *data)
 {
@@ -193,49 +203,53 @@ static void hear_eager(struct port *p, struct link *link, const struct header *h
     memcpy(a->data, data, (size_t)h->bytes);
     matching_keep(matching_of(p), a);
 }
-static struct link *link_of(struct port *p, const struct header *h, size_t bytes, bool announced)
-{
-    uint64_t most = announced ? (h->bytes ? h->bytes : 1) : EAGER_BYTES;
-    bool sane = h->from >= 0 && h->from < p->size && bytes <= most;
-    sane = sane && (announced || h->kind != MESSAGE || bytes == h->bytes);
-    struct link *link = sane ? &p->links[h->from] : NULL;
-    return link && !link->lost ? link : NULL;
-}
 /* How many messages of this rank, in the order in which they left, are to be heard before. */
 static int messages_before(const struct port *p, const struct header *h)
 {
     return (int)(h->sequence - p->base.router->routes[h->from].heard);
 }
-static bool hear_next(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
-    bool announced)
+static void hear_next(struct port *p, struct link *link, const struct header *h, const void *data)
 {
     p->base.router->routes[link->rank].heard++;
-    if (announced) return hear_announced(p, link, h, data, bytes);
-    hear_eager(p, link, h, data);
-    return false;
+    if (h->id) hear_announced(p, link, h);
+    else hear_eager(p, link, h, data);
+}
+static struct note *note_of(struct link *link, struct endpoint *from, const struct header *h, const void *data)
+{
+    bool announced = h->kind == MESSAGE && h->id;
+    struct note *note = note_new(h, announced ? NULL : data, h->kind == MESSAGE ? (size_t)h->bytes : 0, announced);
+    if (!note) return NULL;
+    note->from = from;
+    link->parked += !note->announced; /* that is parked, and counts */
+    return note;
+}
+static void note_end(struct port *p, struct note *note)
+{
+    p->links[note->header.from].parked -= !note->announced;
+    note_free(p->fabric, note);
 }
 static void put_ahead(struct port *p, struct note *note)
 {
     notes_push(&p->ahead, note);
     p->base.router->ahead++;
 }
-static bool hear_message(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
-    bool announced)
+static void hear_message(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
+    const void *data)
 {
     int before = messages_before(p, h);
-    if (before == 0) return hear_next(p, link, h, data, bytes, announced);
-    if (before < 0 || !p->base.router->network->beside) {
-        fail(p,
-            status_fail(TUTTI_INTERNAL, "rank %d: message %u of rank %d came, and %u was to be next", p->rank,
-                h->sequence, h->from, h->sequence - (unsigned)before));
-        return false;
+    if (before == 0) {
+        hear_next(p, link, h, data);
+        return;
     }
-    struct note *note = note_new(h, data, bytes, announced);
+    if (before < 0 || !p->base.router->network->beside) {
+        endpoint_note_faulty(p->fabric, from, before < 0 ? twice : missing);
+        return;
+    }
+    struct note *note = note_of(link, from, h, data);
     if (note) put_ahead(p, note);
     else fail_memory(p, link->rank);
-    return note && announced;
 }
-/* Those of one rank are in their order; what was withdrawn meanwhile is heard of by nobody. */
+/* Those of one rank are in their order. */
 bool port_hear_ahead(struct port *p)
 {
     struct router *router = p->base.router;
@@ -245,35 +259,89 @@ bool port_hear_ahead(struct port *p)
     router->ahead -= all.count;
     for (struct note *note; (note = notes_pop(&all)) != NULL;) {
         struct link *link = &p->links[note->header.from];
-        if (!link->lost && messages_before(p, &note->header) != 0) {
+        int before = link->lost ? 0 : messages_before(p, &note->header);
+        if (before > 0) {
             put_ahead(p, note);
             continue;
         }
         heard = true;
-        void *data = note->announced ? note->parked : note->data;
-        if (link->lost) data = NULL;
-        else if (!data) router->routes[link->rank].heard++;
-        if (data && hear_next(p, link, &note->header, data, note->bytes, note->announced)) note->parked = NULL;
-        note_free(p->fabric, note);
+        if (before < 0) endpoint_note_faulty(p->fabric, note->from, twice);
+        else if (!link->lost) hear_next(p, link, &note->header, note->data);
+        note_end(p, note);
     }
     return heard;
 }
-bool port_hear(struct port *p, const struct header *h, void *data, size_t bytes, bool announced)
+static void hear(struct port *p, struct link *link, struct endpoint *from, const struct header *h, const void *data)
 {
-    struct link *link = link_of(p, h, bytes, announced);
-    if (!link) return false;
-    link->returned = h->returned;
     switch ((enum kind)h->kind) {
-    case MESSAGE: return hear_message(p, link, h, data, bytes, announced);
-    case WITHDRAWN: withdraw(p, link, h); return false;
-    case REFUSED: port_refused(p, h); return false;
-    default: return false; /* credit has been taken */
+    case MESSAGE: hear_message(p, link, from, h, data); return;
+    case WITHDRAWN: withdraw(p, link, h->id); return;
+    case REFUSED: port_refused(p, h); return;
+    default: return; /* credit has been taken */
     }
 }
 void port_hear_notes(struct port *p)
 {
-    for (struct note *note; (note = notes_pop(&p->notes)) != NULL; note_free(p->fabric, note)) {
-        void *data = note->announced ? note->parked : note->data;
-        if (port_hear(p, &note->header, data, note->bytes, note->announced)) note->parked = NULL;
+    for (struct note *note; (note = notes_pop(&p->notes)) != NULL; note_end(p, note)) {
+        struct link *link = &p->links[note->header.from];
+        if (!link->lost && !note->from->faulty) hear(p, link, note->from, &note->header, note->data);
     }
+}
+
+/* ---- what may come ---- */
+static bool is_its_own(const struct port *p, struct link *link, const struct endpoint *from)
+{
+    if (link->by == from) return true;
+    if (memcmp(p->ground.process(p->ground.context, link->rank), from->process, sizeof from->process) != 0)
+        return false;
+    link->by = from;
+    return true;
+}
+/* What is wrong with a message that this process has sent to this port; NULL: nothing. */
+static const char *fault_of(const struct port *p, const struct endpoint *from, const struct header *h, bool announced)
+{
+    struct link *link = h->from >= 0 && h->from < p->size ? &p->links[h->from] : NULL;
+    if (!link || !is_its_own(p, link, from)) return "its process has sent a message in the name of another";
+    if (link->lost) return NULL;
+    if (h->returned - link->returned > link->charged - link->returned)
+        return "its process has given back more credit than it had";
+    if (announced && h->id <= link->announced) return "its process has announced a message twice";
+    if (link->parked >= PARKED_MOST) return "more than 65536 messages of its process wait to be received";
+    bool unasked = h->kind == MESSAGE && !announced;
+    if (unasked && link->arrived - link->owed + charge_of(h->bytes) > CREDIT_BYTES)
+        return "its process has sent more bytes unasked than it has credit for";
+    return NULL;
+}
+_Static_assert(PARKED_MOST == 65536, "as the text says");
+/* At once, though its rank does not poll: where it lies, or that it lies nowhere any more, as its sender waits for
+   that. false: there was no memory. */
+static bool take(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes, bool announced)
+{
+    link->returned = h->returned;
+    if (h->kind == WITHDRAWN) {
+        struct parked *parked = parked_find(p, link, h->id);
+        if (parked) release(p, parked);
+    } else if (announced) {
+        link->announced = h->id;
+        return parked_new(p, link, h, data, bytes);
+    } else if (h->kind == MESSAGE) link->arrived += charge_of(h->bytes);
+    return true;
+}
+bool port_hear(struct port *p, struct endpoint *from, const struct header *h, void *data, size_t bytes, bool announced)
+{
+    const char *fault = fault_of(p, from, h, announced);
+    if (fault) endpoint_note_faulty(p->fabric, from, fault);
+    struct link *link = fault ? NULL : &p->links[h->from];
+    if (!link || link->lost) return false;
+    if (!take(p, link, h, data, bytes, announced)) {
+        port_starve(p);
+        return false;
+    }
+    if (p == p->fabric->polling) hear(p, link, from, h, data);
+    else if (h->kind != CREDIT) {
+        struct note *note = note_of(link, from, h, data);
+        if (note) port_note(p, note);
+        else port_starve(p);
+    }
+    return announced;
 }

@@ -256,6 +256,7 @@ void port_refused(struct port *p, const struct header *header)
 {
     for (struct flight *f = p->flights; f; f = f->next)
         if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {
+            if (f->refused) return;
             f->refused = true;
             f->theirs = header->bytes;
             if (!port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))

@@ -2,7 +2,9 @@
  * child of fork, which has nothing of it: what it has inherited is its parent's, and is not touched. */
 #include "backend/transports/fabric/fabric.h"
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
 #include "backend/transports/fabric/port.h"
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -20,6 +22,41 @@ void endpoint_note_broken(struct fabric *fabric, struct endpoint *e, const char 
     e->why = why;
     e->broke = ++fabric->breaks;
     ports_wake(fabric);
+}
+static void name_process(const struct fabric *fabric, const struct endpoint *e, char *out, size_t bytes)
+{
+    char host[256];
+    for (const struct port *p = fabric->ports; p; p = p->next)
+        for (int r = 0; r < p->size; r++) {
+            if (memcmp(p->ground.process(p->ground.context, r), e->process, sizeof e->process) != 0) continue;
+            p->ground.name(p->ground.context, r, host, sizeof host);
+            snprintf(out, bytes, "the process of rank %d on %s", r, host);
+            return;
+        }
+    if (fabric->operations->address) fabric->operations->address(e, host, sizeof host);
+    else snprintf(host, sizeof host, "an address that is not known");
+    snprintf(out, bytes, "a process at %s (they share no group)", host);
+}
+void endpoint_note_faulty(struct fabric *fabric, struct endpoint *e, const char *why)
+{
+    char name[320];
+    if (e->faulty) return;
+    name_process(fabric, e, name, sizeof name);
+    LOG(WARN, "%s ends its connection with %s: %s", fabric->operations->name, name, why);
+    e->faulty = e->ends = fabric->faults = true;
+    endpoint_note_broken(fabric, e, why);
+}
+bool fabric_end_faulty(struct fabric *fabric)
+{
+    bool some = fabric->faults;
+    fabric->faults = false;
+    for (struct endpoint *e = some ? fabric->endpoints : NULL; e; e = e->next) {
+        if (!e->ends) continue;
+        e->ends = false;
+        early_forget(fabric, e);
+        fabric->operations->disconnect(fabric, e);
+    }
+    return some;
 }
 
 /* ---- fork ---- */

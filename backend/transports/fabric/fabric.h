@@ -7,24 +7,35 @@
  * Everything of a fabric is touched with its lock held, the functions below included; what they tell, they tell
  * within `progress`, on whichever thread that is. What has come or is over is told to the port whose it is: at once if
  * it is the one that polls (fabric->polling), else through its lists `notes` and `landed`, and its bell rings if it
- * sleeps. */
+ * sleeps.
+ *
+ * A process speaks for its own ranks alone: a message is accepted from the process at the other end of the connection
+ * by which it came, if it can be at all, and if what waits here of that process stays within its budget. Otherwise
+ * that connection is ended, and nothing else. */
 #pragma once
 #include "backend/processes/keys.h"
 #include "backend/transports/router.h"
 #include <pthread.h>
 
-enum { FABRIC_CARD_BYTES = 2048, FLIGHT_CLASSES = 14 }; /* rooms of 256 bytes to 2 MiB are kept, others freed */
+enum {
+    FABRIC_CARD_BYTES = 2048,
+    FLIGHT_CLASSES = 14,   /* rooms of 256 bytes to 2 MiB are kept, others freed */
+    EARLY_MOST = 16384,    /* messages of a process that wait here for groups that are not there yet */
+    EARLY_BYTES = 4 << 20, /* of them */
+};
 enum kind {
     MESSAGE,   /* eager with its bytes, or announced: its bytes are fetched */
     CREDIT,    /* nothing but `returned` */
     WITHDRAWN, /* the announced message `id` is not to be fetched any more */
     REFUSED,   /* your announced message `id` is not fetched: the receive wants `bytes` */
+    KINDS,
     KIND_OF_FABRIC = 16 /* from here on they are a fabric's own */
 };
 struct header { /* of every message; fixed size, no padding */
     uint64_t comm;
     struct message_name name;
-    uint64_t bytes, id;
+    uint64_t bytes;
+    uint64_t id;       /* of an announced message: it grows from each to the next of its sender; 0 of any other */
     uint64_t returned; /* bytes of eager messages that were sent unasked and have met their receive, so far */
     int32_t from, to;
     uint32_t sequence; /* of this message from this sender to this receiver; 0 of what is none */
@@ -34,6 +45,10 @@ struct endpoint { /* to a process; a fabric's own begins with this */
     unsigned char process[16];
     bool open;         /* messages may be sent */
     bool left;         /* it has said that it ends: the end of the connection is none of a process */
+    bool faulty;       /* it has sent what cannot be: nothing that comes by it is heard any more */
+    bool ends;         /* faulty, and not disconnected yet */
+    int early;         /* messages of it that wait for groups which are not there yet */
+    size_t early_bytes;
     int64_t broken_ms; /* since when it is broken; 0: it is not */
     unsigned broke;    /* it did as the fabric's n-th */
     const char *why;   /* it is, in the words of the fabric */
@@ -46,6 +61,7 @@ struct port;
    fetched. From its post until it has landed. */
 struct flight {
     struct header header;
+    uint64_t connection; /* of a fabric that sends it behind the header */
     struct port *owner; /* NULL: nobody is interested any more */
     struct link *link;
     struct endpoint *endpoint;
@@ -59,14 +75,14 @@ struct flight {
     int class;
     struct flight *next, **at;      /* in owner->flights, then in owner->landed, then among the spare ones */
     unsigned char *room;
-    void *of_fabric;                /* whatever the fabric wants to know of it */
 };
-/* A message that has come while its port did not poll. */
+/* A message that has come while its port did not poll, or before there was one. */
 struct note {
     struct note *next;
+    struct endpoint *from;
     struct header header;
     bool announced;
-    void *parked; /* of an announced one: the fabric's descriptor */
+    void *parked; /* the fabric's descriptor of an announced one, while there is no port that has it */
     size_t bytes;
     unsigned char data[];
 };
@@ -95,6 +111,8 @@ struct fabric_operations {
     bool (*arm)(struct fabric *fabric); /* true: nothing is left to do, and `event` tells of what comes */
     /* By force, and whatever is under way over it lands within; what is sent later is refused. */
     void (*disconnect)(struct fabric *fabric, struct endpoint *endpoint);
+    /* Where its other end is, for messages. NULL: this is not known. */
+    void (*address)(const struct endpoint *endpoint, char *out, size_t bytes);
 };
 enum { PAST_PORTS = 256 };
 struct past { /* ports that are no more, the latest */
@@ -120,6 +138,7 @@ struct fabric {
     bool restless; /* is to be looked at again soon, whatever the descriptor says */
     struct endpoint *endpoints;
     unsigned breaks; /* endpoints that have broken, ever */
+    bool faults;     /* some are faulty that are not disconnected yet */
     /* of what is common */
     struct port *ports, *polling;
     struct past past;
@@ -150,9 +169,11 @@ void fabric_close(struct fabric *fabric);
 tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_ground *ground);
 
 /* ---- for fabrics ---- */
-/* A message has come. Its data is copied if it is needed later; of an announced one `data` is the fabric's descriptor,
-   and true: it is kept, until fetch or release. */
-bool fabric_hear(struct fabric *fabric, const struct header *header, void *data, size_t bytes, bool announced);
+/* A message has come by this endpoint. Its data is copied if it is needed later; of an announced one `data` is the
+   fabric's descriptor, and true: it is kept, until fetch or release. What cannot be is not heard, and the endpoint is
+   disconnected after the progress that is under way. */
+bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
+    bool announced);
 /* A flight that was under way has landed; why NULL: well. Not for those that `send` or `fetch` say false of. */
 void flight_land(struct fabric *fabric, struct flight *flight, const char *why);
 struct flight *flight_new(struct fabric *fabric, size_t room); /* NULL: out of memory */
@@ -160,6 +181,9 @@ void flight_free(struct fabric *fabric, struct flight *flight);
 /* NULL: there is none, or it has broken or left. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 void endpoint_note_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
+/* Its process has sent what cannot be, for this reason: it is broken, and disconnected by fabric_end_faulty. */
+void endpoint_note_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why);
+bool fabric_end_faulty(struct fabric *fabric); /* not within progress; true: some were */
 static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
 void fabric_pause(struct fabric *fabric); /* for some microseconds, without the lock */
 
@@ -169,3 +193,7 @@ struct note *note_new(const struct header *header, const void *data, size_t byte
 void notes_push(struct notes *notes, struct note *note);
 struct note *notes_pop(struct notes *notes);
 void note_free(struct fabric *fabric, struct note *note); /* and lets go of what is parked */
+/* Of fabric->early; what waits there counts for the endpoint by which it came. */
+struct note *early_pop(struct fabric *fabric); /* NULL: there is none */
+void early_push(struct fabric *fabric, struct note *note);
+void early_forget(struct fabric *fabric, const struct endpoint *from); /* all that came by it */

@@ -1,11 +1,8 @@
 /* Messages that came while their port did not poll, and those of communicators that are not there yet. */
-#include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_EARLY = 4096 };
 
 void notes_push(struct notes *notes, struct note *note)
 {
@@ -41,28 +38,66 @@ struct note *note_new(const struct header *header, const void *data, size_t byte
     return note;
 }
 
-/* Early ones are of a communicator that this rank is about to join; if it never does they make room for others. */
-static void keep_early(struct fabric *fabric, struct note *note)
+/* ---- of communicators that this rank is about to join ---- */
+static void early_count(struct endpoint *from, const struct note *note, int sign)
 {
-    if (fabric->early.count == MOST_EARLY) {
-        LOG(WARN, "%d messages came for groups that were not joined here; the oldest is dropped", MOST_EARLY);
-        note_free(fabric, notes_pop(&fabric->early));
-    }
+    size_t bytes = sizeof *note + (note->announced ? 0 : note->bytes);
+    from->early += sign;
+    from->early_bytes = sign > 0 ? from->early_bytes + bytes : from->early_bytes - bytes;
+}
+struct note *early_pop(struct fabric *fabric)
+{
+    struct note *note = notes_pop(&fabric->early);
+    if (note) early_count(note->from, note, -1);
+    return note;
+}
+void early_push(struct fabric *fabric, struct note *note)
+{
+    early_count(note->from, note, 1);
     notes_push(&fabric->early, note);
 }
-static bool keep_note(struct fabric *fabric, struct port *port, const struct header *header, void *data, size_t bytes,
+void early_forget(struct fabric *fabric, const struct endpoint *from)
+{
+    for (int left = fabric->early.count; left > 0; left--) {
+        struct note *note = early_pop(fabric);
+        if (note->from == from) note_free(fabric, note);
+        else early_push(fabric, note);
+    }
+}
+static bool keep_early(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
+    size_t bytes, bool announced)
+{
+    static const char too_much[] = "its process has sent too much to groups that are not joined here";
+    if (port_was_closed(fabric, header->comm, header->to)) return false;
+    bool room = from->early < EARLY_MOST && from->early_bytes < EARLY_BYTES;
+    struct note *note = room ? note_new(header, data, bytes, announced) : NULL;
+    if (!note) {
+        endpoint_note_faulty(fabric, from, room ? "no memory for what its process sends" : too_much);
+        return false;
+    }
+    note->from = from;
+    early_push(fabric, note);
+    return announced;
+}
+
+/* ---- heard ---- */
+/* What is wrong with a message, whoever has sent it to whom; NULL: nothing. */
+static const char *fault_of(const struct header *h, size_t bytes, bool announced)
+{
+    if (h->kind >= KINDS) return "its process has sent a message of an unknown kind";
+    bool carries = h->kind == MESSAGE, is_long = announced && bytes >= 1 && bytes <= (h->bytes ? h->bytes : 1);
+    bool is_short = !announced && bytes == (carries ? h->bytes : 0) && bytes <= EAGER_BYTES;
+    if (announced ? !carries || !is_long : !is_short)
+        return "its process has sent a message of a length that cannot be";
+    return carries && announced != (h->id != 0) ? "its process has sent a message of an id that cannot be" : NULL;
+}
+bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
     bool announced)
 {
-    if (!port && port_was_closed(fabric, header->comm, header->to)) return false;
-    struct note *note = note_new(header, data, bytes, announced);
-    if (note && port) port_note(port, note);
-    else if (note) keep_early(fabric, note);
-    else if (port) port_starve(port);
-    return note && announced;
-}
-bool fabric_hear(struct fabric *fabric, const struct header *header, void *data, size_t bytes, bool announced)
-{
+    const char *fault = from->faulty ? NULL : fault_of(header, bytes, announced);
+    if (fault) endpoint_note_faulty(fabric, from, fault);
+    if (from->faulty) return false;
     struct port *port = port_find(fabric, header->comm, header->to);
-    if (port && port == fabric->polling) return port_hear(port, header, data, bytes, announced);
-    return keep_note(fabric, port, header, data, bytes, announced);
+    return port ? port_hear(port, from, header, data, bytes, announced)
+                : keep_early(fabric, from, header, data, bytes, announced);
 }

@@ -41,7 +41,6 @@ static void wake(struct port *p)
 }
 void port_note(struct port *p, struct note *note)
 {
-    if (note->header.kind == WITHDRAWN) port_let_go(p, &note->header);
     notes_push(&p->notes, note);
     wake(p);
 }
@@ -77,7 +76,7 @@ static enum readiness fabric_readiness(struct transport *t, int member)
 static void fabric_accept(struct transport *t, int member, struct transfer *x, const struct arrival *a)
 {
     struct port *p = enter(t);
-    port_accept(p, &p->links[member], x, (struct parked *)(uintptr_t)a->id, a->bytes);
+    port_accept(p, &p->links[member], x, a->id, a->bytes);
     port_end_landed(p);
     leave(p);
 }
@@ -90,13 +89,13 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
 /* What notes and callbacks have left to be done. */
 static bool settle(struct port *p)
 {
-    bool moved = p->matched || p->landed;
+    bool moved = p->met.first || p->landed;
     if (p->ahead.first) moved |= port_hear_ahead(p);
-    if (p->matched) port_begin_matched(p);
+    if (p->met.first) port_begin_met(p);
     if (p->landed) port_end_landed(p);
     if (p->waiting) moved |= port_send_waiting(p);
     if (p->owes) port_return_credit(p);
-    if (p->refuses) port_refuse(p);
+    if (p->refusing.first) port_refuse(p);
     return moved;
 }
 /* Endpoints that broke since, in whichever communicator it was noticed. What a rank announces to one that has no
@@ -128,6 +127,7 @@ static bool progress(struct port *p)
     moved |= fabric->operations->progress(fabric);
     moved |= settle(p);
     fabric->polling = NULL;
+    if (fabric->faults) moved |= fabric_end_faulty(fabric);
     if (p->breaks != fabric->breaks) note_breaks(p);
     return moved;
 }
@@ -163,8 +163,8 @@ static bool fabric_poll(struct transport *t)
 static bool fabric_arm(struct transport *t)
 {
     struct port *p = enter(t);
-    bool ready = !p->notes.first && !p->landed && !p->matched && !p->waiting && !p->owes && !p->broken && !p->refuses
-        && !p->starved;
+    bool ready = !p->notes.first && !p->landed && !p->met.first && !p->waiting && !p->owes && !p->broken
+        && !p->refusing.first && !p->starved;
     if (ready && !p->armed) {
         p->armed = true;
         p->fabric->armed++;
@@ -248,9 +248,9 @@ static void let_go(struct port *p, struct link *link)
 static void end_link(struct port *p, struct link *link, tutti_status status)
 {
     link->lost = true;
-    for (struct parked *at = link->parked; at; at = at->next)
-        if (at->receive) transfer_fail(at->receive, status, 0);
-    link_forget_arrivals(p, link);
+    for (struct parked *at = p->met.first; at; at = at->next_due)
+        if (at->link == link) transfer_fail(at->receive, status, 0);
+    port_forget_arrivals(p, link);
     let_go(p, link);
     port_end_landed(p);
     p->broken -= link->broken_ms != 0;
@@ -286,16 +286,13 @@ static void fabric_destroy(struct transport *t)
     struct port **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
+    note_closed(p);
     disarm(p);
-    for (int r = 0; r < p->size; r++) {
-        struct link *link = &p->links[r];
-        let_go(p, link);
-        link_forget_arrivals(p, link);
-    }
+    for (int r = 0; r < p->size; r++) let_go(p, &p->links[r]);
+    port_forget_arrivals(p, NULL);
     orphan_flights(p);
     for (struct note *note; (note = notes_pop(&p->notes)) != NULL;) note_free(p->fabric, note);
     for (struct note *note; (note = notes_pop(&p->ahead)) != NULL;) note_free(p->fabric, note);
-    note_closed(p);
     leave(p);
     free(p->links);
     free(p);
@@ -315,12 +312,16 @@ static const struct transport_operations operations = { .name = "fabric",
 static void take_early(struct port *p)
 {
     struct fabric *fabric = p->fabric;
-    struct notes all = fabric->early;
-    fabric->early = (struct notes){ NULL, NULL, 0 };
-    for (struct note *note; (note = notes_pop(&all)) != NULL;) {
-        bool ours = note->header.comm == p->comm && note->header.to == p->rank;
-        if (ours && note->header.kind == WITHDRAWN) port_let_go(p, &note->header);
-        notes_push(ours ? &p->notes : &fabric->early, note);
+    for (int left = fabric->early.count; left > 0; left--) {
+        struct note *note = early_pop(fabric);
+        if (note->header.comm != p->comm || note->header.to != p->rank) {
+            early_push(fabric, note);
+            continue;
+        }
+        void *data = note->announced ? note->parked : note->data;
+        bool heard = !note->from->faulty && port_hear(p, note->from, &note->header, data, note->bytes, note->announced);
+        if (heard) note->parked = NULL;
+        note_free(fabric, note);
     }
 }
 tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_ground *ground)

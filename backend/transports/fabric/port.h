@@ -7,6 +7,8 @@
 enum {
     CREDIT_BYTES = 262144, /* of eager messages that a peer has been sent and that have not met their receive yet */
     LEAST_CHARGE = 64,     /* of each */
+    PARKED_MOST = 65536,   /* announced messages of a rank that nobody has asked for, and notes of others */
+    PARKED_BUCKETS = 256,
     HOLD_MS = 1000,        /* how long a connection that broke is held, for the reason to come by another way */
     UNCONNECTED_MS = 3000  /* after which it is said that messages go by another network */
 };
@@ -21,20 +23,28 @@ struct link { /* with one rank */
     struct endpoint *endpoint; /* NULL: none yet */
     uint64_t charged, returned; /* to it: bytes of eager messages; that it has given back */
     uint64_t owed, told;       /* of it: that have met their receive; and of which it knows */
+    uint64_t arrived;          /* of it: that have come */
+    uint64_t announced;        /* by it: the id of its latest message */
+    int parked;                /* of PARKED_MOST */
+    const struct endpoint *by; /* it was heard last: of its process */
     struct queue waiting;      /* sends, until there is an endpoint */
     struct queue held;         /* transfers that a broken connection has ended */
-    struct parked *parked;     /* oldest first */
 };
-/* An announced message that nobody has asked for yet. */
+/* An announced message that nobody has asked for yet. It is found by the link that it came from and its id, which no
+   other message of that link has. */
 struct parked {
-    struct parked *next;
+    struct parked *next, **at; /* of its bucket */
+    struct parked *next_due;   /* of the port's `met` or `refusing` */
+    bool due;                  /* it is in one of them */
+    struct link *link;
+    struct message_name name;
     void *descriptor; /* NULL: it was withdrawn */
     size_t bytes;
     uint64_t id, wire;
     struct transfer *receive; /* that has met it; NULL: none yet */
-    bool refused;             /* a receive that wants `wanted` bytes has; the sender is to be told so */
-    uint64_t wanted;
+    uint64_t wanted;          /* of refusing: bytes of the receive that has */
 };
+struct due { struct parked *first, *last; }; /* oldest first */
 struct port {
     struct transport base;
     struct fabric *fabric;
@@ -44,11 +54,13 @@ struct port {
     struct link *links;        /* [size] */
     struct flight *flights, *landed;
     struct notes notes, ahead; /* ahead: that wait for others, which come by another network */
+    struct parked *parked[PARKED_BUCKETS];
+    struct due met, refusing; /* receives to begin; senders to be told that their message is refused */
     int waiting;               /* links whose sends wait for an endpoint */
-    bool armed, matched, owes; /* matched, owes: a link has receives to begin, credit to give back */
+    bool armed, owes;          /* owes: a link has credit to give back */
     int broken;                /* links that are, and not lost yet */
     unsigned breaks;           /* of the fabric that are known here */
-    bool starved, refuses;     /* refuses: a sender is to be told that its message is refused */
+    bool starved;
     uint64_t ids;
     struct port *next;
 };
@@ -74,21 +86,21 @@ void link_note_broken(struct port *p, struct link *link, const char *why);
 bool link_connect(struct port *p, struct link *link);  /* true: it has an endpoint; false: not yet, or never */
 void link_note_refused(struct port *p, struct link *link, const char *why); /* beside another network; says so */
 /* ---- arrival.c ---- */
-void port_let_go(struct port *p, const struct header *withdrawal);
+/* A message for it has come, or has waited for it: `data` of an announced one is the descriptor. true: it is kept. */
+bool port_hear(struct port *p, struct endpoint *from, const struct header *header, void *data, size_t bytes,
+    bool announced);
 void port_hear_notes(struct port *p);
-void port_accept(struct port *p, struct link *link, struct transfer *x, struct parked *parked, uint64_t bytes);
+void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes);
 void port_refuse(struct port *p);
-void port_begin_matched(struct port *p);            /* receives that met an announced message in a callback */
+void port_begin_met(struct port *p);                /* receives that met an announced message in a callback */
 bool port_hear_ahead(struct port *p);               /* those whose turn has come; false: none */
-void link_forget_arrivals(struct port *p, struct link *link);
+void port_forget_arrivals(struct port *p, const struct link *link); /* from it; NULL: from all */
 bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x);
 
 /* ---- port.c, for what a fabric tells ---- */
 struct port *port_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
-/* A message for it while it polls. true: the descriptor is kept. */
-bool port_hear(struct port *p, const struct header *header, void *data, size_t bytes, bool announced);
-void port_note(struct port *p, struct note *note); /* the same while it does not */
+void port_note(struct port *p, struct note *note); /* is heard in its next poll */
 void port_land(struct port *p, struct flight *flight);
 void port_starve(struct port *p); /* there was no memory to note a message: it fails in its next poll */
 void ports_wake(const struct fabric *fabric); /* all that sleep */

@@ -2,6 +2,7 @@
    they still do; when a rank sleeps, or nobody has polled since it last looked, it waits on the fabric's file
    descriptor instead, hands what comes to the ports, and rings the bells of those that sleep. So what a fabric has
    promised to send leaves, and peers are answered, while a rank only computes. */
+#include "backend/base/descriptor.h"
 #include "backend/transports/fabric/port.h"
 #include <errno.h>
 #include <poll.h>
@@ -30,9 +31,9 @@ static bool arm(struct fabric *fabric)
 {
     struct port *polling = fabric->polling;
     fabric->polling = NULL;
-    bool armed = fabric->operations->arm(fabric);
+    bool armed = fabric->operations->arm(fabric), ended = fabric->faults && fabric_end_faulty(fabric);
     fabric->polling = polling;
-    return armed;
+    return armed && !ended;
 }
 static void wait_for_event(struct fabric *fabric, bool listens)
 {
@@ -67,7 +68,7 @@ tutti_status thread_start(struct fabric *fabric)
 {
     sigset_t all, before;
     fabric->tender.stop = false;
-    fabric->tender.waker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    fabric->tender.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (fabric->tender.waker < 0)
         return status_fail(TUTTI_SYSTEM, "no descriptor to wake a thread by: %s", strerror(errno));
     sigfillset(&all);

@@ -270,7 +270,7 @@ static struct transfer *uncleared(const struct link *l, uint64_t id)
 }
 static void hear_withdrawal(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct arrival *a = matching_withdraw(shm->matching, l->rank, e->name, e->id);
+    struct arrival *a = matching_withdraw(shm->matching, NULL, l->rank, e->name, e->id);
     struct transfer *x = a ? NULL : open_find(shm, l->rank, e->id, false);
     if (a) matching_free(shm->matching, a);
     if (x) {

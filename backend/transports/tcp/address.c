@@ -2,11 +2,13 @@
  * by IPv4 if it has an address of it; between hosts that are pretended, on loopback. */
 #include "backend/base/descriptor.h"
 #include "backend/transports/tcp/sockets.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -126,6 +128,16 @@ uint64_t address_network(int descriptor)
     if (name.any.sa_family == AF_INET) memcpy(&network, &name.four.sin_addr, sizeof name.four.sin_addr);
     else memcpy(&network, &name.six.sin6_addr, sizeof network);
     return network;
+}
+void address_print(int descriptor, char *out, size_t bytes)
+{
+    union name name = { .any.sa_family = AF_UNSPEC };
+    socklen_t length = sizeof name;
+    char text[INET6_ADDRSTRLEN] = "an address that is not known";
+    getpeername(descriptor, &name.any, &length);
+    if (name.any.sa_family == AF_INET) inet_ntop(AF_INET, &name.four.sin_addr, text, sizeof text);
+    if (name.any.sa_family == AF_INET6) inet_ntop(AF_INET6, &name.six.sin6_addr, text, sizeof text);
+    snprintf(out, bytes, "%s", text);
 }
 int address_error(int descriptor)
 {

@@ -1,6 +1,7 @@
 /* An endpoint for each process that this one speaks to: made, opened, failed, ended. One that has failed stays, without
  * its socket, until the fabric ends: what came by it may still be parked. */
 #include "backend/base/clock.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
@@ -70,6 +71,13 @@ tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
     twin->base.left = true;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
         return status_fail(TUTTI_SYSTEM, "no pair of sockets can be had: %s", strerror(errno));
+    for (int i = 0; i < 2; i++) both[i] = descriptor_raised(both[i]);
+    if (both[0] < 0 || both[1] < 0) {
+        int error = errno;
+        for (int i = 0; i < 2; i++)
+            if (both[i] >= 0) close(both[i]);
+        return status_fail(TUTTI_SYSTEM, "no pair of sockets can be had: %s", strerror(error));
+    }
     e->twin = twin;
     twin->twin = e;
     endpoint_open(fabric, e, both[0]);

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static const char cannot_be[] = "a message that cannot be";
+static const char cannot_be[] = "its process has sent a message that cannot be";
 static const char no_memory[] = "no memory for a message that comes";
 
 void incoming_forget(struct fabric *fabric, struct incoming *in)
@@ -27,11 +27,12 @@ static struct header header_of(const struct incoming *in)
 static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
 {
     struct header header = header_of(&e->in);
-    struct errand *errand = frame->extent ? errand_new(fabric, e) : NULL;
-    if (!errand) return frame->extent ? no_memory : cannot_be;
-    errand->frame.id = frame->id;
+    if (!frame->extent || frame->id <= e->last_offer) return cannot_be;
+    struct errand *errand = errand_new(fabric, e);
+    if (!errand) return no_memory;
+    errand->frame.id = e->last_offer = frame->id;
     errand->bytes = (size_t)frame->extent;
-    if (!fabric_hear(fabric, &header, errand, errand->bytes, true)) tcp_release(fabric, errand);
+    if (!fabric_hear(fabric, &e->base, &header, errand, errand->bytes, true)) tcp_release(fabric, errand);
     return NULL;
 }
 static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
@@ -82,7 +83,7 @@ static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
     if (!room) return;
     struct header header = header_of(&e->in);
     e->in.room = NULL;
-    fabric_hear(fabric, &header, room->room, room->bytes, false);
+    fabric_hear(fabric, &e->base, &header, room->room, room->bytes, false);
     flight_free(fabric, room);
 }
 /* The head has come, and `bytes` behind it are at `at`: how many of them it takes. */
@@ -99,7 +100,7 @@ static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigne
         else if (frame.bytes > bytes) wrong = expect_eager(fabric, &e->in, &frame);
         else {
             struct header header = header_of(&e->in);
-            fabric_hear(fabric, &header, at, (size_t)frame.bytes, false);
+            fabric_hear(fabric, &e->base, &header, at, (size_t)frame.bytes, false);
             return (size_t)frame.bytes;
         }
         break;
@@ -110,6 +111,7 @@ static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigne
     case GOODBYE: e->base.left = true; break;
     default: wrong = cannot_be; break;
     }
+    if (wrong == cannot_be) endpoint_note_faulty(fabric, &e->base, wrong);
     if (wrong) endpoint_end(fabric, e, wrong);
     return 0;
 }
@@ -172,7 +174,7 @@ static void hear_all(struct fabric *fabric, struct tcp_endpoint *e, size_t bytes
 /* Something is to be said first: the other side wants bytes, or a receive has met what was announced. */
 static bool is_asked(const struct fabric *fabric)
 {
-    return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->matched);
+    return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
 }
 bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
 {

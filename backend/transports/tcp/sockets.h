@@ -32,7 +32,7 @@ struct card { /* how others reach a process */
 enum what { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
 struct frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER and DATA */
     uint64_t what, bytes;
-    uint64_t id;     /* of an announced message, by its sender */
+    uint64_t id;     /* of an announced message, by its sender: it grows from each to the next */
     uint64_t extent; /* OFFER: its bytes; DATA: how many come before these */
 };
 enum { MOST_HEAD = sizeof(struct frame) + sizeof(struct header) };
@@ -84,6 +84,7 @@ struct tcp_endpoint {
     struct handshake handshake;  /* of our call */
     struct handshake spare_handshake;
     struct incoming in;
+    uint64_t last_offer;                               /* the id of the latest that has come */
     struct errand *current;                            /* partly written */
     struct errands waiting, pulled, offered, fetching; /* the first two are to be written */
     struct errand goodbye;
@@ -116,6 +117,7 @@ int address_call(const struct sockets *sockets, const struct card *card);
 int address_accept(int listener);
 uint64_t address_network(int descriptor); /* of the other end: equal, one host or one network of IPv6 */
 int address_error(int descriptor); /* of a call: 0, or why it failed */
+void address_print(int descriptor, char *out, size_t bytes); /* of its other end */
 /* ---- handshakes.c ---- */
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *card, size_t bytes, struct endpoint **out);

@@ -1,5 +1,6 @@
 /* The table of a fabric: how it starts and ends, and who is looked after next. */
 #include "backend/transports/tcp/tcp.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
@@ -73,6 +74,11 @@ static bool go_on(struct fabric *fabric, bool all)
 bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
 static bool arm(struct fabric *fabric) { return !go_on(fabric, true) && !sockets_of(fabric)->busy; }
 
+static void address(const struct endpoint *e, char *out, size_t bytes)
+{
+    address_print(((const struct tcp_endpoint *)e)->handle.descriptor, out, bytes);
+}
+
 /* ---- the beginning and the end ---- */
 static void part(struct fabric *fabric)
 {
@@ -99,7 +105,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     if (!s) return status_fail(TUTTI_NO_MEMORY, "no memory for connections");
     s->listener = (struct handle){ LISTENER, -1, 0 };
     for (int i = 0; i < PENDING_MOST; i++) s->pending[i].handle = (struct handle){ PENDING, -1, 0 };
-    fabric->event = epoll_create1(EPOLL_CLOEXEC);
+    fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor to wait by: %s", strerror(errno));
     TRY(address_listen(s, place));
     TRY(handle_watch(fabric, &s->listener, EPOLLIN));
@@ -117,5 +123,6 @@ const struct fabric_operations tcp_operations = { .name = "tcp",
     .release = tcp_release,
     .progress = tcp_progress,
     .arm = arm,
-    .disconnect = tcp_disconnect };
+    .disconnect = tcp_disconnect,
+    .address = address };
 struct fabric tcp_fabric = FABRIC(&tcp_operations);

@@ -11,6 +11,7 @@
  * of the connections is not taken for a death; then they are closed by force, which never waits. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/base/random.h"
 #include "backend/transports/ucx/worker.h"
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,13 @@
 enum { BYE_MS = 300 };
 
 static struct ucx_endpoint *mine(struct endpoint *e) { return (struct ucx_endpoint *)e; }
+static struct ucx_endpoint **bucket_of(uint64_t number) { return &worker.bucket[number / 2 % ENDPOINT_BUCKETS]; }
+struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number)
+{
+    struct ucx_endpoint *e = *bucket_of(number);
+    while (e && e->number != number) e = e->next_of_bucket;
+    return e;
+}
 static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
@@ -27,12 +35,13 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
     const unsigned char *card, size_t bytes, struct endpoint **out)
 {
     (void)key;
-    static uint64_t numbers; /* never used again, also by a worker that is opened later */
+    uint64_t number;
     if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
+    TRY(random_fill(&number, sizeof number));
     struct ucx_endpoint *e = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     memcpy(e->base.process, process, sizeof e->base.process);
-    e->number = ++numbers;
+    e->number = number | 1; /* 0 is none */
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)(const void *)card,
@@ -46,6 +55,8 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
             "UCX_TLS)",
             ucx_status_text(status));
     }
+    e->next_of_bucket = *bucket_of(e->number);
+    *bucket_of(e->number) = e;
     e->base.next = fabric->endpoints;
     *out = fabric->endpoints = &e->base;
     fabric->restless = true;
@@ -111,6 +122,12 @@ static void greet(struct fabric *fabric, struct ucx_endpoint *e)
     /* the reply's address is what UCX must agree on */
     e->opens = say(fabric, e, OPENED, NULL, 0, UCP_AM_SEND_FLAG_REPLY);
 }
+/* By the number of our end, which the process that it names has been told. NULL: that is not so. */
+static struct ucx_endpoint *sender_of(const struct header *h)
+{
+    struct ucx_endpoint *e = ucx_endpoint_numbered(h->bytes);
+    return e && memcmp(e->base.process, &h->name, sizeof e->base.process) == 0 ? e : NULL;
+}
 static void hear_hello(struct fabric *fabric, const struct note *note)
 {
     const struct header *h = &note->header;
@@ -127,8 +144,9 @@ static void hear_hello(struct fabric *fabric, const struct note *note)
 }
 static void hear_opened(struct fabric *fabric, const struct header *h)
 {
-    struct endpoint *e = endpoint_find(fabric, (const unsigned char *)&h->name);
-    if (e && mine(e)->theirs == h->id) e->open = true;
+    struct ucx_endpoint *e = sender_of(h);
+    (void)fabric;
+    if (e && e->theirs == h->id) e->base.open = true;
 }
 void ucx_greet(struct fabric *fabric)
 {
@@ -146,17 +164,16 @@ void ucx_greet(struct fabric *fabric)
 /* ---- what it is told ---- */
 static void hear_bye(struct fabric *fabric, const struct header *header)
 {
-    struct endpoint *e = endpoint_find(fabric, (const unsigned char *)&header->name);
-    if (!e) return;
-    e->left = true;
-    say(fabric, mine(e), BYE_HEARD, NULL, 0, 0);
+    struct ucx_endpoint *e = sender_of(header);
+    if (!e || endpoint_is_broken(&e->base)) return;
+    e->base.left = true;
+    say(fabric, e, BYE_HEARD, NULL, 0, 0);
 }
-static void hear_answer(struct fabric *fabric, const struct header *header)
+static void hear_answer(const struct header *header)
 {
-    struct endpoint *e = fabric->endpoints;
-    while (e && (endpoint_is_broken(e) || memcmp(e->process, &header->name, sizeof e->process) != 0)) e = e->next;
-    if (!e || mine(e)->heard) return;
-    mine(e)->heard = true;
+    struct ucx_endpoint *e = sender_of(header);
+    if (!e || e->heard || endpoint_is_broken(&e->base)) return;
+    e->heard = true;
     worker.byes_open--;
 }
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
@@ -165,13 +182,13 @@ void ucx_hear(struct fabric *fabric, const struct header *header, const void *da
     switch ((enum kind_of_ucx)header->kind) {
     case HELLO:
     case OPENED:
-        note = note_new(header, data, bytes, false);
+        note = bytes <= FABRIC_CARD_BYTES ? note_new(header, data, bytes, false) : NULL;
         if (!note) return;
         notes_push(&worker.greetings, note);
         fabric->restless = true;
         return;
     case BYE: hear_bye(fabric, header); return;
-    case BYE_HEARD: hear_answer(fabric, header); return;
+    case BYE_HEARD: hear_answer(header); return;
     default: return;
     }
 }
@@ -214,8 +231,9 @@ void ucx_part(struct fabric *fabric)
     int64_t until_ms = clock_ms() + BYE_MS;
     end_greetings(fabric, until_ms);
     say_goodbyes(fabric, until_ms);
-    for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) {
-        fabric->endpoints = e->next;
-        ucx_disconnect(fabric, e);
-    }
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) ucx_disconnect(fabric, e);
+}
+void ucx_endpoints_free(struct fabric *fabric)
+{
+    for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
 }

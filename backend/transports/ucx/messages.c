@@ -1,6 +1,10 @@
 /* Messages as UCX's active messages: eager with their bytes, or announced by its rendezvous. */
 #include "backend/transports/ucx/worker.h"
+#include <stddef.h>
 #include <string.h>
+
+enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
+_Static_assert(offsetof(struct flight, connection) == sizeof(struct header), "it goes behind the header");
 
 static void land(void *request, struct flight *f, ucs_status_t status)
 {
@@ -33,12 +37,13 @@ bool ucx_send_flags(struct flight *f, const void *data, unsigned flags)
         .user_data = f };
     const struct ucx_endpoint *e = (const struct ucx_endpoint *)f->endpoint;
     return is_under_way(f,
-        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, sizeof f->header, data ? data : f->room, f->bytes,
+        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, HEADER_BYTES, data ? data : f->room, f->bytes,
             &parameters));
 }
 bool ucx_send(struct fabric *fabric, struct flight *f, const void *data, bool announced)
 {
     (void)fabric;
+    f->connection = ((const struct ucx_endpoint *)f->endpoint)->theirs;
     return ucx_send_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
 }
 bool ucx_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
@@ -58,13 +63,19 @@ void ucx_release(struct fabric *fabric, void *descriptor)
 ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
     const ucp_am_recv_param_t *p)
 {
-    struct header header;
+    struct {
+        struct header header;
+        uint64_t connection;
+    } m = { .connection = 0 };
     bool announced = p->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
     (void)unused;
-    if (said_bytes != sizeof header) return UCS_OK;
-    memcpy(&header, said, sizeof header);
-    if (header.kind < KIND_OF_FABRIC)
-        return fabric_hear(&ucx_fabric, &header, data, bytes, announced) ? UCS_INPROGRESS : UCS_OK;
-    ucx_hear(&ucx_fabric, &header, data, announced ? 0 : bytes);
-    return UCS_OK;
+    if (said_bytes != sizeof m.header && said_bytes != sizeof m) return UCS_OK; /* HELLO may be without */
+    memcpy(&m, said, said_bytes);
+    if (m.header.kind >= KIND_OF_FABRIC) {
+        ucx_hear(&ucx_fabric, &m.header, data, announced ? 0 : bytes);
+        return UCS_OK;
+    }
+    struct ucx_endpoint *from = ucx_endpoint_numbered(m.connection);
+    bool kept = from && fabric_hear(&ucx_fabric, &from->base, &m.header, data, bytes, announced);
+    return kept ? UCS_INPROGRESS : UCS_OK;
 }

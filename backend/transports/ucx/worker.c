@@ -16,6 +16,7 @@ static void finish(struct fabric *fabric)
 {
     for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL;) note_free(fabric, note);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
+    ucx_endpoints_free(fabric);
     if (worker.context) ucx.ucp_cleanup(worker.context);
     worker = (struct worker){ .ucp = NULL };
 }

@@ -4,15 +4,18 @@
 #include "backend/transports/ucx/library.h"
 #include "backend/transports/ucx/ucx.h"
 
-enum { UCX_MESSAGE_ID = 1 };
+enum { UCX_MESSAGE_ID = 1, ENDPOINT_BUCKETS = 1024 };
 enum kind_of_ucx { /* of one process to the other: `name` has its nonce */
     HELLO = KIND_OF_FABRIC, /* my card; `id` is my endpoint's number, `bytes` that of yours, as far as I know it */
     OPENED,                 /* we have heard each other's */
     BYE,                    /* I am about to close */
     BYE_HEARD
 };
+/* UCX does not say by which connection a message came. So each end has a number, drawn at random, which only the
+   process at the other end is told: what it sends has that number behind the header (flight->connection). */
 struct ucx_endpoint {
     struct endpoint base;
+    struct ucx_endpoint *next_of_bucket;
     ucp_ep_h ep;
     uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
     bool said, opens;        /* HELLO is said, OPENED is sent */
@@ -22,6 +25,7 @@ struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
     struct notes greetings; /* HELLO and OPENED, not acted upon yet */
+    struct ucx_endpoint *bucket[ENDPOINT_BUCKETS]; /* by their number */
     int byes_open;          /* not heard yet */
 };
 extern struct worker worker;
@@ -38,8 +42,10 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
 /* It is to be greeted before it is open. SYSTEM, NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *card, size_t bytes, struct endpoint **out);
+struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number); /* NULL: there is none */
 void ucx_greet(struct fabric *fabric); /* as long as it is restless, after every progress; never in a callback */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
 void ucx_said(struct fabric *fabric, const struct flight *flight); /* to the process; it has landed */
 void ucx_part(struct fabric *fabric);
 void ucx_disconnect(struct fabric *fabric, struct endpoint *endpoint);
+void ucx_endpoints_free(struct fabric *fabric); /* after the worker, which may still end what was sent over them */

@@ -65,11 +65,12 @@ bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, b
 bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
 
 /* ---- heard ---- */
+static const char cannot_be[] = "its process has sent a message that cannot be";
 static void hear_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
     const unsigned char *at)
 {
     struct descriptor *d = descriptor_new(e, at);
-    if (d && fabric_hear(fabric, header, d, (size_t)d->offer.bytes, true)) return;
+    if (d && fabric_hear(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
     if (d) verbs_release(fabric, d);
     else endpoint_fail(fabric, e, "no memory for a message that comes");
 }
@@ -80,23 +81,33 @@ static void hear_with_header(struct fabric *fabric, struct verbs_endpoint *e, co
     size_t bytes = prefix->bytes - sizeof header;
     memcpy(&header, at, sizeof header);
     at += sizeof header;
-    if (prefix->what == EAGER) fabric_hear(fabric, &header, at, bytes, false);
-    else if (bytes == sizeof(struct offer)) hear_offer(fabric, e, &header, at);
-    else endpoint_fail(fabric, e, "a message of an unknown kind");
+    if (prefix->what == EAGER) fabric_hear(fabric, &e->base, &header, at, bytes, false);
+    else hear_offer(fabric, e, &header, at);
 }
 static void hear_done(struct fabric *fabric, struct verbs_endpoint *e, const unsigned char *at)
 {
     uint64_t id;
     memcpy(&id, at, sizeof id);
-    endpoint_offer_done(fabric, e, id);
+    if (!endpoint_offer_done(fabric, e, id)) endpoint_note_faulty(fabric, &e->base, cannot_be);
+}
+static bool is_whole(const struct prefix *prefix)
+{
+    switch (prefix->what) {
+    case EAGER: return prefix->bytes >= sizeof(struct header);
+    case OFFER: return prefix->bytes == sizeof(struct header) + sizeof(struct offer);
+    case DONE: return prefix->bytes == sizeof(uint64_t);
+    case HEARD:
+    case GOODBYE: return prefix->bytes == 0;
+    default: return false;
+    }
 }
 static bool is_sane(const struct box *box, const struct prefix *prefix, uint64_t offset, size_t bytes)
 {
     uint64_t taken = size_round_up(bytes, BOX_GRAIN);
     bool fits = bytes == sizeof *prefix + prefix->bytes && offset + taken <= BOX_BYTES;
-    bool follows = prefix->position - box->heard <= BOX_BYTES && (prefix->position - taken) % BOX_BYTES == offset;
-    bool whole = prefix->what > OFFER || prefix->bytes >= sizeof(struct header);
-    return fits && follows && whole && prefix->heard <= box->written && prefix->heard >= box->left;
+    uint64_t step = prefix->position - box->heard; /* with what was skipped */
+    bool follows = step >= taken && step <= BOX_BYTES && (prefix->position - taken) % BOX_BYTES == offset;
+    return fits && follows && is_whole(prefix) && prefix->heard <= box->written && prefix->heard >= box->left;
 }
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc)
 {
@@ -106,8 +117,9 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
     size_t bytes = wc->byte_len;
     if (offset + sizeof prefix > BOX_BYTES || bytes < sizeof prefix) bytes = 0;
     else memcpy(&prefix, box->in + offset, sizeof prefix);
+    if (e->base.faulty) return;
     if (!bytes || !is_sane(box, &prefix, offset, bytes)) {
-        endpoint_fail(fabric, e, "a message that cannot be");
+        endpoint_note_faulty(fabric, &e->base, cannot_be);
         return;
     }
     unsigned char *at = box->in + offset + sizeof prefix;

@@ -99,13 +99,14 @@ bool verbs_send(struct fabric *fabric, struct flight *f, const void *data, bool 
     if (endpoint_is_broken(&e->base)) return refuse(f, e->base.why);
     return announced ? send_offer(fabric, e, f, from) : send_eager(fabric, e, f, from);
 }
-void endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
+bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
 {
     struct errand *errand = e->offered;
     while (errand && errand->offer.id != id) errand = errand->next;
-    if (!errand) return;
+    if (!errand) return false;
     take_out(&e->offered, errand);
     land(fabric, errand, NULL);
+    return true;
 }
 
 /* ---- fetched ---- */

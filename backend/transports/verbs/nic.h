@@ -186,7 +186,7 @@ void verbs_release(struct fabric *fabric, void *descriptor);
 /* With what waits, and with what it owes the other. */
 void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e);
 struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer); /* NULL: out of memory */
-void endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id);
+bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id); /* false: there is none */
 void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct errand *fetch);
 /* All that is under way over it lands so. */
 void endpoint_land_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);

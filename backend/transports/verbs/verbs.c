@@ -1,8 +1,11 @@
 /* The table of a fabric: how it starts and ends, and what is done when something comes. */
 #include "backend/transports/verbs/verbs.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/log.h"
 #include "backend/transports/verbs/nic.h"
+#include <arpa/inet.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -104,6 +107,15 @@ static bool arm(struct fabric *fabric)
     return !verbs_progress(fabric);
 }
 
+static void address(const struct endpoint *e, char *out, size_t bytes)
+{
+    const struct card *card = &((const struct verbs_endpoint *)e)->card;
+    char gid[INET6_ADDRSTRLEN];
+    inet_ntop(AF_INET6, card->gid, gid, sizeof gid);
+    if (card->ethernet) snprintf(out, bytes, "%s", gid);
+    else snprintf(out, bytes, "LID %d", card->lid);
+}
+
 /* ---- the beginning and the end ---- */
 static tutti_status watch(struct fabric *fabric, int descriptor)
 {
@@ -119,7 +131,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     tutti_status status = nic_create(place, &nic);
     fabric->own = nic;
     if (status != TUTTI_OK) return status;
-    fabric->event = epoll_create1(EPOLL_CLOEXEC);
+    fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
     if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor for a device: %s", strerror(errno));
     for (int i = 0; i < nic->adapter_count; i++) {
         TRY(watch(fabric, nic->adapters[i].channel->fd));
@@ -152,5 +164,6 @@ const struct fabric_operations verbs_operations = { .name = "verbs",
     .release = verbs_release,
     .progress = verbs_progress,
     .arm = arm,
-    .disconnect = verbs_disconnect };
+    .disconnect = verbs_disconnect,
+    .address = address };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);

@@ -106,14 +106,17 @@ static void test_a_cancelled_receive_is_passed_over(void **state)
 static void test_only_announcements_are_withdrawn(void **state)
 {
     (void)state;
+    static const char another_way;
+    const struct transport *another = (const void *)&another_way;
     struct matching m = { 0 };
     arrive(&m, 1, 7, 0);
     struct arrival *announced = arrive(&m, 1, 7, 5);
     arrive(&m, 2, 7, 5);
     arrive(&m, 1, 9, 6);
-    assert_null(matching_withdraw(&m, 1, named(7), 6));
-    assert_null(matching_withdraw(&m, 1, named(7), 0));
-    assert_ptr_equal(matching_withdraw(&m, 1, named(7), 5), announced);
+    assert_null(matching_withdraw(&m, NULL, 1, named(7), 6));
+    assert_null(matching_withdraw(&m, NULL, 1, named(7), 0));
+    assert_null(matching_withdraw(&m, another, 1, named(7), 5)); /* of the same id, by another way */
+    assert_ptr_equal(matching_withdraw(&m, NULL, 1, named(7), 5), announced);
     matching_free(&m, announced);
     matching_withdraw_all(&m, 1);
     struct transfer x = receive(1, 9), y = receive(1, 7), z = receive(2, 7);

@@ -228,7 +228,8 @@ static void test_what_cannot_be_breaks_the_connection(void **state)
         memcpy(frame, &wrong[i], sizeof wrong[i]);
         say(s, frame, sizeof frame);
         assert_closed(s);
-        assert_string_equal(seen(&ours, (unsigned char[16]){ nonce, 7 }).why, "a message that cannot be");
+        assert_string_equal(seen(&ours, (unsigned char[16]){ nonce, 7 }).why,
+            "its process has sent a message that cannot be");
     }
 }
 /* A group of two, whose other rank is a socket of this test. */
@@ -313,7 +314,7 @@ static void test_data_that_cannot_be_touches_nothing(void **state)
         pair_end(&p);
         assert_int_equal(p.x.state, TRANSFER_FAILED);
         assert_int_equal(p.x.status, TUTTI_PEER_LOST);
-        assert_non_null(strstr(status_detail(), "a message that cannot be"));
+        assert_non_null(strstr(status_detail(), "its process has sent a message that cannot be"));
         assert_memory_equal(into, expected, sizeof into);
         close(p.partner);
     }
@@ -338,6 +339,7 @@ static void test_frames_may_be_cut_anywhere(void **state)
         memset(into, 0, sizeof into);
         pair_open(&p, (unsigned char)(60 + announced), into, bytes);
         if (announced) announce(&p, bytes);
+        else p.header.id = 0;
         for (size_t at = 0; at < bytes; at += first, first = bytes - at) {
             const struct frame frame = { .what = announced ? DATA : EAGER, .id = 5, .bytes = first, .extent = at };
             dribble(&p, &frame, sizeof frame);
@@ -349,6 +351,80 @@ static void test_frames_may_be_cut_anywhere(void **state)
         assert_true(bytes_are(into, bytes, 4));
         close(p.partner);
     }
+}
+
+/* ---- who is known, and speaks of what is not its own ---- */
+static void say_short(int s, const struct header *header, const void *data)
+{
+    const struct frame frame = { .what = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
+    say(s, &frame, sizeof frame);
+    say(s, header, sizeof *header);
+    say(s, data, (size_t)frame.bytes);
+}
+/* The receive of name 3 is over, by a message of the partner. */
+static void assert_received(struct pair *p, uint32_t sequence)
+{
+    unsigned char out[8] = { 5 };
+    struct header header = p->header;
+    header.id = 0;
+    header.sequence = sequence;
+    say_short(p->partner, &header, out);
+    rank_await(&p->me, &p->x, 1);
+    assert_int_equal(p->x.state, TRANSFER_DONE);
+    assert_int_equal(*p->piece.at, 5);
+}
+static void test_a_withdrawal_takes_what_was_announced(void **state)
+{
+    const struct frame offer = { .what = OFFER, .id = 5, .extent = BYTES };
+    unsigned char in[8];
+    static unsigned char into[BYTES];
+    struct transfer late;
+    struct piece piece;
+    struct frame answer;
+    struct pair p;
+    (void)state;
+    pair_open(&p, 80, in, sizeof in);
+    struct header announced = p.header, withdrawn = p.header;
+    announced.name = name_of(9);
+    announced.bytes = BYTES;
+    announced.id = withdrawn.id = 7;
+    withdrawn.kind = WITHDRAWN;
+    withdrawn.name = name_of(1234);
+    say(p.partner, &offer, sizeof offer);
+    say(p.partner, &announced, sizeof announced);
+    say_short(p.partner, &withdrawn, NULL);
+    assert_received(&p, 1);
+    hear(p.partner, &answer, sizeof answer);
+    assert_int_equal(answer.what, RELEASE);
+    rank_recv(&p.me, &late, 1, 9, &piece, into, BYTES);
+    assert_int_equal(late.state, TRANSFER_POSTED);
+    assert_true(router_cancel(p.me.router, &late));
+    router_destroy(p.me.router);
+    close(p.partner);
+}
+/* By the connection of another process nobody speaks for the partner, and that connection alone ends. */
+static void test_a_process_speaks_for_its_own_ranks(void **state)
+{
+    unsigned char in[8], noise[8] = { 9 };
+    struct pair p;
+    (void)state;
+    pair_open(&p, 82, in, sizeof in);
+    int another = call_well(83);
+    struct header header = p.header;
+    header.id = 0;
+    say_short(another, &header, noise);
+    for (bool closed = false; !closed;) {
+        char byte;
+        router_poll(p.me.router);
+        closed = recv(another, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
+    }
+    close(another);
+    assert_string_equal(seen(&ours, (unsigned char[16]){ 83, 7 }).why,
+        "its process has sent a message in the name of another");
+    assert_int_equal(p.x.state, TRANSFER_POSTED);
+    assert_received(&p, 0);
+    router_destroy(p.me.router);
+    close(p.partner);
 }
 
 /* ---- both at once ---- */
@@ -434,6 +510,8 @@ int main(void)
         cmocka_unit_test(test_what_cannot_be_breaks_the_connection),
         cmocka_unit_test(test_data_that_cannot_be_touches_nothing),
         cmocka_unit_test(test_frames_may_be_cut_anywhere),
+        cmocka_unit_test(test_a_withdrawal_takes_what_was_announced),
+        cmocka_unit_test(test_a_process_speaks_for_its_own_ranks),
         cmocka_unit_test(test_both_call_at_once),
         cmocka_unit_test(test_who_calls_anew_is_believed),
     };

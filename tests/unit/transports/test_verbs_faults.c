@@ -266,6 +266,60 @@ static void test_a_pair_that_nothing_reaches(void **state)
     fake.fake_set_limits(&limits);
     ranks_verbs_apart(2, POLLS, an_unplugged_pair);
 }
+
+/* ---- what the other side says ---- */
+/* By hand, behind what its port has sent. */
+static bool say_by_hand(const struct rank *me, struct errand *errand)
+{
+    struct flight flight = { .header = { .comm = me->router->comm,
+                                 .name = name_of(9),
+                                 .id = 1,
+                                 .from = 0,
+                                 .to = 1,
+                                 .sequence = me->router->routes[1].sent } };
+    struct fabric *fabric = &verbs_fabrics[0];
+    errand->flight = &flight;
+    pthread_mutex_lock(&fabric->lock);
+    bool sent = box_send(fabric, verbs_of(fabric->endpoints), errand);
+    pthread_mutex_unlock(&fabric->lock);
+    return sent;
+}
+static struct errand by_hand;
+static const char *complaint;
+static void it_says_what_cannot_be(struct rank *me)
+{
+    struct transfer x;
+    struct piece piece;
+    unsigned char in[8];
+    rank_connect(me);
+    await_quiet(me);
+    rank_recv(me, &x, 1 - me->rank, 9, &piece, in, 0);
+    rank_meet(me);
+    if (me->rank == 0) REQUIRE(say_by_hand(me, &by_hand));
+    if (me->rank == 1) both_hear_of_a_break(me, &x, complaint);
+    else both_hear_of_a_break(me, &x, "");
+}
+static void test_an_offer_of_nothing(void **state)
+{
+    (void)state;
+    by_hand = (struct errand){ .what = OFFER, .offer.id = 1 };
+    complaint = "its process has sent a message of a length that cannot be";
+    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+}
+static void test_an_end_of_what_was_not_offered(void **state)
+{
+    (void)state;
+    by_hand = (struct errand){ .what = DONE, .offer.id = 1 };
+    complaint = "its process has sent a message that cannot be";
+    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+}
+static void test_a_message_of_a_kind_that_is_none(void **state)
+{
+    (void)state;
+    by_hand = (struct errand){ .what = (enum what)(GOODBYE + 1) };
+    complaint = "its process has sent a message that cannot be";
+    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+}
 int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
@@ -280,6 +334,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, ranks_verbs_begin, ranks_verbs_end),
         cmocka_unit_test_setup_teardown(test_a_device_that_breaks, ranks_verbs_begin, ranks_verbs_end),
         cmocka_unit_test_setup_teardown(test_a_pair_that_nothing_reaches, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_an_offer_of_nothing, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_an_end_of_what_was_not_offered, ranks_verbs_begin, ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_a_message_of_a_kind_that_is_none, ranks_verbs_begin, ranks_verbs_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

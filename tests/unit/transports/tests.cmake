@@ -1,7 +1,7 @@
 tutti_unit(transports/test_matching transports)
 tutti_unit(transports/test_fabrics transports)
 tutti_unit(transports/test_ways transports)
-set(worlds shm router share transports ucx tcp tcp_strangers storm beside)
+set(worlds shm router share transports fabric ucx tcp tcp_strangers storm beside)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
   list(APPEND worlds model)
 endif()
@@ -25,6 +25,8 @@ endif()
 if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")                  # has processes only
   tutti_unit(transports/test_ucx_fetch transports)
   target_sources(test_ucx_fetch PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
+  tutti_unit(transports/test_ucx_payloads transports)
+  target_sources(test_ucx_payloads PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)
 endif()
 if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # which take signals and mmap for themselves
   tutti_unit(transports/test_ucx_library transports)

@@ -1,0 +1,554 @@
+/* What a process may say to the ports of another, over a fabric that is none: the test delivers each message by hand,
+   by the endpoint of the process that it stands for, while the rank polls and while it does not. What cannot be ends
+   the connection of who has sent it, with a reason that names the rank, and harms nobody else. */
+#include "backend/base/descriptor.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/fabric/port.h"
+#include "tests/unit/transports/ranks.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, STRANGER = RANKS, PROCESSES, COMM = 77 };
+
+/* ---- a fabric that is none ---- */
+struct delivery {
+    struct endpoint *from;
+    const struct header *header;
+    void *data;
+    size_t bytes;
+    bool announced, kept;
+};
+static struct delivery *due; /* to be heard in the next progress of a port */
+static int released, fetched, ended;
+static char descriptors[1]; /* what is announced: nothing is read of it */
+
+static tutti_status start(struct fabric *f, const struct fabric_place *place)
+{
+    (void)place;
+    f->card_bytes = 1;
+    f->event = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    return TUTTI_OK;
+}
+static void part(struct fabric *f) { (void)f; }
+static void finish(struct fabric *f)
+{
+    for (struct endpoint *e; (e = f->endpoints) != NULL; free(e)) f->endpoints = e->next;
+    close(f->event);
+}
+static tutti_status connect_to(struct fabric *f, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
+{
+    (void)key, (void)card, (void)bytes;
+    struct endpoint *e = memory_zeroed(1, sizeof *e);
+    memcpy(e->process, process, sizeof e->process);
+    e->open = true;
+    e->next = f->endpoints;
+    *out = f->endpoints = e;
+    return TUTTI_OK;
+}
+static bool send_none(struct fabric *f, struct flight *flight, const void *data, bool announced)
+{
+    (void)f, (void)flight, (void)data, (void)announced;
+    return false;
+}
+static bool fetch(struct fabric *f, struct flight *flight, void *descriptor, void *buffer)
+{
+    (void)f, (void)descriptor, (void)buffer, (void)flight;
+    fetched++;
+    return false;
+}
+static void release(struct fabric *f, void *descriptor)
+{
+    (void)f, (void)descriptor;
+    released++;
+}
+static bool progress(struct fabric *f)
+{
+    struct delivery *d = due;
+    due = NULL;
+    if (d) d->kept = fabric_hear(f, d->from, d->header, d->data, d->bytes, d->announced);
+    return d != NULL;
+}
+static bool arm(struct fabric *f)
+{
+    (void)f;
+    return true;
+}
+static void disconnect(struct fabric *f, struct endpoint *e)
+{
+    (void)f, (void)e;
+    ended++;
+}
+static void address(const struct endpoint *e, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "address %d", e->process[0]);
+}
+static const struct fabric_operations operations = { .name = "none",
+    .start = start,
+    .part = part,
+    .finish = finish,
+    .connect = connect_to,
+    .send = send_none,
+    .fetch = fetch,
+    .release = release,
+    .progress = progress,
+    .arm = arm,
+    .disconnect = disconnect,
+    .address = address };
+static struct fabric fabric = FABRIC(&operations);
+
+/* ---- a group of three processes, of which this is the first, and a process that is not in it ---- */
+static unsigned char processes[PROCESSES][16] = { { 1 }, { 2 }, { 3 }, { 9 } };
+static struct endpoint *ends[PROCESSES];
+static struct alarm_bell bell;
+static struct rank me;
+
+static const unsigned char *process_of(void *context, int rank)
+{
+    (void)context;
+    return processes[rank];
+}
+static tutti_status card_of(void *context, const struct fabric *of, int rank, void *out, size_t *bytes)
+{
+    (void)context, (void)of, (void)rank, (void)out, (void)bytes;
+    return TUTTI_IN_PROGRESS;
+}
+static void name_of_host(void *context, int rank, char *out, size_t bytes)
+{
+    (void)context;
+    snprintf(out, bytes, "host %d", rank);
+}
+static void join_group(void)
+{
+    const struct fabric_ground ground = { .process = process_of, .card = card_of, .name = name_of_host };
+    me = (struct rank){ .rank = 0, .size = RANKS, .router = new_router(0, RANKS, &bell) };
+    me.router->comm = COMM;
+    assert_int_equal(fabric_connect(&fabric, me.router, &ground), TUTTI_OK);
+}
+static int open_all(void **state)
+{
+    const struct fabric_place place = { .pretended = true };
+    unsigned char card[FABRIC_CARD_BYTES];
+    size_t bytes;
+    (void)state;
+    assert_int_equal(fabric_open(&fabric, processes[0], &place, card, &bytes), TUTTI_OK);
+    pthread_mutex_lock(&fabric.lock);
+    for (int i = 0; i < PROCESSES; i++) connect_to(&fabric, processes[i], NULL, NULL, 0, &ends[i]);
+    pthread_mutex_unlock(&fabric.lock);
+    released = fetched = ended = 0;
+    memset(&fabric.past, 0, sizeof fabric.past);
+    return 0;
+}
+static int open_and_join(void **state)
+{
+    open_all(state);
+    join_group();
+    return 0;
+}
+static int leave_and_close(void **state)
+{
+    (void)state;
+    router_destroy(me.router);
+    fabric_close(&fabric);
+    return 0;
+}
+
+/* ---- what is said ---- */
+static bool polls; /* the rank polls when it is said */
+static bool say(int process, struct header h, const void *data, size_t bytes)
+{
+    struct delivery d = { ends[process], &h, (void *)(uintptr_t)data, bytes, h.id && h.kind == MESSAGE, false };
+    if (d.announced) d.data = descriptors;
+    h.comm = COMM;
+    pthread_mutex_lock(&fabric.lock);
+    if (!polls) d.kept = fabric_hear(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
+    else due = &d;
+    pthread_mutex_unlock(&fabric.lock);
+    if (polls) router_poll(me.router);
+    return d.kept;
+}
+static uint32_t sequences[RANKS];
+static struct header short_of(int rank, uint64_t name, size_t bytes)
+{
+    return (struct header){ .name = name_of(name), .bytes = bytes, .from = rank, .sequence = sequences[rank]++ };
+}
+static struct header long_of(int rank, uint64_t name, size_t bytes, uint64_t id)
+{
+    struct header h = short_of(rank, name, bytes);
+    h.id = id;
+    return h;
+}
+static bool announce(int rank, uint64_t name, size_t bytes, uint64_t id)
+{
+    return say(rank, long_of(rank, name, bytes, id), NULL, bytes);
+}
+static void withdraw(int rank, uint64_t name, uint64_t id)
+{
+    say(rank, (struct header){ .kind = WITHDRAWN, .name = name_of(name), .id = id, .from = rank }, NULL, 0);
+}
+static void poll_all(void)
+{
+    for (int n = 0; n < 5; n++) router_poll(me.router);
+}
+static void assert_refused(int process, const char *why)
+{
+    poll_all();
+    assert_true(ends[process]->faulty);
+    assert_string_equal(ends[process]->why, why);
+    assert_int_equal(ended, 1);
+}
+/* And the others are well: what rank 1 sends is received. */
+static void assert_heard(int rank, uint64_t name)
+{
+    unsigned char out[8] = { 5 }, in[8] = { 0 };
+    struct transfer x;
+    struct piece piece;
+    rank_recv(&me, &x, rank, name, &piece, in, sizeof in);
+    say(rank, short_of(rank, name, sizeof out), out, sizeof out);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE);
+    assert_int_equal(in[0], 5);
+}
+/* Each test, while the rank polls and while it does not. */
+static void in_both_ways(void (*test)(void))
+{
+    void *none = NULL;
+    for (int way = 0; way < 2; way++) {
+        polls = way;
+        memset(sequences, 0, sizeof sequences);
+        open_and_join(&none);
+        test();
+        leave_and_close(&none);
+    }
+}
+
+/* ---- one key ---- */
+static void withdraws_by_another_name(void)
+{
+    unsigned char in[100];
+    struct transfer x;
+    struct piece piece;
+    assert_true(announce(1, 9, 100, 7));
+    withdraw(1, 1234, 7);
+    poll_all();
+    assert_int_equal(released, 1);
+    rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_POSTED); /* it was taken back */
+    assert_true(announce(1, 9, 100, 8));
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE);
+    assert_int_equal(fetched, 1);
+    assert_int_equal(ended, 0);
+}
+static void test_a_withdrawal_takes_what_its_id_says(void **state)
+{
+    (void)state;
+    in_both_ways(withdraws_by_another_name);
+}
+/* Of another rank, or of one that was never announced: nobody is harmed. */
+static void withdraws_what_is_not_its_own(void)
+{
+    unsigned char in[100];
+    struct transfer x;
+    struct piece piece;
+    announce(1, 9, 100, 7);
+    withdraw(2, 9, 7);
+    withdraw(1, 9, 6);
+    poll_all();
+    rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE);
+    assert_int_equal(released, 0);
+}
+static void test_a_withdrawal_of_nothing_takes_nothing(void **state)
+{
+    (void)state;
+    in_both_ways(withdraws_what_is_not_its_own);
+}
+static void announces_twice(void)
+{
+    assert_true(announce(2, 9, 100, 7));
+    assert_false(announce(2, 10, 100, 7));
+    assert_refused(2, "its process has announced a message twice");
+    assert_heard(1, 3);
+}
+static void test_an_id_is_used_once(void **state)
+{
+    (void)state;
+    in_both_ways(announces_twice);
+}
+
+/* ---- whose it is ---- */
+static void speaks_for_another_rank(void)
+{
+    unsigned char in[2][8] = { { 0xee } }, noise[8] = { 0 };
+    struct transfer x[2];
+    struct piece pieces[2];
+    for (int i = 0; i < 2; i++) rank_recv(&me, &x[i], 1 + i, 4, &pieces[i], in[i], 8);
+    struct header h = short_of(1, 4, 8);
+    sequences[1] = 0;
+    say(2, h, noise, 8);
+    assert_refused(2, "its process has sent a message in the name of another");
+    assert_int_equal(x[0].state, TRANSFER_POSTED);
+    assert_int_equal(in[0][0], 0xee);
+    assert_heard(1, 5);
+    rank_await(&me, &x[1], 1); /* the connection is held for a second */
+    assert_int_equal(x[1].status, TUTTI_PEER_LOST);
+    assert_non_null(strstr(me.router->reason, "rank 2 on host 2"));
+    assert_non_null(strstr(me.router->reason, "in the name of another"));
+    assert_heard(1, 6);
+}
+static void test_a_member_speaks_for_itself_alone(void **state)
+{
+    (void)state;
+    in_both_ways(speaks_for_another_rank);
+}
+static int lines_of(FILE *log, const char *text)
+{
+    char line[1500];
+    int count = 0;
+    rewind(log);
+    while (fgets(line, sizeof line, log)) count += strstr(line, text) != NULL;
+    return count;
+}
+static void speaks_though_no_member(void)
+{
+    static const int32_t ranks[] = { 1, 2, 0, -1, RANKS, INT32_MAX };
+    unsigned char in[8] = { 0xee }, noise[8] = { 0 };
+    struct transfer x;
+    struct piece piece;
+    FILE *log = tmpfile();
+    int standard = dup(STDERR_FILENO);
+    dup2(fileno(log), STDERR_FILENO);
+    rank_recv(&me, &x, TRANSFER_ANY_PEER, 4, &piece, in, 8);
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
+        say(STRANGER, (struct header){ .name = name_of(4), .bytes = 8, .from = ranks[i] }, noise, 8);
+    poll_all();
+    dup2(standard, STDERR_FILENO);
+    close(standard);
+    assert_refused(STRANGER, "its process has sent a message in the name of another");
+    assert_int_equal(lines_of(log, "none ends its connection with a process at address 9"), 1);
+    fclose(log);
+    assert_int_equal(x.state, TRANSFER_POSTED);
+    assert_int_equal(in[0], 0xee);
+    assert_int_equal(me.router->failure, TUTTI_OK);
+    for (int r = 1; r < RANKS; r++) assert_heard(r, 5);
+}
+static void test_who_is_no_member_is_not_heard(void **state)
+{
+    (void)state;
+    in_both_ways(speaks_though_no_member);
+}
+
+/* ---- what can be ---- */
+static const char of_length[] = "its process has sent a message of a length that cannot be",
+                  of_id[] = "its process has sent a message of an id that cannot be",
+                  of_kind[] = "its process has sent a message of an unknown kind";
+static const struct wrong {
+    struct header header;
+    size_t bytes;
+    bool announced;
+    const char *why;
+} wrong[] = {
+    { { .kind = KINDS }, 0, false, of_kind },
+    { { .kind = UINT32_MAX }, 0, false, of_kind },
+    { { .bytes = 8 }, 7, false, of_length },
+    { { .bytes = 7 }, 8, false, of_length },
+    { { .bytes = UINT64_MAX }, 8, false, of_length },
+    { { .bytes = EAGER_BYTES + 1 }, EAGER_BYTES + 1, false, of_length },
+    { { .bytes = 8, .id = 1 }, 0, true, of_length },
+    { { .bytes = 8, .id = 1 }, 9, true, of_length },
+    { { .bytes = 0, .id = 1 }, 2, true, of_length },
+    { { .bytes = 0, .id = 1 }, SIZE_MAX, true, of_length },
+    { { .kind = WITHDRAWN, .id = 1 }, 8, false, of_length },
+    { { .kind = CREDIT, .id = 1 }, 8, true, of_length },
+    { { .bytes = 8, .id = 1 }, 8, false, of_id },
+    { { .bytes = 8 }, 8, true, of_id },
+    { { .returned = 1 }, 0, false, "its process has given back more credit than it had" },
+    { { .returned = UINT64_MAX }, 0, false, "its process has given back more credit than it had" },
+    { { .sequence = 1 }, 0, false, "a message of its process is missing" },
+    { { .sequence = UINT32_MAX }, 0, false, "its process has sent a message twice" },
+};
+static const struct wrong *which;
+static void says_what_cannot_be(void)
+{
+    static unsigned char noise[EAGER_BYTES + 1];
+    struct header h = which->header;
+    h.comm = COMM;
+    h.from = 2;
+    struct delivery d = { ends[2], &h, which->announced ? descriptors : (void *)noise, which->bytes, which->announced,
+        false };
+    pthread_mutex_lock(&fabric.lock);
+    if (!polls) fabric_hear(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
+    else due = &d;
+    pthread_mutex_unlock(&fabric.lock);
+    assert_refused(2, which->why);
+    assert_false(d.kept);
+    assert_heard(1, 3);
+}
+static void test_what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        which = &wrong[i];
+        in_both_ways(says_what_cannot_be);
+    }
+}
+
+/* ---- how much ---- */
+static void sends_beyond_its_credit(void)
+{
+    static unsigned char data[EAGER_BYTES], in[EAGER_BYTES];
+    struct transfer x;
+    struct piece piece;
+    for (int i = 0; i < 3 * CREDIT_BYTES / EAGER_BYTES; i++) { /* what is received does not count */
+        say(2, short_of(2, 4, sizeof data), data, sizeof data);
+        rank_recv(&me, &x, 2, 4, &piece, in, sizeof in);
+        poll_all();
+        assert_int_equal(x.state, TRANSFER_DONE);
+    }
+    for (int i = 0; i < CREDIT_BYTES / EAGER_BYTES; i++) say(2, short_of(2, 5, sizeof data), data, sizeof data);
+    poll_all();
+    assert_int_equal(ended, 0);
+    say(2, short_of(2, 5, 0), data, 0);
+    assert_refused(2, "its process has sent more bytes unasked than it has credit for");
+    assert_heard(1, 3);
+}
+static void test_bytes_that_nobody_asked_for_are_bounded(void **state)
+{
+    (void)state;
+    in_both_ways(sends_beyond_its_credit);
+}
+static const char too_many[] = "more than 65536 messages of its process wait to be received";
+static void announces_without_end(void)
+{
+    for (uint64_t i = 1; i <= PARKED_MOST; i++) assert_true(announce(2, i, 100, i));
+    assert_int_equal(ended, 0);
+    assert_false(announce(2, 0, 100, PARKED_MOST + 1));
+    assert_refused(2, too_many);
+    assert_heard(1, 3);
+    router_lose(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
+    assert_int_equal(released, PARKED_MOST);
+}
+static void test_announced_messages_are_bounded(void **state)
+{
+    (void)state;
+    in_both_ways(announces_without_end);
+}
+/* What is taken back does not count any more when the rank has heard so. */
+static void announces_and_withdraws(void)
+{
+    for (uint64_t i = 1; i <= 3 * PARKED_MOST; i++) {
+        assert_true(announce(2, 1, 100, i));
+        withdraw(2, 1, i);
+        if (i % 1000 == 0) poll_all();
+    }
+    poll_all();
+    assert_int_equal(released, 3 * PARKED_MOST);
+    assert_int_equal(ended, 0);
+}
+static void test_what_is_taken_back_makes_room(void **state)
+{
+    (void)state;
+    in_both_ways(announces_and_withdraws);
+}
+static void test_what_is_noted_is_bounded(void **state)
+{
+    polls = false;
+    for (int i = 0; i < PARKED_MOST; i++) withdraw(2, 1, 1);
+    for (int i = 0; i < PARKED_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
+    assert_int_equal(ends[2]->faulty, true); /* CREDIT is no note, but comes after as many as may be */
+    assert_string_equal(ends[2]->why, too_many);
+    assert_heard(1, 3);
+    (void)state;
+}
+
+/* ---- before the group is there ---- */
+static void test_early_messages_are_bounded(void **state)
+{
+    (void)state;
+    polls = false;
+    for (uint64_t i = 1; i <= EARLY_MOST; i++) assert_true(announce(2, 1, 100, i));
+    say(1, short_of(1, 3, 0), NULL, 0);
+    assert_false(ends[2]->faulty);
+    assert_false(announce(2, 1, 100, EARLY_MOST + 1));
+    assert_true(ends[2]->faulty);
+    assert_string_equal(ends[2]->why, "its process has sent too much to groups that are not joined here");
+    join_group();
+    poll_all();
+    assert_int_equal(released, EARLY_MOST);
+    assert_int_equal(ended, 1);
+    struct transfer x;
+    struct piece piece;
+    rank_recv(&me, &x, 1, 3, &piece, NULL, 0);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE); /* what was early of another is there */
+}
+static void test_early_bytes_are_bounded(void **state)
+{
+    static unsigned char data[EAGER_BYTES];
+    int count = 0;
+    (void)state;
+    polls = false;
+    for (; !ends[2]->faulty; count++) say(2, short_of(2, 1, sizeof data), data, sizeof data);
+    assert_in_range(count, EARLY_BYTES / EAGER_BYTES / 2, EARLY_BYTES / EAGER_BYTES + 1);
+    join_group();
+    poll_all();
+    assert_int_equal(ended, 1);
+}
+/* They are checked when the group is there, and those of others count no more. */
+static void test_early_messages_are_whose_they_are(void **state)
+{
+    unsigned char out[8] = { 5 }, in[8] = { 0xee };
+    struct transfer x;
+    struct piece piece;
+    (void)state;
+    polls = false;
+    struct header h = short_of(1, 4, 8);
+    say(2, h, out, 8);
+    join_group();
+    assert_refused(2, "its process has sent a message in the name of another");
+    rank_recv(&me, &x, 1, 4, &piece, in, 8);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_POSTED);
+    say(1, h, out, 8);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE);
+    for (int i = 0; i < PROCESSES; i++) assert_int_equal(ends[i]->early + (int)ends[i]->early_bytes, 0);
+}
+static int begin(void **state)
+{
+    memset(sequences, 0, sizeof sequences);
+    return open_all(state);
+}
+static int begin_joined(void **state)
+{
+    memset(sequences, 0, sizeof sequences);
+    return open_and_join(state);
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_withdrawal_takes_what_its_id_says),
+        cmocka_unit_test(test_a_withdrawal_of_nothing_takes_nothing),
+        cmocka_unit_test(test_an_id_is_used_once),
+        cmocka_unit_test(test_a_member_speaks_for_itself_alone),
+        cmocka_unit_test(test_who_is_no_member_is_not_heard),
+        cmocka_unit_test(test_what_cannot_be_is_refused),
+        cmocka_unit_test(test_bytes_that_nobody_asked_for_are_bounded),
+        cmocka_unit_test(test_announced_messages_are_bounded),
+        cmocka_unit_test(test_what_is_taken_back_makes_room),
+        cmocka_unit_test_setup_teardown(test_what_is_noted_is_bounded, begin_joined, leave_and_close),
+        cmocka_unit_test_setup_teardown(test_early_messages_are_bounded, begin, leave_and_close),
+        cmocka_unit_test_setup_teardown(test_early_bytes_are_bounded, begin, leave_and_close),
+        cmocka_unit_test_setup_teardown(test_early_messages_are_whose_they_are, begin, leave_and_close),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,161 @@
+/* What a process may say over UCX: whose it is the number of the connection tells, which only the process at its other
+   end knows. And what UCX ends late, after its connection was closed, touches nothing that is no more. */
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/ucx/worker.h"
+#include "tests/unit/transports/ranks_fabric.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { LARGE = 200000 };
+static const unsigned char mine[16] = { 1 }, others[16] = { 2 };
+static unsigned char card[FABRIC_CARD_BYTES];
+static size_t card_bytes;
+
+static int start(void **state)
+{
+    const struct fabric_place place = { .device = "lo", .pretended = true };
+    (void)state;
+    return fabric_open(&ucx_fabric, mine, &place, card, &card_bytes) != TUTTI_OK;
+}
+static int stop(void **state)
+{
+    (void)state;
+    fabric_close(&ucx_fabric);
+    return 0;
+}
+static struct ucx_endpoint *connect_to(const unsigned char process[16])
+{
+    struct endpoint *e;
+    pthread_mutex_lock(&ucx_fabric.lock);
+    assert_int_equal(ucx_endpoint_create(&ucx_fabric, process, NULL, card, card_bytes, &e), TUTTI_OK);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    return (struct ucx_endpoint *)e;
+}
+struct said { struct header header; uint64_t connection; };
+static void hear(struct said said, size_t bytes)
+{
+    const ucp_am_recv_param_t how = { .recv_attr = 0 };
+    pthread_mutex_lock(&ucx_fabric.lock);
+    assert_int_equal(ucx_on_message(NULL, &said, bytes, NULL, 0, &how), UCS_OK);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+}
+static void hear_whole(struct said said) { hear(said, sizeof said); }
+static int early(void)
+{
+    pthread_mutex_lock(&ucx_fabric.lock);
+    int count = ucx_fabric.early.count;
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    return count;
+}
+
+static void test_a_message_is_of_its_connection(void **state)
+{
+    struct ucx_endpoint *e = connect_to(others);
+    struct said said = { { .comm = 5, .from = 1 }, e->number };
+    (void)state;
+    assert_true(e->number != 0 && e->number != connect_to(others)->number - 2); /* nobody can count on */
+    hear_whole(said);
+    assert_int_equal(early(), 1);
+    assert_int_equal(e->base.early, 1);
+    said.connection += 2;
+    hear_whole(said);
+    said.connection = 0;
+    hear_whole(said);
+    hear(said, sizeof said.header);
+    hear(said, sizeof said - 1);
+    hear(said, 0);
+    assert_int_equal(early(), 1);
+    assert_false(e->base.faulty);
+}
+static void test_what_cannot_be_breaks_the_connection(void **state)
+{
+    struct ucx_endpoint *e = connect_to(others);
+    (void)state;
+    hear_whole((struct said){ { .comm = 5, .bytes = 7 }, e->number });
+    assert_true(e->base.faulty && endpoint_is_broken(&e->base));
+    while (e->ep) nanosleep(&(struct timespec){ 0, 100000 }, NULL); /* by the fabric's thread */
+}
+/* Who ends says so by the number that it was told. */
+static void test_a_goodbye_is_of_its_connection(void **state)
+{
+    struct ucx_endpoint *e = connect_to(others);
+    struct header bye = { .kind = BYE };
+    (void)state;
+    memcpy(&bye.name, others, sizeof others);
+    hear_whole((struct said){ bye, 0 });
+    bye.bytes = e->number + 2;
+    hear_whole((struct said){ bye, 0 });
+    bye.bytes = e->number;
+    bye.name.operation ^= 1;
+    hear_whole((struct said){ bye, 0 });
+    assert_false(e->base.left);
+    bye.name.operation ^= 1;
+    hear_whole((struct said){ bye, 0 });
+    assert_true(e->base.left);
+}
+
+/* ---- what ends late ---- */
+static __typeof__(ucx.ucp_ep_close_nbx) close_really;
+static __typeof__(ucx.ucp_worker_destroy) destroy_really;
+static ucp_ep_h left[4];
+static int left_count;
+static ucs_status_ptr_t close_later(ucp_ep_h ep, const ucp_request_param_t *parameters)
+{
+    (void)parameters;
+    left[left_count++] = ep;
+    return NULL;
+}
+/* Sends that are under way end here. */
+static void destroy_with_all(ucp_worker_h ucp)
+{
+    const ucp_request_param_t by_force = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
+    for (int i = 0; i < left_count; i++) {
+        ucs_status_ptr_t request = close_really(left[i], &by_force);
+        while (UCS_PTR_IS_PTR(request) && ucx.ucp_request_check_status(request) == UCS_INPROGRESS)
+            ucx.ucp_worker_progress(ucp);
+        if (UCS_PTR_IS_PTR(request)) ucx.ucp_request_free(request);
+    }
+    destroy_really(ucp);
+}
+static void test_what_ends_after_the_endpoints(void **state)
+{
+    struct ucx_endpoint *e = connect_to(mine);
+    static unsigned char data[LARGE];
+    (void)state;
+    for (bool open = false; !open;) {
+        pthread_mutex_lock(&ucx_fabric.lock);
+        open = e->base.open;
+        pthread_mutex_unlock(&ucx_fabric.lock);
+    }
+    pthread_mutex_lock(&ucx_fabric.lock);
+    struct flight *f = flight_new(&ucx_fabric, 0);
+    f->header = (struct header){ .comm = 5, .bytes = LARGE, .id = 1 };
+    f->endpoint = &e->base;
+    f->bytes = LARGE;
+    assert_true(ucx_send(&ucx_fabric, f, data, true));
+    close_really = ucx.ucp_ep_close_nbx;
+    destroy_really = ucx.ucp_worker_destroy;
+    ucx.ucp_ep_close_nbx = close_later;
+    ucx.ucp_worker_destroy = destroy_with_all;
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    fabric_close(&ucx_fabric);
+    assert_true(left_count > 0);
+    ucx.ucp_ep_close_nbx = close_really;
+    ucx.ucp_worker_destroy = destroy_really;
+}
+int main(void)
+{
+    if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_message_is_of_its_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_what_cannot_be_breaks_the_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_goodbye_is_of_its_connection, start, stop),
+        cmocka_unit_test_setup(test_what_ends_after_the_endpoints, start),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
