@@ -1,4 +1,5 @@
-/* How long packed numbers are: what both sides of a connection must agree on, whatever their instruction sets. */
+/* How long packed numbers are, and whether they can be: what both sides of a connection must agree on, whatever their
+   instruction sets. */
 #include "kernels/compress.h"
 #include <string.h>
 
@@ -36,4 +37,31 @@ size_t packing_length(const struct packing *how, const void *packed, size_t coun
     if (how->form != PACKING_THRESHOLD || count == 0) return packing_bytes(how, count);
     memcpy(&kept, packed, sizeof kept);
     return HEAD_BYTES + kept * (size_t)PLACED_BYTES;
+}
+static bool places_are_sound(const char *places, size_t kept, size_t count)
+{
+    uint32_t place, strip = 0;
+    bool sound = true;
+    for (size_t i = 0; i < kept; i++) {
+        memcpy(&place, places + i * sizeof place, sizeof place);
+        sound &= place < count && place / PACKING_STRIP >= strip;
+        strip = place / PACKING_STRIP;
+    }
+    return sound;
+}
+bool packing_is_sound(const struct packing *how, const void *packed, size_t bytes, size_t count)
+{
+    const char *numbers = packed;
+    size_t kept = packing_kept(how, count);
+    uint32_t said;
+    if (count == 0) return true;
+    if (how->form == PACKING_THRESHOLD) {
+        if (bytes < HEAD_BYTES) return false;
+        memcpy(&said, packed, sizeof said);
+        if (said > kept || bytes != HEAD_BYTES + said * (size_t)PLACED_BYTES) return false;
+        kept = said;
+        numbers += HEAD_BYTES;
+    } else if (bytes < packing_bytes(how, count)) return false;
+    bool placed = how->form == PACKING_TOPK || how->form == PACKING_THRESHOLD;
+    return !placed || places_are_sound(numbers + kept * sizeof(float), kept, count);
 }

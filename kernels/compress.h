@@ -17,7 +17,8 @@
 #pragma once
 #include "c_api/tutti.h"
 
-enum { PACKING_GROUP = 1024, PACKING_BLOCK = 128 }; /* block: what shares a scale */
+/* block: what shares a scale; strip: places ascend from one to the next, but not within */
+enum { PACKING_GROUP = 1024, PACKING_BLOCK = 128, PACKING_STRIP = 256 };
 enum packing_form {
     PACKING_FLOAT16,
     PACKING_BFLOAT16,
@@ -41,6 +42,9 @@ size_t packing_bytes(const struct packing *how, size_t count);
 size_t packing_kept(const struct packing *how, size_t count);
 /* Of what is packed there: its bytes. */
 size_t packing_length(const struct packing *how, const void *packed, size_t count);
+/* What has come from elsewhere, in so many bytes, can be what `count` numbers were packed to. What cannot be is safe to
+   unpack where it has packing_bytes of room, but its sums are wrong. */
+bool packing_is_sound(const struct packing *how, const void *packed, size_t bytes, size_t count);
 /* Packs from[i] + lost[i], and leaves in lost[i] what was not packed; lost may be NULL. `first` is the number by which
    chance knows from[0]. `packed` is aligned to 4 bytes. */
 typedef void pack_function(void *packed, const void *from, float *lost, size_t count, const struct packing *how,

@@ -110,13 +110,14 @@ static uint64_t label_of(size_t count, tutti_dtype dtype, uint64_t turn)
     return ((uint64_t)count * TUTTI_DTYPE_COUNT + (uint64_t)dtype) * UINT64_C(0x9e3779b97f4a7c15) ^ turn;
 }
 /* This rank's slice is averaged; what packing it again loses joins what this rank has lost, in the scale of a sum. */
-static void average_mine(tutti_compressor *c, struct numbers mine, float *lost)
+static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float *lost)
 {
     const struct crossing *x = &c->crossing;
-    parcel_average(&c->parcel, x, mine);
+    TRY(parcel_average(&c->parcel, x, mine));
     for (size_t i = 0; i < mine.count; i++) c->rest[i] = 0;
     parcel_pack_back(&c->parcel, x, mine, lost ? c->rest : NULL);
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
+    return TUTTI_OK;
 }
 static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *array, uint64_t turn,
     uint64_t label)
@@ -132,10 +133,10 @@ static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_d
     if (crossing_tells(x)) TRY(parcel_tell(&c->parcel, x, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
     TRY(parcel_send(&c->parcel, x, &request));
-    average_mine(c, mine, kept_from(kept, mine.first - k.at).lost);
+    TRY(average_mine(c, mine, kept_from(kept, mine.first - k.at).lost));
     TRY(parcel_share(&c->parcel, x));
     for (int side = 0; side < x->sides; side++)
-        parcel_unpack(&c->parcel, x, side, slice_of(k, side, data, dtype, turn));
+        TRY(parcel_unpack(&c->parcel, x, side, slice_of(k, side, data, dtype, turn)));
     return TUTTI_OK;
 }
 tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
@@ -153,7 +154,9 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
     TRY(make_room(c, k.slice));
     find_parts(x, k, count);
     if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
-    TRY(cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn)));
+    tutti_status status = cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn));
+    if (status == TUTTI_INTERNAL) crossing_abandon(&c->crossing);
+    if (status != TUTTI_OK) return status;
     *sent += c->parcel.sent;
     return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;
 }

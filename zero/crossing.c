@@ -169,6 +169,27 @@ void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers
     pack_find(from.dtype)(p->out, from.at, lost, from.count, &how, from.first);
     p->given[x->side] = packing_length(&how, p->out, from.count);
 }
+
+/* ---- on its way ---- */
+static tutti_status refuse_of(const struct crossing *x, int side, const char *what, size_t bytes)
+{
+    return status_fail(TUTTI_INTERNAL,
+        "zero: the packed gradients of rank %d cannot be (%s, %zu bytes): its memory or the network has changed them, "
+        "or it runs another version of tutti",
+        crossing_rank(x, side), what, bytes);
+}
+static tutti_status check_lengths(const struct parcel *p, const struct crossing *x, size_t most)
+{
+    for (int side = 0; side < x->sides; side++)
+        if (p->taken[side] > most) return refuse_of(x, side, "longer than they may be", p->taken[side]);
+    return TUTTI_OK;
+}
+static tutti_status check_side(const struct parcel *p, const struct crossing *x, int side, const struct packing *how,
+    const void *from, size_t room, size_t count)
+{
+    size_t bytes = crossing_tells(x) ? p->taken[side] : room;
+    return packing_is_sound(how, from, bytes, count) ? TUTTI_OK : refuse_of(x, side, "of wrong length or order", bytes);
+}
 bool crossing_tells(const struct crossing *x) { return x->how.form == TUTTI_COMPRESS_THRESHOLD; }
 tutti_status parcel_tell(struct parcel *p, const struct crossing *x, tutti_request *request)
 {
@@ -183,6 +204,7 @@ tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_reque
         if (side != x->side) p->sent += tells ? p->given[side] : p->slot;
     }
     if (!tells) return tutti_all_to_all(p->out, p->in, p->slot, TUTTI_UINT8, x->across, request);
+    TRY(check_lengths(p, x, p->slot));
     return tutti_all_to_all_v(p->out, p->given, p->offsets, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across,
         request);
 }
@@ -192,17 +214,22 @@ tutti_status parcel_share(struct parcel *p, const struct crossing *x)
     p->sent += (tells ? p->given[x->side] : p->back) * (size_t)(x->sides - 1);
     if (!tells) return tutti_all_gather(p->out, p->in, p->back, TUTTI_UINT8, x->across, NULL);
     TRY(tutti_all_gather(&p->given[x->side], p->taken, 1, TUTTI_UINT64, x->across, NULL));
+    TRY(check_lengths(p, x, p->back));
     for (int side = 0; side < x->sides; side++) p->offsets[side] = p->back * (size_t)side;
     return tutti_all_gather_v(p->out, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across, NULL);
 }
-void parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
+tutti_status parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
 {
     struct packing how = packing_of(x, to.turn, false);
+    for (int side = 0; side < x->sides; side++) TRY(check_side(p, x, side, &how, p->sources[side], p->slot, to.count));
     unpack_find(to.dtype)(to.at, p->sources, x->sides, to.count, &how, to.first, 1.0f / (float)x->ranks);
+    return TUTTI_OK;
 }
-void parcel_unpack(const struct parcel *p, const struct crossing *x, int side, struct numbers to)
+tutti_status parcel_unpack(const struct parcel *p, const struct crossing *x, int side, struct numbers to)
 {
     struct packing how = packing_of(x, to.turn, true);
     const void *from = p->in + p->back * (size_t)side;
+    TRY(check_side(p, x, side, &how, from, p->back, to.count));
     unpack_find(to.dtype)(to.at, &from, 1, to.count, &how, to.first, 1.0f);
+    return TUTTI_OK;
 }

@@ -50,8 +50,9 @@ void parcel_pack_back(struct parcel *parcel, const struct crossing *crossing, st
 bool crossing_tells(const struct crossing *crossing);
 tutti_status parcel_tell(struct parcel *parcel, const struct crossing *crossing, tutti_request *request);
 tutti_status parcel_send(struct parcel *parcel, const struct crossing *crossing, tutti_request *request);
-/* The average over all ranks of what came from all sides. */
-void parcel_average(const struct parcel *parcel, const struct crossing *crossing, struct numbers to);
+/* The average over all ranks of what came from all sides. INTERNAL, here and below: what a rank has sent cannot be, and
+   the text names it. */
+tutti_status parcel_average(const struct parcel *parcel, const struct crossing *crossing, struct numbers to);
 /* What is packed to go back, to all sides; then that of a side. */
 tutti_status parcel_share(struct parcel *parcel, const struct crossing *crossing);
-void parcel_unpack(const struct parcel *parcel, const struct crossing *crossing, int side, struct numbers to);
+tutti_status parcel_unpack(const struct parcel *parcel, const struct crossing *crossing, int side, struct numbers to);

@@ -191,7 +191,8 @@ tutti_status sum_wait(struct sums *s, struct sum *sum)
     span_await(&sum->span);
     if (!is_packed(s)) return TUTTI_OK;
     size_t first = u->slice * (size_t)s->partition->rank;
-    parcel_average(&sum->parcel, &s->crossing, (struct numbers){ sum->into, u->slice, first, u->dtype, sum->turn });
+    struct numbers mine = { sum->into, u->slice, first, u->dtype, sum->turn };
+    TRY(parcel_average(&sum->parcel, &s->crossing, mine));
     span_end(&sum->span);
     sum_finish(s, sum);
     return TUTTI_OK;

@@ -226,7 +226,7 @@ INLINE void unpack_all(void *to, const void *const *packed, int sources, size_t 
         for (int s = 0; s < sources; s++) {
             const char *from = packed[s];
             if (how->form == PACKING_TOPK) add_largest(x, from, packing_kept(how, count), at, n);
-            else if (how->form == PACKING_THRESHOLD) add_reaching(x, from, at, n);
+            else if (how->form == PACKING_THRESHOLD) add_reaching(x, from, packing_kept(how, count), at, n);
             else add_group(x, from + at / PACKING_GROUP * whole, n, how, (uint32_t)(first + at));
         }
         for (size_t i = 0; wide && i < n; i++) ((float *)to)[at + i] = x[i] * factor;

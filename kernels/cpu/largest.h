@@ -5,7 +5,7 @@
  * places, which ascend by strip. */
 #include "kernels/compress.h"
 
-enum { STRIP = 256, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
+enum { STRIP = PACKING_STRIP, COLUMNS = 16, ROWS = STRIP / COLUMNS, BINS = 8192 };
 /* Bins of 1/64 octave, from 2^-64 on; what is smaller is in the first of them, what is beyond 2^64 in the last. */
 enum { COARSE_SHIFT = 17, COARSE_FIRST = (127 - 64) << 23 };
 struct strips {
@@ -219,14 +219,15 @@ INLINE void add_largest(float *x, const char *packed, size_t kept, size_t first,
     for (; low < kept; low++) {
         float number;
         memcpy(&place, places + low * sizeof place, sizeof place);
-        if (place >= first + count) return;
+        size_t at = place - first;
+        if (at >= count) return;                        /* of a later group; or of none, if they are out of order */
         memcpy(&number, packed + low * sizeof number, sizeof number);
-        x[place - first] += number;
+        x[at] += number;
     }
 }
-INLINE void add_reaching(float *x, const char *packed, size_t first, size_t count)
+INLINE void add_reaching(float *x, const char *packed, size_t most, size_t first, size_t count)
 {
     uint32_t kept;
     memcpy(&kept, packed, sizeof kept);
-    add_largest(x, packed + sizeof kept, kept, first, count);
+    add_largest(x, packed + sizeof kept, kept < most ? kept : most, first, count);
 }

@@ -310,6 +310,72 @@ static void test_bfloat16_goes_in_and_out(void **state)
     assert_null(pack_find(TUTTI_FLOAT64));
     assert_null(unpack_find(TUTTI_DTYPE_COUNT));
 }
+
+/* ---- what has come from elsewhere ---- */
+static size_t kept_of(const struct packing *how, size_t count)
+{
+    return (packing_length(how, packed, count) - (how->form == PACKING_THRESHOLD ? 4 : 0)) / 8;
+}
+static char *place_at(const struct packing *how, size_t kept, size_t i)
+{
+    return packed + (how->form == PACKING_THRESHOLD ? 4 : 0) + (kept + i) * 4;
+}
+static void test_whole_ones_are_sound(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++)
+        for (int c = 0; c < COUNTS; c++) {
+            fill_ordinary();
+            carry(&forms[f], counts[c], false);
+            size_t bytes = packing_length(&forms[f], packed, counts[c]);
+            assert_true(packing_is_sound(&forms[f], packed, bytes, counts[c]));
+            assert_false(packing_is_sound(&forms[f], packed, bytes - 1, counts[c]));
+            assert_false(packing_is_sound(&forms[f], packed, 0, counts[c]));
+            assert_true(packing_is_sound(&forms[f], packed, 0, 0));
+        }
+}
+/* One bit of a place, or of how many there are: nothing but the numbers is touched. */
+static void test_changed_ones_touch_nothing_else(void **state)
+{
+    const void *sources[1] = { packed };
+    (void)state;
+    for (int f = 0; f < FORMS; f++) {
+        if (forms[f].form != PACKING_TOPK && forms[f].form != PACKING_THRESHOLD) continue;
+        for (int turn = 0; turn < 500; turn++) {
+            fill_ordinary();
+            carry(&forms[f], COUNT_MAX, false);
+            size_t kept = kept_of(&forms[f], COUNT_MAX), bytes = packing_length(&forms[f], packed, COUNT_MAX);
+            if (kept == 0) continue;
+            bool counts_wrong = forms[f].form == PACKING_THRESHOLD && turn % 4 == 0;
+            char *at = counts_wrong ? packed : place_at(&forms[f], kept, random_bits() % kept);
+            uint32_t was, is;
+            memcpy(&was, at, sizeof was);
+            is = was ^ 1u << random_bits() % 32;
+            memcpy(at, &is, sizeof is);
+            bool sound = packing_is_sound(&forms[f], packed, bytes, COUNT_MAX);
+            if (counts_wrong || is >= COUNT_MAX) assert_false(sound);
+            if (!counts_wrong && is < COUNT_MAX && is / PACKING_STRIP == was / PACKING_STRIP) assert_true(sound);
+            unpack_find(TUTTI_FLOAT32)(arrived, sources, 1, COUNT_MAX, &forms[f], 1000, 1.0f);
+            for (size_t i = 0; i < GUARD * sizeof(float); i++) assert_int_equal(((char *)&arrived[COUNT_MAX])[i], 0x5a);
+        }
+    }
+}
+static void test_places_out_of_order_are_not_sound(void **state)
+{
+    (void)state;
+    for (int f = 0; f < FORMS; f++) {
+        if (forms[f].form != PACKING_TOPK || forms[f].kept < 10) continue;
+        fill_ordinary();
+        carry(&forms[f], COUNT_MAX, false);
+        size_t kept = kept_of(&forms[f], COUNT_MAX);
+        uint32_t first, last;
+        memcpy(&first, place_at(&forms[f], kept, 0), sizeof first);
+        memcpy(&last, place_at(&forms[f], kept, kept - 1), sizeof last);
+        memcpy(place_at(&forms[f], kept, 0), &last, sizeof last);
+        memcpy(place_at(&forms[f], kept, kept - 1), &first, sizeof first);
+        assert_false(packing_is_sound(&forms[f], packed, packing_length(&forms[f], packed, COUNT_MAX), COUNT_MAX));
+    }
+}
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,6 +391,9 @@ int main(void)
         cmocka_unit_test(test_too_much_that_is_no_number),
         cmocka_unit_test(test_sources_are_added_in_order),
         cmocka_unit_test(test_bfloat16_goes_in_and_out),
+        cmocka_unit_test(test_whole_ones_are_sound),
+        cmocka_unit_test(test_changed_ones_touch_nothing_else),
+        cmocka_unit_test(test_places_out_of_order_are_not_sound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

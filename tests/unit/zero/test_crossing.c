@@ -1,0 +1,85 @@
+/* Packed slices that were changed on their way, or that are said to be of a length that cannot be: an error that names
+   the rank whose they are. */
+#include "backend/base/status.h"
+#include "tests/support/world.h"
+#include "zero/crossing.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, COUNT = 2000, BAD = 1 };
+enum change { LENGTH_THERE, PLACES_THERE, LENGTH_BACK, PLACES_BACK, CHANGES };
+static const tutti_compression forms[] = {
+    { .form = TUTTI_COMPRESS_TOPK, .kept = 50 },
+    { .form = TUTTI_COMPRESS_THRESHOLD, .kept = 50, .threshold = 0.5 },
+};
+struct plan { tutti_compression how; enum change change; };
+
+/* The highest place is beyond all: the last of what is packed. */
+static void spoil(char *packed, size_t bytes) { memset(packed + bytes - 4, 0xff, 4); }
+static size_t length_of(const struct parcel *p, const struct crossing *x, int side, size_t room)
+{
+    return crossing_tells(x) ? p->given[side] : room;
+}
+static tutti_status go_there(struct parcel *p, const struct crossing *x, struct numbers n, enum change spoilt)
+{
+    tutti_request request = { .struct_size = sizeof request, .blocking = true };
+    for (int side = 0; side < x->sides; side++) {
+        parcel_pack(p, x, side, n, (struct kept){ NULL, NULL });
+        if (spoilt == PLACES_THERE) spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
+        if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
+    }
+    if (crossing_tells(x)) TRY(parcel_tell(p, x, &request));
+    request = (tutti_request){ .struct_size = sizeof request, .blocking = true };
+    return parcel_send(p, x, &request);
+}
+static tutti_status go_back(struct parcel *p, const struct crossing *x, struct numbers n, enum change spoilt)
+{
+    parcel_pack_back(p, x, n, NULL);
+    if (spoilt == PLACES_BACK) spoil(p->out, length_of(p, x, x->side, 150 * COUNT / 1024 * 8));
+    if (spoilt == LENGTH_BACK) p->given[x->side] = p->back + 1;
+    TRY(parcel_share(p, x));
+    for (int side = 0; side < x->sides; side++) TRY(parcel_unpack(p, x, side, n));
+    return TUTTI_OK;
+}
+static void gets_what_cannot_be(struct rank *me)
+{
+    const struct plan *plan = me->context;
+    static float data[RANKS][COUNT];
+    enum change spoilt = me->rank == BAD ? plan->change : CHANGES;
+    struct numbers n = { data[me->rank], COUNT, 0, TUTTI_FLOAT32, 1 };
+    struct parcel p = { 0 };
+    struct crossing x;
+    for (int i = 0; i < COUNT; i++) data[me->rank][i] = (float)((i * 7919 + me->rank) % 1000) / 500;
+    REQUIRE(crossing_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.here);
+    REQUIRE(parcel_fit(&p, &x, COUNT) == TUTTI_OK);
+    tutti_status status = go_there(&p, &x, n, spoilt);
+    if (status == TUTTI_OK) status = parcel_average(&p, &x, n);
+    if (status == TUTTI_OK) status = go_back(&p, &x, n, spoilt);
+    REQUIRE(status == TUTTI_INTERNAL || status == TUTTI_ABORTED);
+    bool found = strstr(tutti_get_last_error(), "the packed gradients of rank 1 cannot be") != NULL;
+    REQUIRE(found == (status == TUTTI_INTERNAL));
+    REQUIRE(status == TUTTI_INTERNAL || plan->change == LENGTH_THERE || plan->change == PLACES_THERE);
+    REQUIRE(me->rank != 0 || found);
+    crossing_abandon(&x);
+    crossing_finish(&x);
+    parcel_finish(&p);
+}
+static void test_the_rank_is_named(void **state)
+{
+    (void)state;
+    for (int f = 0; f < 2; f++)
+        for (enum change change = LENGTH_THERE; change < CHANGES; change++) {
+            struct plan plan = { forms[f], change };
+            if (f == 0 && (change == LENGTH_THERE || change == LENGTH_BACK)) continue; /* it tells of none */
+            world_threads(RANKS, NULL, gets_what_cannot_be, &plan);
+        }
+}
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_the_rank_is_named) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
