@@ -54,7 +54,7 @@ extern "C" {
     X(SYSTEM, -4, "the operating system refused") \
     X(TIMEOUT, -5, "timed out") \
     X(MISMATCH, -6, "ranks disagree about the operation") \
-    X(PEER_LOST, -7, "a rank of the group is gone") \
+    X(PEER_LOST, -7, "a rank of the group is gone or cannot be reached") \
     X(ABORTED, -8, "the communicator was aborted") \
     X(FORKED, -9, "a communicator does not survive fork") \
     X(INTERNAL, -10, "internal error of tutti")
