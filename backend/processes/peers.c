@@ -289,7 +289,9 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
     if (!has_come) return TUTTI_TIMEOUT;
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
-            "shared memory came without its file descriptor: too many open files? see ulimit -n");
+            "shared memory came without its file descriptor: too many open files? see ulimit -n; or more than %d came "
+            "after it that this process has not asked for yet",
+            KEPT_OPEN);
     *out = descriptor;
     return TUTTI_OK;
 }

@@ -5,7 +5,7 @@
 #include "backend/processes/handshake.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, KEPT = 64, GIVEN_UPS = 16, PROTOCOL = 9 };
+enum { MOST_PENDING = 32, KEPT = 1024, KEPT_OPEN = 256, GIVEN_UPS = 16, PROTOCOL = 9 };
 enum kind {
     DESCRIPTOR = 1,
     GOODBYE,
@@ -56,7 +56,7 @@ struct peer {
 };
 /* A process that has connected, and not yet proved that it belongs to a group of this one. */
 struct pending { int descriptor; int64_t until_ms; struct handshake handshake; };
-struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but found no room here */
+struct kept { int descriptor; unsigned char token[16]; };      /* -1: it was sent, but there was no room for it */
 struct given_up { unsigned char token[16]; struct identity by; };      /* a group that a process could not join */
 
 struct registry {
@@ -70,7 +70,7 @@ struct registry {
     pthread_t thread;
     struct peer *peers;
     struct pending pending[MOST_PENDING];               /* oldest first */
-    struct kept kept[KEPT];                             /* oldest first */
+    struct kept kept[KEPT];                             /* oldest first; KEPT_OPEN of them have a descriptor */
     int pending_count, kept_count;
     struct given_up given_up[GIVEN_UPS];                /* the latest */
     unsigned given_up_count;                            /* ever */

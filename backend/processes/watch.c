@@ -34,16 +34,27 @@ void peer_hear_given_up(struct peer *peer, const struct packet *packet)
 {
     if (registry_note_given_up(packet->token, &packet->from)) registry_pass_on(packet->token, peer);
 }
+/* The oldest descriptor is closed where there are too many; who waits for it later is told so. */
+static void kept_make_room(void)
+{
+    int open = 0, *oldest = NULL;
+    for (int i = registry.kept_count - 1; i >= 0; i--) {
+        if (registry.kept[i].descriptor < 0) continue;
+        oldest = &registry.kept[i].descriptor;
+        open++;
+    }
+    if (open < KEPT_OPEN) return;
+    descriptor_close(oldest);
+    if (registry.dropped++ == 0)
+        LOG(WARN, "%d descriptors were sent here and not asked for; from now on the oldest is closed", KEPT_OPEN);
+}
 static void keep(const unsigned char token[16], int descriptor)
 {
+    int forgotten = -1;
     if (registry_find_given_up(token)) { descriptor_close(&descriptor); return; }
-    if (registry.kept_count == KEPT) {
-        int oldest = -1;
-        registry_take_kept(registry.kept[0].token, &oldest);
-        descriptor_close(&oldest);
-        if (registry.dropped++ == 0)
-            LOG(WARN, "%d descriptors were sent here and not asked for; from now on the oldest is closed", KEPT);
-    }
+    kept_make_room();
+    if (registry.kept_count == KEPT) registry_take_kept(registry.kept[0].token, &forgotten);
+    descriptor_close(&forgotten);
     struct kept *kept = &registry.kept[registry.kept_count++];
     kept->descriptor = descriptor;
     memcpy(kept->token, token, sizeof kept->token);
