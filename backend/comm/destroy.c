@@ -17,7 +17,7 @@ static void stop_running(tutti_comm *comm, bool always, bool leaves)
     driver_acquire(comm);
     if (!always) operations_go_on(comm);                /* what the others have done already does not fail */
     bool open = always || comm->backlog.head || comm->messages.open || atomic_load(&comm->gate.intake);
-    for (int n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
+    for (int64_t n = 0; open && !operations_abandon(comm); n++) comm_pause(comm, n);
     if (leaves)
         comm_fail_silently(comm, TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
             g->name, g->rank);
@@ -40,7 +40,7 @@ tutti_status comm_poll_failure(tutti_comm *comm)
 static void grant_grace(const tutti_comm *comm)
 {
     int64_t until_ms = clock_ms() + GRACE_MS;
-    for (int n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) {
+    for (int64_t n = 0; atomic_load(&comm->gate.inside) || atomic_load(&comm->gate.driver); n++) {
         if (clock_ms() >= until_ms) return;
         comm_pause(comm, n);
     }

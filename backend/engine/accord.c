@@ -372,7 +372,7 @@ void accord_verdict(struct accord *a, struct agree_cause *out)
 void accord_leave(tutti_comm *comm)
 {
     struct accord *a = comm->accord;
-    for (int n = 0; accord_is_failing(a) && !accord_is_over(a); n++) comm_pause(comm, n);
+    for (int64_t n = 0; accord_is_failing(a) && !accord_is_over(a); n++) comm_pause(comm, n);
     enter(a);
     agree_leave(&a->agree);
     leave(a);

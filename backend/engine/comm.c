@@ -75,7 +75,7 @@ void comm_finish(tutti_comm *comm)
     group_leave(&comm->group);
     if (acquired) engine_release();
 }
-void comm_pause(const tutti_comm *comm, int n)
+void comm_pause(const tutti_comm *comm, int64_t n)
 {
     static const struct wait_set none;
     ladder_climb(&comm->group.ladder, n, &none, 1);

@@ -60,6 +60,6 @@ void comm_tune(tutti_comm *comm, const struct machine *machine, int cores, bool 
 tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *algorithm);
 void comm_finish(tutti_comm *comm);                     /* what is left can be asked, but runs nothing any more */
 void comm_free(tutti_comm *comm);
-void comm_pause(const tutti_comm *comm, int n);         /* the n-th fruitless look at something nobody wakes us for */
+void comm_pause(const tutti_comm *comm, int64_t n);     /* the n-th fruitless look at something nobody wakes us for */
 bool comm_has_left(const tutti_comm *comm, int rank);   /* has destroyed its communicator */
 void comm_leave(tutti_comm *comm);                      /* says that this rank has */

@@ -146,13 +146,13 @@ void operations_go_on(tutti_comm *comm)
     int64_t until_ms = clock_ms() + GO_ON_MS;
     while (driver_has_open(comm) && clock_ms() < until_ms && driver_progress(comm, &unused)) unused.count = 0;
 }
-bool driver_check(tutti_comm *comm, int n)
+bool driver_check(tutti_comm *comm, int64_t n)
 {
     bool fruitless = n % CHECK_EVERY == CHECK_EVERY - 1;
     if (fruitless) peers_rouse(comm);
     return (fruitless || ++comm->backlog.visits % 1024 == 0) && operations_check(comm);
 }
-int driver_soon(int n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
+int64_t driver_soon(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool operations_abandon(tutti_comm *comm)
 {
     comm_check(comm);
@@ -177,7 +177,7 @@ bool driver_try(tutti_comm *comm)
 void driver_leave(tutti_comm *comm) { atomic_store_explicit(&comm->gate.driver, 0, memory_order_release); }
 void driver_acquire(tutti_comm *comm)
 {
-    for (int n = 0; !driver_try(comm); n++) comm_pause(comm, n);
+    for (int64_t n = 0; !driver_try(comm); n++) comm_pause(comm, n);
 }
 /* What is submitted just now need not be looked for: whoever submits asks the progress thread, which begins its ladder
    anew for every asking, much longer than a store takes to become visible. The communicator may be gone afterwards. */
@@ -198,7 +198,7 @@ void driver_release(tutti_comm *comm)
 void driver_drive(tutti_comm *comm, struct operation *op)
 {
     comm_awake(comm);
-    for (int n = 0; !operation_is_over(op); n++) {
+    for (int64_t n = 0; !operation_is_over(op); n++) {
         struct wait_set blocked;
         wait_clear(&blocked);
         uint32_t bell = atomic_load_explicit(&comm->gate.bell, memory_order_acquire);

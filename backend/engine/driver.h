@@ -47,8 +47,8 @@ void driver_go_on(tutti_comm *comm, struct operation *op, tutti_status status);
 /* As far as it gets without waiting. True: something moved. */
 bool driver_progress(tutti_comm *comm, struct wait_set *blocked);
 /* In every 64th fruitless turn n and every 1024th of any: a look for failures. True: something moved. */
-bool driver_check(tutti_comm *comm, int n);
-int driver_soon(int n);                                 /* the number of a turn after which the next one looks */
+bool driver_check(tutti_comm *comm, int64_t n);
+int64_t driver_soon(int64_t n);                         /* the number of a turn after which the next one looks */
 /* Until the operation is over. */
 void driver_drive(tutti_comm *comm, struct operation *op);
 /* So many turns at most, no longer than it takes to wake another thread, and not while a peer needs this core. True:

@@ -123,8 +123,8 @@ void operations_after_fork(void) { atomic_store(&entering, 0); }
 void operations_close(tutti_comm *comm)
 {
     atomic_store(&comm->gate.closed, true);
-    for (int n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
-    for (int n = 0; atomic_load(&comm->gate.inside); n++) comm_pause(comm, n);
+    for (int64_t n = 0; atomic_load(&entering); n++) comm_pause(comm, n);
+    for (int64_t n = 0; atomic_load(&comm->gate.inside); n++) comm_pause(comm, n);
     driver_acquire(comm);
     driver_take_intake(comm);                           /* submitted at the last moment */
     driver_release(comm);
@@ -136,7 +136,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     if (!enter(op)) return operation_result(op);
     tutti_comm *comm = op->comm;
     if (timeout_ms > 0) shorten_deadline(op, timeout_ms);
-    for (int n = 0;; n++) {
+    for (int64_t n = 0;; n++) {
         struct wait_set set;
         wait_clear(&set);
         set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();   /* the driver's */

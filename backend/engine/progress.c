@@ -55,7 +55,7 @@ static bool stays_idle(tutti_comm *comm, bool active)
     if (active) comm->listing.idle_until_ms = now + IDLE_MS;
     return now < comm->listing.idle_until_ms;
 }
-static enum visit visit(tutti_comm *comm, int n, bool may_stay, struct wait_set *blocked, bool *moved)
+static enum visit visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_set *blocked, bool *moved)
 {
     uint64_t asked = atomic_load(&comm->listing.scheduled);
     struct control *mine = comm->executor.site.contact;
@@ -84,7 +84,7 @@ static enum visit visit(tutti_comm *comm, int n, bool may_stay, struct wait_set 
     return atomic_compare_exchange_strong(&comm->listing.scheduled, &asked, 0) ? GONE : OPEN;
 }
 /* True: one of them is open. */
-static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *moved)
+static bool visit_all(tutti_comm **list, int64_t n, struct wait_set *blocked, bool *moved)
 {
     tutti_comm *kept = NULL, *next;
     bool open = false;
@@ -108,7 +108,7 @@ static bool visit_all(tutti_comm **list, int n, struct wait_set *blocked, bool *
 static void *progress_main(void *unused)
 {
     tutti_comm *list = NULL;
-    for (int n = 0; !atomic_load(&engine.stop); n++) {
+    for (int64_t n = 0; !atomic_load(&engine.stop); n++) {
         struct wait_set blocked;
         bool moved = false;
         wait_clear(&blocked);
@@ -166,7 +166,7 @@ void engine_release(void)
 }
 void engine_forget(tutti_comm *comm)
 {
-    for (int n = 0; atomic_load(&comm->listing.scheduled); n++) {
+    for (int64_t n = 0; atomic_load(&comm->listing.scheduled); n++) {
         engine_ring();
         comm_pause(comm, n);
     }

@@ -173,7 +173,7 @@ void wait_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the ladder ---- */
-bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted)
+bool ladder_step(const struct ladder *ladder, int64_t n, bool core_is_wanted)
 {
     if (ladder_is_climbed(ladder, n)) return false;
     if (n < ladder->pauses && !core_is_wanted) {
@@ -184,7 +184,7 @@ bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted)
     sched_yield();
     return true;
 }
-bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms)
+bool ladder_climb(const struct ladder *ladder, int64_t n, const struct wait_set *set, int most_ms)
 {
     if (ladder_step(ladder, n, set->core_is_wanted)) return false;
     wait_sleep(set, most_ms);

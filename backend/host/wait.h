@@ -29,14 +29,14 @@ static inline void wait_clear(struct wait_set *set)    /* the words need none of
 void wait_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *waiters, bool shared);
 uint32_t wait_core(void);                              /* 1 + the core this thread runs on; 0: not known          */
 /* After the n-th fruitless poll (0, 1, …) it is time to sleep. */
-static inline bool ladder_is_climbed(const struct ladder *ladder, int n)
+static inline bool ladder_is_climbed(const struct ladder *ladder, int64_t n)
 {
     return n >= ladder->pauses && n - ladder->pauses >= ladder->yields;
 }
 /* The n-th fruitless poll: pause (yield, if somebody is in the way) or yield. False: neither, it is time to sleep. */
-bool ladder_step(const struct ladder *ladder, int n, bool core_is_wanted);
+bool ladder_step(const struct ladder *ladder, int64_t n, bool core_is_wanted);
 /* The same, and then sleeps until a word changes, but no longer than most_ms. True: it slept. */
-bool ladder_climb(const struct ladder *ladder, int n, const struct wait_set *set, int most_ms);
+bool ladder_climb(const struct ladder *ladder, int64_t n, const struct wait_set *set, int most_ms);
 void wait_sleep(const struct wait_set *set, int most_ms);
 void word_wake(_Atomic uint32_t *word, bool shared);   /* wakes all sleepers of a word                            */
 

@@ -1,5 +1,6 @@
 /* A job that was stopped for longer than its timeout (SIGSTOP, a frozen container) goes on when it is continued,
  * whoever of its ranks runs first. Here the clock jumps, which is what such a process sees. */
+#include "backend/engine/driver.h"
 #include "tests/support/world.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -61,12 +62,26 @@ static void test_a_timeout_comes_although_nobody_looks_often(void **state)
     world_threads(2, NULL, is_seldom_looked_at, NULL);
 }
 
+/* After each sleep of 20 ms a turn is counted as 63: of these 2^31 pass in 7.8 days. */
+static void test_a_wait_of_many_days_goes_on(void **state)
+{
+    (void)state;
+    int64_t n = INT32_MAX - 100;
+    for (int sleep = 0; sleep < 10; sleep++) {
+        int64_t next = driver_soon(n);
+        assert_in_range(next - n, 63, 126);
+        assert_int_equal(next % 64, 62);                /* the turn after it looks for failures */
+        n = next + 1;
+    }
+    assert_true(n > INT32_MAX);
+}
 int main(void)
 {
     setenv("TUTTI_YIELDS", "1000000000", 1);            /* nobody sleeps: the kernel's clock does not jump */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_time_in_which_all_were_stopped_does_not_count),
         cmocka_unit_test(test_a_timeout_comes_although_nobody_looks_often),
+        cmocka_unit_test(test_a_wait_of_many_days_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

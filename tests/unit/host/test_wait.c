@@ -331,6 +331,18 @@ static void test_rungs_follow_each_other(void **state)
     assert_int_equal(yields, 2);
     (void)state;
 }
+/* However long it has waited. */
+static void test_rungs_do_not_come_again(void **state)
+{
+    const struct ladder ladder = { 3, 2 };
+    const struct wait_set none = { .count = 0 };
+    yields = 0;
+    for (int64_t n = (int64_t)INT32_MAX - 1; n < (int64_t)INT32_MAX + 3; n++)
+        assert_true(ladder_climb(&ladder, n, &none, 1));
+    assert_true(ladder_climb(&ladder, (int64_t)1 << 32, &none, 1));
+    assert_int_equal(yields, 0);
+    (void)state;
+}
 static void test_who_is_in_the_way_does_not_pause(void **state)
 {
     struct ladder ladder = { 3, 2 };
@@ -388,6 +400,7 @@ int main(void)
         cmocka_unit_test(test_each_yield_nap_and_wake_up_counts),
         cmocka_unit_test(test_counters_have_names),
         cmocka_unit_test(test_rungs_follow_each_other),
+        cmocka_unit_test(test_rungs_do_not_come_again),
         cmocka_unit_test(test_who_is_in_the_way_does_not_pause),
         cmocka_unit_test(test_cores_have_numbers),
         cmocka_unit_test(test_settings_decide),

@@ -29,7 +29,8 @@ static tutti_status go_there(struct parcel *p, const struct crossing *x, struct 
     tutti_request request = { .struct_size = sizeof request, .blocking = true };
     for (int side = 0; side < x->sides; side++) {
         parcel_pack(p, x, side, n, (struct kept){ NULL, NULL });
-        if (spoilt == PLACES_THERE) spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
+        if (spoilt == PLACES_THERE)
+            spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
         if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
     }
     if (crossing_tells(x)) TRY(parcel_tell(p, x, &request));
