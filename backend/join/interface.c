@@ -1,5 +1,6 @@
 /* What the system says is put into a table; choosing goes by the table alone. */
 #include "backend/join/interface.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -146,7 +147,7 @@ static struct contact find_source(const struct addrinfo *to)
     struct sockaddr_storage local;
     socklen_t bytes = sizeof local;
     struct contact found = { .family = 0 };
-    int probe = socket(to->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int probe = descriptor_raised(socket(to->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (probe < 0) return found;
     if (connect(probe, to->ai_addr, to->ai_addrlen) == 0 && getsockname(probe, (void *)&local, &bytes) == 0)
         found = contact_of((const void *)&local);

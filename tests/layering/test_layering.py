@@ -129,6 +129,14 @@ def called_wrongly(name, text):
                 yield f"{name}:{line_of(found, text)} calls {found.group(1)}, which only {places or 'nobody'} may"
 
 
+def opened_low(name, text):
+    """A descriptor that is kept is not one of the standard streams, though the program has closed those."""
+    opens = r"(?<![\w.>])(descriptor_raised\(?)?(socket|accept4|eventfd|epoll_create1?|memfd_create)\s*\("
+    for found in re.finditer(opens, without_comments(text)) if name.startswith(LIBRARY) else []:
+        if not found.group(1):
+            yield f"{name}:{line_of(found, text)} calls {found.group(2)} without descriptor_raised"
+
+
 def indexed_wrongly(name, text):
     if not name.startswith(LIBRARY):
         return
@@ -235,6 +243,7 @@ RULES = {
     "includes": (included_wrongly, is_c),
     "include_paths": (included_from_elsewhere, is_c),
     "calls": (called_wrongly, is_c),
+    "descriptors": (opened_low, is_c),
     "indexing": (indexed_wrongly, is_c),
     "structs": (struct_too_large, is_c),
     "imports": (imported_wrongly, lambda name: name.endswith(".py")),
@@ -359,6 +368,7 @@ BREACHES = [
     ("calls", "backend/comm/comm.c", "void f(void) { free(malloc(1)); }\n"),
     ("calls", "backend/base/memory.c", 'const char *f(void) { return getenv("A"); }\n'),
     ("calls", "kernels/reduce.c", "void f(void) { abort(); }\n"),
+    ("descriptors", "backend/transports/tcp/tcp.c", "int f(void) { return epoll_create1(EPOLL_CLOEXEC); }\n"),
     ("indexing", "backend/engine/failure.c", "int f(void) { return s->controls[rank].core; }\n"),
     ("structs", "backend/engine/comm.h", "struct a {\n" + "    int x, y[2][3];\n" * 13 + "};\n"),
     ("imports", "shim/torch_tutti/bench.py", "def f():\n    import pandas.io\n"),
@@ -387,6 +397,7 @@ INNOCENT = [
     ("includes", "backend/comm/comm.c",
      '#include "backend/host/wait.h"\n#include "kernels/reduce.h"\n#include <stdio.h>'),
     ("calls", "backend/comm/comm.c", '/* malloc(1) */ void f(void) { log("abort()"); comm_abort(x); c->abort(x); }\n'),
+    ("descriptors", "backend/host/socket.c", "int f(int l) { return descriptor_raised(accept4(l, NULL, NULL, 0)); }\n"),
     ("functions", "backend/comm/comm.c", LONG_TABLES),
     ("structs", "backend/engine/comm.h", "struct a {\n" + "    int x, y[2];\n" * 12 + "    int z;\n};\n"),
     ("machine_paths", "script/setup", 'cat "$x/tmp/y" build/tmp/z https://example.org/home/page\n'),
