@@ -205,6 +205,28 @@ def test_decoding_in_one_round(shared):
     shared(3).run(decode)
 
 
+def run_ahead(world):
+    """Rank 1 has written what it sends in the third dispatch before rank 0 calls that."""
+    from torch_tutti.experts import _decoder
+    decoder, chosen = experts.Decoder(2, 4, 3), torch.tensor([[0], [0], [0]])
+    rows, counts = decoder.dispatch(torch.full((3, 4), 1.0), chosen)
+    decoder.dispatch(torch.full((1, 4), 2.0), chosen[:1])
+    if world.rank == 1:
+        meet = _decoder.meet
+        _decoder.meet = lambda *given, **named: (world.store.set("third", ""), meet(*given, **named))
+    else:
+        world.store.wait(["third"])
+        assert counts.tolist() == [[3, 3]] and rows.eq(1).all()
+    decoder.dispatch(torch.full((2, 4), 3.0), chosen[:2])
+    if world.rank == 1:
+        _decoder.meet = meet
+
+
+@pytest.mark.one_host("a Decoder needs one")
+def test_what_a_decoder_gave_is_there_until_the_second_dispatch_after_it(fresh):
+    fresh(2).run(run_ahead)
+
+
 # ---- routers ----
 def test_routers():
     logits = numbers(1, 10, 6)
@@ -250,10 +272,10 @@ def test_balance(shared):
 
 
 # ---- mistakes ----
-def refused(world, dispatcher, wrong, text, others):
-    """Rank 1 does it wrong; all raise."""
+def refused(world, dispatcher, wrong, text, others, error=ValueError):
+    """Rank 1 does it wrong; all raise, the others ValueError."""
     x, chosen = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=text if world.rank == 1 else others):
+    with pytest.raises(error if world.rank == 1 else ValueError, match=text if world.rank == 1 else others):
         dispatcher.dispatch(*(wrong if world.rank == 1 else (x, chosen)))
 
 
@@ -266,6 +288,10 @@ def mistakes(world):
         refused(world, dispatcher, (x, chosen[:3]), r"what is chosen is \[3, 2\] of int64", others)
         refused(world, dispatcher, (x, chosen.float()), "of float32; it must be of whole numbers", others)
         refused(world, dispatcher, (x.long(), chosen), r"tokens are \[4, 8\] of int64; they must", others)
+        refused(world, dispatcher, (x, chosen.tolist()), "chosen must be a tensor, not list", others, TypeError)
+        refused(world, dispatcher, (None, chosen), "tokens must be a tensor, not NoneType", others, TypeError)
+        refused(world, dispatcher, (x, torch.empty(4, 2, dtype=torch.int64, device="meta")), "meta", others,
+                NotImplementedError)
         refused(world, dispatcher, (x.double(), chosen), "rank 1 of the group has rows of 8 x torch.float64, rank 0",
                 "rank 0 of the group has rows of 8 x torch.float32, rank 1 of 8 x torch.float64")
         refused(world, dispatcher, (torch.ones(4, 9), chosen), "rows of 9", "rows of 8 x torch.float32, rank 1 of 9")
@@ -298,17 +324,26 @@ def mistakes_in_common(world):
                 dispatcher.combine(outputs(batch.tokens), weights, batch)
             else:
                 dispatcher.combine(batch.tokens, torch.ones(4, 2), batch)
+    with pytest.raises(TypeError if world.rank == 1 else ValueError,
+                       match="weights must be a tensor, not list" if world.rank == 1 else others):
+        batch = dispatcher.dispatch(x, chosen)
+        dispatcher.combine(batch.tokens, [1.0] if world.rank == 1 else torch.ones(4, 2), batch)
     decoder = experts.Decoder(4, 8, 4)
     for wrong, text in (((torch.ones(5, 8), chosen), "this Decoder takes at most 4 of 8"),
                         ((x, chosen[:2]), r"what is chosen is \[2, 2\]"),
+                        ((x, chosen.tolist()), "chosen must be a tensor, not list"),
                         ((x, chosen), "a token chooses an expert twice"),
                         ((x, chosen + 7), "token 0 chooses expert 7")):
         right = x, torch.tensor([[0, 1]]).expand(4, 2)
-        with pytest.raises(ValueError, match=text if world.rank == 1 else others):
+        error = TypeError if world.rank == 1 and "not list" in text else ValueError
+        with pytest.raises(error, match=text if world.rank == 1 else others):
             decoder.dispatch(*(wrong if world.rank == 1 else right))
     rows, _ = decoder.dispatch(*right)
     with pytest.raises(ValueError, match=r"weights \[4, 3\]" if world.rank == 1 else others):
         decoder.combine(rows, torch.ones(4, 2 + world.rank))
+    with pytest.raises(TypeError if world.rank == 1 else ValueError,
+                       match="outputs must be a tensor, not NoneType" if world.rank == 1 else others):
+        decoder.combine(None if world.rank == 1 else rows, torch.ones(4, 2))
     with pytest.raises(ValueError, match="5 experts on 2 ranks"):
         experts.Decoder(5, 8, 4)
     with pytest.raises(ValueError, match="a Decoder needs all ranks of the group on one host, and tutti"):

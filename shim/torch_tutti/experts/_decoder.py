@@ -8,10 +8,12 @@ from torch import Tensor
 
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
-from torch_tutti.experts._layout import meet
+from torch_tutti.experts._layout import check_tensors, meet, told
 from torch_tutti.experts._pool import Pool, shared_of, up
 
-TURNS = 2                                   # arrays that are used in turns: who writes to one knows that all left it
+# Arrays are used in turns. A rank may be in a dispatch that others have not called yet: it must not write to the arrays
+# of the last two that they have called.
+TURNS = 3
 
 
 class Decoder:
@@ -60,22 +62,23 @@ class Decoder:
         """tokens: [tokens, columns], at most `capacity`; chosen: [tokens, choices] of whole numbers, no expert twice;
         -1: none. Rows of this rank's experts, [my experts, ranks, capacity, columns], and how many of each count,
         int64 [my experts, ranks]; what is behind those is anything. Both are there until the second dispatch after
-        this. Collective; a ValueError of one rank is one of all."""
+        this. Collective; an error of one rank is a ValueError of all others."""
         self._turn = (self._turn + 1) % TURNS
         with torch.no_grad():
-            try:
+            with told(self._refuse):
                 self._chosen, self._placed = self._check(tokens, chosen)
-            except ValueError:
-                meet(self.group, wrong=True)
-                raise
-            self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
+                self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
             meet(self.group)
         shape = self._each, self.ranks, self.capacity, self.columns
         counts = self._extent.tensor(self._at(self._turn, 2), (self._each, self.ranks), torch.int64)
         return self._extent.tensor(self._at(self._turn, 0), shape, self.dtype), counts
 
+    def _refuse(self) -> None:
+        meet(self.group, wrong=True)
+
     def _check(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """And says how many rows come, once nothing is wrong."""
+        check_tensors("experts", tokens=tokens, chosen=chosen)
         if tokens.shape[1:] != (self.columns,) or len(tokens) > self.capacity or tokens.dtype != self.dtype:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
                              f"{self.capacity} of {self.columns} x {self.dtype}")
@@ -102,17 +105,23 @@ class Decoder:
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """outputs: of the rows, in their shape. weights: [tokens, choices]. Of each token the sum of its rows times
-        their weights, [tokens, columns]. Collective; a ValueError of one rank is one of all."""
-        mine = self.outputs
+        their weights, [tokens, columns]. Collective; an error of one rank is a ValueError of all others."""
         with torch.no_grad():
-            if outputs.shape != mine.shape or outputs.dtype != self.dtype or weights.shape != self._chosen.shape:
-                meet(self.group, wrong=True)
-                raise ValueError(f"experts: outputs are {list(outputs.shape)} of {outputs.dtype}, weights "
-                                 f"{list(weights.shape)}; this Decoder takes {list(mine.shape)} of {self.dtype}, and "
-                                 f"{list(self._chosen.shape)}")
-            if outputs.data_ptr() != mine.data_ptr():
-                mine.copy_(outputs)
+            with told(self._refuse):
+                self._take(outputs, weights)
+                used = weights.float().contiguous()
+                out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
             meet(self.group)
-            out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
-            self._rows(self._chosen, self._placed, 1).gather(out, weights.float().contiguous())
+            self._rows(self._chosen, self._placed, 1).gather(out, used)
         return out
+
+    def _take(self, outputs: Tensor, weights: Tensor) -> None:
+        """Checks both, and puts outputs where the others read them."""
+        check_tensors("experts", outputs=outputs, weights=weights)
+        mine = self.outputs
+        if outputs.shape != mine.shape or outputs.dtype != self.dtype or weights.shape != self._chosen.shape:
+            raise ValueError(f"experts: outputs are {list(outputs.shape)} of {outputs.dtype}, weights "
+                             f"{list(weights.shape)}; this Decoder takes {list(mine.shape)} of {self.dtype}, and "
+                             f"{list(self._chosen.shape)}")
+        if outputs.data_ptr() != mine.data_ptr():
+            mine.copy_(outputs)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_tutti.experts._core import Rows
+from torch_tutti.experts._layout import told
 from torch_tutti.experts._pool import Extent, up
 from torch_tutti.experts._slots import OUTPUTS
 
@@ -59,9 +60,11 @@ class Direct:
 
     def begin_scatter(self, slot: int, tokens: Tensor, weights: Tensor | None) -> Callable[[], Tensor]:
         array = self.array(slot)
-        before = array.clone() if slot in self._used else None
+        with told(self.refuse):
+            before = array.clone() if slot in self._used else None
         self._claim(slot)
-        self._rows[slot].scatter(tokens, weights)
+        with told(self.refuse):
+            self._rows[slot].scatter(tokens, weights)
 
         def finish() -> Tensor:
             self._layout.meet()
@@ -76,10 +79,11 @@ class Direct:
     def gather(self, slot: int, rows: Tensor, weights: Tensor | None) -> Tensor:
         self._claim(slot)
         array = self.array(slot)
-        if rows.data_ptr() != array.data_ptr():
-            array.copy_(rows.view_as(array))
+        with told(self.refuse):
+            if rows.data_ptr() != array.data_ptr():
+                array.copy_(rows.view_as(array))
+            out = torch.empty(len(self._layout.chosen), self._layout.columns, dtype=self._layout.dtype)
         self._layout.meet()
-        out = torch.empty(len(self._layout.chosen), self._layout.columns, dtype=self._layout.dtype)
         self._rows[slot].gather(out, weights)
         return out
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._direct import Direct, room
-from torch_tutti.experts._layout import Layout
+from torch_tutti.experts._layout import Layout, check_tensors, told
 from torch_tutti.experts._messages import Messages
 from torch_tutti.experts._pool import shared_of
 from torch_tutti.experts._slots import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
@@ -132,8 +132,9 @@ class Dispatcher:
         return batch
 
     def _begin(self, tokens: Tensor, chosen: Tensor) -> Batch:
-        shared = shared_of(self.group) if tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES else None
         experts, placed, counts, problem = self._placed(tokens, chosen)
+        direct = problem is None and tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES
+        shared = shared_of(self.group) if direct else None
         extent = shared.take() if shared else None
         free = (extent.at, extent.size) if extent else (0, 0)
         said = self._exchange(tokens, counts, free, problem)
@@ -156,17 +157,15 @@ class Dispatcher:
     def combine(self, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
         """outputs: what experts have made of batch.tokens, of the same shape and type. weights: [tokens, choices]. Of
         each token the sum of its rows times their weights, [tokens, columns]; of what was dropped, nothing. Once for
-        each batch. A ValueError of one rank is one of all, where tokens do not travel as messages; else the others
-        wait until they time out, or it ends."""
-        try:
+        each batch. An error of one rank is a ValueError of all others, where tokens do not travel as messages; else the
+        others wait until they time out, or it ends."""
+        with told(batch._way.refuse):
             self._check_outputs(outputs, weights, batch)
-        except ValueError:
-            batch._way.refuse()
-            raise
         batch.combined = True
         return _Combine.apply(outputs.contiguous(), weights, batch.tokens, batch)
 
     def _check_outputs(self, outputs: Tensor, weights: Tensor, batch: Batch) -> None:
+        check_tensors("combine", outputs=outputs, weights=weights)
         expected = tuple(batch._layout.chosen.shape)
         if batch.combined:
             raise ValueError("combine: this batch has been combined; dispatch again")
@@ -177,18 +176,19 @@ class Dispatcher:
             raise ValueError(f"combine: weights are {_kind(weights)} on rank {self.rank}; they must be of a floating "
                              f"type, {list(expected)}, as what was chosen")
 
-    def _placed(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, ValueError | None]:
+    def _placed(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """What this rank asks for; or nothing, and what is wrong with it."""
         try:
             self._check(tokens, chosen)
             experts = chosen.detach().to("cpu", torch.int64).contiguous()
             return (experts, *_core.place(experts, self.experts, self.capacity), None)
-        except ValueError as problem:
+        except Exception as problem:        # whatever it is, the others are told
             nothing = torch.empty(0, 1, dtype=torch.int64)
             return nothing, nothing, torch.zeros(self.experts, dtype=torch.int64), problem
 
     @staticmethod
     def _check(tokens: Tensor, chosen: Tensor) -> None:
+        check_tensors("dispatch", tokens=tokens, chosen=chosen)
         if tokens.dim() != 2 or not tokens.shape[1] or tokens.dtype not in DTYPES:
             raise ValueError(f"dispatch: tokens are {_kind(tokens)}; they must be of a floating type, [tokens, "
                              "columns]")
@@ -196,15 +196,17 @@ class Dispatcher:
             raise ValueError(f"dispatch: what is chosen is {_kind(chosen)}; it must be of whole numbers, "
                              f"[{len(tokens)}, choices]")
 
-    def _exchange(self, tokens: Tensor, counts: Tensor, free: tuple[int, int], problem: ValueError | None) -> Tensor:
+    def _exchange(self, tokens: Tensor, counts: Tensor, free: tuple[int, int], problem: Exception | None) -> Tensor:
         """Of each rank its counts, whether something is wrong, its columns and type, whether it asks for gradients, and
         its free memory."""
-        columns = tokens.shape[1] if tokens.dim() == 2 else 0
-        dtype = DTYPES.index(tokens.dtype) if tokens.dtype in DTYPES else -1
-        graph = tokens.requires_grad and torch.is_grad_enabled()
+        device = tokens.device if isinstance(tokens, Tensor) else torch.device("cpu")
+        columns, dtype, graph = 0, -1, False
+        if problem is None:
+            columns, dtype = tokens.shape[1], DTYPES.index(tokens.dtype)
+            graph = tokens.requires_grad and torch.is_grad_enabled()
         mine = torch.cat([counts, torch.tensor([FINE if problem is None else WRONG, columns, dtype, graph, *free])])
-        said = torch.empty(self.ranks, len(mine), dtype=torch.int64, device=tokens.device)
-        dist.all_gather(list(said), mine.to(tokens.device), group=self.group)
+        said = torch.empty(self.ranks, len(mine), dtype=torch.int64, device=device)
+        dist.all_gather(list(said), mine.to(device), group=self.group)
         said = said.cpu()
         if problem is not None:
             raise problem

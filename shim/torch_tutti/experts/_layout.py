@@ -1,7 +1,9 @@
 """Which rows of a batch go where, agreed on by all ranks."""
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -45,6 +47,23 @@ class Layout:
 
     def meet(self, wrong: bool = False) -> None:
         meet(self.group, wrong)
+
+
+@contextmanager
+def told(refuse: Callable[[], None]) -> Iterator[None]:
+    """Around what this rank does alone before all meet. Where that fails, with whatever error, the others fail too."""
+    try:
+        yield
+    except Exception:
+        refuse()
+        raise
+
+
+def check_tensors(what: str, **given: Any) -> None:
+    """Raises TypeError for what is no tensor."""
+    for name, one in given.items():
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{what}: {name} must be a tensor, not {type(one).__name__}")
 
 
 def meet(group: dist.ProcessGroup, wrong: bool = False) -> None:
