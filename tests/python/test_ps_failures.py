@@ -150,6 +150,30 @@ def test_an_optimizer_that_fails_ends_the_server(fresh, backend):
     failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see what it raised)")
 
 
+def optimizer_fails_at_the_end(world):
+    """Which a worker that leaves, and waits for no parameters, is told then."""
+    model = network()
+    node = ps.join(model, partial(Failing, lr=0.1), slice_bytes=SMALL)
+    if world.rank == 0:
+        return node.serve()
+    with node as worker:
+        loss_of(model(batch(0, world.rank))).backward()
+        worker.push()
+        if world.rank == 1:                             # leaves when the server has failed, or before
+            worker.pull()
+            with pytest.raises(PeerError, match=LOST):
+                worker.wait()
+            world.store.set("failed", "")
+        else:
+            world.store.wait(["failed"])
+
+
+def test_a_worker_leaves_a_server_that_has_failed(fresh):
+    outcomes = fresh(3).outcomes(optimizer_fails_at_the_end)
+    failures(outcomes[:1], "ArithmeticError", "this optimizer cannot")
+    failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see what it raised)")
+
+
 class Reentrant(nn.Module):
     def __init__(self):
         super().__init__()

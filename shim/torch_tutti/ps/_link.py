@@ -90,10 +90,11 @@ class Outbox:
             self._changed.wait_for(lambda: not self._unsent or self._closed)
 
     def clear(self) -> None:
-        """Forgets what waits."""
+        """Forgets what waits, but for a last word: the other side waits for that."""
         with self._changed:
-            self._unsent -= len(self._heap)
-            self._heap.clear()
+            kept = [entry for entry in self._heap if entry[0] == LAST]
+            self._unsent -= len(self._heap) - len(kept)
+            self._heap = kept
             self._changed.notify_all()
 
     def close(self) -> None:

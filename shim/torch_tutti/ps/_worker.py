@@ -25,6 +25,7 @@ class _Lane:
     def __init__(self, link: Link, slices: int) -> None:
         self.link, self.slices, self.outbox = link, slices, Outbox()
         self.awaited = threading.Semaphore(0)           # messages that are to come: who waits longer would time out
+        self.leaving = threading.Event()                # the server is told: its answer is the last message
         self.threads: list[threading.Thread] = []
 
 
@@ -221,8 +222,10 @@ class Worker:
                 return
             if header.kind == BYE:
                 return
-            if header.kind == FAIL:                     # the server listens still, to whom leaves
+            if header.kind == FAIL:                     # nobody has asked for this; the server answers whoever leaves
                 self._lose(lane, "it has failed: see what it raised")
+                lane.leaving.wait()
+                lane.awaited.release()
                 continue
             with self._changed:
                 self._seen[header.number] = header.seen
@@ -254,6 +257,7 @@ class Worker:
             if word == FAIL:
                 lane.outbox.clear()
             lane.outbox.put(LAST, (Header(word), None))
+            lane.leaving.set()
             lane.awaited.release()
         for lane in self._lanes:
             lane.threads[1].join()                      # it has read BYE, or the server is lost
