@@ -3,13 +3,15 @@ into a file, in the format of torch's own (`torch.distributed.flight_recorder`).
 
 It obeys torch's variables, read when the first group is made: TORCH_FR_BUFFER_SIZE operations are kept (none: it is
 off), with their Python stacks unless TORCH_INCLUDE_STACK_TRACE is 0. Files are called TORCH_FR_DUMP_TEMP_FILE and the
-rank. They hold plain data only, no objects, so reading one runs no code. A file is there as a whole or not at all.
+rank. They hold plain data only, no objects, so reading one runs no code. A file is there as a whole or not at all, is
+its owner's alone, and takes the place of whatever had its name: nothing is written through a link.
 """
 from __future__ import annotations
 
 import os
 import pickle
 import sys
+import tempfile
 import threading
 from types import ModuleType
 from typing import Any
@@ -104,21 +106,21 @@ def _write(path: str, most: int) -> int:
     from torch_tutti._extension import load
     with _writing:
         trace = {"rank": rank(), **load()._recorded(most)}
-        _replace(trace, path)
+        put(trace, path)
     return len(trace["entries"])
 
 
-def _replace(trace: dict[str, Any], path: str) -> None:
+def put(trace: dict[str, Any], path: str) -> None:
+    """Writes a trace into a new file, which then gets this name."""
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
-    incoming = os.path.join(folder, f".{name}.{os.getpid()}.incoming")
+    descriptor, incoming = tempfile.mkstemp(".incoming", f".{name}.", folder or ".")    # which nobody can have planted
     try:
-        with open(incoming, "wb") as file:
+        with open(descriptor, "wb") as file:
             pickle.dump(trace, file)
         os.replace(incoming, path)
-    except OSError:
-        if os.path.exists(incoming):
-            os.unlink(incoming)
+    except BaseException:
+        os.unlink(incoming)
         raise
 
 

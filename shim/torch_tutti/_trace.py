@@ -6,7 +6,6 @@ is said about a group is only what the traces show: ranks without a trace are na
 """
 from __future__ import annotations
 
-import ast
 import os
 import pickle
 import re
@@ -55,19 +54,32 @@ def read(folder: str, prefix: str | None = None) -> Traces:
     place = Path(folder)
     if not place.is_dir():
         raise ValueError(f"{folder} is not a folder; traces lie in one, a file for each rank. {_where(folder)}")
-    named: dict[str, dict[int, Path]] = defaultdict(dict)
-    for path in sorted(place.iterdir()):
-        found = re.fullmatch(r"(.*?)(\d+)", path.name)
-        if found and path.is_file() and not path.name.startswith("."):
-            named[found[1]][int(found[2])] = path
-    if prefix is None and len(named) > 1:
-        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(named))}. Say with --prefix which "
-                         "are the traces")
-    chosen = next(iter(named), "") if prefix is None else prefix
-    if chosen not in named:
+    begin = r"(?:.*\D)?" if prefix is None else re.escape(prefix)
+    named = [(path, found[1]) for path in sorted(place.iterdir())
+             if path.is_file() and (found := re.fullmatch(rf"(?!\.)({begin})[0-9]+", path.name))]
+    if not named:
         given = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
         raise ValueError(f"there are no traces{given} in {folder}. {_where(folder)}")
-    return Traces(chosen, {rank: _load(path) for rank, path in sorted(named[chosen].items())})
+    _check_one_kind(folder, {begins for _, begins in named})
+    traces = {path: _load(path) for path, _ in named}
+    if prefix is None:                                  # it may end in a digit: which is the rank, the trace knows
+        named = [(path, _begin_of(path, begins, traces[path])) for path, begins in named]
+        _check_one_kind(folder, {begins for _, begins in named})
+    chosen = named[0][1]
+    return Traces(chosen, dict(sorted((int(path.name[len(chosen):]), trace) for path, trace in traces.items())))
+
+
+def _check_one_kind(folder: str, kinds: set[str]) -> None:
+    if len(kinds) > 1:
+        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(kinds))}. Say with --prefix which "
+                         "are the traces")
+
+
+def _begin_of(path: Path, begins: str, trace: dict[str, Any]) -> str:
+    """Of a file's name, what stands before the rank."""
+    rank = str(trace.get("rank", ""))
+    known = rank and path.name[len(begins):].endswith(rank)
+    return path.name.removesuffix(rank) if known else begins
 
 
 def _where(folder: str) -> str:
@@ -86,13 +98,60 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             trace = _PlainData(file).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:                          # bytes that are no pickle may raise any
         raise ValueError(f"{path} is not a trace of the flight recorder: {error or 'it is cut short'}") from None
-    if not isinstance(trace, dict) or not {"version", "pg_config", "pg_status", "entries"} <= trace.keys():
-        raise ValueError(f"{path} is not a trace of the flight recorder")
-    if str(trace["version"]).split(".")[0] != "2":
+    if isinstance(trace, dict) and str(trace.get("version", "2")).split(".")[0] != "2":
         raise ValueError(f"{path} is of version {trace['version']}; this command reads versions 2.x")
+    if problem := _problem(trace, _TRACE, "trace") or _inner_problem(trace):
+        raise ValueError(f"{path} is not a trace of the flight recorder: {problem}")
     return trace
+
+
+# What a trace has, as far as it is read here. Under "*" is what a dictionary has under any text; "?" is no must.
+_SIZES, _WORDS = [[int]], [str]
+_FRAME = {"name": str, "filename": str, "line": int}
+_TRACE: Any = {
+    "version": (str, int, float), "rank?": int,
+    "pg_config": {"*": {"desc": str, "ranks": str, "pg_id": (int, str)}},
+    "pg_status": {"*": {"last_enqueued_collective": int, "last_completed_collective": int}},
+    "entries": [{"process_group": _WORDS, "is_p2p": bool, "profiling_name": str, "collective_seq_id": int, "state": str,
+                 "retired": bool, "time_created_ns": int, "timeout_ms": int, "input_sizes": _SIZES,
+                 "output_sizes": _SIZES, "input_dtypes": _WORDS, "output_dtypes": _WORDS, "failure?": str,
+                 "failure_class?": str, "frames?": [_FRAME]}],
+}
+
+
+def _problem(value: Any, shape: Any, name: str) -> str:
+    """Where the value, of this name, has not the shape; "": it has."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            return f"{name} has the key {strange[0]!r}"
+        shape = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
+        if missing := [key for key in shape if key not in value and not key.endswith("?")]:
+            return f"{name} has no {missing[0]!r}"
+        parts = [(value[key], of, f"{name}[{key!r}]") for end, of in shape.items() if (key := end.rstrip("?")) in value]
+    elif isinstance(shape, list) and isinstance(value, (list, tuple)):
+        parts = [(one, shape[0], f"{name}[{i}]") for i, one in enumerate(value)]
+    elif isinstance(shape, (dict, list)) or not isinstance(value, shape):
+        return f"{name} is of type {type(value).__name__}"
+    else:
+        return ""
+    return next(filter(None, (_problem(*part) for part in parts)), "")
+
+
+def _inner_problem(trace: dict[str, Any]) -> str:
+    """Where parts of a trace do not fit each other."""
+    for name, group in trace["pg_config"].items():
+        if str(group["pg_id"]) not in trace["pg_status"]:
+            return f"pg_status has nothing of group {name!r}"
+        if not re.fullmatch(r"[\[(]\s*\d+(\s*,\s*\d+)*\s*,?\s*[\])]", group["ranks"]):
+            return f"the ranks of group {name!r} are {group['ranks']!r}"
+    for number, entry in enumerate(trace["entries"]):
+        if not entry["process_group"] or entry["process_group"][0] not in trace["pg_config"]:
+            return f"entries[{number}] is of no group in pg_config"
+    return ""
 
 
 # ---- what happened ----
@@ -101,7 +160,7 @@ def groups_of(traces: Traces) -> list[Group]:
     known: dict[Group, None] = {}
     for trace in traces.of_rank.values():
         for name, group in trace["pg_config"].items():
-            known[Group(name, group["desc"], tuple(ast.literal_eval(group["ranks"])))] = None
+            known[Group(name, group["desc"], tuple(map(int, re.findall(r"\d+", group["ranks"]))))] = None
     return list(known)
 
 
@@ -143,6 +202,8 @@ def describe(traces: Traces) -> str:
 
 def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
     title = f"group {group.name}" + (f" ({group.description})" if group.description else "")
+    if not progress:
+        return [f"{title}, {_ranks(group.members)}: there is no trace of any of them"]
     common = min(of.completed for of in progress.values())
     called = max(of.called for of in progress.values())
     who = "all have" if len(progress) == len(group.members) else "those with a trace have all"
@@ -249,9 +310,11 @@ def _call(entry: Entry) -> str:
 
 def _message(entry: Entry, group: Group) -> str:
     """With the peer as a rank of the program."""
-    peer = re.split("->|<-", entry["profiling_name"])[1]
+    peer = re.split("->|<-", entry["profiling_name"])[-1]
     to = "to" if kind_of(entry) == "send" else "from"
-    whom = f"rank {group.members[int(peer)]}" if peer.isdigit() else "any rank"
+    whom = "any rank" if peer == "any" else "a rank that the trace does not name"
+    if re.fullmatch("[0-9]{1,9}", peer) and int(peer) < len(group.members):
+        whom = f"rank {group.members[int(peer)]}"
     return f"{_call(entry)} {to} {whom}"
 
 

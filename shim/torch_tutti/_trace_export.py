@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections import Counter
 from typing import Any
 
+from torch_tutti import _recorder
 from torch_tutti._trace import Entry, Traces, kind_of
 
 Parts = dict[str, dict[int, int]]       # of which group, in which call: how many parts, where there are several
@@ -33,8 +33,7 @@ def export(traces: Traces, backend: str, folder: str) -> int:
     left_out = 0
     for rank, trace in traces.of_rank.items():
         left_out += sum(entry["is_p2p"] and kind_of(entry) != "coalesced" for entry in trace["entries"])
-        with open(os.path.join(folder, names[rank]), "wb") as file:
-            pickle.dump({**trace, "entries": translated(trace, parts, backend)}, file)
+        _recorder.put({**trace, "entries": translated(trace, parts, backend)}, os.path.join(folder, names[rank]))
     return left_out
 
 

@@ -437,6 +437,24 @@ def test_trace_is_written_without_standard_error(recorded, broken):
     assert len(traces_in(recorded.folder).of_rank) == 2
 
 
+def dump_over_links(world, folder):
+    """Somebody has put links to a file of this user where the trace goes, by whatever name it is written first."""
+    os.umask(0)
+    victim, path = folder / f"victim_{world.rank}", folder / "traces" / f"trace_{world.rank}"
+    victim.write_text("untouched")
+    path.parent.mkdir(exist_ok=True)
+    for name in path.name, f".{path.name}.{os.getpid()}.incoming":
+        path.with_name(name).symlink_to(victim)
+    dist.all_reduce(torch.ones(2))
+    tutti.dump_trace()
+    return victim.read_text(), path.is_symlink(), oct(path.stat().st_mode & 0o777), len(_trace._load(path)["entries"])
+
+
+def test_a_trace_is_not_written_through_a_link(recorded, tmp_path):
+    assert recorded(2).run(dump_over_links, tmp_path) == [("untouched", False, "0o600", 1)] * 2
+    assert not [path for path in recorded.folder.iterdir() if path.suffix == ".incoming" and not path.is_symlink()]
+
+
 def test_trace_that_cannot_be_written_hides_no_error(recorded):
     said = recorded(2, environment={"TORCH_FR_DUMP_TEMP_FILE": "/dev/null/trace_"}).run(fails)
     assert all("the flight recorder could not write its trace: " in text and "/dev/null" in text for text in said)

@@ -6,13 +6,14 @@ import pytest
 from test_flight_recorder import judged_by_torch, traces_in, verdict_of
 
 from torch_tutti import _recorder, _trace, cli
-from torch_tutti._trace_export import translated
+from torch_tutti._trace_export import export, translated
 
 
 def entry(number, name="tutti:all_reduce", state="completed", sizes=((4,),), files=()):
     sizes = [list(size) for size in sizes]
     return {"process_group": ("0", "all"), "profiling_name": name, "collective_seq_id": number, "is_p2p": False,
             "state": state, "retired": state == "completed", "failure": "", "input_sizes": sizes,
+            "time_created_ns": 1, "timeout_ms": 1000,
             "frames": [{"name": "f", "filename": name, "line": 1} for name in files],
             "output_sizes": sizes, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}
 
@@ -83,6 +84,14 @@ class Trap:
     ({"a0": b"what is this"}, [], "{folder}/a0 is not a trace of the flight recorder: "),
     ({"a0": {"entries": []}}, [], "{folder}/a0 is not a trace of the flight recorder"),
     ({"a0": Trap()}, [], "it asks for builtins.print, and a trace holds plain data only"),
+    ({"a0": {**trace(), "entries": None}}, [],
+     "{folder}/a0 is not a trace of the flight recorder: trace['entries'] is of type NoneType"),
+    ({"a0": {**trace(), "pg_status": {}}}, [],
+     "{folder}/a0 is not a trace of the flight recorder: pg_status has nothing"),
+    ({"a0": trace(entry(1)), "a1": trace({**entry(1), "state": 5})}, [], "{folder}/a1 is not a trace of the flight "
+     "recorder: trace['entries'][0]['state'] is of type int"),
+    ({"a0": trace({**entry(1), "process_group": ("9", "")})}, [], "entries[0] is of no group in pg_config"),
+    ({"a0": trace(ranks="[0, __import__('os')]")}, [], "the ranks of group '0' are \"[0, __import__('os')]\""),
     ({"a0": {**trace(), "version": "3.1"}}, [], "{folder}/a0 is of version 3.1; this command reads versions 2.x"),
     ({"a0": trace()}, ["--as", "gloo"], "--as and --out are given together or not at all"),
     ({"a0": trace()}, ["--as", "gloo", "--out", "{folder}/.."], "has other files, such as "),
@@ -121,6 +130,64 @@ def test_command(tmp_path, capsys):
     assert "2 traces are in" in (said := capsys.readouterr().out) and said.endswith("receives: 1\n")
     names = [e["profiling_name"] for e in traces_in(tmp_path / "for torch").of_rank[0]["entries"]]
     assert names == ["nccl:all_reduce"]
+
+
+def parts_of(value, way=()):
+    """Ways to everything in it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, part in inner:
+        yield (*way, key)
+        yield from parts_of(part, (*way, key))
+
+
+def changed(value, way, new):
+    """A copy with something else at the end of the way; nothing, where it is `absent`."""
+    if not way:
+        return new
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+    pairs = [(key, changed(part, way[1:], new) if key == way[0] else part) for key, part in pairs]
+    pairs = [(key, part) for key, part in pairs if part is not absent]
+    return dict(pairs) if isinstance(value, dict) else [part for _, part in pairs]
+
+
+absent = object()
+
+
+def test_whatever_a_trace_holds_is_read_or_refused(tmp_path):
+    """Each part of a good one is left out, or is something else."""
+    message = {**entry(0, "tutti:recv 0<-1", "started"), "is_p2p": True}
+    late = {**entry(2, "tutti:all_reduce", "started", files=["/a/train.py"]), "failure": "late",
+            "failure_class": "TimeoutError", "retired": True}
+    good = {"rank": 0, **trace(entry(1), late, message)}
+    write(tmp_path / "traces", "trace_0", good)
+    write(tmp_path / "traces", "trace_1", {**good, "rank": 1})
+    reports, refusals = set(), set()
+    for way in [(), *parts_of(good)]:
+        for new in (absent, None, -1, 10 ** 30, "", "x", [], {}, [None], 1.5):
+            if way or new is not absent:
+                write(tmp_path / "traces", "trace_0", changed(good, way, new))
+            try:
+                traces = traces_in(tmp_path / "traces")
+                reports.add(_trace.describe(traces))
+                export(traces, "gloo", str(tmp_path / "out"))
+            except ValueError as error:
+                refusals.add(str(error))
+    assert len(reports) > 20 and all(report.startswith("traces of ranks 0-1") for report in reports)
+    begin = f"{tmp_path}/traces/trace_0 is"
+    assert len(refusals) > 50 and not [text for text in refusals if not text.startswith(begin) or "\n" in text]
+
+
+@pytest.mark.parametrize("begins, ranks", [("run2", (0, 1)), ("run2", (0, 10, 21)), ("2", (0, 1)), ("run_", (7,))])
+def test_names_of_traces_may_have_digits_before_the_rank(tmp_path, capsys, begins, ranks):
+    for rank in ranks:
+        write(tmp_path / "traces", f"{begins}{rank}", {"rank": rank, **trace(entry(1), ranks=str(list(ranks)))})
+    for arguments in [], ["--prefix", begins]:
+        assert cli.main(["trace", str(tmp_path / "traces"), *arguments]) == 0
+        assert ": all have completed 1 operation" in capsys.readouterr().out
+        assert _trace.read(str(tmp_path / "traces"), *arguments[1:]).of_rank.keys() == set(ranks)
+    write(tmp_path / "traces", f"{begins}30", {"rank": 0, **trace()})
+    assert cli.main(["trace", str(tmp_path / "traces")]) == 1
+    assert f"files of several kinds: {begins}, {begins}3. Say with --prefix" in capsys.readouterr().err
 
 
 def test_torch_knows_no_tutti(tmp_path):
