@@ -4,6 +4,8 @@
 #include "shim/communicator.hpp"
 #include <algorithm>
 #include <chrono>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <pthread.h>
 
@@ -21,7 +23,9 @@ namespace recorder {
 
 struct Ring {
     std::mutex mutex;
-    std::vector<RecordedGroup> groups;
+    std::map<size_t, RecordedGroup> groups; /* by the order in which they were made */
+    size_t groups_made = 0;
+    std::deque<size_t> groups_gone;
     std::vector<Record> records; /* id i is at (i - 1) % capacity */
     size_t capacity = 0;
     uint64_t last = 0;           /* id */
@@ -32,6 +36,15 @@ struct Ring {
     {
         if (!id || id > last || last - id >= capacity) return nullptr;
         return &records[(id - 1) % capacity];
+    }
+    void drop_groups()
+    {
+        while (groups_gone.size() > capacity) {
+            auto silent = [this](size_t group) { return !find(groups.at(group).newest); };
+            auto first = std::find_if(groups_gone.begin(), groups_gone.end(), silent); /* no more have records */
+            groups.erase(*first);
+            groups_gone.erase(first);
+        }
     }
 };
 /* Never destroyed: threads may outlive the end of main. */
@@ -68,15 +81,17 @@ size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> 
     made.name = std::move(name);
     made.members = std::move(members);
     std::lock_guard<std::mutex> lock(ring().mutex);
-    ring().groups.push_back(std::move(made));
-    return ring().groups.size() - 1;
+    ring().groups.emplace(ring().groups_made, std::move(made));
+    return ring().groups_made++;
 }
 void leave(size_t group)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
-    RecordedGroup &left = ring().groups[group];
-    if (left.live) left.description = left.live->getGroupDesc();
+    RecordedGroup &left = ring().groups.at(group);
+    left.description = left.live->getGroupDesc();
     left.live = nullptr;
+    ring().groups_gone.push_back(group);
+    ring().drop_groups();
 }
 
 /* ---- operations ---- */
@@ -88,7 +103,9 @@ uint64_t begin(Record record, RecordedNumbers &numbers)
 {
     record.began_ns = now_ns();
     std::lock_guard<std::mutex> lock(ring().mutex);
-    RecordedGroup &group = ring().groups[record.group];
+    auto known = ring().groups.find(record.group);
+    if (known == ring().groups.end()) return 0; /* the end of a coalesced call, long after its group */
+    RecordedGroup &group = known->second;
     record.counted = !numbers.taken;
     if (record.counted) {
         ++(record.message ? group.messages : group.collectives);
@@ -96,7 +113,7 @@ uint64_t begin(Record record, RecordedNumbers &numbers)
     }
     record.numbers = numbers;
     record.operation = ++group.operations;
-    record.id = ++ring().last;
+    record.id = group.newest = ++ring().last;
     if (ring().records.size() < ring().capacity) ring().records.emplace_back();
     std::swap(*ring().find(record.id), record); /* `record`, the parameter, outlives the lock */
     return ring().last;
@@ -116,7 +133,7 @@ void refuse(uint64_t id, RecordedNumbers &numbers)
     if (!record) return;
     record->refused = true;
     if (!record->counted) return;
-    RecordedGroup &group = ring().groups[record->group];
+    RecordedGroup &group = ring().groups.at(record->group);
     --(record->message ? group.messages : group.collectives);
     numbers.taken = false;
 }
@@ -125,7 +142,7 @@ void end(uint64_t id, tutti_status outcome, bool alone, const std::string &text,
     std::lock_guard<std::mutex> lock(ring().mutex);
     Record *record = ring().find(id);
     if (!record || record->ended_ns) return;
-    RecordedGroup &group = ring().groups[record->group];
+    RecordedGroup &group = ring().groups.at(record->group);
     record->outcome = outcome;
     record->text = text;
     record->ended_ns = now_ns();
@@ -142,7 +159,7 @@ void tell(uint64_t id)
         std::lock_guard<std::mutex> lock(ring().mutex);
         Record *record = ring().find(id);
         if (!record || !record->fatal) return;
-        if (std::exchange(ring().groups[record->group].failed, true)) return;
+        if (std::exchange(ring().groups.at(record->group).failed, true)) return;
         text = record->text;
     }
     ring().report(text);
@@ -150,11 +167,18 @@ void tell(uint64_t id)
 Recording copy(size_t most)
 {
     std::lock_guard<std::mutex> lock(ring().mutex);
-    Recording all{ ring().groups, {} };
-    for (RecordedGroup &group : all.groups)
-        if (group.live) group.description = group.live->getGroupDesc();
-    for (uint64_t id = ring().last - std::min(most, ring().records.size()) + 1; id <= ring().last; id++)
-        if (const Record &record = *ring().find(id); !record.refused) all.records.push_back(record);
+    Recording all;
+    std::map<size_t, size_t> place;
+    for (const auto &[number, group] : ring().groups) {
+        place[number] = all.groups.size();
+        all.groups.push_back(group);
+        if (group.live) all.groups.back().description = group.live->getGroupDesc();
+    }
+    for (uint64_t id = ring().last - std::min(most, ring().records.size()) + 1; id <= ring().last; id++) {
+        if (ring().find(id)->refused) continue;
+        all.records.push_back(*ring().find(id));
+        all.records.back().group = place.at(all.records.back().group);
+    }
     return all;
 }
 

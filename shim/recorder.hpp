@@ -52,6 +52,7 @@ struct RecordedGroup {
     std::string name, description;
     std::vector<uint64_t> members;       /* ranks of the program */
     uint64_t collectives = 0, messages = 0, operations = 0, completed = 0;
+    uint64_t newest = 0; /* record */
     bool failed = false; /* and `report` was called for it */
 };
 struct Recording {
@@ -68,7 +69,8 @@ using Report = void (*)(const std::string &text);
 void start(size_t capacity, bool stacks, Report report);
 bool on();
 
-/* A group; what is returned stands for it from then on. */
+/* A group; what is returned stands for it from then on. Of groups that are gone, as many are known as operations are
+ * kept, and those whose operations are. */
 size_t join(const c10d::Backend *group, std::string name, std::vector<uint64_t> members);
 void leave(size_t group);
 

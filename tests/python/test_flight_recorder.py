@@ -143,6 +143,28 @@ def test_only_the_last_operations_are_kept(recorded):
     assert _trace.describe(traces_in(recorded.folder)).endswith("all have completed 10 operations")
 
 
+def many_groups(world):
+    """How many are known, of 20 that are gone, 3 that live and the default one."""
+    for _ in range(20):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.destroy_process_group(group)
+        del group
+    groups = [dist.new_group() for _ in range(3)]
+    for _ in range(6):                                      # pushes out what was kept of others
+        dist.all_reduce(torch.ones(2), group=groups[0])
+    dump = tutti._extension.load()._recorded(9)
+    names = {entry["process_group"][0] for entry in dump["entries"]}
+    assert names == {groups[0].group_name} and names < dump["pg_config"].keys()
+    assert {str(group["pg_id"]) for group in dump["pg_config"].values()} == dump["pg_status"].keys()
+    return len(dump["pg_config"])
+
+
+def test_groups_that_are_gone_are_forgotten(recorded):
+    """As many are known as operations are kept."""
+    assert recorded(2, capacity=5).run(many_groups) == [5 + 3 + 1] * 2
+
+
 def groups_come_and_go(world):
     for turn in range(2):
         dist.init_process_group("tutti", store=dist.PrefixStore(str(turn), world.store), rank=world.rank,
