@@ -1,6 +1,5 @@
 /* The all-reduce whose rows are normalised, which torch has not: from its tensors to one call of the core. */
 #include "shim/process_group.hpp"
-#include <ATen/core/grad_mode.h>
 
 namespace tutti {
 
@@ -20,8 +19,6 @@ static Rows rows_of(Footprint &footprint, const at::Tensor &tensor, Take take)
     if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
         refuse_norm("the input is ", type_name(b.type), "; rows of float32, bfloat16 and float16 can be normalised");
     if (tensor.dim() == 0) refuse_norm("the input has no rows: give a tensor of one dimension or more");
-    if (tensor.requires_grad() && at::GradMode::is_enabled())
-        refuse_norm("the input requires a gradient, and this has none: it is for inference, under torch.no_grad()");
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };
 }

@@ -33,27 +33,33 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
     if centred is None:
         raise ValueError(f'all_reduce_norm: kind "{kind}" is not known: "rms" and "layer" are')
     chosen = group_of("all_reduce_norm", group)
+    if torch.is_grad_enabled():
+        _check_no_gradient(input=tensor, weight=weight, bias=bias, residual=residual)
     if not _all_reduce_norm(tensor, weight, bias, residual, eps, centred, own_rows, chosen):
         _one_after_the_other(tensor, weight, bias, residual, eps, centred, own_rows, chosen)
+
+
+def _check_no_gradient(**given: Tensor | None) -> None:
+    for name, one in given.items():
+        if one is not None and one.requires_grad:
+            raise ValueError(f"all_reduce_norm: the {name} requires a gradient, and this has none: it is for "
+                             "inference, under torch.no_grad()")
 
 
 def norm_rows(rows: int, group: ProcessGroup | None = None) -> slice:
     """Of so many rows those that this rank normalises under `own_rows`: as many as the other ranks, but for the last
     that have any."""
-    import torch.distributed as dist
     if rows < 0:
         raise ValueError(f"norm_rows: {rows} rows; there must be 0 or more")
-    each = -(-rows // dist.get_world_size(group))
-    first = min(each * dist.get_rank(group), rows)
+    chosen = group_of("norm_rows", group)
+    each = -(-rows // chosen.size())
+    first = min(each * chosen.rank(), rows)
     return slice(first, min(first + each, rows))
 
 
 def _one_after_the_other(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
                          eps: float, centred: bool, own_rows: bool, group: ProcessGroup) -> None:
     import torch.distributed as dist
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError("all_reduce_norm: the input requires a gradient, and this has none: it is for inference, "
-                         "under torch.no_grad()")
     rows = tensor.view(-1, tensor.shape[-1])
     mine = rows[norm_rows(len(rows), group)] if own_rows else rows
     if own_rows and residual is not None:                   # only one rank has it

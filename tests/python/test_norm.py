@@ -108,6 +108,9 @@ def mistakes(world):
             ((torch.ones(4, 8, dtype=torch.complex64),), {}, "the input is complex64; rows"),
             ((torch.tensor(1.0),), {}, "the input has no rows"),
             ((torch.ones(4, 8, requires_grad=True),), {}, "requires a gradient, and this has none"),
+            ((x, torch.ones(8, requires_grad=True)), {}, "the weight requires a gradient, and this has none"),
+            ((x, w), {"bias": torch.ones(8, requires_grad=True)}, "the bias requires a gradient, and this has none"),
+            ((x, w), {"residual": torch.ones(4, 8).requires_grad_()}, "the residual requires a gradient, and this"),
             ((torch.ones(8, 4).t(),), {}, "the input tensor is not contiguous"),
             ((torch.ones(4, 0),), {}, "rows of 0 columns: there must be 1"),
             ((x, torch.ones(9)), {}, r"the weight has sizes \[9\]: it must have 8 elements, for 1 rows of 8"),
@@ -123,8 +126,12 @@ def mistakes(world):
             tutti.all_reduce_norm(*arguments, **options)
     with pytest.raises(ValueError, match="-1 rows; there must be 0 or more"):
         tutti.norm_rows(-1)
+    with pytest.raises(ValueError, match="the weight requires a gradient"):
+        tutti.all_reduce_norm(x, torch.ones(8, requires_grad=True), group=world.gloo)
     with pytest.raises(ValueError, match="this rank is in no such group"):
         tutti.all_reduce_norm(x, group=dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(ValueError, match="norm_rows: this rank is in no such group"):
+        tutti.norm_rows(4, dist.GroupMember.NON_GROUP_MEMBER)
     tutti.all_reduce_norm(x, w)                             # nobody was left waiting
     assert torch.allclose(x, torch.ones(4, 8))
 
