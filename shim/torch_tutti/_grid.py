@@ -7,7 +7,7 @@ import math
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, Sequence
 
-from torch_tutti._library import _check, _library
+from torch_tutti._library import _check, _library, fits
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -38,6 +38,7 @@ class Layout:
     def experts(self, tp: int, ep: int) -> Layout:
         """The experts' grid over the same ranks: tp ranks share an expert, ep have different ones, dp is the rest."""
         made = _Grid()
+        fits("grid", tp, ep)
         _check(_library().tutti_grid_experts(byref(made), byref(self._grid), tp, ep))
         return Layout("", {}, 0, made)
 
@@ -70,6 +71,7 @@ class Layout:
         """hosts: of each rank. The first group that is on several, or -1, and the most hosts that one is on."""
         if len(hosts) != self.ranks:
             raise ValueError(f"grid: the hosts of {len(hosts)} ranks, and there are {self.ranks}")
+        fits("grid", *hosts)
         group, most = c_int(), c_int()
         _check(_library().tutti_grid_straddles(byref(self._grid), names.encode(), (c_int * self.ranks)(*hosts),
                                                byref(group), byref(most)))
@@ -93,13 +95,6 @@ class Layout:
         here = min(hosts.count(host) for host in set(hosts))
         return (f"a group has {size} ranks, and a host as few as {here}: a size that divides those of each host, "
                 "first in the order, stays inside")
-
-
-def fits(what: str, *numbers: int) -> None:
-    """What C takes as an int; ctypes would cut others off."""
-    for number in numbers:
-        if not isinstance(number, int) or not -(1 << 31) <= number < 1 << 31:
-            raise ValueError(f"{what}: {number} is no whole number of 32 bits")
 
 
 def check_inside(layout: Layout, experts: Layout | None, names: str, hosts: Sequence[int]) -> None:

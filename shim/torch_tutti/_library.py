@@ -40,6 +40,13 @@ def _check(status: int) -> None:
     raise exceptions._BY_STATUS.get(status, exceptions.InternalError)(text)
 
 
+def fits(what: str, *numbers: int) -> None:
+    """What C takes as an int; ctypes would cut others off."""
+    for number in numbers:
+        if not isinstance(number, int) or not -(1 << 31) <= number < 1 << 31:
+            raise ValueError(f"{what}: {number} is no whole number of 32 bits")
+
+
 @functools.cache
 def dtype_numbers() -> dict[bytes, int]:
     """Of element types, by their names."""
@@ -126,5 +133,6 @@ def schedule(collective: str, algorithm: str, ranks: int, root: int = 0) -> str:
     collective, algorithm: names from `algorithms()`. ranks: size of the group. root: for collectives that have one.
     Raises ValueError, with the nearest name, for a name that does not exist.
     """
+    fits("schedule", ranks, root)
     call = functools.partial(_library().tutti_schedule_print, collective.encode(), algorithm.encode())
     return _text(call, ctypes.c_int(ranks), ctypes.c_int(root))

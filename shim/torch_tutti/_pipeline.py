@@ -8,8 +8,7 @@ import tempfile
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from torch_tutti._grid import fits
-from torch_tutti._library import _check, _library
+from torch_tutti._library import _check, _library, fits
 
 if TYPE_CHECKING:
     import torch.distributed as dist

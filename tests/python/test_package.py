@@ -246,6 +246,9 @@ def test_command(way):
     assert "torch-tutti" in run("info").stdout
     assert "ring" in run("algorithms").stdout
     assert run("schedule", "allreduce", "ring", "--ranks", "3").stdout.strip()
+    for option in "--ranks", "--root":                  # 3 in the 32 bits that C takes
+        cut = run("schedule", "broadcast", "chain", option, "4294967299")
+        assert cut.returncode == 1 and "schedule: 4294967299 is no whole number of 32 bits" in cut.stderr
     wrong = run("schedule", "allreduce", "rign")
     assert wrong.returncode == 1 and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
     assert run().returncode == 2
