@@ -21,7 +21,12 @@ from torch_tutti.exceptions import Error
 
 _FIRST_TAG = 1 << 24                    # programs have lower ones
 _ACTIVATION, _GRADIENT, _NEW = range(3)
-_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+# Of element types, by their codes on the wire, which are these places: other versions of torch have other types, so new
+# ones come last.
+_DTYPES = tuple(getattr(torch, name, None) for name in (
+    "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+    "complex128", "complex32", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"))
 
 
 class Part(NamedTuple):
@@ -38,17 +43,29 @@ def signature_of(tensors: Sequence[Tensor]) -> Signature:
     return tuple(Part(t.dtype, t.requires_grad, tuple(t.shape)) for t in tensors)
 
 
+def _code_of(dtype: torch.dtype) -> int:
+    if dtype not in _DTYPES:
+        raise ValueError(f"pipeline: activations of {dtype} cannot be sent; convert them, to one of "
+                         f"{', '.join(str(known) for known in _DTYPES if known is not None)}")
+    return _DTYPES.index(dtype)
+
+
 def _written(signature: Signature) -> list[int]:
     return [number for part in signature for number in
-            (_DTYPES.index(part.dtype), part.trained, len(part.shape), *part.shape)]
+            (_code_of(part.dtype), part.trained, len(part.shape), *part.shape)]
 
 
 def _read(numbers: Sequence[int]) -> Signature:
     found, at = [], 0
     while at < len(numbers):
-        end = at + 3 + numbers[at + 2]
-        found.append(Part(_DTYPES[numbers[at]], bool(numbers[at + 1]), tuple(numbers[at + 3:end])))
-        at = end
+        code, trained, dimensions = (*numbers[at:at + 3], -1, -1)[:3]
+        shape = tuple(numbers[at + 3:at + 3 + dimensions])
+        dtype = _DTYPES[code] if 0 <= code < len(_DTYPES) else None
+        if dtype is None or len(shape) != dimensions or min(shape, default=0) < 0:
+            raise ValueError(f"pipeline: a stage has sent a description that this one cannot read ({list(numbers)}); "
+                             "all ranks must have the same version of tutti, and torch with the same element types")
+        found.append(Part(dtype, bool(trained), shape))
+        at += 3 + dimensions
     return tuple(found)
 
 

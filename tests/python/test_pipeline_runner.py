@@ -16,6 +16,7 @@ from zero_training import refused
 
 import torch_tutti
 from torch_tutti import Pipeline
+from torch_tutti import _pipeline_messages as messages
 
 
 def possible(name, size, microbatches):
@@ -498,3 +499,21 @@ def test_a_loss_that_is_no_number(fresh):
     outcomes = fresh(2).outcomes(run_wrong_output, gives_it, many)
     failures(outcomes[1:], "ValueError", "loss_fn gives a tensor of 4 elements; it is to give a tensor with one number")
     failures(outcomes[:1], "AbortedError", "stage 0, ", "microbatch")
+
+
+# ---- on the wire ----
+def test_element_types_have_codes_of_their_own():
+    """Whatever other types a version of torch has."""
+    signature = (messages.Part(torch.float32, True, (2, 3)), messages.Part(torch.bfloat16, False, ()),
+                 messages.Part(torch.uint64, False, (7,)))
+    assert messages._written(signature) == [0, 1, 2, 2, 3, 1, 0, 0, 15, 0, 1, 7]
+    assert messages._read(messages._written(signature)) == signature
+    with pytest.raises(ValueError, match="pipeline: activations of torch.qint8 cannot be sent; convert them, to one of "
+                                         "torch.float32, torch.bfloat16"):
+        messages._written((messages.Part(torch.qint8, False, ()),))
+
+
+@pytest.mark.parametrize("numbers", [[99, 0, 0], [-1, 0, 0], [0, 0, 2, 5], [0, 0, -1], [0], [0, 0, 1, -4]])
+def test_a_description_that_cannot_be_read(numbers):
+    with pytest.raises(ValueError, match="a stage has sent a description that this one cannot read"):
+        messages._read(numbers)
