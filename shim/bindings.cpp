@@ -102,16 +102,14 @@ static void bind_group(py::module_ &module)
 /* with options(...): the calls of this thread in the block. */
 struct OptionsBlock {
     tutti::CallOptions options;
-    std::vector<uint64_t> entered; /* one block may be entered again inside itself */
+    uint64_t number = tutti::call_options_number(); /* by which each thread finds what it has entered */
 
-    void enter() { entered.push_back(tutti::call_options_open(options)); }
-    void exit()
+    void enter() const { tutti::call_options_open(number, options); }
+    void exit() const
     {
-        uint64_t id = entered.empty() ? 0 : entered.back();
-        if (!tutti::call_options_close(id))
+        if (!tutti::call_options_close(number))
             throw std::runtime_error("options: this block was not entered on this thread; what a generator or a "
                                      "coroutine entered must be left on the same thread");
-        entered.pop_back();
     }
 };
 /* A name stands for that algorithm in every collective that has one of that name. */
@@ -137,7 +135,7 @@ static void bind_calls(py::module_ &module)
         "Blocks may be nested; the innermost choice counts. Other threads are not concerned, and a block must be left "
         "on the\nthread that entered it (RuntimeError).")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
-            return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) }, {} };
+            return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) } };
         }),
             py::kw_only(), py::arg("algorithm") = "", py::arg("timeout") = py::none())
         .def(

@@ -10,22 +10,23 @@ namespace tutti {
 
 /* ---- what this thread asks for ---- */
 struct OpenOptions {
-    uint64_t id;
+    uint64_t block;
     CallOptions options;
 };
 static thread_local std::vector<OpenOptions> open_options; /* the innermost last */
 
-uint64_t call_options_open(CallOptions options)
+uint64_t call_options_number()
 {
     static std::atomic<uint64_t> last{ 0 };
-    open_options.push_back({ ++last, std::move(options) });
-    return open_options.back().id;
+    return ++last;
 }
-bool call_options_close(uint64_t id)
+void call_options_open(uint64_t block, CallOptions options) { open_options.push_back({ block, std::move(options) }); }
+bool call_options_close(uint64_t block)
 {
-    auto found = std::find_if(open_options.begin(), open_options.end(), [id](const auto &o) { return o.id == id; });
-    if (found == open_options.end()) return false;
-    open_options.erase(found);
+    auto found = std::find_if(open_options.rbegin(), open_options.rend(),
+        [block](const auto &open) { return open.block == block; });
+    if (found == open_options.rend()) return false;
+    open_options.erase(std::next(found).base());
     return true;
 }
 

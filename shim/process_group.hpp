@@ -42,8 +42,9 @@ struct CallOptions {
     std::string algorithm; /* a name, or a list as in Options; "": nothing is asked */
     std::chrono::milliseconds timeout; /* or kUnsetTimeout */
 };
-uint64_t call_options_open(CallOptions options); /* to be closed by the number that is returned */
-bool call_options_close(uint64_t id);            /* false: this thread has not opened it */
+uint64_t call_options_number(); /* of a new block */
+void call_options_open(uint64_t block, CallOptions options);
+bool call_options_close(uint64_t block); /* that this thread has opened last; false: it has opened none */
 
 class ProcessGroupTutti final : public c10d::Backend {
   public:

@@ -86,6 +86,33 @@ def test_blocks_that_do_not_nest(shared):
     shared(2).run(interleave)
 
 
+def share(world):
+    """One object, in two threads, of which the first to enter is the first to leave."""
+    x, inside, left = torch.ones(1), threading.Event(), threading.Event()
+    block, refused = tutti.options(algorithm="allreduce=nothing"), []
+
+    def other():
+        with block:
+            inside.set()
+            left.wait(30)
+            with pytest.raises(ValueError, match="unknown allreduce algorithm"):
+                dist.all_reduce(x.clone())
+            refused.append(True)
+
+    thread = threading.Thread(target=other)
+    with block:
+        thread.start()
+        inside.wait(30)
+    dist.all_reduce(x)                                      # this thread has left it
+    left.set()
+    thread.join(30)
+    assert x == world.size and refused
+
+
+def test_a_block_that_threads_share(shared):
+    shared(2).run(share)
+
+
 def every_kind(world):
     with tutti.options(algorithm="ring"):                   # which all_to_all has not, by which uneven lists go
         x = torch.full((world.rank + 1,), float(world.rank))
