@@ -310,8 +310,20 @@ static void bind_memory(py::module_ &module)
         "_shared_empty",
         [](const std::vector<int64_t> &sizes, at::ScalarType dtype) { return tutti::shared_empty(sizes, dtype); },
         py::arg("sizes"), py::arg("dtype"));
-    module.def("_sharing_begin", &tutti::sharing_begin);
-    module.def("_sharing_end", &tutti::sharing_end);
+    py::class_<tutti::SharedBlock>(module, "shared_tensors",
+        "Context manager: every CPU tensor that this thread allocates in the block lies in shared memory, whoever\n"
+        "asks for it: factories, copies, results, a module's parameters, the buckets of DistributedDataParallel.\n"
+        "Blocks may be nested; other threads are not concerned. One that is left on another thread ends where it\n"
+        "began.")
+        .def(py::init())
+        .def(
+            "__enter__",
+            [](tutti::SharedBlock &block) -> tutti::SharedBlock & {
+                block.enter();
+                return block;
+            },
+            py::return_value_policy::reference)
+        .def("__exit__", [](tutti::SharedBlock &block, const py::args &) { block.exit(); });
 }
 
 PYBIND11_MODULE(_C, module)

@@ -3,12 +3,14 @@
 #include "shim/memory.hpp"
 #include "shim/communicator.hpp"
 #include <ATen/EmptyTensor.h>
+#include <algorithm>
 #include <c10/core/CPUAllocator.h>
 #include <cstring>
 
 namespace tutti {
 
-static thread_local int sharing = 0;
+/* How many blocks this thread is inside; null: it has entered none yet, or ends. */
+static thread_local std::atomic<int> *sharing = nullptr;
 
 static void release(void *memory) { tutti_mem_free(memory); }
 
@@ -34,7 +36,8 @@ class ThreadsAllocator final : public c10::Allocator {
     explicit ThreadsAllocator(c10::Allocator *of_torch) : of_torch_(of_torch) {}
     c10::DataPtr allocate(size_t bytes) override
     {
-        return sharing ? shared_allocator().allocate(bytes) : of_torch_->allocate(bytes);
+        bool inside = sharing && sharing->load(std::memory_order_relaxed) > 0;
+        return inside ? shared_allocator().allocate(bytes) : of_torch_->allocate(bytes);
     }
     c10::DeleterFnPtr raw_deleter() const override { return &release_either; }
     void copy_data(void *to, const void *from, size_t bytes) const override { of_torch_->copy_data(to, from, bytes); }
@@ -52,12 +55,27 @@ class ThreadsAllocator final : public c10::Allocator {
     }
     c10::Allocator *of_torch_;
 };
-void sharing_begin()
+struct ThreadsBlocks {
+    std::shared_ptr<std::atomic<int>> count = std::make_shared<std::atomic<int>>(0);
+    ThreadsBlocks() { sharing = count.get(); }
+    ~ThreadsBlocks() { sharing = nullptr; }
+};
+void SharedBlock::enter()
 {
-    static bool installed = (c10::SetCPUAllocator(&ThreadsAllocator::only()), true);
-    sharing += installed;
+    [[maybe_unused]] static const bool installed = (c10::SetCPUAllocator(&ThreadsAllocator::only()), true);
+    static thread_local ThreadsBlocks of_this_thread;
+    entered_.push_back(of_this_thread.count);
+    ++*of_this_thread.count;
 }
-void sharing_end() { sharing -= sharing > 0; }
+void SharedBlock::exit()
+{
+    if (entered_.empty()) return;
+    auto here =
+        std::find_if(entered_.rbegin(), entered_.rend(), [](const auto &count) { return count.get() == sharing; });
+    auto left = here == entered_.rend() ? std::prev(entered_.end()) : std::next(here).base();
+    --**left;
+    entered_.erase(left);
+}
 
 at::Tensor shared_empty(at::IntArrayRef sizes, at::ScalarType type)
 {

@@ -3,7 +3,6 @@ never depend on where a tensor lies, and each rank may choose by itself."""
 from __future__ import annotations
 
 import functools
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,18 +23,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, requires_grad: bool = Fa
     return _C._shared_empty(list(sizes), dtype or torch.get_default_dtype()).requires_grad_(requires_grad)
 
 
-class shared_tensors:
-    """Context manager: every CPU tensor that this thread allocates in the block lies in shared memory, whoever asks
-    for it: factories, copies, results, a module's parameters, the buckets of DistributedDataParallel. Blocks may be
-    nested; other threads are not concerned."""
-
-    def __enter__(self) -> shared_tensors:
-        _C._sharing_begin()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        _C._sharing_end()
+shared_tensors = _C.shared_tensors
 
 
 def share_buckets(model: DistributedDataParallel) -> DistributedDataParallel:

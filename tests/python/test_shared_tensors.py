@@ -48,6 +48,40 @@ def test_block():
     assert not is_shared(torch.zeros(5000))
 
 
+def test_a_block_that_is_left_on_another_thread_is_over():
+    def other():
+        with tutti.shared_tensors():
+            first.__exit__(None, None, None)
+            found.append(torch.zeros(5000))                 # its own goes on
+        second.__exit__(None, None, None)
+
+    found, first, second = [], tutti.shared_tensors(), tutti.shared_tensors()
+    first.__enter__(), second.__enter__()
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(30)
+    assert is_shared(found[0]) and not is_shared(torch.zeros(5000))
+
+
+def test_a_block_that_threads_share():
+    def other():
+        with block:
+            found.append(torch.zeros(5000))
+            inside.set()
+            left.wait(30)
+            found.append(torch.zeros(5000))
+
+    found, block, inside, left = [], tutti.shared_tensors(), threading.Event(), threading.Event()
+    thread = threading.Thread(target=other)
+    with block:
+        thread.start()
+        inside.wait(30)
+    found.append(torch.zeros(5000))
+    left.set()
+    thread.join(30)
+    assert [is_shared(one) for one in found] == [True, False, True]
+
+
 def test_what_libraries_allocate_behind_torch_s_back():
     """oneDNN takes its own room from torch's allocator, inside a block and later, and gives it back without a word."""
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
