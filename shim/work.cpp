@@ -96,7 +96,7 @@ bool Futures::has_thread()
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);
-    return q->stopped || ensure_idle(q);
+    return !q->stopped && ensure_idle(q);
 }
 c10::intrusive_ptr<Work> Futures::take(Queue *q)
 {
@@ -497,6 +497,17 @@ static c10d::WorkResult outcome_of(const Operation *failed, const std::exception
     bool late = failed && failed->outcome == TUTTI_TIMEOUT;
     return late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
+/* A callback that throws has nobody to tell: this thread is not the program's. */
+template <typename Complete> static void complete(Complete complete_future)
+{
+    try {
+        complete_future();
+    } catch (const std::exception &error) {
+        TORCH_WARN("tutti: a callback of a future has thrown: ", error.what());
+    } catch (...) {
+        TORCH_WARN("tutti: a callback of a future has thrown what is no exception of the standard library");
+    }
+}
 /* Whoever takes a future under the lock completes it, without the lock: callbacks run meanwhile. */
 void Work::complete_futures()
 {
@@ -515,9 +526,10 @@ void Work::complete_futures()
     } catch (...) { /* the device refused; this thread has nobody else to tell */
         problem = std::current_exception();
     }
-    if (outcome) outcome->markCompleted(c10::IValue(static_cast<int64_t>(outcome_of(failed_, problem))));
-    if (future && problem) future->setError(problem);
-    else if (future) future->markCompleted(c10::IValue(result()));
+    if (outcome)
+        complete([&] { outcome->markCompleted(c10::IValue(static_cast<int64_t>(outcome_of(failed_, problem)))); });
+    if (future && problem) complete([&] { future->setError(problem); });
+    else if (future) complete([&] { future->markCompleted(c10::IValue(result())); });
 }
 
 } // namespace tutti

@@ -4,6 +4,8 @@ import ctypes
 import gc
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -457,3 +459,56 @@ def dropped_at_once(world):
 
 def test_coalesced_works_dropped_at_once(shared):
     shared(2).run(dropped_at_once)
+
+
+# ---- at the end of a process ----
+AT_EXIT = """
+import atexit, sys, time, torch, torch.distributed as dist
+
+def ask():
+    if rank:                        # comes when the other has asked, nearly always
+        store.wait(["begun"])
+        time.sleep(0.5)
+    x = torch.ones(3)
+    work = dist.all_reduce(x, async_op=True)
+    store.set("begun", "")
+    future = work.get_future()
+    print(future.done(), future.wait()[0].tolist(), flush=True)
+
+atexit.register(ask)                # before the extension is loaded, so it runs when that has stopped
+store, rank = dist.FileStore(sys.argv[1], 2), int(sys.argv[2])
+dist.init_process_group("tutti", store=store, rank=rank, world_size=2)
+"""
+
+
+def test_a_future_that_is_asked_for_while_the_process_exits(tmp_path):
+    ranks = [subprocess.Popen([sys.executable, "-c", AT_EXIT, tmp_path / "store", str(rank)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [out for out, _ in said] == ["True [2.0, 2.0, 2.0]\n"] * 2, said
+
+
+def complete_twice(world):
+    """Rank 1 comes when rank 0 has its future."""
+    if world.rank:
+        world.store.wait(["asked"])
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.all_reduce(x)
+        return x[0].item()
+    x = torch.ones(3)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    future.then(lambda _: 1).set_result(2)                      # torch completes it again, which throws, in C++
+    world.store.set("asked", "")
+    future.wait()
+    dist.all_reduce(x, async_op=True).get_future().wait()       # futures go on to complete
+    return x[0].item()
+
+
+def test_a_callback_that_throws_in_c_plus_plus_ends_no_process(fresh):
+    outcomes = fresh(2).outcomes(complete_twice)
+    assert [(outcome.value, outcome.died) for outcome in outcomes] == [(4.0, None)] * 2
