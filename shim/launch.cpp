@@ -42,76 +42,73 @@ static void apply_options(Operation &operation, const Call &call)
 }
 
 /* ---- coalescing ---- */
-/* What each thread is coalescing; nearly always nothing. */
-struct OpenBatch {
-    const ProcessGroupTutti *group;
-    c10::intrusive_ptr<Work> work;
-    OpenBatch(const ProcessGroupTutti *of, c10::intrusive_ptr<Work> with) : group(of), work(std::move(with))
+/* The Works that calls of this thread belong to; nearly always none. Each holds the communicator of its group, and is
+ * found by that: a group that has died may have left its own address to another. */
+class OpenWorks {
+  public:
+    /* Those of closed groups go, which nobody may be left to end. */
+    void add(c10::intrusive_ptr<Work> work)
     {
+        while (take([](const Communicator &one) { return one.closed(); })) {}
         work->open();
+        works_.push_back(std::move(work));
     }
-    OpenBatch(OpenBatch &&) = default;
-    OpenBatch &operator=(OpenBatch &&other) noexcept /* swaps, so that what is overwritten is still closed */
+    Work *find(const Communicator *of) const
     {
-        std::swap(group, other.group);
-        std::swap(work, other.work);
-        return *this;
+        for (const auto &work : works_)
+            if (&work->communicator() == of) return work.get();
+        return nullptr;
     }
-    ~OpenBatch() /* when it is taken, or its thread ends */
+    template <typename Which> c10::intrusive_ptr<Work> take(Which which)
     {
-        if (work) close();
-    }
-    void close()
-    {
-        if (work->numbers.taken) work->end_record = recorder::begin_end(work->numbers);
-        work->close();
-    }
-};
-static thread_local std::vector<OpenBatch> open_batches;
-
-static Work *open_batch(const ProcessGroupTutti *group)
-{
-    for (const OpenBatch &batch : open_batches)
-        if (batch.group == group) return batch.work.get();
-    return nullptr;
-}
-static c10::intrusive_ptr<Work> take_batch(const ProcessGroupTutti *group)
-{
-    for (auto batch = open_batches.begin(); batch != open_batches.end(); ++batch) {
-        if (batch->group != group) continue;
-        auto work = batch->work;
-        open_batches.erase(batch);
+        auto found =
+            std::find_if(works_.begin(), works_.end(), [&](auto &work) { return which(work->communicator()); });
+        if (found == works_.end()) return nullptr;
+        auto work = std::move(*found);
+        works_.erase(found);
+        work->end_coalescing();
         return work;
     }
-    return nullptr;
+    ~OpenWorks() /* the thread ends */
+    {
+        while (take([](const Communicator &) { return true; })) {}
+    }
+
+  private:
+    std::vector<c10::intrusive_ptr<Work>> works_;
+};
+static thread_local OpenWorks open_works;
+
+Work *ProcessGroupTutti::open_work() const { return open_works.find(communicator_.get()); }
+c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
+{
+    return open_works.take([this](const Communicator &one) { return &one == communicator_.get(); });
 }
 ProcessGroupTutti::Batch::Batch(ProcessGroupTutti &group, const Call &call, const Tensors &inputs)
-    : group_(group), call_(call), outer_(open_batch(&group))
+    : group_(group), call_(call), outer_(group.open_work())
 {
-    if (outer_) return;
-    open_batches.emplace_back(&group, group.make_work(call, inputs));
+    if (!outer_) open_works.add(group.make_work(call, inputs));
 }
 ProcessGroupTutti::Batch::~Batch()
 {
-    if (!outer_ && !over_) take_batch(&group_);
+    if (!outer_ && !over_) group_.take_work();
 }
 WorkPointer ProcessGroupTutti::Batch::finish()
 {
     if (outer_) return WorkPointer::reclaim_copy(outer_);
     over_ = true;
-    auto work = take_batch(&group_);
+    auto work = group_.take_work();
     if (!call_.async) work->wait(kNoTimeout);
     return work;
 }
 void ProcessGroupTutti::startCoalescing()
 {
-    take_batch(this); /* one that an exception left open */
-    Call call{ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout };
-    open_batches.emplace_back(this, make_work(call, {}));
+    take_work(); /* one that an exception left open */
+    open_works.add(make_work({ "tutti:coalesced", c10d::OpType::COALESCED, true, c10d::kUnsetTimeout }, {}));
 }
 WorkPointer ProcessGroupTutti::endCoalescing()
 {
-    auto work = take_batch(this);
+    auto work = take_work();
     if (!work) fail(TUTTI_INVALID_ARGUMENT, "end_coalescing without start_coalescing on this thread");
     return work;
 }
@@ -131,7 +128,7 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     record.group = *recorded_as_;
     record.name = recorded_name(call, getRank());
     record.message = c10d::isP2POp(call.type);
-    record.part = open_batch(this) == &work;
+    record.part = open_work() == &work;
     const Footprint &touched = operation.footprint; /* in place: what is read is what is written */
     record.inputs = RecordedTensors(touched.inputs.empty() ? touched.outputs : touched.inputs);
     record.outputs = RecordedTensors(touched.outputs.empty() ? touched.inputs : touched.outputs);
@@ -141,10 +138,9 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
 }
 
 /* ---- starting ---- */
-bool ProcessGroupTutti::is_coalescing() const { return open_batch(this); }
 bool ProcessGroupTutti::asks_for_work() const
 {
-    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || is_coalescing();
+    return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work();
 }
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
@@ -159,7 +155,7 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
 void ProcessGroupTutti::uncount(const Call &call, Work &work, const Operation &operation)
 {
     if (operation.record) recorder::refuse(operation.record, work.numbers);
-    if (!c10d::isP2POp(call.type) && open_batch(this) != &work) --sequence_;
+    if (!c10d::isP2POp(call.type) && open_work() != &work) --sequence_;
 }
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -167,7 +163,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     auto stack = recorded_as_ ? recorder::stack() : nullptr;
     if (communicator_->closed())
         fail(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
-    Work *batch = open_batch(this);
+    Work *batch = open_work();
     auto work = batch ? c10::intrusive_ptr<Work>::reclaim_copy(batch)
                       : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
     if (footprint.staged()) {

@@ -102,6 +102,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* What this thread calls in between only starts; the Work of the end covers all of it. */
     void startCoalescing() override;
     WorkPointer endCoalescing() override;
+    void drop_coalescing() { take_work(); } /* instead of the end, also where nothing has started */
 
     void setSequenceNumberForGroup() override {} /* ours begin at 0 on every rank */
     uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -145,7 +146,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     std::vector<uint64_t> members() const; /* ranks of the program */
-    bool is_coalescing() const;
+    bool is_coalescing() const { return open_work(); }
+    Work *open_work() const;                   /* of what this thread coalesces, or null */
+    c10::intrusive_ptr<Work> take_work();      /* the same, and closes it */
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     int root_of(const Call &call, int64_t root) const; /* torch's roots have 64 bits, those of the core are ints */

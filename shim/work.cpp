@@ -196,6 +196,11 @@ void Work::close()
     if (--open_ == 0) settle();
     if (--touched_ == 0) let_go();
 }
+void Work::end_coalescing()
+{
+    if (numbers.taken) end_record = recorder::begin_end(numbers);
+    close();
+}
 void Work::arm(Operation &operation)
 {
     operation.request.done = on_done;

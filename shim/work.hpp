@@ -39,6 +39,8 @@ class Work final : public c10d::Work {
      * add some. */
     void open();
     void close();
+    void end_coalescing(); /* closes what a thread has opened to coalesce */
+    const Communicator &communicator() const { return *communicator_; }
     void arm(Operation &operation);                                /* opens, and closes when the operation is over */
     void finish_blocking(Operation &operation);                    /* the call has returned, successfully */
     void finish(Operation &operation, tutti_status status);        /* an armed call is over, or has failed at once */

@@ -1,34 +1,66 @@
 """Calls that torch reserves to other backends, by their names or classes, although tutti has what they need.
 
 `install` puts functions of ours before torch's when the first tutti group of the process is made; a program that never
-makes one keeps torch as it is. Each of them asks whether the group is tutti's, and calls torch's own if it is not. Code
-that bound torch's function earlier, by `from torch.distributed import monitored_barrier`, still meets torch's refusal;
-`torch_tutti.monitored_barrier` is for that.
+makes one keeps torch as it is, and `undo` gives it back. Each of them asks whether the group is tutti's, and calls
+torch's own if it is not. Code that bound torch's function earlier, by `from torch.distributed import
+monitored_barrier`, still meets torch's refusal; `torch_tutti.monitored_barrier` is for that.
 """
 from __future__ import annotations
 
 import contextlib
 import functools
 import sys
+import threading
 from datetime import timedelta
 from typing import Any, Callable, Iterator
 
+from torch_tutti import _log
+from torch_tutti._replacements import Replacements, parameters_of
+
 FOR_EVER = timedelta(days=36500)     # 64 bits hold the nanoseconds of 292 years
-_installed = False
+# Of torch: some are private, but what torchtitan and others call.
+KNOWN = {"monitored_barrier": ("group", "timeout", "wait_all_ranks"), "_set_pg_timeout": ("timeout", "group"),
+         "_coalescing_manager": ("group", "device", "async_ops")}
+_installing = threading.Lock()
+_replaced: Replacements | None = None
 
 
 def install() -> None:
-    """Does something only the first time."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
+    """Does something only the first time, and after undo()."""
+    global _replaced
+    with _installing:
+        if _replaced is None:
+            _replaced = Replacements()
+            _replace(_replaced)
+
+
+def undo() -> None:
+    """Until the next group is made. What torch reserves to other backends it then refuses to tutti's groups."""
+    global _replaced
+    with _installing:
+        if _replaced is not None:
+            _replaced.undo()
+            _replaced = None
+
+
+def _replace(replaced: Replacements) -> None:
+    import torch
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    c10d.monitored_barrier = distributed.monitored_barrier = _before_barrier(c10d.monitored_barrier)
-    if hasattr(c10d, "_set_pg_timeout"):                # private, but what torchtitan and others call
-        c10d._set_pg_timeout = _before_set_timeout(c10d._set_pg_timeout)
-    c10d._coalescing_manager = distributed._coalescing_manager = _around_coalescing(c10d._coalescing_manager)
+    befores = _before_barrier, _before_set_timeout, _around_coalescing
+    for (name, parameters), before in zip(KNOWN.items(), befores):
+        original = getattr(c10d, name, None)
+        if original is None:
+            continue
+        if parameters_of(original) != parameters:
+            _log.write("warn", f"{name} of torch {torch.__version__} takes {', '.join(parameters_of(original))}, and "
+                       f"tutti knows one that takes {', '.join(parameters)}: it stays torch's own, and may refuse "
+                       "groups of tutti")
+            continue
+        ours = before(original)
+        for module in c10d, distributed:
+            if getattr(module, name, None) is original:
+                replaced.put(module, name, ours)
 
 
 def limit(timeout: timedelta, of: str) -> timedelta:
@@ -67,8 +99,8 @@ def backends_of(group: Any) -> list[Any]:
 
 def _all_backends(group: Any) -> list[Any]:
     """Inside torch's debugging wrapper, where there is one."""
-    from torch.distributed import distributed_c10d
-    group = group or distributed_c10d._get_default_group()
+    from torch_tutti._calls import group_of
+    group = group_of("tutti", group)
     found: list[Any] = []
     for device in group._device_types:
         backend = group._get_backend(device)
@@ -105,19 +137,23 @@ def _before_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _around_coalescing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own (distributed_c10d.py, `_coalescing_manager`) does not end when its block raises: the group stays in
-    `pg_coalesce_state`, and every later collective of it is taken down there and never started."""
+    """torch's own (distributed_c10d.py, `_coalescing_manager`) does not end when its block raises, or a call that it
+    makes at the end of the block: the group stays in `pg_coalesce_state`, and every later collective of it is taken
+    down there and never started; or what the group coalesces on this thread stays open."""
     @functools.wraps(original)
     @contextlib.contextmanager
     def coalescing(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
         from torch.distributed import distributed_c10d
-        group = group or distributed_c10d._get_default_group()
-        with original(group, device, async_ops) as manager:
-            try:
+        group = group or distributed_c10d.GroupMember.WORLD
+        begun = False
+        try:
+            with original(group, device, async_ops) as manager:
+                begun = True
                 yield manager
-            except BaseException:
+        except BaseException:
+            if begun:
                 distributed_c10d._world.pg_coalesce_state.pop(group, None)
-                if device and backends_of(group):
-                    group._end_coalescing(device)
-                raise
+            for backend in backends_of(group) if begun and device else []:
+                backend._drop_coalescing()
+            raise
     return coalescing

@@ -274,6 +274,59 @@ def test_coalesced_work(shared):
     shared(2).run(check_coalesced_work)
 
 
+def refuse_at_the_end(world):
+    """What is coalesced is launched when the block ends, and refused then: nothing of it stays open."""
+    group, device = dist.group.WORLD, torch.device("cpu")
+
+    def kinds_that_differ():
+        dist.all_reduce(torch.ones(3))
+        dist.all_gather_into_tensor(torch.ones(3 * world.size), torch.ones(3))
+
+    def layout():
+        dist.all_reduce(torch.ones(4, 3).t())
+
+    def nested():
+        layout()
+        with pytest.raises(ValueError, match="non-empty op list"), dist._coalescing_manager(device=device):
+            pass
+
+    for mistake, error, text in ((kinds_that_differ, RuntimeError, "to be the same type"),
+                                 (layout, ValueError, "not contiguous"), (nested, ValueError, "not contiguous")):
+        for later in False, True:
+            with pytest.raises(error, match=text), dist._coalescing_manager(device=device, async_ops=later):
+                mistake()
+            with pytest.raises(ValueError, match="without start_coalescing"):
+                group._end_coalescing(device)
+    x = torch.ones(3)
+    dist.all_reduce(x, async_op=True).get_future().wait()
+    assert x[0] == world.size
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_coalescing_that_is_refused_at_the_end_is_over(fresh):
+    fresh(2).run(refuse_at_the_end)
+
+
+def die_while_it_coalesces(world):
+    """The next group may lie where the last one was."""
+    device = torch.device("cpu")
+    for _ in range(10):
+        group = dist.new_group()
+        group._start_coalescing(device)
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        following = dist.new_group()
+        with pytest.raises(ValueError, match="without start_coalescing"):
+            following._end_coalescing(device)
+        dist.destroy_process_group(following)
+        del following
+
+
+def test_a_group_does_not_inherit_what_another_coalesced(fresh):
+    fresh(2).run(die_while_it_coalesces)
+
+
 def end_the_first_first(world):
     """Two tasks of one thread coalesce on groups of their own, and end in the order in which they began."""
     groups = [dist.new_group() for _ in range(3)]

@@ -326,6 +326,28 @@ def test_set_pg_timeout(two, name):
     assert text and "200 ms" in text
 
 
+def give_back(world):
+    """What stands before torch's functions goes when asked to, and comes again with the next group."""
+    from torch_tutti import _compatibility
+    c10d = dist.distributed_c10d
+    with Group(world, "tutti"):
+        ours = {name: (vars(c10d)[name], getattr(dist, name, None)) for name in _compatibility.KNOWN}
+        _compatibility.undo()
+        torchs = {name: (vars(c10d)[name], getattr(dist, name, None)) for name in _compatibility.KNOWN}
+        with pytest.raises(ValueError, match="only implemented for GLOO"):
+            dist.monitored_barrier()
+        _compatibility.undo()
+        dist.new_group()
+        dist.monitored_barrier()
+    differ = [ours[name][0] is not torchs[name][0] for name in ours]
+    own = [torchs[name][0].__module__ == c10d.__name__ and not hasattr(torchs[name][0], "tutti") for name in torchs]
+    return differ, own, [both[1] in (None, both[0]) for both in (*ours.values(), *torchs.values())]
+
+
+def test_torchs_functions_come_back(two):
+    assert two.run(give_back) == [([True] * 3, [True] * 3, [True] * 6)] * 2
+
+
 # ---- in other processes ----
 def start(*command, names=None, check=True):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -401,6 +423,21 @@ _takeover.from_environment()
     done = start(sys.executable, "-c", code.replace("import torch,", "import os, torch,").replace(
         "_takeover.from", "os.environ['TUTTI_TAKE_OVER'] = 'gloo'; _takeover.from"))
     assert "error: TUTTI_TAKE_OVER has no effect: torch" in done.stderr and 'Write "tutti" where' in done.stderr
+
+
+@pytest.mark.one_host("a job of one rank")
+def test_functions_of_torch_that_take_other_arguments_stay():
+    code = """
+import torch, torch.distributed as dist
+def other(group=None, *, devices=()): pass
+dist.distributed_c10d._coalescing_manager = dist._coalescing_manager = other
+dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)
+print(dist._coalescing_manager is other, dist.monitored_barrier.__wrapped__ is not None)
+dist.monitored_barrier()
+"""
+    done = start(sys.executable, "-c", code)
+    assert done.stdout == "True True\n" and f"warn: _coalescing_manager of torch {torch.__version__} takes group, " \
+        "devices, and tutti knows one that takes group, device, async_ops: it stays torch's own" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, text", [
