@@ -57,18 +57,19 @@ static tutti_status store_remove(void *context, const char *key)
     StoreBridge apart{ bridge->store, "" }; /* some stores cannot, which is no problem to report */
     return with_store(&apart, [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
-/* torchrun says how many ranks it has started on this host, and how many there are. */
-static bool all_are_here()
+/* torchrun says how many ranks it has started on this host, and how many there are. A program may join ranks of several
+ * such starts to a larger job, of which that says nothing. */
+static bool all_are_here(int ranks)
 {
     const char *here = std::getenv("LOCAL_WORLD_SIZE"), *all = std::getenv("WORLD_SIZE");
-    return here && all && std::strcmp(here, all) == 0;
+    return here && all && std::strcmp(here, all) == 0 && all == std::to_string(ranks);
 }
-/* The host whose store ranks of other hosts reach, too; empty: all ranks are on one. */
-static std::string host_of(c10::intrusive_ptr<c10d::Store> store)
+/* The host whose store ranks of other hosts reach, too; empty: all ranks of the job are on one. */
+static std::string host_of(c10::intrusive_ptr<c10d::Store> store, int ranks)
 {
     while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
     auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
-    if (!tcp || all_are_here()) return "";
+    if (!tcp || all_are_here(ranks)) return "";
     const std::string &host = tcp->getHost();
     return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
 }
@@ -86,10 +87,10 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(options.timeout.count(), 0);
-    std::string store_host = host_of(store);
-    config.store_host = store_host.empty() ? nullptr : store_host.c_str();
     const auto &members = options.global_ranks_in_group; /* torch gives none for the group of all */
     if (members.empty()) job_size = size;
+    std::string store_host = host_of(store, job_size);
+    config.store_host = store_host.empty() ? nullptr : store_host.c_str();
     bool part = static_cast<int>(members.size()) == size && job_size > 0;
     config.job_size = part ? job_size.load() : 0;
     config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
@@ -173,14 +174,17 @@ BackendPointer ProcessGroupTutti::derived(const std::string &name, const c10::in
 {
     communicator_->check_process();
     std::unique_lock<std::mutex> lock(derived_mutex_);
-    Derived &known = derived_[name]; /* stays where it is */
+    std::erase_if(derived_, [](const auto &one) { return one.second.use_count() == 1 && one.second->group.expired(); });
+    auto &entry = derived_[name];
+    if (!entry) entry = std::make_shared<Derived>();
+    std::shared_ptr<Derived> known = entry;
     lock.unlock();
-    std::lock_guard<std::mutex> making(known.making);
-    if (known.store == store)
-        if (auto again = known.group.lock()) return again;
+    std::lock_guard<std::mutex> making(known->making);
+    if (known->store == store)
+        if (auto again = known->group.lock()) return again;
     BackendPointer group = make();
-    known.store = store;
-    known.group = c10::weak_intrusive_ptr<c10d::Backend>(group);
+    known->store = store;
+    known->group = c10::weak_intrusive_ptr<c10d::Backend>(group);
     return group;
 }
 BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

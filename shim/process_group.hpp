@@ -168,7 +168,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     BackendPointer derived(const std::string &name, const c10::intrusive_ptr<c10d::Store> &store,
         c10::function_ref<BackendPointer()> make);
     std::mutex derived_mutex_; /* of the table, not of what is in it */
-    std::unordered_map<std::string, Derived> derived_;
+    std::unordered_map<std::string, std::shared_ptr<Derived>> derived_;
 };
 
 } // namespace tutti

@@ -1,7 +1,11 @@
 """Making groups: one rank, several groups, other stores, ranks that are threads of one process, options, splitting,
 sequence numbers."""
+import contextlib
 import copy
+import ctypes
 import datetime
+import gc
+import os
 import threading
 import time
 
@@ -131,6 +135,84 @@ def test_tcp_store(fresh):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     fresh(3, join=False).run(over_tcp, port)
+
+
+def reachable_address():
+    """Of this host, for others; None: it has none."""
+    import socket
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))             # sends nothing
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+def listening():
+    """Addresses at which this process takes TCP connections over IPv4, as the system writes them."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    with open("/proc/self/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
+
+
+def join_several_starts(world, host, port):
+    """Whether rank 1 can be reached, when each rank was started alone on its host, and when both were together."""
+    found = []
+    for ranks in "1", "2":
+        os.environ.update(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+        store = dist.TCPStore(host, port + int(ranks), world.size, world.rank == 0)
+        before = listening()
+        dist.init_process_group("tutti", store=store, rank=world.rank, world_size=world.size)
+        found.append(len(listening()) > len(before))
+        dist.barrier()
+        dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.one_host("of pretended hosts no rank listens")
+def test_a_group_larger_than_what_was_started_here_may_be_on_several_hosts(fresh):
+    import socket
+    host = reachable_address()
+    if host is None or host.startswith("127."):
+        pytest.skip("this host has no address for others")
+    with socket.socket() as free:
+        free.bind((host, 0))
+        port = free.getsockname()[1]
+    assert fresh(2, join=False).run(join_several_starts, host, port) == [[True, False]] * 2
+
+
+class Allocated(ctypes.Structure):
+    """What mallinfo2 returns."""
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks "
+                "fordblks keepcost".split()]
+
+
+def split_often(world):
+    """What this process has allocated meanwhile. Names are long, so that those that are kept show."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Allocated
+    dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)
+
+    def split(times):
+        for _ in range(times):
+            names.append(None)
+            dist.group.WORLD.split_group([0], datetime.timedelta(seconds=20), None, f"{len(names)}" + "x" * 50_000, "")
+        gc.collect()
+        found = libc.mallinfo2()
+        return found.uordblks + found.hblkhd
+
+    names = []
+    before = split(5)
+    return split(100) - before
+
+
+def test_groups_that_were_split_off_and_are_gone_are_forgotten(fresh):
+    (grown,) = fresh(1, join=False).run(split_often)
+    assert grown < 20 * 50_000
 
 
 def test_ranks_as_threads_of_one_process():
