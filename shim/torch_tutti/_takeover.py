@@ -6,9 +6,10 @@ over. Everything that makes groups comes through there: `init_process_group`, al
 in "cpu:gloo,cuda:nccl", `new_group`, DeviceMesh, and whoever imported these functions earlier.
 
 What must stay true: a group keeps the name that its program asked for, so `get_backend` returns "nccl" and the
-program's comparisons go on; `get_backend_config` tells what it runs on. torch never sees the type of another backend,
-which it would believe to have methods that ours has not. The names stand in the environment too, so that processes
-started later do the same. Nothing here is loaded unless a take-over is asked for.
+program's comparisons go on; `get_backend_config` tells what it runs on. When no take-over of that name is left, it gets
+the name of what it runs on, because torch makes further groups by the default group's name. torch never sees the type
+of another backend, which it would believe to have methods that ours has not. The names stand in the environment too, so
+that processes started later do the same. Nothing here is loaded unless a take-over is asked for.
 """
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ import inspect
 import os
 import sys
 import threading
+import weakref
 from types import ModuleType
 from typing import Any, Callable
 
 from torch_tutti import _log
+from torch_tutti._replacements import Replacements, parameters_of
 
 VARIABLE = "TUTTI_TAKE_OVER"
 HELPER = "_new_process_group_helper"
@@ -33,12 +36,14 @@ REFUSED = {
 }
 _active: list[TakeOver] = []
 _making = threading.local()                                    # .instead: a group of a name that is taken over
-_replaced: list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]] = []
+_replaced = Replacements()
+_made: Any = weakref.WeakKeyDictionary()                       # of groups made instead of others: what they run on
 _announced: tuple[int, frozenset[str]] = (0, frozenset())      # what was logged, and by which process
 
 
 class TakeOver:
-    """A take-over that lasts until `undo()`, or until the end of a `with` block. Groups that exist stay as they are.
+    """A take-over that lasts until `undo()`, or until the end of a `with` block. Groups that exist stay tutti's, and
+    are called so then.
 
     names: the backends that are taken over.
     """
@@ -51,8 +56,9 @@ class TakeOver:
         if self in _active:
             _active.remove(self)
             _publish()
+            _rename()
             if not _active:
-                _restore()
+                _replaced.undo()
 
     def __enter__(self) -> TakeOver:
         return self
@@ -146,31 +152,33 @@ def _replace() -> None:
     import torch.distributed as distributed
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     original = getattr(c10d, HELPER, None)
-    if original is None or "backend" not in inspect.signature(original).parameters:
+    if original is None or "backend" not in parameters_of(original):
         import torch
         raise ImportError(f"torch {torch.__version__} makes its groups in another way than tutti knows, so tutti can "
                           'take no name over. Write "tutti" where the program names its backend')
-    _put(c10d, HELPER, _before_helper(c10d, original))
-    _put(c10d, "_get_default_timeout", _before_timeout(c10d, c10d._get_default_timeout))
+    _replaced.put(c10d, HELPER, _before_helper(c10d, original))
+    default = getattr(c10d, "_get_default_timeout", None)
+    if default is not None and parameters_of(default) == ("backend",):
+        _replaced.put(c10d, "_get_default_timeout", _before_timeout(c10d, default))
     for name in ("nccl", "gloo", "ucc", "xccl"):
         # Only the public function: torch's own code asks the one of distributed_c10d before it uses ProcessGroupNCCL,
         # which may not exist.
         function = f"is_{name}_available"
         if hasattr(distributed, function):
-            _put(distributed, function, _before_available(name, getattr(distributed, function)))
+            _replaced.put(distributed, function, _before_available(name, getattr(distributed, function)))
 
 
-def _put(module: ModuleType, name: str, ours: Callable[..., Any]) -> None:
-    _replaced.append((module, name, getattr(module, name), ours))
-    setattr(module, name, ours)
-
-
-def _restore() -> None:
-    """Unless somebody else stands before ours meanwhile: then ours stays behind and lets everything through."""
-    for module, name, original, ours in _replaced:
-        if getattr(module, name) is ours:
-            setattr(module, name, original)
-    _replaced.clear()
+def _rename() -> None:
+    """Groups whose names nobody takes over any more."""
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    known, names = c10d._world.pg_map, _names()
+    for group, given in list(_made.items()):
+        if group not in known:
+            continue
+        asked, store = known[group]
+        if translate(str(asked), names, _default_backend(c10d)) != given:
+            known[group] = (c10d.Backend(given), store)
+            del _made[group]
 
 
 def _before_available(name: str, original: Callable[[], bool]) -> Callable[[], bool]:
@@ -211,6 +219,7 @@ def _before_helper(c10d: ModuleType, original: Callable[..., Any]) -> Callable[.
         known = c10d._world.pg_map
         if group in known:
             known[group] = (asked, known[group][1])
+            _made[group] = given
             _announce(names, str(asked), given, group)
         return group, store
     return helper
@@ -228,8 +237,8 @@ def _check_environment(names: frozenset[str]) -> None:
 def _default_backend(c10d: ModuleType) -> str:
     """What torch takes when the program names no backend and no device."""
     import torch
-    device = torch._C._get_accelerator().type
-    return str(c10d.Backend.default_device_backend_map.get(device, ""))
+    device = torch.accelerator.current_accelerator()
+    return str(c10d.Backend.default_device_backend_map.get("cpu" if device is None else device.type, ""))
 
 
 def translate(asked: str, names: frozenset[str], default: str) -> str:

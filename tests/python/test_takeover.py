@@ -232,6 +232,28 @@ def test_undo(two):
     assert two.run(undo) == [(names, True, True, False, "TakeOver('gloo', 'nccl', undone)")] * 2
 
 
+def make_groups_afterwards(world):
+    """Of a group that goes on, with no name."""
+    outer = torch_tutti.take_over("gloo")
+    with torch_tutti.take_over("nccl"):
+        outer.undo()
+        with Group(world, "nccl"):
+            kept = dist.get_backend()
+            other = torch_tutti.take_over("nccl")
+            other.undo()
+            names = [kept, dist.get_backend()]
+            first = dist.new_group()
+            torch_tutti._takeover._active[0].undo()
+            names.append(dist.get_backend())
+            second = dist.new_group()
+            return names, runs_on_tutti(), runs_on_tutti(first), runs_on_tutti(second), dist.get_backend(second)
+
+
+def test_groups_of_the_default_name_are_tuttis_afterwards(two):
+    """The name is what was asked for while somebody takes it over, and then what runs."""
+    assert two.run(make_groups_afterwards) == [(["nccl", "nccl", "tutti"], True, True, True, "tutti")] * 2
+
+
 def undo_below_another(world):
     """Somebody else has put a function before ours."""
     c10d = dist.distributed_c10d
