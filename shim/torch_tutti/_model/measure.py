@@ -11,14 +11,13 @@ import statistics
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from torch_tutti import _library
 from torch_tutti._bench.collectives import TABLE, Shape, buffers
 from torch_tutti._bench.measure import Ranks, _of_all_ranks, total_bytes, turn, turns
 from torch_tutti._bench.options import sizes
-from torch_tutti._extension import load
+from torch_tutti._extension import backend_of, load
 from torch_tutti._model.options import ALL, CANDIDATES, FAMILIES
 
 GREATEST = 3                    # of all ranks' times, as `tutti bench -a` has it
@@ -31,7 +30,7 @@ class Model:
     def __init__(self, options: argparse.Namespace, ranks: Ranks) -> None:
         self.ranks, self.iterations = ranks, options.iters
         self.group = ranks.backends["tutti"]
-        self.core = self.group._get_backend(torch.device("cpu"))
+        self.core = backend_of(self.group)
         self.collective = TABLE[options.what]
         self.family = FAMILIES[options.what]
         self.names = self._chosen(options.algorithms)

@@ -167,7 +167,7 @@ def _bear_rest(module: nn.Module) -> None:
             torch.utils.swap_tensors(p, nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=False))
     for name, tensor in module.named_buffers(recurse=False):
         if tensor.is_meta:
-            module._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 def _give_memory_back() -> None:
@@ -351,7 +351,7 @@ class Manager:
         if units:                       # before the program's own hooks, which may compute with parameters
             module.register_forward_pre_hook(Hook(hook), prepend=True)
 
-    @torch._dynamo.disable
+    @torch.compiler.disable
     def use(self, unit: int) -> None:
         if self.uses:
             self.uses.begin(unit)
@@ -374,7 +374,7 @@ class Manager:
         with self.uses.whole() if self.uses else contextlib.nullcontext():
             yield
 
-    @torch._dynamo.disable
+    @torch.compiler.disable
     @torch.no_grad()
     def take(self, number: int, p: nn.Parameter) -> None:
         gradient = p.grad

@@ -73,7 +73,7 @@ class Uses:
         """What is computed again in a backward pass belongs to that."""
         (self.core.use if _backward_pass() < 0 else self._use_backward)(unit)
 
-    @torch._dynamo.disable
+    @torch.compiler.disable
     def over(self, unit: int, output: Any) -> None:
         if _backward_pass() >= 0:
             return

@@ -1,0 +1,50 @@
+"""Private names of torch may change with any of its versions, so the package uses few: those that are listed here."""
+import ast
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "shim" / "torch_tutti"
+PRIVATE = {
+    # groups: how they are made, what they are, and what torch reserves to other backends
+    "_new_process_group_helper", "_get_default_timeout", "_world", "_get_backend", "_device_types", "_set_pg_timeout",
+    "_coalescing_manager", "_distributed_c10d",
+    # DistributedDataParallel: buckets in shared memory, and its parameters for ZeRO
+    "_has_rebuilt_buckets", "_pre_forward", "_comm_hooks", "_delay_all_reduce_params", "_remove_autograd_hooks",
+    "_set_static_graph",
+    # collectives that torch.compile traces
+    "_functional_collectives", "_c10d_functional", "_assert_async",
+    # autograd: which gradients a backward pass accumulates, and in which pass a tensor is
+    "_backward_hooks", "_post_accumulate_grad_hooks", "_will_engine_execute_node", "_current_graph_task_id",
+    "_functorch", "_current_level", "_version", "_unsafe_view",
+    # schedules for its pipelines, tensors for its checkpoints, trees of tensors
+    "_PipelineScheduleRuntime", "_load_csv", "_make_wrapper_subclass", "_pytree",
+}
+# Of argparse, namedtuple and os; and texts: of torch's profiles, and in names of parameters.
+OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_all_gather_base", "_reduce_scatter_base", "_backward",
+          "_extra_state"}
+
+
+def private_names(tree):
+    """That are read from something, imported, or looked up by a text, and names that the file gives itself."""
+    used, own = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            mine = isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self"
+            (own if mine else used).add(node.attr)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            used.update(part for name in names if "torch_tutti" not in names[0] for part in name.split("."))
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"_[a-z]+_\w+", str(node.value)):
+            used.add(node.value)
+    return {name for name in used if re.match("_[^_]", name)}, own
+
+
+def test_no_others_are_used():
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
+    found = [private_names(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
+    used, own = (set().union(*sets) for sets in zip(*found))
+    assert used - own - OTHERS == PRIVATE
