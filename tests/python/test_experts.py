@@ -262,6 +262,8 @@ def balance(world):
     assert counts.sum() == 64 * world.size
     assert experts.imbalance(counts).most < 1.8 < experts.imbalance(experts._router.counts_of(
         experts.route(skewed.detach(), 1)[1], 4)).most
+    with pytest.raises(ValueError, match="this rank is in no such group"):
+        balance.update(chosen, dist.GroupMember.NON_GROUP_MEMBER)
     others = balance.bias.clone()
     dist.broadcast(others, 0)
     assert torch.equal(others, balance.bias)

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_tutti._calls import group_of
+
 
 def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None = None,
           normalise: bool = True) -> tuple[Tensor, Tensor]:
@@ -32,7 +34,7 @@ def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None
 def counts_of(chosen: Tensor, experts: int, group: dist.ProcessGroup | None = None) -> Tensor:
     """How many tokens of all ranks choose each expert: int64 [experts]. Collective."""
     counts = torch.bincount(chosen[chosen >= 0].flatten(), minlength=experts)
-    dist.all_reduce(counts, group=group)
+    dist.all_reduce(counts, group=group_of("experts", group))
     return counts
 
 
