@@ -265,8 +265,8 @@ TUTTI_API tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t
     tutti_op op, tutti_comm *comm, tutti_request *request);
 /* Uneven: rank q's part has counts[q] elements and begins at offsets[q] of the buffer that has all parts. Both arrays have
    p entries, in elements, and are read before the call returns. Counts must be equal on all ranks, or all get
-   TUTTI_MISMATCH, which names two ranks that differ; offsets are each rank's own affair. Parts must not overlap. In
-   place: send == recv + offsets[rank], or recv == send + offsets[rank]. */
+   TUTTI_MISMATCH, which names two ranks that differ; offsets are each rank's own affair. Parts that are received must
+   not overlap each other: refused. In place: send == recv + offsets[rank], or recv == send + offsets[rank]. */
 /* send counts[rank] elements, receive all parts */
 TUTTI_API tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request);

@@ -19,6 +19,25 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
     }
     return TUTTI_OK;
 }
+/* What two ranks send must not end up in one place. Parts in the order of their ranks are the usual case, and quick. */
+static tutti_status check_received_apart(const struct operation *op, const struct uneven *u)
+{
+    const size_t *lengths = u->lengths[OUTPUT], *offsets = u->offsets[OUTPUT];
+    int size = op->comm->group.size;
+    size_t end = 0;
+    for (int q = 0; q < size; q++) {
+        if (!lengths[q]) continue;
+        for (int before = 0; offsets[q] < end && before < q; before++)
+            if (lengths[before] && offsets[before] < offsets[q] + lengths[q]
+                && offsets[q] < offsets[before] + lengths[before])
+                return status_refuse(TUTTI_INVALID_ARGUMENT,
+                    "%s on rank %d of %s: the parts that ranks %d and %d send are received into memory that overlaps; "
+                    "give each part a place of its own",
+                    family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, before, q);
+        end = size_larger(end, offsets[q] + lengths[q]);
+    }
+    return TUTTI_OK;
+}
 /* Parts may lie in one piece of memory as long as no two of them meet. */
 static tutti_status check_parts_apart(const struct operation *op, const struct uneven *u, const char *send, size_t sent,
     const char *recv, size_t received)
@@ -76,12 +95,16 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
             convert_counts(recv_counts, recv_offsets, size, bytes, u->lengths[OUTPUT], u->offsets[OUTPUT], &received);
     if (status == TUTTI_OK) status = call_check_buffer(send, sent, "send");
     if (status == TUTTI_OK) status = call_check_buffer(recv, received, "receive");
+    if (status == TUTTI_OK) status = check_received_apart(&o, u);
     if (status == TUTTI_OK) status = check_parts_apart(&o, u, send, sent, recv, received);
     return status == TUTTI_OK ? run(&o, send, recv, u, sent, request) : refuse(u, status);
 }
 
 /* ---- one part on one side, and a part of each rank on the other ---- */
-struct sides { const char *one, *all; enum buffer of_all; };           /* `all` has a part of each rank */
+struct sides {
+    const char *one, *all;
+    enum buffer of_all;
+};           /* `all` has a part of each rank */
 /* The one part may be this rank's own of the others, exactly, and meet no other. */
 static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
 {
@@ -118,6 +141,7 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
                 "the counts of %d ranks add up to more bytes than there are "
                 "addresses",
                 size);
+    if (status == TUTTI_OK && gathers) status = check_received_apart(o, u);
     if (status == TUTTI_OK) status = check_one_apart(o, u, s);
     return status == TUTTI_OK ? run(o, send, recv, u, all, request) : refuse(u, status);
 }

@@ -44,13 +44,24 @@ static bool is_in_place(const tutti_comm *comm, const struct operation *op)
     if (inputs > 1) return output == input + mine;
     return input == output + (outputs > 1 ? mine : 0);
 }
+/* Parts of uneven counts may lie in several pieces of memory, of several kinds. */
+static bool is_readable(const tutti_comm *comm, const struct operation *op, enum buffer buffer, size_t bytes)
+{
+    const unsigned char *base = buffer == INPUT ? op->input : op->output;
+    const size_t *lengths = op->uneven ? op->uneven->lengths[buffer] : &bytes;
+    const size_t *offsets = op->uneven ? op->uneven->offsets[buffer] : &(size_t){ 0 };
+    int parts = op->uneven ? comm->group.size : 1;
+    for (int q = 0; q < parts; q++)
+        if (lengths[q] && !reading_is_possible(base + offsets[q], lengths[q])) return false;
+    return true;
+}
 /* Of a private tensor: its address in this process. */
 static bool describe_private(tutti_comm *comm, const struct operation *op, size_t input, size_t output)
 {
     struct declaration *d = comm->executor.run.declaration;
     d->tensor[INPUT] = (struct location){ 0, (uintptr_t)op->input };
     d->tensor[OUTPUT] = (struct location){ 0, (uintptr_t)op->output };
-    return tensors_can_read(comm) && reading_is_possible(op->input, input) && reading_is_possible(op->output, output);
+    return tensors_can_read(comm) && is_readable(comm, op, INPUT, input) && is_readable(comm, op, OUTPUT, output);
 }
 /* Sets where they are: 0 for what this rank has not. */
 static bool are_shared(const struct operation *op, size_t input, size_t output, struct location at[2])

@@ -220,7 +220,13 @@ static void wrong_arguments(struct rank *me)
         "but not in place, which is send == recv + offsets[rank]");
     REFUSES(tutti_reduce_scatter_v(a, counts, offsets, a + offsets[1 - me->rank], TUTTI_FLOAT32, TUTTI_SUM, c, NULL),
         "but not in place, which is recv == send + offsets[rank]");
+    size_t meet[2] = { 5, 0 }, backwards[2] = { 6, 0 };
+    REFUSES(tutti_all_gather_v(a, b, counts, meet, TUTTI_FLOAT32, c, NULL),
+        "the parts that ranks 0 and 1 send are received into memory that overlaps");
+    REFUSES(tutti_all_to_all_v(a, counts, offsets, b, counts, meet, TUTTI_FLOAT32, c, NULL),
+        "the parts that ranks 0 and 1 send are received into memory that overlaps");
 #undef REFUSES
+    REQUIRE(tutti_all_gather_v(a, b, counts, backwards, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
     for (int i = 0; i < 6; i++) a[i] = (float)me->rank;
     REQUIRE(tutti_all_gather_v(a, b, counts, offsets, TUTTI_FLOAT32, c, NULL) == TUTTI_OK && b[0] == 0 && b[13] == 1);
 }
