@@ -103,7 +103,7 @@ std::vector<c10::Device> Footprint::devices() const
     for (const at::Tensor &tensor : outputs) note_device(found, tensor);
     return found;
 }
-static Extent extent_of(const at::Tensor &tensor)
+Extent extent_of(const at::Tensor &tensor)
 {
     return { tensor.device(), static_cast<const char *>(tensor.const_data_ptr()), tensor.nbytes() };
 }

@@ -1,8 +1,8 @@
-/* The checks and the packing of footprint.hpp; devices.cpp has its copies. Nothing here communicates. */
+/* The checks and the lists of footprint.hpp; devices.cpp has its copies. Nothing here communicates. */
 #include "shim/footprint.hpp"
 #include <ATen/ATen.h>
+#include <algorithm>
 #include <cstring>
-#include <numeric>
 
 namespace tutti {
 
@@ -129,6 +129,10 @@ bool overlap(const char *one, size_t one_bytes, const char *other, size_t other_
 {
     return one_bytes && other_bytes && one < other + other_bytes && other < one + one_bytes;
 }
+static bool overlap(const Buffer &one, const Buffer &other)
+{
+    return overlap(one.data, one.bytes(), other.data, other.bytes());
+}
 
 /* ---- reductions ---- */
 static double premul_factor(const char *call, const c10d::ReduceOp &op)
@@ -161,62 +165,103 @@ Reduction reduction_of(const char *call, const c10d::ReduceOp &op, const Buffer 
 }
 
 /* ---- lists ---- */
-Packed::Packed(Footprint &of, const char *role, const Tensors &tensors) : of_(of), role_(role), tensors_(tensors)
+PartList::PartList(Footprint &of, const char *role, const Tensors &tensors) : of_(of), role_(role), tensors_(tensors)
 {
-    const char *end = nullptr;
-    bool adjacent = true;
-    size_t total = 0;
+    parts.reserve(tensors.size());
+    counts.reserve(tensors.size());
+    offsets.reserve(tensors.size());
     for (size_t q = 0; q < tensors.size(); q++) {
         Role here{ role, q };
         Buffer part = of.check(tensors[q], here);
         if (q) check_same_type(of.call(), parts[0], { role, 0 }, part, here);
         parts.push_back(part);
         counts.push_back(part.count);
-        offsets.push_back(total);
-        total += part.count;
-        if (!part.count) continue;
-        adjacent = adjacent && part.data && (!data || part.data == end);
-        if (!data) data = part.data;
-        end = part.data + part.bytes();
     }
-    bytes = total * tutti_dtype_bytes(parts[0].dtype);
-    if (!adjacent) move();
+    if (!address()) pack();
 }
-void Packed::beside(const Buffer &mine, int rank)
+/* False: a part is on a device, or does not lie a whole number of elements behind the first in memory. */
+bool PartList::address()
+{
+    size_t element = tutti_dtype_bytes(parts[0].dtype);
+    for (const Buffer &part : parts)
+        if (part.count && (!data || part.data < data)) data = part.data;
+    for (const Buffer &part : parts) {
+        size_t at = part.count ? static_cast<size_t>(part.data - data) : 0;
+        if ((part.count && !part.data) || at % element) return false;
+        offsets.push_back(at / element);
+        bytes = std::max(bytes, at + part.bytes());
+    }
+    return true;
+}
+void PartList::pack()
+{
+    if (room_.defined()) return;
+    bytes = 0;
+    offsets.clear();
+    for (const Buffer &part : parts) {
+        offsets.push_back(bytes / tutti_dtype_bytes(part.dtype));
+        bytes += part.bytes();
+    }
+    if (!bytes) return;
+    room_ = of_.room(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
+    data = static_cast<char *>(room_.data_ptr());
+}
+void PartList::pack_unless_adjacent()
+{
+    size_t end = 0;
+    for (size_t q = 0; q < parts.size(); end += counts[q++])
+        if (counts[q] && offsets[q] != end) return pack();
+}
+void PartList::keep_apart(const Buffer &mine, int rank)
 {
     auto at = static_cast<size_t>(rank);
     check_same_type(of_.call(), mine, { "tensor of this rank" }, parts[0], { role_, 0 });
     if (counts[at] != mine.count)
         refuse(of_.call(), "this rank's tensor has ", mine.count, " elements, but ", Role{ role_, rank },
             ", its place in the list, has ", counts[at]);
-    const char *place = data + offsets[at] * tutti_dtype_bytes(mine.dtype);
-    if (overlap(data, bytes, mine.data, mine.bytes()) && mine.data != place) move();
+    for (size_t q = 0; q < parts.size(); q++)
+        if ((q != at || parts[q].data != mine.data) && overlap(parts[q], mine)) return pack();
 }
-bool Packed::even() const
+void PartList::keep_apart(const PartList &other)
 {
-    for (size_t count : counts)
-        if (count != counts[0]) return false;
-    return true;
+    if (room_.defined() || other.room_.defined() || !overlap(data, bytes, other.data, other.bytes)) return;
+    for (const Buffer &part : parts)
+        for (const Buffer &theirs : other.parts)
+            if (overlap(part, theirs)) return pack();
 }
-void Packed::check_even() const
+void PartList::check_even() const
 {
     for (size_t q = 0; q < counts.size(); q++)
         if (counts[q] != counts[0])
             refuse(of_.call(), Role{ role_, q }, " has ", counts[q], " elements, but ", role_, " 0 has ", counts[0]);
 }
-void Packed::move()
+/* In the order of addresses, a tensor that overlaps any other overlaps the next one. */
+void PartList::check_disjoint() const
 {
-    if (room_.defined() || !bytes) return;
-    room_ = of_.room(tensors_[0], { static_cast<int64_t>(bytes) }, at::kByte);
-    data = static_cast<char *>(room_.data_ptr());
+    std::vector<std::pair<Extent, size_t>> extents;
+    extents.reserve(parts.size());
+    for (size_t q = 0; q < parts.size(); q++)
+        if (parts[q].count) extents.emplace_back(extent_of(tensors_[q]), q);
+    std::sort(extents.begin(), extents.end(), [](const auto &one, const auto &other) {
+        return std::make_pair(one.first.device.index(), one.first.data)
+            < std::make_pair(other.first.device.index(), other.first.data);
+    });
+    for (size_t i = 1; i < extents.size(); i++) {
+        const auto &[one, q] = extents[i - 1];
+        const auto &[next, r] = extents[i];
+        if (one.device == next.device && overlap(one.data, one.bytes, next.data, next.bytes))
+            refuse(of_.call(), Role{ role_, std::min(q, r) }, " and ", Role{ role_, std::max(q, r) },
+                " overlap in memory, so what one rank sends would overwrite what another sends; give each rank a "
+                "tensor of its own");
+    }
 }
-at::Tensor Packed::place(size_t part) const
+at::Tensor PartList::place(size_t part) const
 {
     auto from = static_cast<int64_t>(offsets[part] * tutti_dtype_bytes(parts[part].dtype));
     at::Tensor bytes_of_part = room_.narrow(0, from, static_cast<int64_t>(parts[part].bytes()));
     return bytes_of_part.view(tensors_[part].scalar_type()).view(tensors_[part].sizes());
 }
-void Packed::read()
+void PartList::read()
 {
     of_.inputs.insert(of_.inputs.end(), tensors_.begin(), tensors_.end());
     for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
@@ -226,8 +271,9 @@ void Packed::read()
         else of_.fetches_.push_back({ place(q), tensors_[q] });
     }
 }
-void Packed::written()
+void PartList::written()
 {
+    check_disjoint();
     of_.outputs.insert(of_.outputs.end(), tensors_.begin(), tensors_.end());
     for (size_t q = 0; room_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
@@ -248,14 +294,21 @@ void split_rows(const char *call, const char *role, const at::Tensor &tensor, co
             " ranks cannot share evenly; give the split sizes");
     if (!splits.empty() && splits.size() != ranks)
         refuse(call, "there are ", splits.size(), " ", role, " split sizes for ", ranks, " ranks");
-    int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{ 0 });
+    for (size_t q = 0; q < splits.size(); q++)
+        if (splits[q] < 0) refuse(call, "split size ", splits[q], " of the ", role, " for rank ", q, " is negative");
+    int64_t sum = 0;
+    for (int64_t split : splits) {
+        if (split > rows - sum)
+            refuse(call, "the ", role, " split sizes ", splits, " add up to more than the ", rows, " rows of the ",
+                role, " tensor");
+        sum += split;
+    }
     if (!splits.empty() && sum != rows)
         refuse(call, "the ", role, " split sizes ", splits, " add up to ", sum, ", but the ", role, " tensor has ",
             rows, " rows");
     size_t row = rows ? buffer.count / static_cast<size_t>(rows) : 0, offset = 0;
     for (size_t q = 0; q < ranks; q++) {
         int64_t mine = splits.empty() ? rows / among : splits[q];
-        if (mine < 0) refuse(call, "split size ", mine, " of the ", role, " for rank ", q, " is negative");
         counts.push_back(static_cast<size_t>(mine) * row);
         offsets.push_back(offset);
         offset += counts.back();

@@ -39,12 +39,13 @@ struct Part {
 };
 /* A tensor of a device and its room on the host, in one order or the other. */
 struct Copy { at::Tensor to, from; };
-/* Memory of a device. */
+/* The memory of a tensor. */
 struct Extent {
     c10::Device device;
     const char *data;
     size_t bytes;
 };
+Extent extent_of(const at::Tensor &tensor);
 
 class Footprint {
   public:
@@ -70,7 +71,7 @@ class Footprint {
     Tensors inputs, outputs; /* as the caller gave them */
 
   private:
-    friend class Packed;
+    friend class PartList;
     at::Tensor room(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
 
     const char *call_ = "";
@@ -80,24 +81,29 @@ class Footprint {
     std::vector<Copy> fetches_, returns_;
 };
 
-/* A list of tensors as one buffer: where they lie if they follow one another there, else in room of its own. */
-class Packed {
+/* A list of tensors as one buffer of the core, which begins at the tensor with the lowest address. Where that cannot
+ * be, the list is packed: it gets room of its own, with its tensors one after the other. */
+class PartList {
   public:
-    Packed(Footprint &of, const char *role, const Tensors &tensors);
-    /* Refuses a tensor beside the list that is not of its type, or not of the size of this rank's place in it; leaves
-     * no overlap but of that place. */
-    void beside(const Buffer &mine, int rank);
-    bool even() const; /* all parts have the same count */
-    void check_even() const;
-    void move();     /* into room of its own, unless it is there already */
-    void read();     /* what the tensors contain is an input */
-    void written();  /* what is in the buffer when the operation is over goes to the tensors */
+    PartList(Footprint &of, const char *role, const Tensors &tensors);
+    void pack_unless_adjacent(); /* for what takes no offsets */
+    /* Refuses a tensor beside the list that is not of its type, or not of the size of this rank's place in it. Packs
+     * the list if the two overlap elsewhere than in that place. */
+    void keep_apart(const Buffer &mine, int rank);
+    void keep_apart(const PartList &other); /* packs this list if the two overlap */
+    void check_even() const; /* refuses parts whose counts differ */
+    void read(); /* what the tensors contain is an input */
+    /* What is in the buffer when the operation is over goes to the tensors. Refuses tensors that overlap. */
+    void written();
 
     char *data = nullptr;
-    size_t bytes = 0;
+    size_t bytes = 0; /* from the beginning of the buffer to its end */
     std::vector<Buffer> parts;
     std::vector<size_t> counts, offsets; /* of each part, in elements */
   private:
+    bool address();
+    void pack();
+    void check_disjoint() const;
     at::Tensor place(size_t part) const; /* its view of the room */
     Footprint &of_;
     const char *role_;

@@ -1,6 +1,7 @@
-/* The collectives of a list with one tensor for each rank. A list goes through one buffer, which is where the tensors
- * lie if they lie one after the other; what is even or uneven is decided from what all ranks see alike, so that they
- * make the same calls of the core. */
+/* The collectives of a list with one tensor for each rank. The core takes a list by address: counts, and offsets from
+ * its lowest address. Where the tensors of a rank lie is that rank's own affair, so all ranks make the same call of the
+ * core, also where all counts are equal. gather and scatter take no offsets: there the root packs its list, unless its
+ * tensors lie one after the other. */
 #include "shim/process_group.hpp"
 #include <c10/util/Exception.h>
 
@@ -30,11 +31,10 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER, options.asyncOp, options.timeout };
     Footprint footprint(call.name());
     Buffer in = footprint.input(only_tensor(call.name(), inputs));
-    Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
-    out.beside(in, getRank());
+    PartList out(footprint, "output", list_of(call.name(), "output", outputs, size()));
+    out.keep_apart(in, getRank());
     out.written();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
-        if (out.even()) return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
         return tutti_all_gather_v(in.data, out.data, out.counts.data(), out.offsets.data(), in.dtype, comm, request);
     });
 }
@@ -71,9 +71,10 @@ WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, con
     char *received = nullptr;
     if (root != getRank()) check_no_list(call.name(), "output", outputs);
     else {
-        Packed out(footprint, "output", list_of(call.name(), "output", outputs, size()));
+        PartList out(footprint, "output", list_of(call.name(), "output", outputs, size()));
         out.check_even();
-        out.beside(in, root);
+        out.pack_unless_adjacent();
+        out.keep_apart(in, root);
         out.written();
         received = out.data;
     }
@@ -92,9 +93,10 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
     char *sent = nullptr;
     if (root != getRank()) check_no_list(call.name(), "input", inputs);
     else {
-        Packed in(footprint, "input", list_of(call.name(), "input", inputs, size()));
+        PartList in(footprint, "input", list_of(call.name(), "input", inputs, size()));
         in.check_even();
-        in.beside(out, root);
+        in.pack_unless_adjacent();
+        in.keep_apart(out, root);
         in.read();
         sent = in.data;
     }
@@ -110,13 +112,12 @@ WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inp
     const Tensors &list = list_of(call.name(), "input", inputs, size());
     Footprint footprint(call.name());
     Buffer out = footprint.output(output);
-    Packed in(footprint, "input", list);
-    in.beside(out, getRank());
+    PartList in(footprint, "input", list);
+    in.keep_apart(out, getRank());
     Reduction r = reduction_of(call.name(), options.reduceOp, out);
     in.read();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
-        if (in.even()) return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
         return tutti_reduce_scatter_v(in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm,
             request);
     });
@@ -129,9 +130,9 @@ WorkPointer ProcessGroupTutti::alltoall(Tensors &outputs, Tensors &inputs, const
     Footprint footprint(call.name());
     check_for_each_rank(call.name(), "output", outputs, size());
     check_for_each_rank(call.name(), "input", inputs, size());
-    Packed in(footprint, "input", inputs), out(footprint, "output", outputs);
+    PartList in(footprint, "input", inputs), out(footprint, "output", outputs);
     check_same_type(call.name(), out.parts[0], { "output", 0 }, in.parts[0], { "input", 0 });
-    if (overlap(in.data, in.bytes, out.data, out.bytes)) in.move();
+    in.keep_apart(out);
     in.read();
     out.written();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
