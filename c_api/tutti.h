@@ -288,6 +288,10 @@ TUTTI_API tutti_status tutti_gather(const void *send, void *recv, size_t send_co
 TUTTI_API tutti_status tutti_scatter(const void *send, void *recv, size_t recv_count, tutti_dtype dtype, int root,
     tutti_comm *comm, tutti_request *request);
 TUTTI_API tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request);
+/* Returns when all ranks have called it, as tutti_barrier, but tells who has not: on rank 0 missing[r], of p ranks, says
+   whether nothing came from rank r. Not all in timeout_ms (at least 1): TIMEOUT on rank 0, which aborts the communicator;
+   the others hear of that, or wait twice as long. Takes messages with the two highest tags. missing may be NULL elsewhere. */
+TUTTI_API tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout_ms, bool *missing);
 
 /* ---- point to point ---- */
 enum { TUTTI_ANY_SOURCE = -1 };

@@ -186,8 +186,9 @@ bool PartList::address()
     for (const Buffer &part : parts)
         if (part.count && (!data || part.data < data)) data = part.data;
     for (const Buffer &part : parts) {
+        if (part.count && !part.data) return false;
         size_t at = part.count ? static_cast<size_t>(part.data - data) : 0;
-        if ((part.count && !part.data) || at % element) return false;
+        if (at % element) return false;
         offsets.push_back(at / element);
         bytes = std::max(bytes, at + part.bytes());
     }
