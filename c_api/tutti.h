@@ -174,7 +174,8 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
     size_t struct_size;                                 /* sizeof(tutti_config) */
     int rank, size;                                     /* which rank this is, of how many */
     tutti_store store;                                  /* used only while the communicator is made */
-    const char *name;                                   /* for messages, as "group 0"; copied; NULL: "the group" */
+    const char *name; /* for messages, as "group 0"; the same on all ranks; copied; NULL:
+                                                           "the group" */
     const char *algorithm;                              /* for example "allreduce=ring,broadcast=chain"; copied */
     int64_t timeout_ms;                                 /* of an operation and of joining; 0: TUTTI_TIMEOUT_MS */
     int job_rank, job_size; /* in the job that the group is a part of, whose hosts TUTTI_HOSTS
@@ -186,8 +187,14 @@ typedef struct tutti_config {                           /* begin with TUTTI_CONF
     /* takes a key out of the store, whose context it gets, so that a group whose ranks have all joined leaves little
        there; NULL, or where it fails: keys stay, and do no harm */
     tutti_status (*store_remove)(void *context, const char *key);
+    const int *members;                                 /* [size]: what rank of the job each rank is; read while the
+                                                           communicator is made. All ranks must say the same, or all that
+                                                           have come get MISMATCH, which shows both lists; and within
+                                                           one job (job_size > 0; the processes have made a communicator
+                                                           of all before) a store's name stands for one list. NULL:
+                                                           nothing is compared */
 } tutti_config;
-#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL }
+#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);  /* one rank makes it, all pass it to init_rank */
 TUTTI_API tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank);
 TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config);

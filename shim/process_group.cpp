@@ -94,6 +94,8 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     bool part = static_cast<int>(members.size()) == size && job_size > 0;
     config.job_size = part ? job_size.load() : 0;
     config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
+    const std::vector<int> compared(members.begin(), members.end());
+    config.members = static_cast<int>(members.size()) == size ? compared.data() : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK) return comm;

@@ -36,6 +36,13 @@ static tutti_status check_job(const tutti_config *config)
         "less than the size, or both 0",
         config->job_rank, config->job_size);
 }
+static tutti_status check_members(const tutti_config *config)
+{
+    if (!config->members || !config->job_size || config->members[config->rank] == config->job_rank) return TUTTI_OK;
+    return status_refuse(TUTTI_INVALID_ARGUMENT,
+        "rank %d of the group is rank %d of the job, but its list of members has rank %d there", config->rank,
+        config->job_rank, config->members[config->rank]);
+}
 /* On which host it is, and how others reach it. */
 static tutti_status introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
 {
@@ -43,23 +50,40 @@ static tutti_status introduce_host(const tutti_config *config, const tutti_uniqu
     TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
     return join_offer(id ? NULL : config->store_host, id != NULL, mine);
 }
+/* A group of one that is a part of a job says so, too: others may have been told that there are more. */
+static bool meets_in_store(const tutti_config *config, const tutti_unique_id *id)
+{
+    return !id && (config->size > 1 || (config->members && config->store.put && config->store.get));
+}
+static tutti_status bootstrap(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
+    int64_t deadline_ms)
+{
+    struct member mine;
+    struct terms terms;
+    struct group *g = &comm->group;
+    TRY(join_introduce(comm, &mine));
+    mine.job = config->members ? job_current() : 0;
+    mine.status = introduce_host(config, id, &mine);
+    terms_state(config, comm->chosen, &terms);
+    if (id || g->size == 1) TRY(mine.status);
+    if (meets_in_store(config, id)) return bootstrap_store(config, &mine, &terms, deadline_ms, g->members, &g->key);
+    if (g->size > 1) return bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key);
+    g->members[0] = mine;
+    return TUTTI_OK;
+}
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
     TRY(check_job(config));
     TRY(comm_new(config->rank, config->size, config->name, config->timeout_ms, out));
     tutti_comm *comm = *out;
     struct group *g = &comm->group;
+    TRY(check_members(config));
     if (config->algorithm) TRY(status_as_refusal(algorithms_parse(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
-    struct member mine;
-    TRY(join_introduce(comm, &mine));
-    mine.status = introduce_host(config, id, &mine);
-    if (id || g->size == 1) TRY(mine.status);
-    if (g->size == 1) g->members[0] = mine;
-    else if (id) TRY(bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key));
-    else TRY(bootstrap_store(config, &mine, deadline_ms, g->members, &g->key));
+    TRY(bootstrap(config, id, comm, deadline_ms));
     TRY(join_members(comm, deadline_ms));
-    if (!id && g->size > 1 && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
+    if (meets_in_store(config, id) && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
+    if (config->job_size == 0 && !config->members) job_begin(&g->members[0]);
     for (int f = 0; f < FAMILY_COUNT; f++) TRY(comm_allows(comm, comm->chosen[f]));
     return TUTTI_OK;
 }

@@ -5,6 +5,7 @@
 #include "backend/base/log.h"
 #include "backend/comm/comm.h"
 #include "backend/join/join.h"
+#include "backend/join/terms.h"
 
 enum { GRACE_MS = 10 };
 
@@ -54,6 +55,7 @@ static void end(tutti_comm *comm)
         stop_running(comm, false, true);
         operations_close(comm);
         comm_leave(comm);
+        job_end(&g->members[0]);
     }
     struct membership *membership = comm->membership;
     join_unwatch(comm);

@@ -11,6 +11,10 @@
  * the name before it answers, and lets go of the name when the verdict has come, so when all have claimed.
  * Attempts are not told apart by a count of restarts: each agent of torchrun counts those that
  * it began itself, so ranks of one attempt may have different counts.
+ * What all must have been told alike (terms.h) stands in "r0" in words. A rank that was told otherwise, also one that
+ * joins as rank 0, writes its own words under "<token>/other", where rank 0 looks before it decides. So all get a
+ * MISMATCH, and no record of those who agree is overwritten. A store may hold an earlier attempt, but not one of the
+ * same job: then a rank that was told otherwise reports the MISMATCH at once, also when that group has formed.
  * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
  * hear of it who come within 2 s. A group that has formed leaves two short keys: each of the others takes its record
  * away when it has the verdict, and rank 0 cuts the verdict short when all have joined. "r0" is never touched again: it
@@ -37,7 +41,7 @@ enum {
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
 };
 static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
-static const char first_key[] = "r0";
+static const char first_key[] = "r0", other_key[] = "other";
 
 /* ---- keys and records ---- */
 static void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES])
@@ -70,17 +74,45 @@ static tutti_status store_get(const tutti_store *store, const char *key, int64_t
     if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
     return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
 }
+/* What has just that many bytes. */
+static tutti_status exact_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, void *out,
+    size_t bytes)
+{
+    size_t found = 0;
+    tutti_status status = store_get(store, key, timeout_ms, bytes, out, &found);
+    if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && found != bytes))
+        return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
+    return status;
+}
 static tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
     struct member *out)
 {
     struct member found;
-    size_t bytes = 0;
-    tutti_status status = store_get(store, key, timeout_ms, sizeof found, &found, &bytes);
-    if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && bytes != sizeof found))
-        return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
+    tutti_status status = exact_get(store, key, rank, timeout_ms, &found, sizeof found);
+    if (status == TUTTI_OK) member_seat(out, &found);
+    return status;
+}
+static tutti_status statement_get(const tutti_store *store, const char *key, int64_t timeout_ms, struct statement *out)
+{
+    struct statement found;
+    tutti_status status = exact_get(store, key, 0, timeout_ms, &found, sizeof found);
     if (status != TUTTI_OK) return status;
-    member_seat(out, &found);
-    return TUTTI_OK;
+    member_seat(&out->member, &found.member);
+    out->terms = found.terms;
+    terms_clean(&out->terms);
+    return status;
+}
+/* Rank 0 of that attempt is to see what this process was told. */
+static tutti_status statement_put_other(const tutti_store *store, const struct member *first,
+    const struct statement *mine)
+{
+    char key[STORE_KEY_BYTES];
+    name_key(first, other_key, key);
+    return store_put(store, key, mine, sizeof *mine);
+}
+static bool terms_differ(const struct statement *a, const struct statement *b)
+{
+    return a->terms.digest != b->terms.digest;
 }
 static void store_remove(const tutti_config *config, const char *key)  /* what cannot be removed stays */
 {
@@ -116,29 +148,58 @@ static void leave_host(const struct member *first, const struct member *mine)
 }
 
 /* ---- rank 0 ---- */
-static tutti_status check_alone(const tutti_store *store, const struct member *mine)
+/* MISMATCH: what is under "r0" before this process joins is of other terms, and of this job. */
+static tutti_status check_earlier(const tutti_store *store, const struct statement *mine)
 {
-    struct member first;
-    tutti_status status = record_get(store, first_key, 0, NOW, &first);
-    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first, mine))) return TUTTI_OK;
+    struct statement earlier;
+    tutti_status status = statement_get(store, first_key, NOW, &earlier);
+    if (status != TUTTI_OK || !terms_differ(&earlier, mine)) return TUTTI_OK;  /* it is overwritten */
+    TRY(statement_put_other(store, &earlier.member, mine));
+    return member_shares_job(&earlier.member, &mine->member) ? terms_fail(&earlier, mine) : TUTTI_OK;
+}
+/* MISMATCH: another rank 0, or any other rank, was told otherwise. That rank 0 hears of it, too. */
+static tutti_status check_terms(const tutti_store *store, const struct statement *mine)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement other;
+    tutti_status status = statement_get(store, first_key, NOW, &other);
+    if (status != TUTTI_OK || !terms_differ(&other, mine)) {
+        name_key(&mine->member, other_key, key);
+        status = statement_get(store, key, NOW, &other);
+        if (status == TUTTI_TIMEOUT) return TUTTI_OK;
+        TRY(status);
+    }
+    if (other.terms.rank == 0) TRY(statement_put_other(store, &other.member, mine));
+    return terms_fail(mine, &other);
+}
+static tutti_status check_alone(const tutti_store *store, const struct statement *mine)
+{
+    struct statement first;
+    tutti_status status = statement_get(store, first_key, NOW, &first);
+    if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && is_same_attempt(&first.member, &mine->member)))
+        return TUTTI_OK;
     TRY(status);
     return status_fail(TUTTI_INVALID_ARGUMENT,
         "two processes have joined %s as rank 0: this one, %llu, and %llu "
         "on %.39s",
-        mine->group, (unsigned long long)mine->identity.pid, (unsigned long long)first.identity.pid,
-        first.identity.host);
+        mine->member.group, (unsigned long long)mine->member.identity.pid,
+        (unsigned long long)first.member.identity.pid, first.member.identity.host);
 }
-static tutti_status await_record(const tutti_store *store, const struct member *mine, int rank, int64_t deadline_ms,
-    struct member *out)
+/* settled: something is wrong already. */
+static tutti_status await_record(const tutti_store *store, const struct statement *mine, int rank, bool settled,
+    int64_t deadline_ms, struct member *out)
 {
     char key[STORE_KEY_BYTES];
     int64_t began_ns = clock_ns();
-    name_record(mine, rank, key);
+    name_record(&mine->member, rank, key);
     for (;;) {
         bool last = clock_ms() >= deadline_ms;
         tutti_status status = record_get(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
-        if (is_late(began_ns)) TRY(check_alone(store, mine));
+        if (is_late(began_ns) && !settled) {
+            TRY(check_terms(store, mine));
+            TRY(check_alone(store, mine));
+        }
         back_off(began_ns, deadline_ms);
     }
 }
@@ -174,45 +235,52 @@ static void find(struct finding *f, tutti_status status)               /* said i
     snprintf(f->detail, sizeof f->detail, "%s", status_detail());
     if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
 }
-static tutti_status store_collect(const tutti_store *store, const struct member *mine, const char *why,
+static tutti_status store_collect(const tutti_store *store, const struct statement *said, const char *why,
     int64_t deadline_ms, struct member *table)
 {
+    const struct member *mine = &said->member;
     struct finding wrong = { TUTTI_OK, "", deadline_ms };
     bool late = false;
     int64_t began_ms = clock_ms();
     if (mine->status != TUTTI_OK) find(&wrong, member_fail_unable(mine, 0, why));
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
-        tutti_status status = await_record(store, mine, (int)r, wrong.deadline_ms, seat);
+        bool settled = wrong.status != TUTTI_OK;
+        tutti_status status = await_record(store, said, (int)r, settled, wrong.deadline_ms, seat);
         if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
-        if (wrong.status == TUTTI_OK) find(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
+        if (!settled) find(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
+        if (!settled && status == TUTTI_MISMATCH) r--;  /* it may come yet, and hear of it */
         if (seat->size > expected) expected = seat->size < MOST_EXPECTED ? seat->size : MOST_EXPECTED;
     }
     if (wrong.status != TUTTI_OK) return status_repeat(wrong.status, wrong.detail);
+    TRY(check_terms(store, said));
     if (late) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
 }
-static tutti_status store_announce(const tutti_store *store, const struct member *mine, const char *why,
+static tutti_status store_announce(const tutti_store *store, const struct statement *said, const char *why,
     int64_t deadline_ms, struct announcement *announcement)
 {
     char key[STORE_KEY_BYTES];
+    const struct member *mine = &said->member;
     name_key(mine, "table", key);
     announcement->table[0] = *mine;
-    TRY(store_put(store, first_key, mine, sizeof *mine));
-    tutti_status status = store_collect(store, mine, why, deadline_ms, announcement->table);
+    TRY(store_put(store, first_key, said, sizeof *said));
+    tutti_status status = store_collect(store, said, why, deadline_ms, announcement->table);
     announcement_decide(announcement, status, mine->size);
     size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
     tutti_status told = store_put(store, key, announcement, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
-static tutti_status store_lead(const tutti_store *store, struct member *mine, const char *why, int64_t deadline_ms,
+static tutti_status store_lead(const tutti_store *store, struct statement *said, const char *why, int64_t deadline_ms,
     struct announcement *announcement, struct key_id *key)
 {
+    struct member *mine = &said->member;
+    TRY(check_earlier(store, said));
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(key_add(mine->key, key));
     TRY(take_host(mine, key, deadline_ms, mine));
-    tutti_status status = store_announce(store, mine, why, deadline_ms, announcement);
+    tutti_status status = store_announce(store, said, why, deadline_ms, announcement);
     leave_host(mine, mine);
     return status;
 }
@@ -228,7 +296,8 @@ void bootstrap_shorten(const tutti_config *config, const struct member *mine)
 /* ---- the others ---- */
 struct follower {
     const tutti_config *config;
-    struct member *mine;
+    struct statement *said;
+    struct member *mine;                               /* in it */
     const char *why;                                   /* it cannot join, if it cannot */
     int64_t deadline_ms;
     struct announcement *found;
@@ -236,7 +305,9 @@ struct follower {
     struct key_id *key;                                /* that it has drawn */
     bool over, answered;                               /* its verdict was there before us; this rank has answered */
     bool placed;                                       /* and has said on which host it is */
+    struct statement differs;                          /* rank 0's, when this rank was told otherwise; else zeroed */
 };
+static bool was_told_otherwise(const struct follower *f) { return member_has_come(&f->differs.member); }
 static size_t table_bytes(const struct follower *f) { return sizeof *f->found + f->mine->size * sizeof *f->mine; }
 static tutti_status get_verdict(const struct follower *f, size_t *out)
 {
@@ -248,6 +319,8 @@ static tutti_status read_verdict(const struct follower *f)
 {
     size_t bytes = 0;
     tutti_status status = get_verdict(f, &bytes);
+    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && f->found->verdict.status == TUTTI_OK);
+    if (formed && was_told_otherwise(f)) return terms_fail(&f->differs, f->said);
     size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
     if (status == TUTTI_OK && verdict_is_of_formed(&f->found->verdict, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
@@ -266,7 +339,7 @@ static void leave_attempt(struct follower *f)
 static void take_back_answer(const struct follower *f) /* nobody reads it any more */
 {
     char key[STORE_KEY_BYTES];
-    if (!f->answered) return;
+    if (!f->answered || was_told_otherwise(f)) return;
     name_record(&f->first, f->config->rank, key);
     store_remove(f->config, key);
     if (f->mine->status == TUTTI_OK) return;
@@ -280,31 +353,49 @@ static tutti_status tell_why(const struct follower *f)
     name_of_rank(&f->first, "why", f->config->rank, key);
     return store_put(&f->config->store, key, f->why, strlen(f->why));
 }
-static tutti_status answer(struct follower *f, const struct member *first)
+static tutti_status answer(struct follower *f)
 {
     char key[STORE_KEY_BYTES];
+    TRY(key_add(f->first.key, f->key));                /* before others can learn that this rank has come */
+    TRY(take_host(&f->first, f->key, f->deadline_ms, f->mine));
+    f->placed = true;
+    TRY(tell_why(f));
+    name_record(&f->first, f->config->rank, key);
+    return store_put(&f->config->store, key, f->mine, sizeof *f->mine);
+}
+/* An attempt of this job is none of an earlier one, whether it is over or not. */
+static tutti_status answer_otherwise(struct follower *f)
+{
+    if (!f->over) TRY(statement_put_other(&f->config->store, &f->first, f->said));
+    return member_shares_job(&f->first, f->mine) ? terms_fail(&f->differs, f->said) : TUTTI_OK;
+}
+static tutti_status enter_attempt(struct follower *f, const struct statement *first)
+{
     size_t ignored;
     leave_attempt(f);
     take_back_answer(f);
-    f->first = *first;
+    f->first = first->member;
+    f->differs = terms_differ(first, f->said) ? *first : (struct statement){ 0 };
     tutti_status status = get_verdict(f, &ignored);
     f->over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
     f->answered = status == TUTTI_TIMEOUT;
-    if (!f->answered) return f->over ? TUTTI_OK : status;
-    TRY(key_add(first->key, f->key));                  /* before others can learn that this rank has come */
-    TRY(take_host(first, f->key, f->deadline_ms, f->mine));
-    f->placed = true;
-    TRY(tell_why(f));
-    name_record(first, f->config->rank, key);
-    return store_put(&f->config->store, key, f->mine, sizeof *f->mine);
+    if (!f->over && !f->answered) return status;
+    if (was_told_otherwise(f)) return answer_otherwise(f);
+    if (f->answered) return answer(f);
+    /* the others of this job were told otherwise, and rank 0 has said so before this rank came */
+    f->answered = member_shares_job(&f->first, f->mine) && f->found->verdict.status == TUTTI_MISMATCH;
+    return TUTTI_OK;
 }
 static tutti_status look_at_first(struct follower *f, int64_t timeout_ms)
 {
-    struct member first;
-    tutti_status status = record_get(&f->config->store, first_key, 0, timeout_ms, &first);
+    struct statement first;
+    tutti_status status = statement_get(&f->config->store, first_key, timeout_ms, &first);
     if (status == TUTTI_TIMEOUT) return TUTTI_OK;
     TRY(status);
-    return is_same_attempt(&first, &f->first) ? TUTTI_OK : answer(f, &first);
+    if (is_same_attempt(&first.member, &f->first)) return TUTTI_OK;
+    bool agreed = f->answered && !was_told_otherwise(f); /* then its own rank 0 decides, who sees this, too */
+    if (agreed && terms_differ(&first, f->said)) return statement_put_other(&f->config->store, &first.member, f->said);
+    return enter_attempt(f, &first);
 }
 static tutti_status fail_unheard(const struct follower *f)
 {
@@ -368,24 +459,29 @@ static tutti_status store_follow(struct follower *f)
     return status;
 }
 
-tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
-    struct member *table, struct key_id *key)
+tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
+    int64_t deadline_ms, struct member *table, struct key_id *key)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
     struct announcement *announcement = announcement_create(mine);
     if (!announcement) return TUTTI_NO_MEMORY;
-    struct member placed = *mine;
-    if (mine->status != TUTTI_OK) placed.contact = (struct contact){ 0 };      /* it takes no place on a host */
-    struct follower other = {
-        .config = config, .mine = &placed, .why = why, .deadline_ms = deadline_ms, .found = announcement, .key = key
-    };
+    struct statement said = { *mine, *terms };
+    said.member.terms = terms->digest;
+    if (mine->status != TUTTI_OK) said.member.contact = (struct contact){ 0 }; /* it takes no place on a host */
+    struct follower other = { .config = config,
+        .said = &said,
+        .mine = &said.member,
+        .why = why,
+        .deadline_ms = deadline_ms,
+        .found = announcement,
+        .key = key };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_lead(&config->store, &placed, why, deadline_ms, announcement, key);
+    if (config->rank == 0) status = store_lead(&config->store, &said, why, deadline_ms, announcement, key);
     else if (mine->status == TUTTI_OK) status = store_follow(&other);
     else store_decline(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
-    if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &placed, table);
+    if (status == TUTTI_OK) status = announcement_accept(announcement, config->rank, &said.member, table);
     explicit_bzero(announcement->table[0].key, sizeof announcement->table[0].key);
     if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
     free(announcement);

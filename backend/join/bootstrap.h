@@ -3,18 +3,18 @@
  * publishes the table, so the store sees O(p) requests; what earlier groups left there is not believed), a unique id
  * (rank 0 listens on a socket named by it), or an existing communicator (backend/comm/split.c). */
 #pragma once
-#include "backend/processes/member.h"
+#include "backend/join/terms.h"
 
-/* Both check that sizes and builds agree (MISMATCH shows both sides) and that a rank that does not come is named
-   (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits: rank 0 decides and its
-   verdict goes to all. Through a store a rank that cannot join (mine->status, and why in its last error) says so: it
-   gets that error again, and the others get it in its words. Through a store the ranks are put on hosts
-   (host_token): by claims if they offer contacts, else all on one; by a unique id they are on one, and the caller
-   has said so. `table` has room for mine->size records, and holds something only when all is well; then *key is the
-   id of the key by which the group's processes know each other. Through a store rank 0 draws that key, and whoever
-   reads the store learns it; by a unique id it follows from that. */
-tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, int64_t deadline_ms,
-    struct member *table, struct key_id *key);
+/* Both check that sizes and builds agree, and through a store the terms (MISMATCH shows both sides), and that a rank
+   that does not come is named (TIMEOUT: "rank 3 of 8 has not joined group … within … ms"), on every rank that waits:
+   rank 0 decides and its verdict goes to all. Through a store a rank that cannot join (mine->status, and why in its
+   last error) says so: it gets that error again, and the others get it in its words. Through a store the ranks are
+   put on hosts (host_token): by claims if they offer contacts, else all on one; by a unique id they are on one, and
+   the caller has said so. `table` has room for mine->size records, and holds something only when all is well; then
+   *key is the id of the key by which the group's processes know each other. Through a store rank 0 draws that key,
+   and whoever reads the store learns it; by a unique id it follows from that. */
+tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
+    int64_t deadline_ms, struct member *table, struct key_id *key);
 /* By rank 0 when all have joined, which they do with the table in hand: the store keeps its first bytes only. */
 void bootstrap_shorten(const tutti_config *config, const struct member *mine);
 /* What follows from a unique id: the name of rank 0's socket, of which 16 bytes count, and the key. */

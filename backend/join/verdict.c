@@ -10,7 +10,7 @@
 
 enum { MOST_NAMED = 16 };
 static const char magic[8] = "tutti-v";
-static_assert(sizeof(struct member) == 216 && sizeof(struct verdict) == 528, "no padding");
+static_assert(sizeof(struct member) == 232 && sizeof(struct verdict) == 528, "no padding");
 
 /* ---- rank 0 collects ---- */
 bool member_has_come(const struct member *member) { return member->build != 0; }
@@ -34,6 +34,10 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
             mine->group, theirs->size, mine->size);
+    if (theirs->terms != mine->terms)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d was told other members, options or another name of %s than rank 0: all must be told the same",
+            rank, mine->group);
     if ((theirs->pretends ^ mine->pretends) == PRETENDS_LINKS)
         return status_fail(TUTTI_MISMATCH,
             "rank %d has %s between the hosts that TUTTI_HOSTS pretends for %s, and rank 0 has %s: TUTTI_TRANSPORT "

@@ -17,6 +17,8 @@ struct member {                                         /* fixed size, no paddin
     int32_t status;                                     /* OK; else why it cannot join: a tutti_status */
     unsigned char host_token[16];                       /* equal: they have shown that they are on one host */
     struct contact contact;                             /* for those on other hosts; family 0: none */
+    uint64_t job;                                       /* of which the group is a part: job_current; 0: not known */
+    uint64_t terms;                                     /* the digest of what it was told of the group: terms.h */
 };
 /* A bit of `pretends`: they reach each other as real hosts do; else through shared memory. */
 static const uint32_t PRETENDS_LINKS = 2;

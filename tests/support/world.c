@@ -25,7 +25,7 @@ void world_fail(const char *text, const char *file, int line)
 }
 
 /* ---- store ---- */
-enum { MOST_LEFT_BYTES = 256 };
+enum { MOST_LEFT_BYTES = 512 };
 struct entry { char key[64]; size_t bytes; void *value; struct entry *next; };
 struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *first; };
 

@@ -27,6 +27,7 @@ static void test_members_stay_where_they_are(void **state)
     assert_int_equal(offsetof(tutti_config, job_size), 68);
     assert_int_equal(offsetof(tutti_config, store_host), 72);
     assert_int_equal(offsetof(tutti_config, store_remove), 80);
+    assert_int_equal(offsetof(tutti_config, members), 88);
     assert_int_equal(offsetof(tutti_request, struct_size), 0);
     assert_int_equal(offsetof(tutti_request, algorithm), 8);
     assert_int_equal(offsetof(tutti_request, timeout_ms), 16);

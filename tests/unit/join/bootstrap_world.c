@@ -96,7 +96,7 @@ int store_keys(struct store *s)
 struct member member_of(const struct way *way, int rank)
 {
     bool odd = rank == way->odd_rank;
-    struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .build = 1 };
+    struct member mine = { .timeout_ms = way->timeout_ms, .group = "test group", .build = 1, .job = way->job };
     mine.size = (uint32_t)(odd && way->odd_size ? way->odd_size : way->size);
     if (odd && way->odd_build) mine.build = (uint32_t)way->odd_build;
     if (odd) mine.status = way->odd_status;
@@ -107,6 +107,25 @@ struct member member_of(const struct way *way, int rank)
     snprintf(mine.identity.host, sizeof mine.identity.host, "host of %d", rank);
     return mine;
 }
+static void terms_of(const struct way *way, int rank, struct terms *out)
+{
+    _Atomic(const struct algorithm *) chosen[FAMILY_COUNT] = { NULL };
+    tutti_config config = { .rank = rank, .size = way->size, .members = way->members, .name = way->name };
+    atomic_store(&chosen[ALLREDUCE], way->all_reduce);
+    terms_state(&config, chosen, out);
+}
+struct statement statement_of(const struct way *way, int rank)
+{
+    struct statement said = { .member = member_of(way, rank) };
+    terms_of(way, rank, &said.terms);
+    said.member.terms = said.terms.digest;
+    return said;
+}
+void store_put_first(struct store *s, const struct way *way)
+{
+    struct statement first = statement_of(way, 0);
+    store_put(s, "r0", &first, sizeof first);
+}
 void bring(struct rank *r, bool by_id)
 {
     struct member mine = member_of(r->way, r->rank);
@@ -116,8 +135,10 @@ void bring(struct rank *r, bool by_id)
     config.store = r->store;
     config.store_remove = store_remove;
     if (mine.status != TUTTI_OK) status_fail((tutti_status)mine.status, "there is no eth9 on the host of %d", r->rank);
+    struct terms terms;
+    terms_of(r->way, r->rank, &terms);
     r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table, &r->key)
-                               : bootstrap_store(&config, &mine, deadline_ms, r->outcome->table, &r->key);
+                               : bootstrap_store(&config, &mine, &terms, deadline_ms, r->outcome->table, &r->key);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());
 }
 static void *bring_through_store(void *context)

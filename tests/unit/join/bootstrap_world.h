@@ -21,6 +21,10 @@ struct way {                                                           /* what a
     int attempt;                                                       /* each of other processes, with other tokens */
     tutti_status odd_status;                                           /* not OK: why the odd rank cannot join */
     bool has_contacts, odd_contact;                                    /* all offer one; the odd rank does otherwise */
+    const int *members;                                                /* what they are told: [size], or NULL */
+    uint64_t job;
+    const char *name;
+    const struct algorithm *all_reduce;                                /* asked for */
 };
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
 struct rank {
@@ -38,6 +42,8 @@ tutti_status store_get(void *context, const char *key, void *value, size_t capac
 tutti_status store_remove(void *context, const char *key);
 int store_keys(struct store *s);
 struct member member_of(const struct way *way, int rank);
+struct statement statement_of(const struct way *way, int rank);
+void store_put_first(struct store *s, const struct way *way);          /* the word of its rank 0, and no verdict */
 void bring(struct rank *r, bool by_id);
 void run_store(const struct way *way, struct store *s, struct outcome outcomes[MOST]);
 struct store *store_create(void);

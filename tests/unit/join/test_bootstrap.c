@@ -90,7 +90,8 @@ static void test_no_memory_is_an_error(void **state)
     tutti_config config = { .store = { s, store_put, store_get } };
     tutti_unique_id id = { { 1 } };
     memory_fail_after(1);
-    assert_int_equal(bootstrap_store(&config, &mine, clock_deadline(JOIN_MS), table, &key), TUTTI_NO_MEMORY);
+    assert_int_equal(bootstrap_store(&config, &mine, &(struct terms){ 0 }, clock_deadline(JOIN_MS), table, &key),
+        TUTTI_NO_MEMORY);
     for (int n = 1; n <= 3; n++) {
         memory_fail_after(n);
         assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key) != TUTTI_OK);

@@ -45,13 +45,13 @@ static void test_one_that_answered_when_the_group_had_formed(void **state)
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
-    struct member first = member_of(&way, 0);
+    struct statement first = statement_of(&way, 0);
     struct late twin = { .after_ms = 0 };
     tutti_config config = { .store = { s, store_put, store_get } };
-    store_put(s, "r0", &first, sizeof first);
+    store_put_first(s, &way);
     late_start(&twin, &way, 1, s, &outcomes[1]);
     while (store_keys(s) < 2) sleep_ms(1);              /* it has answered */
-    bootstrap_shorten(&config, &first);
+    bootstrap_shorten(&config, &first.member);
     pthread_join(twin.thread, NULL);
     assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this one, "));
@@ -100,9 +100,8 @@ static void test_one_that_cannot_join_tells_the_next_attempt(void **state)
     struct way way = { .size = 2, .odd_rank = 1, .odd_status = TUTTI_SYSTEM, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
-    struct member first = member_of(&dead, 0);
     struct late ranks[2] = { { .after_ms = 200 }, { .after_ms = 0 } };
-    store_put(s, "r0", &first, sizeof first);
+    store_put_first(s, &dead);
     for (int r = 0; r < 2; r++) late_start(&ranks[r], &way, r, s, &outcomes[r]);
     for (int r = 0; r < 2; r++) pthread_join(ranks[r].thread, NULL);
     assert_int_equal(outcomes[0].status, TUTTI_SYSTEM);
@@ -131,8 +130,7 @@ static void test_late_rank_0_is_not_called_missing(void **state)
     struct way way = { .size = 2, .odd_rank = -1, .absent = 1 << 0, .timeout_ms = SHORT_MS };
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
-    struct member first = member_of(&way, 0);
-    store_put(s, "r0", &first, sizeof first);
+    store_put_first(s, &way);
     run_store(&way, s, outcomes);
     expect_failure(&way, outcomes, TUTTI_TIMEOUT, "rank 0 of 2 has joined test group, but");
     free(s);
@@ -152,7 +150,7 @@ static void bring_three(const int after_ms[3], const struct way *way, struct sto
 static void put_record(struct store *s, const struct way *answers, const struct way *way, int rank)
 {
     char key[64];
-    struct member mine = member_of(way, rank);
+    struct member mine = statement_of(way, rank).member;
     for (int i = 0; i < 16; i++) snprintf(&key[2 * i], 3, "%02x", member_of(answers, 0).token[i]);
     snprintf(&key[32], 16, "/r%d", rank);
     store_put(s, key, &mine, sizeof mine);
@@ -191,8 +189,7 @@ static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
     struct store *s = store_create();
     struct way dead = { .size = 3, .odd_rank = -1 };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
-    struct member first = member_of(&dead, 0);
-    store_put(s, "r0", &first, sizeof first);                          /* and no verdict */
+    store_put_first(s, &dead);                          /* and no verdict */
     put_record(s, &dead, &dead, 1);
     bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
@@ -318,13 +315,13 @@ static void test_who_offers_no_contact_is_on_one_host(void **state)
 /* A process ends with its peers what it has claimed, so this finds what was not given back before. */
 static void expect_nothing_claimed(struct store *s)
 {
-    struct member first;
+    struct statement said;
     size_t bytes;
     struct key_id key;
     unsigned char name[KEY_BYTES];
-    assert_int_equal(store_get(s, "r0", &first, sizeof first, &bytes, 0), TUTTI_OK);
-    assert_int_equal(key_add(first.key, &key), TUTTI_OK);
-    assert_true(key_derive(&key, "tutti host", first.token, sizeof first.token, name));
+    assert_int_equal(store_get(s, "r0", &said, sizeof said, &bytes, 0), TUTTI_OK);
+    assert_int_equal(key_add(said.member.key, &key), TUTTI_OK);
+    assert_true(key_derive(&key, "tutti host", said.member.token, sizeof said.member.token, name));
     int free_again = socket_listen("host", name);
     assert_true(free_again >= 0);
     close(free_again);
@@ -337,8 +334,7 @@ static void test_contacts_are_offered_with_a_claim(void **state)
     struct way dead = { .size = 3, .odd_rank = -1, .has_contacts = true };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1, .has_contacts = true };
     assert_int_equal(peers_acquire(&mine), TUTTI_OK);
-    struct member first = member_of(&dead, 0);
-    store_put(s, "r0", &first, sizeof first); /* and no verdict: ranks 1 and 2 answer it first */
+    store_put_first(s, &dead); /* and no verdict: ranks 1 and 2 answer it first */
     bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_host(&way, outcomes, outcomes[0].table[0].host_token);      /* all are threads of this process */
     assert_memory_not_equal(outcomes[0].table[0].host_token, (unsigned char[16]){ 0 }, 16);
