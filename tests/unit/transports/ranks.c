@@ -306,6 +306,18 @@ void rank_settle(struct rank *me)
     int64_t until_ms = me->waiting == SLEEPS_IN_TIME ? clock_ms() + 2 : 0;
     for (int n = 0; n < 100 || clock_ms() < until_ms; n++) router_poll(me->router);
 }
+struct wanted { int source; struct message_name name; bool found; };
+static void look_for(void *context, const struct arrival *arrival)
+{
+    struct wanted *w = context;
+    w->found |= arrival->source == w->source && name_is(arrival->name, w->name);
+}
+bool rank_keeps(const struct rank *me, int source, uint64_t name)
+{
+    struct wanted w = { source, name_of(name), false };
+    matching_each(&me->router->matching, look_for, &w);
+    return w.found;
+}
 void rank_meet(struct rank *me)
 {
     int target = (atomic_fetch_add(&me->hall->arrived, 1) / me->size + 1) * me->size;

@@ -70,6 +70,7 @@ void mixed_close(struct mixed *mixed);
 struct message_name name_of(uint64_t name); /* differs in both parts */
 bool rank_poll(struct rank *me);            /* false: nothing moved, it has let others work, or slept */
 void rank_settle(struct rank *me); /* polls until all that was on its way has come */
+bool rank_keeps(const struct rank *me, int source, uint64_t name); /* a message that no receive has met */
 void rank_meet(struct rank *me);                                               /* a barrier that polls */
 void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
 struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,
