@@ -261,6 +261,12 @@ static void test_a_part_of_a_job_has_its_hosts(void **state)
     tutti_config config = { .struct_size = sizeof config, .size = 1, .job_rank = 4, .job_size = 4 };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), "job_rank 4 of a job_size of 4: the rank must be at least 0"));
+    config.job_rank = 2;
+    config.members = (const int[]){ 3 };
+    assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(tutti_get_last_error(),
+        "rank 0 of the group is rank 2 of the job, but its list of members has rank 3 there"));
+    assert_true(tutti_last_error_is_refusal());
 }
 static void name_one_of_one_host(struct rank *me)
 {
