@@ -158,7 +158,8 @@ bool link_forget_receive(struct port *p, struct link *link, const struct transfe
 }
 
 /* ---- messages ---- */
-static void hear_announced(struct port *p, struct link *link, const struct header *h)
+/* Not inlined, like what is seldom done: a short message that is expected passes by. */
+__attribute__((noinline)) static void hear_announced(struct port *p, struct link *link, const struct header *h)
 {
     struct parked *parked = parked_find(p, link, h->id);
     if (!parked) return; /* it was withdrawn before its turn came */
@@ -208,7 +209,7 @@ static int messages_before(const struct port *p, const struct header *h)
 {
     return (int)(h->sequence - p->base.router->routes[h->from].heard);
 }
-static void hear_next(struct port *p, struct link *link, const struct header *h, const void *data)
+static inline void hear_next(struct port *p, struct link *link, const struct header *h, const void *data)
 {
     p->base.router->routes[link->rank].heard++;
     if (h->id) hear_announced(p, link, h);
@@ -233,14 +234,10 @@ static void put_ahead(struct port *p, struct note *note)
     notes_push(&p->ahead, note);
     p->base.router->ahead++;
 }
-static void hear_message(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
-    const void *data)
+__attribute__((noinline)) static void hear_out_of_turn(struct port *p, struct link *link, struct endpoint *from,
+    const struct header *h, const void *data)
 {
     int before = messages_before(p, h);
-    if (before == 0) {
-        hear_next(p, link, h, data);
-        return;
-    }
     if (before < 0 || !p->base.router->network->beside) {
         endpoint_note_faulty(p->fabric, from, before < 0 ? twice : missing);
         return;
@@ -248,6 +245,12 @@ static void hear_message(struct port *p, struct link *link, struct endpoint *fro
     struct note *note = note_of(link, from, h, data);
     if (note) put_ahead(p, note);
     else fail_memory(p, link->rank);
+}
+static inline void hear_message(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
+    const void *data)
+{
+    if (messages_before(p, h) == 0) hear_next(p, link, h, data);
+    else hear_out_of_turn(p, link, from, h, data);
 }
 /* Those of one rank are in their order. */
 bool port_hear_ahead(struct port *p)
@@ -271,7 +274,8 @@ bool port_hear_ahead(struct port *p)
     }
     return heard;
 }
-static void hear(struct port *p, struct link *link, struct endpoint *from, const struct header *h, const void *data)
+static inline void hear(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
+    const void *data)
 {
     switch ((enum kind)h->kind) {
     case MESSAGE: hear_message(p, link, from, h, data); return;

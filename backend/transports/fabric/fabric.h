@@ -182,7 +182,7 @@ void flight_free(struct fabric *fabric, struct flight *flight);
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 void endpoint_note_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
 /* Its process has sent what cannot be, for this reason: it is broken, and disconnected by fabric_end_faulty. */
-void endpoint_note_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why);
+void endpoint_note_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why) __attribute__((cold));
 bool fabric_end_faulty(struct fabric *fabric); /* not within progress; true: some were */
 static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
 void fabric_pause(struct fabric *fabric); /* for some microseconds, without the lock */

@@ -85,6 +85,7 @@ static bool keep_early(struct fabric *fabric, struct endpoint *from, const struc
 static const char *fault_of(const struct header *h, size_t bytes, bool announced)
 {
     if (h->kind >= KINDS) return "its process has sent a message of an unknown kind";
+    if (h->kind == MESSAGE && !announced && bytes == h->bytes && bytes <= EAGER_BYTES && !h->id) return NULL;
     bool carries = h->kind == MESSAGE, is_long = announced && bytes >= 1 && bytes <= (h->bytes ? h->bytes : 1);
     bool is_short = !announced && bytes == (carries ? h->bytes : 0) && bytes <= EAGER_BYTES;
     if (announced ? !carries || !is_long : !is_short)
