@@ -7,7 +7,8 @@
 static _Thread_local char detail[STATUS_DETAIL_BYTES];
 static _Thread_local bool refused;
 
-static tutti_status keep(tutti_status status, bool is_refusal, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static tutti_status keep(tutti_status status, bool is_refusal, const char *format,
+    va_list arguments)
 {
     vsnprintf(detail, sizeof detail, format, arguments);
     refused = is_refusal;

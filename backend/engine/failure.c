@@ -92,7 +92,8 @@ static void tell_others(const tutti_comm *comm)
     for (int peer = 0; peer < g->segment->ranks; peer++) wake(g->segment, peer);
 }
 struct about { enum agree_kind kind; int other; };       /* kind of the reason, and whom it is about, or -1 */
-static void keep_outcome(struct outcome *outcome, tutti_status status, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static void keep_outcome(struct outcome *outcome, tutti_status status,
+    const char *format, va_list arguments)
 {
     vsnprintf(outcome->detail, sizeof outcome->detail, format, arguments);
     outcome->status = status;
@@ -111,8 +112,8 @@ static tutti_status propose(tutti_comm *comm, const struct about *about, tutti_s
     accord_fail(comm->accord, &cause);
     return status;
 }
-static tutti_status fail(tutti_comm *comm, const struct about *about, tutti_status status, const char *format,
-    va_list arguments)
+__attribute__((format(printf, 4, 0))) static tutti_status fail(tutti_comm *comm, const struct about *about,
+    tutti_status status, const char *format, va_list arguments)
 {
     char detail[STATUS_DETAIL_BYTES];
     if (comm_has_failed(comm)) return comm_failure(comm);

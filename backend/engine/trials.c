@@ -199,7 +199,7 @@ static void end_block(struct trial *t)
     double ns = median(t);
     uint64_t calls = t->calls - t->begun;
     if (t->block == 0) c->ns = c->most_ns = 0;
-    if (!c->ns || ns < c->ns) c->ns = ns;
+    if (c->ns == 0 || ns < c->ns) c->ns = ns;
     if (ns > c->most_ns) c->most_ns = ns;
     t->lost += (double)calls * TIMED_NS / t->this.ns;
     if (c == &t->that) t->lost += excess(t->first_ns, t) + (double)calls * excess(ns, t);
@@ -230,7 +230,7 @@ static void go_on(struct trial *t, const struct moment *now)
 /* ---- what to try, and when ---- */
 static bool may_spend(const struct trial *t)
 {
-    double calls = (double)t->calls, once = t->this.ns ? fmax(EARLY_CALLS, EARLY_NS / t->this.ns) : EARLY_CALLS;
+    double calls = (double)t->calls, once = t->this.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / t->this.ns) : EARLY_CALLS;
     return t->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
 }
 /* A variant of what runs at rest. */

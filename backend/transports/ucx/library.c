@@ -44,8 +44,8 @@ static void set_defaults(void)
 }
 
 /* ---- its log ---- */
-static int take_log_line(const char *file, unsigned line, const char *function, int level, const void *component,
-    const char *format, va_list arguments)
+__attribute__((format(printf, 6, 0))) static int take_log_line(const char *file, unsigned line, const char *function,
+    int level, const void *component, const char *format, va_list arguments)
 {
     char text[600];
     (void)component;

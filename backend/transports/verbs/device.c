@@ -21,7 +21,8 @@ struct search {
 };
 
 /* ---- notes ---- */
-static void add(char text[NOTES_BYTES], const char *between, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static void add(char text[NOTES_BYTES], const char *between, const char *format,
+    va_list arguments)
 {
     size_t used = strlen(text);
     if (used) used += (size_t)snprintf(text + used, NOTES_BYTES - used, "%s", between);
