@@ -62,12 +62,20 @@ def build_core() -> Path:
     return ROOT / CORE / "libtutti.so"
 
 
+def harden(extension: setuptools.Extension) -> None:
+    """As CMake has hardened the library."""
+    extension.extra_compile_args += (ROOT / CORE / "hardening/compile").read_text().split()
+    extension.extra_link_args += (ROOT / CORE / "hardening/link").read_text().split()
+
+
 class Build(BuildExtension):
     """The extension, and beside it the library it is linked with, its header, and a note of the torch it is for."""
 
     def run(self) -> None:
         use_ccache()
         library = build_core()
+        for extension in self.extensions:
+            harden(extension)
         super().run()
         place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
         (place / "include").mkdir(parents=True, exist_ok=True)
@@ -89,7 +97,7 @@ extension = CppExtension(
     libraries=["tutti"],
     depends=[str(path) for pattern in ("shim/*.?pp", "c_api/tutti.h", "zero/zero.h") for path in ROOT.glob(pattern)],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra",
-                        "-Wno-deprecated-declarations",
+                        "-Wformat=2", "-Wno-deprecated-declarations",
                         "-Wno-inconsistent-missing-override"],  # clang's; process_group.hpp says why there is none
     extra_link_args=["-Wl,-rpath,$ORIGIN"],
 )
