@@ -21,6 +21,10 @@ list(FILTER loops INCLUDE REGEX "kernels/cpu/")
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-lto)
 # No value depends on these two; without them no loop with a square root or a comparison becomes vectors.
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-math-errno -fno-trapping-math)
+# They take no bytes of others, but for those that unpack gradients, which tests/fuzz has compiled for itself.
+if(TUTTI_FUZZ)
+  set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
+endif()
 add_library(floor_kernels OBJECT ${kernel_sources})
 target_link_libraries(floor_kernels PRIVATE tutti_flags)
 target_compile_options(floor_kernels PRIVATE -ffp-contract=off)

@@ -250,7 +250,8 @@ RULES = {
     "sizes": (too_long, lambda name: is_c(name) or name.endswith(".py") or name.startswith(("script/", ".ci/"))),
     "functions": (function_too_long, lambda name: is_c(name) or name.endswith(".py")),
     "openings": (without_opening, lambda name: is_c(name) or name.endswith(".py")),
-    "machine_paths": (machine_path, lambda name: not name.endswith((".png", ".whl", ".gz"))),
+    "machine_paths": (machine_path, lambda name: not name.endswith((".png", ".whl", ".gz"))
+                      and not name.startswith("tests/fuzz/corpus/")),
 }
 
 

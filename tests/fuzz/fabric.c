@@ -1,0 +1,235 @@
+/* Headers and bytes of messages as every network hands them to a port. There are one or two networks, which do what the
+   fuzzer says: they connect or not, take sends at once or later, and break. */
+#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/rank.h"
+
+enum { STEPS = 48, IN_FLIGHT = 64, COMING = 8, NETWORKS = 2 };
+enum step { HEAR, HEAR_LATER, RECEIVE, SEND, POLL, CANCEL, LAND, BREAK, PAUSE, STEPS_THERE_ARE };
+
+static struct input in;
+static struct fabric fabrics[NETWORKS];
+static int fabric_count;
+static struct {
+    struct fabric *by;
+    struct flight *flight;
+} under_way[IN_FLIGHT];
+static int under_way_count;
+static struct {
+    struct fabric *by;
+    struct endpoint *from;
+    struct header header;
+    size_t bytes;
+    bool announced;
+} coming[COMING];
+static int coming_count;
+static unsigned char bytes_that_come[EAGER_BYTES + 16];
+
+/* ---- the network ---- */
+static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
+{
+    (void)fabric;
+    (void)place;
+    return TUTTI_OK;
+}
+static void part(struct fabric *fabric) { (void)fabric; }
+static tutti_status connect_to(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
+{
+    FUZZ_CHECK(key && card && bytes);
+    uint8_t how = input_byte(&in);
+    if (how == 255) return status_fail(TUTTI_SYSTEM, "refused");
+    struct endpoint *e = calloc(1, sizeof *e);
+    memcpy(e->process, process, sizeof e->process);
+    e->open = how % 4 < 3;
+    e->next = fabric->endpoints;
+    *out = fabric->endpoints = e;
+    return TUTTI_OK;
+}
+static bool take_flight(struct fabric *fabric, struct flight *f)
+{
+    if ((f->endpoint && endpoint_is_broken(f->endpoint)) || under_way_count == IN_FLIGHT) {
+        f->why = "broken";
+        return false;
+    }
+    if (input_byte(&in) % 4 == 0) {
+        f->why = NULL;
+        return false;
+    }
+    under_way[under_way_count].by = fabric;
+    under_way[under_way_count++].flight = f;
+    return true;
+}
+static bool send_flight(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+{
+    (void)announced;
+    const volatile unsigned char *from = data ? data : f->room;
+    if (f->bytes) (void)(from[0] + from[f->bytes - 1]);
+    return take_flight(fabric, f);
+}
+static bool fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+{
+    FUZZ_CHECK(f->bytes <= MOST_BYTES);
+    if (f->bytes) memset(buffer ? buffer : f->room, 7, f->bytes);
+    free(descriptor);
+    return take_flight(fabric, f);
+}
+static void release(struct fabric *fabric, void *descriptor)
+{
+    (void)fabric;
+    free(descriptor);
+}
+static void hear(struct fabric *fabric, struct endpoint *from, const struct header *header, size_t bytes,
+    bool announced)
+{
+    if (endpoint_is_broken(from)) return;
+    void *data = announced ? malloc(1) : bytes_that_come;
+    bool kept = fabric_hear(fabric, from, header, data, bytes, announced);
+    if (announced && !kept) free(data);
+    FUZZ_CHECK(announced || !kept);
+}
+static bool progress(struct fabric *fabric)
+{
+    int count = coming_count, others = 0;
+    for (int i = 0; i < count; i++) {
+        if (coming[i].by == fabric)
+            hear(fabric, coming[i].from, &coming[i].header, coming[i].bytes, coming[i].announced);
+        else coming[others++] = coming[i];
+    }
+    coming_count = others;
+    return others < count;
+}
+static bool arm(struct fabric *fabric)
+{
+    (void)fabric;
+    return true;
+}
+/* The latest of that network. */
+static void land(struct fabric *fabric, const char *why)
+{
+    int i = under_way_count - 1;
+    while (i >= 0 && under_way[i].by != fabric) i--;
+    if (i < 0) return;
+    struct flight *f = under_way[i].flight;
+    under_way[i] = under_way[--under_way_count];
+    flight_land(fabric, f, why);
+}
+static void land_all(void)
+{
+    while (under_way_count) land(under_way[0].by, NULL);
+}
+/* All that is under way over it lands. */
+static void disconnect(struct fabric *fabric, struct endpoint *e)
+{
+    endpoint_note_broken(fabric, e, "given up");
+    for (int i = 0; i < under_way_count;) {
+        struct flight *f = under_way[i].flight;
+        if (under_way[i].by != fabric || f->endpoint != e) {
+            i++;
+            continue;
+        }
+        under_way[i] = under_way[--under_way_count];
+        flight_land(fabric, f, "given up");
+    }
+}
+static const struct fabric_operations operations = { .name = "fuzzed",
+    .start = start,
+    .part = part,
+    .finish = part,
+    .connect = connect_to,
+    .send = send_flight,
+    .fetch = fetch,
+    .release = release,
+    .progress = progress,
+    .arm = arm,
+    .disconnect = disconnect };
+
+/* ---- what happens ---- */
+/* Of the process with that rank, if it is near enough to one. */
+static struct endpoint *endpoint_from(struct fabric *fabric, int rank)
+{
+    const struct key_id key = { { 0 } };
+    const unsigned char *process = fuzz_process[rank > 0 && rank < PROCESSES ? rank : 1];
+    struct endpoint *e = endpoint_find(fabric, process);
+    if (!e && connect_to(fabric, process, &key, process, 1, &e) != TUTTI_OK) return NULL;
+    e->open = true;
+    return e;
+}
+static void take_message(struct fuzz_rank *r, struct fabric *fabric, bool later)
+{
+    struct header header = rank_header(r, &in);
+    bool announced = header.kind == MESSAGE && header.id;
+    size_t bytes = header.kind == MESSAGE ? (size_t)header.bytes : 0;
+    if (input_byte(&in) == 255) bytes = (size_t)rank_bytes(&in);
+    if (input_byte(&in) == 255) announced = !announced;
+    if (!announced && bytes > EAGER_BYTES) bytes = EAGER_BYTES;
+    struct endpoint *from = endpoint_from(fabric, input_byte(&in) % 16 ? header.from : 3);
+    if (!from) return;
+    if (!later) {
+        hear(fabric, from, &header, bytes, announced);
+        fabric_end_faulty(fabric);
+    } else if (coming_count < COMING) {
+        coming[coming_count].by = fabric;
+        coming[coming_count].from = from;
+        coming[coming_count].header = header;
+        coming[coming_count].bytes = bytes;
+        coming[coming_count++].announced = announced;
+    }
+}
+static void open_all(struct fabric *fabric)
+{
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) e->open = true;
+}
+static void take_step(struct fuzz_rank *r)
+{
+    struct fabric *fabric = &fabrics[input_byte(&in) % fabric_count];
+    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
+    case HEAR:
+        pthread_mutex_lock(&fabric->lock);
+        take_message(r, fabric, false);
+        pthread_mutex_unlock(&fabric->lock);
+        break;
+    case HEAR_LATER: take_message(r, fabric, true); break;
+    case RECEIVE: rank_post(r, &in, false); break;
+    case SEND: rank_post(r, &in, true); break;
+    case POLL: router_poll(r->router); break;
+    case CANCEL: rank_cancel(r, &in); break;
+    case LAND:
+        pthread_mutex_lock(&fabric->lock);
+        open_all(fabric);
+        land(fabric, input_byte(&in) % 16 ? NULL : "broken");
+        pthread_mutex_unlock(&fabric->lock);
+        break;
+    case BREAK:
+        pthread_mutex_lock(&fabric->lock);
+        if (fabric->endpoints && input_byte(&in) % 4 == 0) disconnect(fabric, fabric->endpoints);
+        pthread_mutex_unlock(&fabric->lock);
+        break;
+    case PAUSE: pretended_ns += (int64_t)input_byte(&in) << 23; break;
+    case STEPS_THERE_ARE: break;
+    }
+}
+static void end(struct fuzz_rank *r)
+{
+    land_all();
+    rank_finish(r);
+    land_all();
+    for (struct fabric *fabric = fabrics; fabric < fabrics + fabric_count; fabric++) {
+        for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
+        flights_free(fabric);
+        for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
+    }
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct fuzz_rank rank;
+    in = (struct input){ data, size };
+    coming_count = 0;
+    for (int i = 0; i < NETWORKS; i++) fabrics[i] = (struct fabric)FABRIC(&operations);
+    for (int i = 0; i < NETWORKS; i++) fabrics[i].card_bytes = 64;
+    fabric_count = 1 + input_byte(&in) % NETWORKS;
+    rank_init(&rank, &fabrics[0]);
+    if (fabric_count > 1) rank_connect(&rank, &fabrics[1]);
+    for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
+    end(&rank);
+    return 0;
+}

@@ -1,0 +1,147 @@
+/* A group that is formed by a unique id: what comes to rank 0 from those who call its socket, and what comes from rank
+   0 to one that has called, after both have proved that they know the id, or not. The sockets, and who waits for them,
+   are the fuzzer's. */
+#include "backend/host/socket.h"
+#include "backend/join/bootstrap.h"
+#include "backend/join/verdict.h"
+#include "backend/processes/handshake.h"
+#include "tests/fuzz/pipes.h"
+#include "tests/fuzz/pretended_clock.h"
+#include <poll.h>
+
+enum { SIZE = 4, TIMEOUT_MS = 50, LISTENER = FIRST_PIPE - 2 };
+enum answer { NOTHING, INTRODUCTION, VERDICT, RECORDS, BYTES, END, FAILURE, ANSWERS };
+
+static const char magic[8] = "tutti-i";
+static const tutti_unique_id id;
+static struct input in;
+static struct member mine;
+static bool leads;                                      /* this is rank 0 */
+static unsigned char name[SHA256_BYTES];
+static struct key_id key;
+static struct handshake others[PIPES];                  /* at the other end of each pipe */
+
+/* ---- the other end, which proves what it is to prove; but for what is changed on the way ---- */
+static void caller_go_on(int socket)
+{
+    struct handshake *h = &others[socket - FIRST_PIPE];
+    if (!h->has_said_hello && handshake_await_opening(h, socket) > 0)
+        handshake_say_hello(h, &mine.identity, name, &key, 0, false, socket);
+    if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
+}
+static void called_go_on(int socket)
+{
+    struct handshake *h = &others[socket - FIRST_PIPE];
+    if (handshake_await_hello(h, name, socket) > 0) handshake_answer_hello(h, HANDSHAKE_WELCOME, 0, socket);
+    if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
+}
+
+/* ---- in place of backend/host/socket.c ---- */
+int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    FUZZ_CHECK(purpose && memcmp(nonce, name, NONCE_BYTES) == 0);
+    return LISTENER;
+}
+int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    FUZZ_CHECK(purpose && memcmp(nonce, name, NONCE_BYTES) == 0);
+    int socket = pipe_make();
+    handshake_open(&others[pipe_other(socket) - FIRST_PIPE], magic, pipe_other(socket));
+    return socket;
+}
+int socket_accept(int listener)
+{
+    int socket = input_byte(&in) % 8 && listener == LISTENER ? pipe_make() : -1;
+    if (socket < 0) return -EAGAIN;
+    handshake_begin(&others[pipe_other(socket) - FIRST_PIPE], magic);
+    return socket;
+}
+int64_t socket_process(int socket) { return socket; }
+int socket_send(int socket, const void *message, size_t bytes, int descriptor)
+{
+    (void)socket;
+    (void)descriptor;
+    FUZZ_CHECK(message && bytes);
+    pretended_ns += 1000;
+    return !in.left || input_byte(&in) % 8 ? 0 : -EAGAIN;
+}
+static int give(const void *from, size_t bytes, void *message, size_t room)
+{
+    if (bytes > room) return -EMSGSIZE;
+    memcpy(message, from, bytes);
+    for (int changes = input_byte(&in) % 4; changes > 0; changes--) {
+        size_t at = ((size_t)input_byte(&in) << 8 | input_byte(&in)) % bytes;
+        ((unsigned char *)message)[at] = input_byte(&in);
+    }
+    return (int)bytes;
+}
+static int give_introduction(void *message, size_t room)
+{
+    struct {
+        char magic[8];
+        int32_t rank;
+        uint32_t unused;
+        struct member member;
+    } said = { .magic = "tutti-i" };
+    said.rank = (int8_t)input_byte(&in);
+    said.member = mine;
+    return give(&said, sizeof said, message, room);
+}
+static int give_records(void *message, size_t room)
+{
+    struct member records[SIZE] = { mine, mine, mine, mine };
+    return give(records, sizeof records, message, room);
+}
+int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
+{
+    struct announcement announcement;
+    (void)socket;
+    if (descriptor) *descriptor = -1;
+    if (!in.left) return 0;
+    announcement_decide(&announcement, TUTTI_OK, SIZE);
+    switch ((enum answer)(input_byte(&in) % ANSWERS)) {
+    case INTRODUCTION: return give_introduction(message, bytes);
+    case VERDICT: return give(&announcement, sizeof announcement, message, bytes);
+    case RECORDS: return give_records(message, bytes);
+    case BYTES: return (int)input_take(&in, message, bytes);
+    case END: return 0;
+    case FAILURE: return -ECONNRESET;
+    default: return -EAGAIN;
+    }
+}
+int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
+{
+    bool ready = input_byte(&in) % 8;
+    pretended_ns += ready ? 1000000 : 1000000 * (1 + (int64_t)timeout_ms);
+    for (nfds_t i = 0; i < count; i++) {
+        int other = pipe_other(polls[i].fd);
+        polls[i].revents = ready ? polls[i].events : 0;
+        if (polls[i].fd == LISTENER) continue;
+        if (leads) caller_go_on(other);
+        else called_go_on(other);
+    }
+    return ready ? (int)count : 0;
+}
+
+int LLVMFuzzerInitialize(int *count, char ***arguments)
+{
+    unsigned char drawn[KEY_BYTES];
+    (void)count;
+    (void)arguments;
+    id_derive(&id, name, drawn);
+    FUZZ_CHECK(key_add(drawn, &key) == TUTTI_OK);
+    return 0;
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct member table[SIZE];
+    struct key_id found;
+    in = (struct input){ data, size };
+    pipes_reset();
+    mine = (struct member){ .size = SIZE, .build = 1, .timeout_ms = TIMEOUT_MS, .group = "group" };
+    mine.identity.pid = 1;
+    leads = input_byte(&in) % 2;
+    if (bootstrap_id(&id, !leads, &mine, clock_deadline(TIMEOUT_MS), table, &found) == TUTTI_OK)
+        FUZZ_CHECK(table[!leads].build == mine.build);
+    return 0;
+}

@@ -1,0 +1,122 @@
+/* Control messages: parcels that come from other processes, for channels that are open, closed or not there yet, and
+   to be passed on to processes of other hosts. */
+#include "backend/host/socket.h"
+#include "backend/processes/registry.h"
+#include "tests/fuzz/input.h"
+#include <errno.h>
+#include <stddef.h>
+
+enum { RANKS = 6, CHANNELS = 3, STEPS = 48 };
+enum step { RECEIVE, DELIVER, SEND, SEND_LAST, OPEN_ONE, CLOSE_ONE, LOSE, STEPS_THERE_ARE };
+
+static struct peer peers[RANKS];
+static struct peer *table[RANKS];
+static struct channel *channels[CHANNELS];
+static int calls;
+
+/* ---- in place of backend/host/socket.c: what is sent is whole, or there is no room ---- */
+static bool full;
+int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES]) { return purpose && nonce ? -1 : -2; }
+int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
+{
+    return socket_listen(purpose, nonce);
+}
+int socket_accept(int listener) { return listener; }
+int64_t socket_process(int socket) { return socket; }
+int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
+{
+    (void)descriptor;
+    return message && bytes ? socket : -1;
+}
+int socket_send(int socket, const void *message, size_t bytes, int descriptor)
+{
+    const struct packet_and_parcel *m = message;
+    (void)socket;
+    FUZZ_CHECK(descriptor == -1 && bytes >= sizeof m->packet);
+    if (m->packet.kind == PARCEL)
+        FUZZ_CHECK(bytes == offsetof(struct packet_and_parcel, parcel.bytes) + m->parcel.length);
+    return full ? -EAGAIN : 0;
+}
+
+static void receive(void *context, int from, const void *bytes, size_t length)
+{
+    (void)context;
+    (void)from;
+    FUZZ_CHECK(bytes && length <= CHANNEL_BYTES);
+    calls++;
+}
+static void tick(void *context) { (void)context; }
+static void open_channel(int which, bool routed)
+{
+    static const int host_of[RANKS] = { 0, 0, 1, 2, 3, 4 };
+    static const struct channel_user user = { receive, tick, NULL };
+    static const struct route_map map = { RANKS, 5, 0, host_of };
+    unsigned char token[16] = { (unsigned char)which };
+    if (!channels[which]) channel_open(token, 0, table, RANKS, routed ? &map : NULL, &user, &channels[which]);
+}
+static void close_channel(int which)
+{
+    channel_close(channels[which]);
+    channels[which] = NULL;
+}
+static void take_parcel(struct input *in)
+{
+    struct packet_and_parcel m = { .packet = registry_packet(registry.self.nonce, PARCEL) };
+    m.parcel.to.token[0] = input_byte(in) % (CHANNELS + 1);
+    m.parcel.to.rank = (int8_t)input_byte(in);
+    m.parcel.from = (int8_t)input_byte(in);
+    m.parcel.word = input_byte(in);
+    m.parcel.hops = input_byte(in);
+    m.parcel.flags = input_byte(in);
+    m.parcel.length = input_byte(in) << 3 | input_byte(in);
+    input_take(in, m.parcel.bytes, m.parcel.length < 64 ? m.parcel.length : 64);
+    int bytes = (int)(offsetof(struct packet_and_parcel, parcel.bytes) + m.parcel.length - (input_byte(in) == 255));
+    if (!parcel_is_for_us(bytes, &m)) return;
+    pthread_mutex_lock(&registry.lock);
+    channels_receive(&m.parcel, &peers[1 + input_byte(in) % (RANKS - 1)]);
+    pthread_mutex_unlock(&registry.lock);
+}
+static void take_step(struct input *in)
+{
+    enum step step = input_byte(in) % STEPS_THERE_ARE;
+    uint8_t which = input_byte(in);
+    struct channel *channel = channels[which % CHANNELS];
+    static const unsigned char bytes[CHANNEL_BYTES];
+    full = which >= 200;
+    switch (step) {
+    case RECEIVE: take_parcel(in); break;
+    case DELIVER:
+        pthread_mutex_lock(&registry.lock);
+        channels_deliver();
+        pthread_mutex_unlock(&registry.lock);
+        break;
+    case SEND:
+        if (channel) channel_send(channel, which % RANKS, which % CHANNEL_WORDS, bytes, which);
+        break;
+    case SEND_LAST:
+        if (channel) channel_send_last(channel, which % RANKS, which % CHANNEL_WORDS, bytes, which);
+        break;
+    case OPEN_ONE: open_channel(which % CHANNELS, which % 2); break;
+    case CLOSE_ONE: close_channel(which % CHANNELS); break;
+    case LOSE: peers[1 + which % (RANKS - 1)].state = which % 2 ? LOST : OPEN; break;
+    case STEPS_THERE_ARE: break;
+    }
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = { data, size };
+    for (int r = 1; r < RANKS; r++) {
+        peers[r] = (struct peer){ .state = OPEN, .descriptor = -1, .users = 1, .identity.nonce = { (unsigned char)r } };
+        peers[r].next = r > 1 ? &peers[r - 1] : NULL;
+        table[r] = &peers[r];
+    }
+    registry.peers = &peers[RANKS - 1];
+    for (int i = 0; i < STEPS && in.left; i++) take_step(&in);
+    for (int c = 0; c < CHANNELS; c++) close_channel(c);
+    pthread_mutex_lock(&registry.lock);
+    channels_deliver();
+    channels_forget();
+    pthread_mutex_unlock(&registry.lock);
+    for (int r = 1; r < RANKS; r++) letters_free(&peers[r].unsent);
+    return 0;
+}

@@ -1,0 +1,61 @@
+/* What rank 0 of a new group has decided, as it comes to the others: the verdict and the records of all members. What
+   is accepted is placed on hosts, checked and told of, as joining does. */
+#include "backend/join/contacts.h"
+#include "backend/join/hosts.h"
+#include "backend/join/verdict.h"
+#include "tests/fuzz/input.h"
+#include <stdlib.h>
+
+enum { SIZE = 4, RANK = 2 };
+struct received { struct verdict verdict; struct member table[SIZE]; };
+
+static struct member member_of_input(struct input *in)
+{
+    struct member m = { .size = SIZE, .build = 1, .timeout_ms = 1000, .group = "group", .identity.host = "host" };
+    unsigned char *bytes = (unsigned char *)&m;
+    for (int changes = input_byte(in) % 16; changes > 0; changes--) {
+        size_t at = input_byte(in) % sizeof m;
+        bytes[at] = input_byte(in);
+    }
+    return m;
+}
+static void tell_of(struct member *m, int rank)
+{
+    struct member seat;
+    member_seat(&seat, m);
+    FUZZ_CHECK(strnlen(seat.group, sizeof seat.group) < sizeof seat.group);
+    member_fail_unable(&seat, rank, "why");
+}
+static void place(struct member *table)
+{
+    struct group group = { .rank = RANK, .size = SIZE, .members = table, .name = "group" };
+    char text[MEMBER_TEXT_BYTES];
+    for (int r = 0; r < SIZE; r++) member_print(&group, r, text);
+    if (hosts_layout(&group, &group.layout) != TUTTI_OK) return;
+    for (int r = 0; r < SIZE; r++) FUZZ_CHECK(host_of(group.layout, r) >= 0 && host_of(group.layout, r) < SIZE);
+    group.host = host_of(group.layout, RANK);
+    if (group.layout->hosts > 1) contacts_check(&group);
+    layout_destroy(group.layout);
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = { data, size };
+    struct received *received = calloc(1, sizeof *received);
+    struct member table[SIZE], mine = member_of_input(&in);
+    mine.size = SIZE;
+    bool raw = input_byte(&in) % 2;
+    announcement_decide((struct announcement *)received, TUTTI_OK, SIZE);
+    if (raw) input_take(&in, &received->verdict, sizeof received->verdict);
+    for (int r = 0; r < SIZE; r++) {
+        received->table[r] = member_of_input(&in);
+        if (!raw && r != RANK) received->table[r].size = SIZE;
+        tell_of(&received->table[r], r);
+        member_check(&mine, r, &received->table[r]);
+    }
+    if (input_byte(&in) % 8) received->table[RANK] = mine;
+    members_fail_absent(&mine, received->table);
+    verdict_is_of_formed(&received->verdict, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->verdict);
+    if (announcement_accept((struct announcement *)received, RANK, &mine, table) == TUTTI_OK) place(table);
+    free(received);
+    return 0;
+}

@@ -1,0 +1,116 @@
+/* A rank of a communicator whose messages come by a fabric that is the fuzzer's: its router, receives and sends that
+   are posted, and headers of messages from others. What is posted has memory of its own, so that a byte beyond it is
+   found. */
+#pragma once
+#include "backend/transports/fabric/port.h"
+#include "tests/fuzz/input.h"
+#include <stdlib.h>
+
+enum { RANKS = 3, PROCESSES = 4, POSTED = 8, MOST_BYTES = 1 << 17, COMM = 1 };       /* one process has no rank */
+struct fuzz_rank {
+    struct router *router;
+    struct transfer posted[POSTED];
+    struct piece pieces[POSTED][2];
+    unsigned char *memory[POSTED];
+    uint32_t sent[RANKS]; /* by each, to this one */
+    uint64_t ids;
+};
+static const unsigned char fuzz_process[PROCESSES][16] = { { 1 }, { 2 }, { 3 }, { 4 } };
+
+static const unsigned char *fuzz_process_of(void *context, int rank)
+{
+    (void)context;
+    return fuzz_process[rank];
+}
+static tutti_status fuzz_card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+{
+    (void)context;
+    (void)rank;
+    memset(out, 0, FABRIC_CARD_BYTES);
+    *bytes = fabric->card_bytes;
+    return TUTTI_OK;
+}
+static void fuzz_name_of(void *context, int rank, char *out, size_t bytes)
+{
+    (void)context;
+    (void)rank;
+    strncpy(out, "a host", bytes);
+}
+/* Beside those that it has already. */
+static inline void rank_connect(struct fuzz_rank *r, struct fabric *fabric)
+{
+    const struct fabric_ground ground = { .process = fuzz_process_of, .card = fuzz_card_of, .name = fuzz_name_of };
+    memcpy(fabric->process, fuzz_process[0], sizeof fabric->process);
+    FUZZ_CHECK(fabric_connect(fabric, r->router, &ground) == TUTTI_OK);
+}
+static inline void rank_init(struct fuzz_rank *r, struct fabric *fabric)
+{
+    *r = (struct fuzz_rank){ .ids = 0 };
+    FUZZ_CHECK(router_create(0, RANKS, COMM, (struct bell){ NULL, NULL }, &r->router) == TUTTI_OK);
+    rank_connect(r, fabric);
+}
+/* Few, so that some are equal; large ones are seldom, for they take their time. */
+static inline uint64_t rank_bytes(struct input *in)
+{
+    static const uint64_t sizes[] = { 0, 1, 8, 64, 100 }, large[] = { 4096, 65536, 65537, 100000 };
+    uint8_t which = input_byte(in);
+    return which < 250 ? sizes[which % 5] : large[which % 4];
+}
+static inline struct message_name rank_name(struct input *in)
+{
+    return (struct message_name){ .operation = input_byte(in) % 2, .message = input_byte(in) % 4 };
+}
+static inline void rank_post(struct fuzz_rank *r, struct input *in, bool is_send)
+{
+    int i = 0;
+    while (i < POSTED && r->posted[i].state == TRANSFER_POSTED) i++;
+    if (i == POSTED) return;
+    struct transfer *x = &r->posted[i];
+    size_t bytes = (size_t)rank_bytes(in), first = input_byte(in) % 4 ? bytes : bytes / 2;
+    free(r->memory[i]);
+    r->memory[i] = calloc(1, bytes ? bytes : 1);
+    r->pieces[i][0] = (struct piece){ r->memory[i], first, first };
+    r->pieces[i][1] = (struct piece){ r->memory[i] + first, bytes - first, bytes - first };
+    *x = (struct transfer){ .name = rank_name(in), .is_send = is_send, .pieces = r->pieces[i] };
+    x->piece_count = bytes > first ? 2 : 1;
+    x->peer = 1 + input_byte(in) % (RANKS - 1);
+    if (!is_send && x->name.message == 3) x->peer = TRANSFER_ANY_PEER;
+    router_post(r->router, x);
+}
+static inline void rank_cancel(struct fuzz_rank *r, struct input *in)
+{
+    struct transfer *x = &r->posted[input_byte(in) % POSTED];
+    if (x->state == TRANSFER_POSTED) router_cancel(r->router, x);
+}
+/* A header that is right, but in one of eight for one field. Announced: a message that has an id. */
+static inline struct header rank_header(struct fuzz_rank *r, struct input *in)
+{
+    static const uint32_t kinds[] = { MESSAGE, MESSAGE, MESSAGE, MESSAGE, MESSAGE, CREDIT, WITHDRAWN, REFUSED };
+    struct header h = {
+        .comm = COMM, .name = rank_name(in), .bytes = rank_bytes(in), .kind = kinds[input_byte(in) % 8]
+    };
+    uint8_t flags = input_byte(in);
+    bool announced = h.kind == MESSAGE && (flags % 2 || h.bytes > EAGER_BYTES);
+    h.from = 1 + flags / 2 % (RANKS - 1);
+    if (h.kind == MESSAGE) h.sequence = r->sent[h.from]++;
+    if (announced) h.id = ++r->ids;
+    else if (h.kind != MESSAGE) h.id = flags / 4 % 8;
+    if (flags < 224) return h;
+    uint64_t other = input_byte(in) % 4 ? (uint64_t)(int8_t)input_byte(in) : input_number(in);
+    switch (flags % 8) {
+    case 0: h.comm = other; break;
+    case 1: h.from = (int32_t)other; break;
+    case 2: h.to = (int32_t)other; break;
+    case 3: h.sequence = (uint32_t)other; break;
+    case 4: h.id = other; break;
+    case 5: h.bytes = other; break;
+    case 6: h.returned = other << 8; break;
+    default: h.kind = (uint32_t)other; break;
+    }
+    return h;
+}
+static inline void rank_finish(struct fuzz_rank *r)
+{
+    router_destroy(r->router);
+    for (int i = 0; i < POSTED; i++) free(r->memory[i]);
+}

@@ -1,0 +1,87 @@
+/* A group that is formed through a key-value store of which every answer is the fuzzer's: nothing, too much, an
+   error, bytes, or a record that is right but for some of its bytes. */
+#include "backend/join/bootstrap.h"
+#include "backend/join/verdict.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/pretended_clock.h"
+
+enum { SIZE = 3, TIMEOUT_MS = 10 };
+enum answer { ABSENT, ABSENT_TOO, RECORD, VERDICT, TABLE, FORMED, BYTES, LARGER, BROKEN, ANSWERS };
+
+static struct member mine;
+static struct {
+    struct verdict verdict;
+    struct member table[SIZE];
+} table;
+
+static void change(struct input *in, unsigned char *bytes, size_t count)
+{
+    for (int changes = input_byte(in) % 4; changes > 0; changes--) {
+        size_t at = ((size_t)input_byte(in) << 8 | input_byte(in)) % count;
+        bytes[at] = input_byte(in);
+    }
+}
+static tutti_status give(struct input *in, const void *from, size_t bytes, void *value, size_t capacity, size_t *out)
+{
+    unsigned char copy[sizeof table];
+    memcpy(copy, from, bytes);
+    change(in, copy, bytes);
+    *out = bytes;
+    if (bytes > capacity) return TUTTI_NO_MEMORY;
+    memcpy(value, copy, bytes);
+    return TUTTI_OK;
+}
+static tutti_status get(void *context, const char *key, void *value, size_t capacity, size_t *bytes, int64_t timeout_ms)
+{
+    struct input *in = context;
+    FUZZ_CHECK(strlen(key) < 64);
+    pretended_ns += 1000 * (1 + timeout_ms);
+    if (!in->left) return TUTTI_SYSTEM;
+    enum answer answer = input_byte(in) % ANSWERS;
+    size_t raw = ((size_t)input_byte(in) << 8 | input_byte(in)) % (sizeof table + 16);
+    switch (answer) {
+    case RECORD: return give(in, &mine, sizeof mine, value, capacity, bytes);
+    case VERDICT: return give(in, &table.verdict, sizeof table.verdict, value, capacity, bytes);
+    case TABLE: return give(in, &table, sizeof table, value, capacity, bytes);
+    case FORMED: return give(in, &table, FORMED_BYTES, value, capacity, bytes);
+    case BYTES:
+        *bytes = input_take(in, value, raw < capacity ? raw : capacity);
+        return raw > capacity ? TUTTI_NO_MEMORY : TUTTI_OK;
+    case LARGER: return TUTTI_NO_MEMORY;
+    case BROKEN: return TUTTI_SYSTEM;
+    default: return TUTTI_TIMEOUT;
+    }
+}
+static tutti_status put(void *context, const char *key, const void *value, size_t bytes)
+{
+    struct input *in = context;
+    FUZZ_CHECK(key && (value || !bytes));
+    return in->left && *in->at == 0xff ? TUTTI_SYSTEM : TUTTI_OK;
+}
+static tutti_status take_out(void *context, const char *key)
+{
+    (void)context;
+    FUZZ_CHECK(key);
+    return TUTTI_OK;
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = { data, size };
+    struct member found[SIZE];
+    struct key_id key;
+    tutti_config config = TUTTI_CONFIG_INIT;
+    mine = (struct member){ .size = SIZE, .build = 1, .timeout_ms = TIMEOUT_MS, .group = "group" };
+    config.rank = input_byte(&in) % SIZE;
+    config.size = SIZE;
+    config.store = (tutti_store){ &in, put, get };
+    config.store_remove = take_out;
+    mine.identity.pid = 1;
+    mine.token[0] = config.rank == 0;
+    mine.status = input_byte(&in) % 4 ? TUTTI_OK : TUTTI_SYSTEM;
+    announcement_decide((struct announcement *)&table, TUTTI_OK, SIZE);
+    for (int r = 0; r < SIZE; r++) table.table[r] = mine;
+    tutti_status status = bootstrap_store(&config, &mine, clock_deadline(TIMEOUT_MS), found, &key);
+    if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
+    keys_forget();
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* Frames that come over a TCP connection whose greeting is over, in portions of any size, while receives and sends
+   are posted. The other end is a socket of this process. */
+#include "backend/transports/tcp/tcp.h"
+#include "backend/transports/tcp/sockets.h"
+#include "tests/fuzz/rank.h"
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct fabric fabric;
+enum { STEPS = 40, WRITTEN_MOST = 4096 };
+enum step { FRAME, FRAME_TOO, RAW, RECEIVE, SEND, POLL, CANCEL, READ, STEPS_THERE_ARE };
+
+static void hand_over(int socket, const void *bytes, size_t count)
+{
+    ssize_t ignored = send(socket, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)ignored;
+}
+/* Near to what a process says; what it announces or asks for has small numbers, as ours have. */
+static void say_frame(struct fuzz_rank *r, int socket, struct input *in)
+{
+    unsigned char said[sizeof(struct frame) + sizeof(struct header) + 256];
+    struct header header = rank_header(r, in);
+    struct frame frame = { .what = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
+    size_t bytes = sizeof frame, behind = header.bytes < 256 ? (size_t)header.bytes : 255;
+    header.from = input_byte(in) == 255 ? header.from : 1;
+    if (frame.what > GOODBYE) frame.what = header.id ? OFFER : EAGER;
+    if (frame.what == EAGER) frame.bytes = behind;
+    if (frame.what == DATA) frame = (struct frame){ DATA, behind, 1 + input_byte(in) % 4, input_byte(in) % 2 * behind };
+    if (input_byte(in) == 255) frame.bytes = input_number(in);
+    memcpy(said, &frame, sizeof frame);
+    memcpy(said + bytes, &header, sizeof header);
+    if (frame.what <= OFFER) bytes += sizeof header;
+    if (frame.what == EAGER || frame.what == DATA) {
+        memset(said + bytes, 7, behind);
+        bytes += behind;
+    }
+    hand_over(socket, said, bytes);
+}
+static void say_bytes(int socket, struct input *in)
+{
+    unsigned char said[256];
+    hand_over(socket, said, input_take(in, said, input_byte(in)));
+}
+static void take_step(struct fuzz_rank *r, int socket, struct input *in)
+{
+    static unsigned char unread[WRITTEN_MOST];
+    switch ((enum step)(input_byte(in) % STEPS_THERE_ARE)) {
+    case FRAME:
+    case FRAME_TOO: say_frame(r, socket, in); break;
+    case RAW: say_bytes(socket, in); break;
+    case RECEIVE: rank_post(r, in, false); break;
+    case SEND: rank_post(r, in, true); break;
+    case POLL: router_poll(r->router); break;
+    case CANCEL: rank_cancel(r, in); break;
+    case READ: (void)!recv(socket, unread, sizeof unread, MSG_DONTWAIT); break;
+    case STEPS_THERE_ARE: break;
+    }
+}
+/* It listens once and for all; connections are new each time. */
+int LLVMFuzzerInitialize(int *count, char ***arguments)
+{
+    (void)count;
+    (void)arguments;
+    fabric = (struct fabric)FABRIC(&tcp_operations);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .pretended = true }) == TUTTI_OK);
+    return 0;
+}
+static void forget(void)
+{
+    struct sockets *s = sockets_of(&fabric);
+    for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
+    endpoints_free(&fabric);
+    flights_free(&fabric);
+    fabric.past.count = 0;
+    s->ids = s->looks = 0;
+    s->busy = NULL;
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = { data, size };
+    struct fuzz_rank rank;
+    int both[2];
+    rank_init(&rank, &fabric);
+    FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
+    endpoint_open(&fabric, endpoint_new(&fabric, fuzz_process[1]), both[0]);
+    for (int i = 0; i < STEPS && in.left; i++) take_step(&rank, both[1], &in);
+    router_poll(rank.router);
+    close(both[1]);
+    router_poll(rank.router);
+    rank_finish(&rank);
+    forget();
+    return 0;
+}

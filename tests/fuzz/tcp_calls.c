@@ -1,0 +1,178 @@
+/* TCP connections that begin: processes that call this one, some of which know the key and some of which say anything,
+   and processes that this one calls. Each other end is a socket here; who knows the key speaks as ours does. */
+#include "backend/transports/tcp/sockets.h"
+#include "backend/transports/tcp/tcp.h"
+#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/rank.h"
+#include <errno.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { STEPS = 40, OTHERS = 16 };
+enum step { CALLED_BY, GOES_ON, GOES_ON_TOO, SAYS_BYTES, HANGS_UP, POST_SEND, POLL, TIME_PASSES, STEPS_THERE_ARE };
+struct other { int socket, process; bool calls, is_over; uint64_t number; struct handshake handshake; };
+
+static const char magic[8] = "tutti-t";
+static struct input in;
+static struct fabric fabric;
+static struct other others[OTHERS];
+static int other_count, waiting[OTHERS], waiting_count, listener;       /* waiting: to be accepted */
+static struct key_id key;
+
+static struct other *other_add(bool calls, int process, int *ours)
+{
+    int both[2];
+    if (other_count == OTHERS || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
+        return NULL;
+    others[other_count] = (struct other){ .socket = both[1], .process = process, .calls = calls };
+    *ours = both[0];
+    return &others[other_count++];
+}
+/* ---- in place of address.c ---- */
+tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
+{
+    s->listener.descriptor = listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->card.family = AF_INET;
+    return place->pretended && listener >= 0 ? TUTTI_OK : TUTTI_SYSTEM;
+}
+int address_call(const struct sockets *s, const struct card *card)
+{
+    int ours;
+    struct other *o = s && card ? other_add(false, 1 + input_byte(&in) % (RANKS - 1), &ours) : NULL;
+    if (!o || input_byte(&in) == 255) return -ECONNREFUSED;
+    handshake_open(&o->handshake, magic, o->socket);
+    return ours;
+}
+int address_accept(int from)
+{
+    uint64_t ignored;
+    if (!waiting_count && read(from, &ignored, sizeof ignored) < 0) return -EAGAIN;
+    return waiting_count ? waiting[--waiting_count] : -EAGAIN;
+}
+uint64_t address_network(int descriptor) { return (uint64_t)descriptor % 2; }
+void address_print(int descriptor, char *out, size_t bytes)
+{
+    if (descriptor >= 0) strncpy(out, "an address", bytes);
+}
+int address_error(int descriptor) { return descriptor < 0 ? EBADF : 0; }
+
+/* ---- the other ends ---- */
+static void call(void)
+{
+    uint64_t one = 1;
+    int ours;
+    struct other *o = waiting_count < OTHERS ? other_add(true, 1 + input_byte(&in) % (PROCESSES - 1), &ours) : NULL;
+    if (!o) return;
+    o->number = input_byte(&in) % 8;
+    handshake_begin(&o->handshake, magic);
+    waiting[waiting_count++] = ours;
+    (void)!write(listener, &one, sizeof one);
+}
+static void go_on_as_caller(struct other *o)
+{
+    struct identity self = { .pid = 1 };
+    memcpy(self.nonce, fuzz_process[o->process], sizeof self.nonce);
+    if (o->handshake.has_said_hello) o->is_over = handshake_await_answer(&o->handshake, o->socket) != 0;
+    else if (handshake_await_opening(&o->handshake, o->socket) > 0)
+        handshake_say_hello(&o->handshake, &self, fuzz_process[0], &key, o->number, false, o->socket);
+}
+static void go_on_as_called(struct other *o)
+{
+    static const enum handshake_kind kinds[] = { HANDSHAKE_WELCOME, HANDSHAKE_WELCOME, HANDSHAKE_REFUSED,
+        HANDSHAKE_SUPERFLUOUS };
+    if (handshake_await_hello(&o->handshake, fuzz_process[o->process], o->socket) <= 0) return;
+    handshake_answer_hello(&o->handshake, kinds[input_byte(&in) % 4], input_byte(&in) % 8, o->socket);
+    o->is_over = true;
+}
+static void go_on(struct other *o)
+{
+    if (o->socket < 0 || o->is_over) return;
+    if (o->calls) go_on_as_caller(o);
+    else go_on_as_called(o);
+}
+static void say_bytes(const struct other *o)
+{
+    unsigned char bytes[256];
+    size_t count = input_take(&in, bytes, input_byte(&in));
+    if (o->socket >= 0 && count) (void)!send(o->socket, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+static void hang_up(struct other *o)
+{
+    if (o->socket >= 0) close(o->socket);
+    o->socket = -1;
+}
+
+/* ---- what happens ---- */
+static void take_step(struct fuzz_rank *r)
+{
+    struct other *o = other_count ? &others[input_byte(&in) % other_count] : NULL;
+    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
+    case CALLED_BY: call(); break;
+    case GOES_ON:
+    case GOES_ON_TOO:
+        if (o) go_on(o);
+        break;
+    case SAYS_BYTES:
+        if (o) say_bytes(o);
+        break;
+    case HANGS_UP:
+        if (o) hang_up(o);
+        break;
+    case POST_SEND: rank_post(r, &in, true); break;
+    case POLL: router_poll(r->router); break;
+    case TIME_PASSES: pretended_ns += (int64_t)input_byte(&in) << 25; break;
+    case STEPS_THERE_ARE: break;
+    }
+    router_poll(r->router);
+}
+/* It speaks for a process only if that has proved so. */
+static void check(void)
+{
+    for (struct endpoint *e = fabric.endpoints; e; e = e->next) {
+        bool known = false;
+        for (int k = 1; k < PROCESSES; k++) known |= memcmp(e->process, fuzz_process[k], sizeof e->process) == 0;
+        FUZZ_CHECK(known);
+    }
+}
+int LLVMFuzzerInitialize(int *count, char ***arguments)
+{
+    static const unsigned char bytes[KEY_BYTES] = "the key of the group";
+    (void)count;
+    (void)arguments;
+    FUZZ_CHECK(key_add(bytes, &key) == TUTTI_OK);
+    fabric = (struct fabric)FABRIC(&tcp_operations);
+    FUZZ_CHECK(tcp_operations.start(&fabric, &(struct fabric_place){ .pretended = true }) == TUTTI_OK);
+    return 0;
+}
+static void forget(void)
+{
+    struct sockets *s = sockets_of(&fabric);
+    uint64_t ignored;
+    for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
+    endpoints_free(&fabric);
+    pending_drop_all(&fabric);
+    flights_free(&fabric);
+    while (waiting_count) close(waiting[--waiting_count]);
+    for (int i = 0; i < other_count; i++) hang_up(&others[i]);
+    other_count = 0;
+    fabric.past.count = 0;
+    fabric.restless = false;
+    s->ids = s->looks = 0;
+    s->calls = 0;
+    s->deaf_ms = 0;
+    s->busy = NULL;
+    (void)!read(listener, &ignored, sizeof ignored);
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct fuzz_rank rank;
+    in = (struct input){ data, size };
+    rank_init(&rank, &fabric);
+    ((struct port *)rank.router->network)->ground.key = key;
+    for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
+    check();
+    rank_finish(&rank);
+    forget();
+    return 0;
+}

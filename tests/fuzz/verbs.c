@@ -1,0 +1,292 @@
+/* Datagrams by which two processes find each other over RDMA, and what the other has written into the box of a
+   connection when a completion tells of it. The device is the fuzzer's: it takes requests or refuses them, and
+   nothing leaves. */
+#include "backend/transports/verbs/verbs.h"
+#include "backend/base/memory.h"
+#include "backend/transports/verbs/nic.h"
+#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/rank.h"
+#include <endian.h>
+#include <errno.h>
+
+enum { STEPS = 40, PAIRS = 1 << 12, ROUTE_BYTES = 40, SLOT_BYTES = 256, WRITTEN_MOST = 512 };
+enum step { HELLO_COMES, HELLO_COMES_TOO, WRITTEN, WRITTEN_TOO, ENDED, RECEIVE, SEND, POLL, GREET, STEPS_THERE_ARE };
+/* As greeting.c has it; a change there makes this target find less, not something wrong. */
+struct hello {
+    char magic[8];
+    unsigned char from[16], to[16];
+    struct card card;
+    uint64_t number, theirs, box;
+    uint32_t box_key, psn, stage, lane_count;
+    struct card lanes[RAILS_MOST];
+};
+
+static struct input in;
+static struct nic nic;
+static struct devices devices;
+static struct ibv_context context;
+static struct ibv_qp pairs[PAIRS];
+static uint32_t pairs_made;
+
+/* ---- the device ---- */
+static int refuses(void) { return input_byte(&in) == 255 ? EINVAL : 0; }
+static struct ibv_mr region;
+static struct ibv_mr *reg_mr(struct ibv_pd *domain, void *at, size_t bytes, int access)
+{
+    (void)domain;
+    (void)access;
+    return at && bytes && !refuses() ? &region : NULL;
+}
+static int dereg_mr(struct ibv_mr *which) { return which != &region; }
+static struct ibv_qp *create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *how)
+{
+    (void)domain;
+    (void)how;
+    if (pairs_made + 1 >= PAIRS || refuses()) return NULL;
+    struct ibv_qp *pair = &pairs[++pairs_made];
+    *pair = (struct ibv_qp){ .context = &context, .qp_num = pairs_made };
+    return pair;
+}
+static int modify_qp(struct ibv_qp *pair, struct ibv_qp_attr *how, int mask)
+{
+    return !pair || !how || !mask || refuses();
+}
+static int destroy_qp(struct ibv_qp *pair) { return !pair; }
+static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *how)
+{
+    static struct ibv_ah address;
+    (void)domain;
+    return how && !refuses() ? &address : NULL;
+}
+static int destroy_ah(struct ibv_ah *address) { return !address; }
+static int resize_cq(struct ibv_cq *queue, int entries) { return !queue || !entries; }
+static const char *status_text(enum ibv_wc_status status) { return status ? "failed" : "fine"; }
+/* What a device would read must be there. */
+static int post_send(struct ibv_qp *pair, struct ibv_send_wr *list, struct ibv_send_wr **bad)
+{
+    FUZZ_CHECK(pair && bad);
+    for (const struct ibv_send_wr *r = list; r; r = r->next) {
+        const volatile unsigned char *at = (const unsigned char *)(uintptr_t)r->sg_list->addr;
+        if (r->sg_list->length) (void)(at[0] + at[r->sg_list->length - 1]);
+    }
+    return refuses();
+}
+static int post_recv(struct ibv_qp *pair, struct ibv_recv_wr *list, struct ibv_recv_wr **bad)
+{
+    return !pair || !list || !bad;
+}
+static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *list, struct ibv_recv_wr **bad)
+{
+    return !queue || !list || !bad;
+}
+static struct ibv_wc coming[8];
+static int coming_count;
+static int poll_cq(struct ibv_cq *queue, int most, struct ibv_wc *out)
+{
+    int count = coming_count;
+    FUZZ_CHECK(queue && most >= count);
+    memcpy(out, coming, (size_t)count * sizeof *out);
+    coming_count = 0;
+    return count;
+}
+/* ---- in place of registration.c: all memory is known to the device ---- */
+tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
+{
+    (void)domain;
+    (void)limits;
+    *out = NULL;
+    return TUTTI_OK;
+}
+void registration_destroy(struct registration *r) { (void)r; }
+tutti_status registration_take(struct registration *r, const void *at, size_t bytes, bool writes,
+    struct registered *out)
+{
+    (void)r;
+    const volatile unsigned char *memory = at;
+    if (bytes) (void)(memory[0] + memory[bytes - 1] + writes);
+    if (refuses()) return TUTTI_NO_MEMORY;
+    *out = (struct registered){ .region = &region };
+    return TUTTI_OK;
+}
+tutti_status registration_keep(struct registration *r, void *at, size_t bytes, int access, struct registered *out)
+{
+    return registration_take(r, at, bytes, access, out);
+}
+tutti_status registration_of_dmabuf(struct registration *r, int descriptor, uint64_t offset, size_t bytes,
+    uint64_t iova, struct registered *out)
+{
+    (void)r;
+    (void)out;
+    return descriptor || offset || bytes || iova ? TUTTI_UNSUPPORTED : TUTTI_SYSTEM;
+}
+void registration_give(struct registration *r, const struct registered *registered)
+{
+    (void)r;
+    FUZZ_CHECK(registered->region == &region);
+}
+void registration_sweep(struct registration *r) { (void)r; }
+bool registration_keeps(const struct registration *r) { return r; }
+struct registration_counts registration_count(struct registration *r)
+{
+    (void)r;
+    return (struct registration_counts){ 0 };
+}
+
+/* ---- what comes ---- */
+static void push(struct ibv_wc wc)
+{
+    if (coming_count < 8) coming[coming_count++] = wc;
+}
+static struct verbs_endpoint *some_endpoint(void)
+{
+    struct endpoint *e = verbs_fabric.endpoints;
+    for (int n = input_byte(&in) % 4; e && e->next && n > 0; n--) e = e->next;
+    return e ? verbs_of(e) : NULL;
+}
+static void hello_comes(void)
+{
+    const unsigned char *process = fuzz_process[input_byte(&in) % PROCESSES];
+    const struct endpoint *known = endpoint_find(&verbs_fabric, process);
+    struct hello h = { .magic = "tutti 2", .number = 1 + input_byte(&in) / 128 };
+    unsigned slot = input_byte(&in) % (GREETING_SLOTS / 32);
+    memcpy(h.from, process, sizeof h.from);
+    memcpy(h.to, verbs_fabric.process, sizeof h.to);
+    h.lane_count = input_byte(&in) % 8 ? 1 : (uint32_t)(int8_t)input_byte(&in);
+    h.stage = input_byte(&in) % 8 ? 0 : input_byte(&in) % 4;
+    if (known && input_byte(&in) % 4) h.theirs = ((const struct verbs_endpoint *)known)->number;
+    for (int changes = input_byte(&in) / 250; changes > 0; changes--) {
+        size_t at = input_byte(&in) % sizeof h;
+        ((unsigned char *)&h)[at] = input_byte(&in);
+    }
+    memcpy(nic.greeter.memory + slot * SLOT_BYTES + ROUTE_BYTES, &h, sizeof h);
+    uint32_t bytes = (uint32_t)(ROUTE_BYTES + sizeof h - (input_byte(&in) == 255));
+    push((struct ibv_wc){
+        .wr_id = slot, .byte_len = bytes, .qp_num = nic.greeter.pair->qp_num, .opcode = IBV_WC_RECV });
+}
+/* Near to what is written behind what was heard last. */
+static void written_comes(struct fuzz_rank *r)
+{
+    struct verbs_endpoint *e = some_endpoint();
+    if (!e || !e->lanes[0].pair) return;
+    unsigned char message[WRITTEN_MOST];
+    struct header header = rank_header(r, &in);
+    struct prefix prefix = { .heard = e->box.written, .what = input_byte(&in) % 8 };
+    if (prefix.what > GOODBYE + 1) prefix.what = header.id ? OFFER : EAGER;
+    size_t bytes = sizeof prefix;
+    uint64_t begin = e->box.heard;
+    if (input_byte(&in) % 16 == 0) begin = input_byte(&in) << 10;
+    struct offer offer = { .at = 64, .bytes = header.bytes, .id = input_byte(&in) % 4 };
+    memcpy(message + bytes, &header, sizeof header);
+    if (prefix.what <= OFFER) bytes += sizeof header;
+    memcpy(message + bytes, &offer, sizeof offer);
+    if (prefix.what == OFFER) bytes += sizeof offer;
+    if (prefix.what == DONE) bytes += sizeof offer.id;
+    if (prefix.what == EAGER) {
+        size_t data = header.bytes < 256 ? (size_t)header.bytes : 255;
+        memset(message + bytes, 7, data);
+        bytes += data;
+    }
+    prefix.bytes = (uint32_t)(bytes - sizeof prefix);
+    prefix.position = begin + size_round_up(bytes, BOX_GRAIN);
+    for (int changes = input_byte(&in) / 250; changes > 0; changes--) {
+        size_t at = input_byte(&in) % sizeof prefix;
+        ((unsigned char *)&prefix)[at] = input_byte(&in);
+    }
+    memcpy(message, &prefix, sizeof prefix);
+    size_t offset = begin % BOX_BYTES, room = BOX_BYTES - offset;
+    memcpy(e->box.in + offset, message, bytes < room ? bytes : room);
+    uint32_t grain = (uint32_t)(offset / BOX_GRAIN);
+    if (input_byte(&in) == 255) grain = (uint32_t)input_number(&in);
+    push((struct ibv_wc){ .imm_data = htobe32(grain),
+        .byte_len = (uint32_t)bytes,
+        .qp_num = e->lanes[0].pair->qp_num,
+        .opcode = IBV_WC_RECV_RDMA_WITH_IMM });
+}
+/* A work request of ours is over; those before it, too. */
+static void ended_comes(void)
+{
+    struct verbs_endpoint *e = some_endpoint();
+    if (!e || !e->lanes[0].pair || e->lanes[0].begun == e->lanes[0].ended) return;
+    push((struct ibv_wc){ .wr_id = e->number << 32 | (e->lanes[0].begun - 1),
+        .qp_num = e->lanes[0].pair->qp_num,
+        .status = input_byte(&in) % 16 ? IBV_WC_SUCCESS : IBV_WC_RETRY_EXC_ERR,
+        .opcode = IBV_WC_RDMA_WRITE });
+}
+static void take_step(struct fuzz_rank *r)
+{
+    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
+    case HELLO_COMES:
+    case HELLO_COMES_TOO: hello_comes(); break;
+    case WRITTEN:
+    case WRITTEN_TOO: written_comes(r); break;
+    case ENDED: ended_comes(); break;
+    case RECEIVE: rank_post(r, &in, false); break;
+    case SEND: rank_post(r, &in, true); break;
+    case POLL: router_poll(r->router); break;
+    case GREET: pretended_ns += (int64_t)input_byte(&in) << 23; break;
+    case STEPS_THERE_ARE: break;
+    }
+    router_poll(r->router);
+}
+
+/* ---- from beginning to end ---- */
+int LLVMFuzzerInitialize(int *count, char ***arguments)
+{
+    (void)count;
+    (void)arguments;
+    verbs.ibv_reg_mr = reg_mr;
+    verbs.ibv_dereg_mr = dereg_mr;
+    verbs.ibv_create_qp = create_qp;
+    verbs.ibv_modify_qp = modify_qp;
+    verbs.ibv_destroy_qp = destroy_qp;
+    verbs.ibv_create_ah = create_ah;
+    verbs.ibv_destroy_ah = destroy_ah;
+    verbs.ibv_resize_cq = resize_cq;
+    verbs.ibv_wc_status_str = status_text;
+    context.ops.post_send = post_send;
+    context.ops.post_recv = post_recv;
+    context.ops.post_srq_recv = post_srq_recv;
+    context.ops.poll_cq = poll_cq;
+    return 0;
+}
+static void begin(struct fabric *fabric)
+{
+    static struct ibv_pd domain = { .context = &context };
+    static struct ibv_cq completions = { .context = &context, .cqe = 1 << 20 };
+    static struct ibv_srq receives = { .context = &context };
+    devices.count = 1;
+    devices.ports[0] = (struct device_port){ .name = "fuzzed:1", .context = &context, .number = 1 };
+    devices.ports[0].mtu = IBV_MTU_4096;
+    devices.ports[0].message_bytes = 1 << 30;
+    nic = (struct nic){ .devices = &devices, .adapter_count = 1, .rail_count = 1, .receives = &receives };
+    nic.adapters[0] = (struct adapter){ .port = devices.ports, .domain = &domain, .completions = &completions };
+    nic.adapters[0].about.max_cqe = 1 << 20;
+    nic.rails[0] = (struct rail){ devices.ports, nic.adapters };
+    pairs_made = 0;
+    coming_count = 0;
+    struct input later = in;
+    in.left = 0;
+    FUZZ_CHECK(greeter_init(&nic) == TUTTI_OK);
+    in = later;
+    fabric->own = &nic;
+    fabric->card_bytes = sizeof(struct card);
+}
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct fabric *fabric = &verbs_fabric;
+    struct fuzz_rank rank;
+    in = (struct input){ data, size };
+    *fabric = (struct fabric)FABRIC(&verbs_operations);
+    begin(fabric);
+    rank_init(&rank, fabric);
+    for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
+    rank_finish(&rank);
+    pthread_mutex_lock(&fabric->lock);
+    for (struct endpoint *e = fabric->endpoints; e; e = e->next) endpoint_fail(fabric, verbs_of(e), "the end");
+    for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
+    endpoints_destroy(fabric);
+    greeter_finish(&nic);
+    flights_free(fabric);
+    pthread_mutex_unlock(&fabric->lock);
+    return 0;
+}

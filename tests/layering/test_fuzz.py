@@ -1,0 +1,33 @@
+"""Each fuzz target has a row in their README and something to begin with, and script/fuzz knows it."""
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests/fuzz"
+TARGETS = sorted(path.stem for path in FOLDER.glob("*.c"))
+MOST_FILES, MOST_BYTES = 64, 4096
+
+
+def test_readme_has_each_target():
+    rows = re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert rows == TARGETS
+
+
+def test_each_has_a_small_corpus():
+    assert sorted(folder.name for folder in (FOLDER / "corpus").iterdir()) == TARGETS
+    for name in TARGETS:
+        files = list((FOLDER / "corpus" / name).iterdir())
+        assert 1 <= len(files) <= MOST_FILES, name
+        assert all(file.stat().st_size <= MOST_BYTES for file in files), name
+
+
+def test_unknown_target_is_refused():
+    said = subprocess.run([ROOT / "script/fuzz", "nothing"], capture_output=True, text=True)
+    assert said.returncode == 1
+    assert f"no target is called nothing; there are {' '.join(TARGETS)}" in said.stderr
+
+
+def test_seconds_are_a_number():
+    said = subprocess.run([ROOT / "script/fuzz", TARGETS[0], "soon"], capture_output=True, text=True)
+    assert said.returncode == 1 and "soon is no number of them" in said.stderr
