@@ -1,10 +1,11 @@
-"""A job on three hosts that are namespaces, beside a stranger on a fourth (stranger.py): jobs come together, compute and
-end, again and again, while it attacks. Every result must be right, no rank may fail, and the stranger must learn nothing.
+"""A job on three hosts that are namespaces, beside a stranger on a fourth (stranger.py): jobs come together, compute
+and end, again and again, while it attacks. Every result must be right, no rank may fail, and the stranger must learn
+nothing.
 
     python tests/faults/stranger_storm.py --seconds 600
 
-Prints how many operations there were, and how long the longest of them and the longest joining took: these are judged by
-whoever runs it, as a busy machine has others in between. Needs what script/hosts needs.
+Prints how many operations there were, and how long the longest of them and the longest joining took: these are for the
+reader to judge, as a busy machine has others in between. Needs what script/hosts needs.
 """
 import argparse
 import json

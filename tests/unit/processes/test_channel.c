@@ -344,9 +344,9 @@ static void test_a_forked_child_starts_anew(void **state)
     world_run(1, forks, 0);
 }
 /* ---- in the name of another ---- */
-/* 2 is connected with 0, and no rank of the group: what it sends in the name of rank 1 is not delivered, whether it says
-   that it passes it on or not, and its own connection ends; that of rank 1 does not. The same if the group's channel
-   opens later. */
+/* 2 is connected with 0, and no rank of the group: what it sends in the name of rank 1 is not delivered, whether it
+   says that it passes it on or not, and its own connection ends; that of rank 1 does not. The same if the group's
+   channel opens later. */
 static bool early;
 static void send_as_another(void)
 {
