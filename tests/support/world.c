@@ -25,7 +25,7 @@ void world_fail(const char *text, const char *file, int line)
 }
 
 /* ---- store ---- */
-enum { MOST_LEFT_BYTES = 512 };
+enum { MOST_LEFT_BYTES = 512, BUSY = 10 };
 struct entry { char key[64]; size_t bytes; void *value; struct entry *next; };
 struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *first; };
 
@@ -200,7 +200,7 @@ void world_threads_on(const char *hosts, int size, const tutti_config *options, 
 static void process_main(int rank, int size, tutti_unique_id id, int seconds, rank_function *body, void *context)
 {
     struct rank me = { NULL, rank, size, context, NULL };
-    alarm((unsigned)seconds);
+    alarm((unsigned)(BUSY * seconds));
     REQUIRE(tutti_comm_init_rank(&me.comm, size, id, rank) == TUTTI_OK);
     body(&me);
     REQUIRE(tutti_comm_destroy(me.comm) == TUTTI_OK);

@@ -14,7 +14,8 @@ void world_threads(int size, const tutti_config *options, rank_function *body, v
    inproc, delayed (up to WORLD_DELAY_US microseconds) and reordered (from WORLD_SEED), and world_processes does
    nothing. WORLD_HOSTS=n pretends hosts where the test pretends none; WORLD_TESTS: cmocka's filter of tests. */
 /* Runs `body` in `size` forked processes that find each other by a unique id. Returns the number that did not exit with
-   0. A process that hangs is killed after seconds. */
+   0. A process that hangs is killed: `seconds` are enough for one that does not, where nothing else runs, and it has
+   ten times as many. */
 int world_processes(int size, int seconds, rank_function *body, void *context);
 /* In a rank's body: ends a forked rank's process as failed, with a text; in a thread aborts the test program. */
 _Noreturn void world_fail(const char *text, const char *file, int line);

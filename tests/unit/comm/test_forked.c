@@ -123,7 +123,7 @@ static void make_its_own(tutti_queue *of_parent)
 struct family { tutti_comm *comm, *part; tutti_request *over, *open; tutti_queue *queue; float *shared; bool grouped; };
 static void child_main(struct family *f)
 {
-    alarm(30);
+    alarm(600);
     REQUIRE(shared_mappings() == 1);                    /* a private view of its parent's block */
     if (f->grouped) TOLD(tutti_group_end());
     call_all_of_a_communicator(f->comm);

@@ -189,7 +189,7 @@ static int join_with_slots(int rank, tutti_unique_id id)
 {
     tutti_comm *comm;
     int32_t data = 1;
-    alarm(20);
+    alarm(600);
     setenv("TUTTI_SLOTS", rank ? "2" : "3", 1);
     REQUIRE(tutti_comm_init_rank(&comm, 2, id, rank) == TUTTI_OK);
     REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_MISMATCH);

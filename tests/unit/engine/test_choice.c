@@ -335,7 +335,7 @@ static void join_believing(int rank, tutti_unique_id id, const char *folder)
 {
     char identity[IDENTITY_BYTES], mine[80];
     tutti_comm *comm, *other;
-    alarm(60);
+    alarm(600);
     snprintf(mine, sizeof mine, "%s/%d", folder, rank);
     setenv("TUTTI_CACHE", mine, 1);
     settings_reload();

@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { SECONDS = 100, LARGE = 300000, ROUNDS = 3 };
+enum { SECONDS = 600, LARGE = 300000, ROUNDS = 3 };
 static struct inproc_options options;
 static tutti_status join_inproc(struct router *router) { return inproc_join(&options, router); }
 static void go_over(const struct inproc_options *wanted)

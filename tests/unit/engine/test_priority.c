@@ -123,7 +123,7 @@ static void each_wants_another(struct rank *me)
 }
 static void with_tiles(const char *bytes, int64_t moment_ns)
 {
-    alarm(100);
+    alarm(600);
     setenv("TUTTI_TILE_BYTES", bytes, 1);
     atomic_store(&precedence_moment_ns, moment_ns);
 }

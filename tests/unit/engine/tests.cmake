@@ -10,7 +10,7 @@ if(NOT TUTTI_SANITIZE)                                                 # the san
 endif()
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   add_test(NAME test_properties_of_processes COMMAND test_properties --processes 1 --cases 600)
-  set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT 300
+  set_tests_properties(test_properties_of_processes PROPERTIES TIMEOUT ${seconds}
     ENVIRONMENT "TUTTI_CACHE=${CMAKE_BINARY_DIR}/cache")
 endif()
 function(tutti_again name manner setting)

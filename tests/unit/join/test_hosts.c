@@ -167,7 +167,7 @@ static int joined_with(const char *const *hosts, int size, tutti_status status, 
         pid_t child = fork();
         if (child) continue;
         tutti_comm *comm;
-        alarm(60);
+        alarm(600);
         world_pretend(hosts[r]);
         bool fine = tutti_comm_init_rank(&comm, size, id, r) == status && strstr(tutti_get_last_error(), why);
         if (!fine) fprintf(stderr, "rank %d: %s\n", r, tutti_get_last_error());

@@ -319,7 +319,7 @@ static void test_what_is_no_block_is_not_mapped(void **state)
 static void child(unsigned char *small, unsigned char *large)
 {
     struct location location;
-    alarm(30);
+    alarm(600);
     bool fine = small[0] == 1 && large[MIB] == 2;
     small[0] = 10;
     large[MIB] = 20;

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-enum { MOST = 16, GENEROUS_MS = 5000, JOIN_MS = 20000, SKIPPED = 77 };
+enum { MOST = 16, GENEROUS_MS = 30000, JOIN_MS = 60000, SKIPPED = 77 };
 struct world {                                          /* shared by the processes of a test */
     unsigned char key[KEY_BYTES];                       /* of the group that they are */
     struct identity identity[MOST];

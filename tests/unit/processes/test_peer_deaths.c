@@ -21,7 +21,7 @@ static void leave_children(void)                                       /* that h
     pid_t forked = fork();
     if (forked == 0) { sleep_ms(4 * GENEROUS_MS); _exit(0); }
     pid_t executed = fork();
-    if (executed == 0) { execlp("sleep", "sleep", "20", (char *)NULL); _exit(1); }
+    if (executed == 0) { execlp("sleep", "sleep", "120", (char *)NULL); _exit(1); }
     world->orphans[0] = forked;
     world->orphans[1] = executed;
 }

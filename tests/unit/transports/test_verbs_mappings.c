@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { SECONDS = 60, SKIPPED = 77, PAGES = 16 };
+enum { SECONDS = 600, SKIPPED = 77, PAGES = 16 };
 static size_t page, bytes;
 static struct ear {
     struct mapping_listener listener;

@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-enum { SECONDS = 120, SKIPPED = 77, TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
+enum { SECONDS = 600, SKIPPED = 77, TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 
 /* ---- a device ---- */
 struct region {
