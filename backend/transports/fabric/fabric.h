@@ -73,7 +73,7 @@ struct flight {
     const char *why;                /* it has not landed well; NULL: it has */
     size_t bytes;                   /* that go over the network */
     int class;
-    struct flight *next, **at;      /* in owner->flights, then in owner->landed, then among the spare ones */
+    struct flight *next, **at; /* in owner->flights or among the orphans, in owner->landed, then among the spare ones */
     unsigned char *room;
 };
 /* A message that has come while its port did not poll, or before there was one. */
@@ -143,6 +143,7 @@ struct fabric {
     struct port *ports, *polling;
     struct past past;
     struct notes early; /* for communicators that are not there yet */
+    struct flight *orphans; /* under way, and nobody is interested any more */
     struct flight *spare[FLIGHT_CLASSES];
     struct tender tender;
     int armed;        /* ports that sleep */

@@ -47,8 +47,10 @@ void flight_remove(struct flight *f)
     f->at = NULL;
 }
 
+/* Of some a fabric may never tell that they have landed. */
 void flights_free(struct fabric *fabric)
 {
+    for (struct flight *f; (f = fabric->orphans) != NULL; flight_free(fabric, f)) flight_remove(f);
     for (int class = 0; class < FLIGHT_CLASSES; class++)
         for (struct flight *f; (f = fabric->spare[class]) != NULL; free(f)) fabric->spare[class] = f->next;
 }

@@ -271,7 +271,10 @@ static void fabric_lose(struct transport *t, int member, tutti_status status)
 }
 static void orphan_flights(struct port *p)
 {
-    for (struct flight *f; (f = p->flights) != NULL; f->owner = NULL) flight_remove(f);
+    for (struct flight *f; (f = p->flights) != NULL; f->owner = NULL) {
+        flight_remove(f);
+        flight_enlist(f, &p->fabric->orphans);
+    }
     for (struct flight *f; (f = p->landed) != NULL; flight_free(p->fabric, f)) flight_remove(f);
 }
 static void note_closed(const struct port *p)

@@ -12,6 +12,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
+#include "backend/transports/fabric/port.h"
 #include "backend/transports/ucx/worker.h"
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +81,9 @@ static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx 
     f->endpoint = &e->base;
     f->bytes = bytes;
     if (bytes) memcpy(f->room, data, bytes);
+    flight_enlist(f, &fabric->orphans); /* before: it may land within */
     if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
+    flight_remove(f);
     bool sent = !f->why;
     if (sent) ucx_said(fabric, f);
     flight_free(fabric, f);

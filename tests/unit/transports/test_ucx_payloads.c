@@ -2,6 +2,7 @@
    end knows. And what UCX ends late, after its connection was closed, touches nothing that is no more. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/transports/fabric/port.h"
 #include "backend/transports/ucx/worker.h"
 #include "tests/unit/transports/ranks_fabric.h"
 #include <setjmp.h>
@@ -11,7 +12,6 @@
 
 #include <cmocka.h>
 
-enum { LARGE = 200000 };
 static const unsigned char mine[16] = { 1 }, others[16] = { 2 };
 static unsigned char card[FABRIC_CARD_BYTES];
 static size_t card_bytes;
@@ -100,10 +100,21 @@ static void test_a_goodbye_is_of_its_connection(void **state)
 }
 
 /* ---- what ends late ---- */
-static __typeof__(ucx.ucp_ep_close_nbx) close_really;
-static __typeof__(ucx.ucp_worker_destroy) destroy_really;
+enum { MANY = 200, BYTES = 60000 };
+static struct ucx_calls real;
 static ucp_ep_h left[4];
-static int left_count;
+static int left_count, ended_late;
+static int count_orphans(void)
+{
+    int count = 0;
+    for (const struct flight *f = ucx_fabric.orphans; f; f = f->next) count++;
+    return count;
+}
+static unsigned no_progress(ucp_worker_h ucp)
+{
+    (void)ucp;
+    return 0;
+}
 static ucs_status_ptr_t close_later(ucp_ep_h ep, const ucp_request_param_t *parameters)
 {
     (void)parameters;
@@ -114,18 +125,19 @@ static ucs_status_ptr_t close_later(ucp_ep_h ep, const ucp_request_param_t *para
 static void destroy_with_all(ucp_worker_h ucp)
 {
     const ucp_request_param_t by_force = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
+    int before = count_orphans();
     for (int i = 0; i < left_count; i++) {
-        ucs_status_ptr_t request = close_really(left[i], &by_force);
-        while (UCS_PTR_IS_PTR(request) && ucx.ucp_request_check_status(request) == UCS_INPROGRESS)
-            ucx.ucp_worker_progress(ucp);
-        if (UCS_PTR_IS_PTR(request)) ucx.ucp_request_free(request);
+        ucs_status_ptr_t request = real.ucp_ep_close_nbx(left[i], &by_force);
+        while (UCS_PTR_IS_PTR(request) && real.ucp_request_check_status(request) == UCS_INPROGRESS)
+            real.ucp_worker_progress(ucp);
+        if (UCS_PTR_IS_PTR(request)) real.ucp_request_free(request);
     }
-    destroy_really(ucp);
+    real.ucp_worker_destroy(ucp);
+    ended_late = before - count_orphans();
 }
 static void test_what_ends_after_the_endpoints(void **state)
 {
     struct ucx_endpoint *e = connect_to(mine);
-    static unsigned char data[LARGE];
     (void)state;
     for (bool open = false; !open;) {
         pthread_mutex_lock(&ucx_fabric.lock);
@@ -133,20 +145,25 @@ static void test_what_ends_after_the_endpoints(void **state)
         pthread_mutex_unlock(&ucx_fabric.lock);
     }
     pthread_mutex_lock(&ucx_fabric.lock);
-    struct flight *f = flight_new(&ucx_fabric, 0);
-    f->header = (struct header){ .comm = 5, .bytes = LARGE, .id = 1 };
-    f->endpoint = &e->base;
-    f->bytes = LARGE;
-    assert_true(ucx_send(&ucx_fabric, f, data, true));
-    close_really = ucx.ucp_ep_close_nbx;
-    destroy_really = ucx.ucp_worker_destroy;
+    real = ucx;
+    ucx.ucp_worker_progress = no_progress;
     ucx.ucp_ep_close_nbx = close_later;
     ucx.ucp_worker_destroy = destroy_with_all;
+    for (int i = 0; i < MANY; i++) {
+        struct flight *f = flight_new(&ucx_fabric, BYTES);
+        memset(f->room, 0, BYTES);
+        f->header = (struct header){ .comm = 5, .bytes = BYTES };
+        f->endpoint = &e->base;
+        f->bytes = BYTES;
+        flight_enlist(f, &ucx_fabric.orphans);
+        if (ucx_send(&ucx_fabric, f, NULL, false)) continue;
+        flight_remove(f);
+        flight_free(&ucx_fabric, f);
+    }
     pthread_mutex_unlock(&ucx_fabric.lock);
     fabric_close(&ucx_fabric);
-    assert_true(left_count > 0);
-    ucx.ucp_ep_close_nbx = close_really;
-    ucx.ucp_worker_destroy = destroy_really;
+    assert_true(left_count > 0 && ended_late > 0);
+    ucx = real;
 }
 int main(void)
 {
