@@ -41,7 +41,7 @@ void device_raise(struct device *d, enum ibv_event_type type)
 /* Each address as RoCE v1 and v2: fe80::1, 10.0.0.1 and fd00::1 of the first device, and so on. */
 static void device_reset(struct device *d)
 {
-    static const char *const texts[] = { "fe80::%d", "::ffff:10.0.0.%d", "fd00::%d" };
+    static const char *const networks[] = { "fe80::", "::ffff:10.0.0.", "fd00::" };
     memset(d->gids, 0, sizeof d->gids);
     for (uint32_t i = 0; i < FAKE_GIDS; i++)
         d->gids[i] = (struct ibv_gid_entry){ .gid_index = i,
@@ -50,7 +50,7 @@ static void device_reset(struct device *d)
             .gid_type = i % 2 ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_ROCE_V1 };
     for (int i = 0; i < 6; i++) {
         char text[64];
-        snprintf(text, sizeof text, texts[i / 2], d->index + 1);
+        snprintf(text, sizeof text, "%s%d", networks[i / 2], d->index + 1);
         inet_pton(AF_INET6, text, &d->gids[i].gid);
     }
     d->up = true;
