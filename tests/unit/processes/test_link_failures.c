@@ -130,10 +130,13 @@ static void test_who_is_stopped_is_not_lost(void **state)
 }
 
 /* ---- its host vanishes ---- */
-static bool run(const char *format, int number)
+__attribute__((format(printf, 1, 2))) static bool run(const char *format, ...)
 {
     char command[300];
-    snprintf(command, sizeof command, format, number);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(command, sizeof command, format, arguments);
+    va_end(arguments);
     return system(command) == 0;
 }
 /* Who says something to a socket that has died is told why once, then that it is broken: before its end is read. */
