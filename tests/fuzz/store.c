@@ -9,6 +9,7 @@ enum { SIZE = 3, TIMEOUT_MS = 10 };
 enum answer { ABSENT, ABSENT_TOO, RECORD, VERDICT, TABLE, FORMED, BYTES, LARGER, BROKEN, ANSWERS };
 
 static struct member mine;
+static struct statement said;                          /* as rank 0 puts it, or a rank that was told otherwise */
 static struct {
     struct verdict verdict;
     struct member table[SIZE];
@@ -40,7 +41,9 @@ static tutti_status get(void *context, const char *key, void *value, size_t capa
     enum answer answer = input_byte(in) % ANSWERS;
     size_t raw = ((size_t)input_byte(in) << 8 | input_byte(in)) % (sizeof table + 16);
     switch (answer) {
-    case RECORD: return give(in, &mine, sizeof mine, value, capacity, bytes);
+    case RECORD:
+        if (!strcmp(key, "r0") || strstr(key, "/other")) return give(in, &said, sizeof said, value, capacity, bytes);
+        return give(in, &mine, sizeof mine, value, capacity, bytes);
     case VERDICT: return give(in, &table.verdict, sizeof table.verdict, value, capacity, bytes);
     case TABLE: return give(in, &table, sizeof table, value, capacity, bytes);
     case FORMED: return give(in, &table, FORMED_BYTES, value, capacity, bytes);
@@ -78,9 +81,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mine.identity.pid = 1;
     mine.token[0] = config.rank == 0;
     mine.status = input_byte(&in) % 4 ? TUTTI_OK : TUTTI_SYSTEM;
+    said = (struct statement){ .member = mine, .terms = { .digest = mine.terms, .name = "group", .members = "0-2" } };
     announcement_decide((struct announcement *)&table, TUTTI_OK, SIZE);
     for (int r = 0; r < SIZE; r++) table.table[r] = mine;
-    tutti_status status = bootstrap_store(&config, &mine, clock_deadline(TIMEOUT_MS), found, &key);
+    tutti_status status = bootstrap_store(&config, &mine, &said.terms, clock_deadline(TIMEOUT_MS), found, &key);
     if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
     keys_forget();
     return 0;

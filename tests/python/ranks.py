@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-LIMIT_S = 150                                             # then a rank hangs, however busy the machine is
+LIMIT_S = 60                                              # then a rank hangs
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch", *[f"torch.distributed.{name}" for name in (
     "checkpoint", "fsdp", "tensor.parallel", "pipelining")], "torch_tutti", "ranks"])

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
