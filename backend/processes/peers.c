@@ -8,6 +8,7 @@
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
+#include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
 #include "backend/memory/arena.h"
@@ -49,6 +50,7 @@ static void in_child(void)
 }
 static void prepare(void)
 {
+    settings_get();                                     /* they are read before a second thread may log */
     clock_condition_init(&registry.changed);
     arena_prepare();                                    /* the watch thread asks the arena, with our lock held */
     pthread_atfork(before_fork, in_parent, in_child);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     bool loaded;
-    size_t bytes;                                       /* 0: none */
+    _Atomic size_t bytes;                               /* 0: none. The watch thread asks while another one loads */
     unsigned char key[MOST_SECRET_BYTES];
 } secret;
 
@@ -64,7 +65,7 @@ tutti_status secret_load(void)
     const char *path = settings_get()->secret_file;
     tutti_status status = secret.loaded || !*path ? TUTTI_OK : read_file(path, &bytes);
     if (status == TUTTI_OK && !secret.loaded) {
-        secret.bytes = bytes;
+        atomic_store(&secret.bytes, bytes);
         secret.loaded = true;
     }
     pthread_mutex_unlock(&loading);
@@ -74,7 +75,7 @@ void secret_forget(void)
 {
     pthread_mutex_lock(&loading);
     explicit_bzero(secret.key, sizeof secret.key);
-    secret.bytes = 0;
+    atomic_store(&secret.bytes, 0);
     secret.loaded = false;
     pthread_mutex_unlock(&loading);
 }
@@ -83,9 +84,10 @@ void secret_after_fork(void)                            /* another thread of the
     loading = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     secret_forget();
 }
-bool secret_is_set(void) { return secret.bytes; }
+bool secret_is_set(void) { return atomic_load(&secret.bytes) != 0; }
 void secret_mix(const unsigned char key[SHA256_BYTES], unsigned char out[SHA256_BYTES])
 {
-    if (secret.bytes) hmac_sha256(secret.key, secret.bytes, key, SHA256_BYTES, out);
+    size_t bytes = atomic_load(&secret.bytes);
+    if (bytes) hmac_sha256(secret.key, bytes, key, SHA256_BYTES, out);
     else memcpy(out, key, SHA256_BYTES);
 }
