@@ -95,7 +95,7 @@ static tutti_comm *join(const c10::intrusive_ptr<c10d::Store> &store, int rank, 
     config.job_size = part ? job_size.load() : 0;
     config.job_rank = part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     const std::vector<int> compared(members.begin(), members.end());
-    config.members = static_cast<int>(members.size()) == size ? compared.data() : nullptr;
+    config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK) return comm;
@@ -197,6 +197,7 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     auto chosen = c10::dynamic_intrusive_pointer_cast<Options>(options);
     auto its = c10::make_intrusive<Options>(chosen ? *chosen : *options_);
     its->global_ranks_in_group.clear();
+    its->is_alone = ranks.size() == 1;
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
     return derived(options->group_name, store, [&]() -> BackendPointer {
         /* Other ranks may be making another part of that name just now, or have made one before: keys are of a list. */

@@ -20,6 +20,7 @@ struct Options final : c10d::Backend::Options {
     {}
     std::string algorithm;         /* "allreduce=ring,broadcast=chain"; "": the core chooses */
     bool blocking_futures = false; /* a future is handed out when it is complete */
+    bool is_alone = false;         /* a part of one rank that was split off: it has nobody to meet in the store */
 };
 
 /* Which call this is: for messages and profiles (title is "tutti:" and a name), and how it is to run. */
@@ -147,8 +148,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     void record(Operation &operation, const Call &call, Work &work, std::shared_ptr<torch::CapturedTraceback> stack);
     std::vector<uint64_t> members() const; /* ranks of the program */
     bool is_coalescing() const { return open_work(); }
-    Work *open_work() const;                   /* of what this thread coalesces, or null */
-    c10::intrusive_ptr<Work> take_work();      /* the same, and closes it */
+    Work *open_work() const; /* of what this thread coalesces, or null */
+    c10::intrusive_ptr<Work> take_work(); /* the same, and closes it */
     bool asks_for_work() const; /* this thread, or somebody who listens, needs more than a blocking call */
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
     int root_of(const Call &call, int64_t root) const; /* torch's roots have 64 bits, those of the core are ints */
