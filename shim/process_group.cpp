@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -200,11 +201,10 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
     its->is_alone = ranks.size() == 1;
     for (int rank : ranks) its->global_ranks_in_group.push_back(members()[static_cast<size_t>(rank)]);
     return derived(options->group_name, store, [&]() -> BackendPointer {
-        /* Other ranks may be making another part of that name just now, or have made one before: keys are of a list. */
-        uint64_t hash = 14695981039346656037u; /* FNV-1a */
-        for (int rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211u;
-        auto of_these =
-            c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-" + std::to_string(hash), store);
+        /* Other ranks may be making another part of that name, or have made one before: each list has its own keys. */
+        auto of_these = c10::make_intrusive<c10d::PrefixStore>(std::to_string(ranks[0]) + "-"
+                + std::to_string(c10::hash<std::vector<int>>()(ranks)),
+            store);
         return c10::make_intrusive<ProcessGroupTutti>(of_these, static_cast<int>(mine - ranks.begin()),
             static_cast<int>(ranks.size()), options->timeout, options->group_name, its);
     });
