@@ -10,18 +10,21 @@
 enum { MARGIN_MS = 1000 };                              /* so that rank 0 is the first to give up */
 static const uint32_t here_tag = UINT32_MAX - 1, all_here_tag = UINT32_MAX;
 
-static int64_t longer(int64_t timeout_ms) { return timeout_ms > INT64_MAX / 4 ? INT64_MAX / 2 : 2 * timeout_ms; }
-static tutti_status exchange(bool sends, int peer, uint32_t tag, int64_t timeout_ms, tutti_comm *comm)
+static int64_t timeout_lengthen(int64_t timeout_ms)
+{
+    return timeout_ms > INT64_MAX / 4 ? INT64_MAX / 2 : 2 * timeout_ms;
+}
+static tutti_status barrier_message(bool sends, int peer, uint32_t tag, int64_t timeout_ms, tutti_comm *comm)
 {
     unsigned char byte = 0;
     tutti_request request = { .struct_size = sizeof request, .timeout_ms = timeout_ms, .blocking = true };
     if (sends) return tutti_send(&byte, 1, TUTTI_UINT8, peer, tag, comm, &request);
     return tutti_recv(&byte, 1, TUTTI_UINT8, peer, tag, comm, &request);
 }
-static tutti_status come(tutti_comm *comm, int64_t timeout_ms)
+static tutti_status barrier_arrive(tutti_comm *comm, int64_t timeout_ms)
 {
-    TRY(exchange(true, 0, here_tag, timeout_ms, comm));
-    return exchange(false, 0, all_here_tag, longer(timeout_ms) + MARGIN_MS, comm);
+    TRY(barrier_message(true, 0, here_tag, timeout_ms, comm));
+    return barrier_message(false, 0, all_here_tag, timeout_lengthen(timeout_ms) + MARGIN_MS, comm);
 }
 
 /* ---- rank 0 ---- */
@@ -35,25 +38,25 @@ static tutti_status arrivals_init(struct arrivals *a, tutti_comm *comm)
 {
     size_t size = (size_t)comm->group.size;
     *a = (struct arrivals){ .comm = comm, .requests = memory_zeroed(size, sizeof *a->requests + 1) };
-    a->bytes = (unsigned char *)(a->requests + size);
     if (!a->requests) return status_refuse(TUTTI_NO_MEMORY, "no memory to wait for %zu ranks", size);
+    a->bytes = (unsigned char *)(a->requests + size);
     return tutti_queue_create(&a->queue);
 }
-static tutti_status start(struct arrivals *a, int64_t timeout_ms)
+static tutti_status arrivals_start(struct arrivals *a, int64_t timeout_ms)
 {
     for (int r = 1; r < a->comm->group.size; r++) {
         tutti_request *request = &a->requests[r];
         request->struct_size = sizeof *request;
-        request->timeout_ms = longer(timeout_ms) + 2 * MARGIN_MS;
+        request->timeout_ms = timeout_lengthen(timeout_ms) + 2 * MARGIN_MS;
         request->queue = a->queue;
         TRY(tutti_recv(&a->bytes[r], 1, TUTTI_UINT8, r, here_tag, a->comm, request));
     }
     return TUTTI_OK;
 }
-static tutti_status collect(struct arrivals *a, int64_t timeout_ms, bool *missing)
+static tutti_status arrivals_collect(struct arrivals *a, int64_t timeout_ms, bool *missing)
 {
     int64_t until = clock_deadline(timeout_ms);
-    TRY(start(a, timeout_ms));
+    TRY(arrivals_start(a, timeout_ms));
     for (;;) {
         tutti_request *came;
         int64_t left = until - clock_ms();
@@ -67,7 +70,7 @@ static tutti_status collect(struct arrivals *a, int64_t timeout_ms, bool *missin
     }
 }
 /* What ended otherwise than with all ranks there ends for all: no request stays behind. */
-static tutti_status give_up(struct arrivals *a, tutti_status status)
+static tutti_status arrivals_give_up(struct arrivals *a, tutti_status status)
 {
     char detail[STATUS_DETAIL_BYTES];
     tutti_request *ended = a->requests;
@@ -76,9 +79,9 @@ static tutti_status give_up(struct arrivals *a, tutti_status status)
     while (ended && tutti_queue_wait(a->queue, -1, &ended) == TUTTI_OK) continue;
     return status_repeat(status, detail);
 }
-static tutti_status release(tutti_comm *comm, int64_t timeout_ms)
+static tutti_status barrier_release(tutti_comm *comm, int64_t timeout_ms)
 {
-    for (int r = 1; r < comm->group.size; r++) TRY(exchange(true, r, all_here_tag, timeout_ms, comm));
+    for (int r = 1; r < comm->group.size; r++) TRY(barrier_message(true, r, all_here_tag, timeout_ms, comm));
     return TUTTI_OK;
 }
 static tutti_status await_all(tutti_comm *comm, int64_t timeout_ms, bool *missing)
@@ -87,12 +90,12 @@ static tutti_status await_all(tutti_comm *comm, int64_t timeout_ms, bool *missin
     for (int r = 0; r < comm->group.size; r++) missing[r] = r > 0;
     tutti_status status = arrivals_init(&a, comm);
     if (status == TUTTI_OK) {
-        status = collect(&a, timeout_ms, missing);
-        if (status != TUTTI_OK) status = give_up(&a, status);
+        status = arrivals_collect(&a, timeout_ms, missing);
+        if (status != TUTTI_OK) status = arrivals_give_up(&a, status);
     }
     tutti_queue_destroy(a.queue);
     free(a.requests);
-    return status == TUTTI_OK ? release(comm, timeout_ms) : status;
+    return status == TUTTI_OK ? barrier_release(comm, timeout_ms) : status;
 }
 tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout_ms, bool *missing)
 {
@@ -100,7 +103,7 @@ tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout_ms, bool 
     if (timeout_ms < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a monitored barrier needs a timeout of 1 ms or more, not %lld",
             (long long)timeout_ms);
-    if (comm->group.rank) return come(comm, timeout_ms);
+    if (comm->group.rank) return barrier_arrive(comm, timeout_ms);
     if (!missing) return status_refuse(TUTTI_INVALID_ARGUMENT, "rank 0 gives no room to tell who is missing");
     return await_all(comm, timeout_ms, missing);
 }

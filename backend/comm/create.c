@@ -50,12 +50,13 @@ static tutti_status introduce_host(const tutti_config *config, const tutti_uniqu
     TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
     return join_offer(id ? NULL : config->store_host, id != NULL, mine);
 }
-/* A group of one that is a part of a job says so, too: others may have been told that there are more. */
+/* A group of one rank that is a part of a job meets in the store, too: other ranks may have a longer list of
+   members. */
 static bool meets_in_store(const tutti_config *config, const tutti_unique_id *id)
 {
     return !id && (config->size > 1 || (config->members && config->store.put && config->store.get));
 }
-static tutti_status bootstrap(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
+static tutti_status comm_bootstrap(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
     int64_t deadline_ms)
 {
     struct member mine;
@@ -80,7 +81,7 @@ static tutti_status create(const tutti_config *config, const tutti_unique_id *id
     TRY(check_members(config));
     if (config->algorithm) TRY(status_as_refusal(algorithms_parse(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
-    TRY(bootstrap(config, id, comm, deadline_ms));
+    TRY(comm_bootstrap(config, id, comm, deadline_ms));
     TRY(join_members(comm, deadline_ms));
     if (meets_in_store(config, id) && g->rank == 0) bootstrap_shorten(config, &g->members[0]);
     if (config->job_size == 0 && !config->members) job_begin(&g->members[0]);

@@ -17,7 +17,7 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     int64_t deadline_ms, struct member *table, struct key_id *key);
 /* By rank 0 when all have joined, which they do with the table in hand: the store keeps its first bytes only. */
 void bootstrap_shorten(const tutti_config *config, const struct member *mine);
-/* What follows from a unique id: the name of rank 0's socket, of which 16 bytes count, and the key. */
+/* Derives the name of rank 0's socket (its first 16 bytes) and the key from a unique id. */
 void id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES]);
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct member *table, struct key_id *key);

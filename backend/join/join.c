@@ -96,7 +96,7 @@ tutti_status join_pretend(int rank, int size, struct member *out)
 tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
-    TRY(secret_load());
+    TRY(secret_load());                                 /* here, so that the others learn why this rank cannot join */
     out->fabrics = fabrics_parse(settings_get()->transport, NULL);
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);

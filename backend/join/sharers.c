@@ -22,7 +22,8 @@ tutti_status sharers_check(const struct group *group)
     if (!peers_have_given_up(table[0].token, &by)) return TUTTI_OK;
     for (int r = group->size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
-    if (!ranks) return TUTTI_OK;                        /* no process of the group says so */
+    /* A process outside the group has sent the notice. */
+    if (!ranks) return TUTTI_OK;
     return status_fail(TUTTI_PEER_LOST,
         "rank %d%s (process %llu on %.40s) could not join the group and has given up; its own error says why", rank,
         ranks > 1 ? " or another of its process" : "", (unsigned long long)by.pid, by.host);

@@ -131,7 +131,7 @@ void port_begin_met(struct port *p)
 }
 /* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. What is
    fetched, or has been, is not parked any more. */
-static void withdraw(struct port *p, const struct link *link, uint64_t id)
+static void parked_withdraw(struct port *p, const struct link *link, uint64_t id)
 {
     struct parked *parked = parked_find(p, link, id);
     if (!parked) return;
@@ -279,7 +279,7 @@ static inline void hear(struct port *p, struct link *link, struct endpoint *from
 {
     switch ((enum kind)h->kind) {
     case MESSAGE: hear_message(p, link, from, h, data); return;
-    case WITHDRAWN: withdraw(p, link, h->id); return;
+    case WITHDRAWN: parked_withdraw(p, link, h->id); return;
     case REFUSED: port_refused(p, h); return;
     default: return; /* credit has been taken */
     }
@@ -319,7 +319,8 @@ static const char *fault_of(const struct port *p, const struct endpoint *from, c
 _Static_assert(PARKED_MOST == 65536, "as the text says");
 /* At once, though its rank does not poll: where it lies, or that it lies nowhere any more, as its sender waits for
    that. false: there was no memory. */
-static bool take(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes, bool announced)
+static bool arrival_take(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
+    bool announced)
 {
     link->returned = h->returned;
     if (h->kind == WITHDRAWN) {
@@ -337,7 +338,7 @@ bool port_hear(struct port *p, struct endpoint *from, const struct header *h, vo
     if (fault) endpoint_note_faulty(p->fabric, from, fault);
     struct link *link = fault ? NULL : &p->links[h->from];
     if (!link || link->lost) return false;
-    if (!take(p, link, h, data, bytes, announced)) {
+    if (!arrival_take(p, link, h, data, bytes, announced)) {
         port_starve(p);
         return false;
     }

@@ -74,7 +74,7 @@ static bool go_on(struct fabric *fabric, bool all)
 bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
 static bool arm(struct fabric *fabric) { return !go_on(fabric, true) && !sockets_of(fabric)->busy; }
 
-static void address(const struct endpoint *e, char *out, size_t bytes)
+static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 {
     address_print(((const struct tcp_endpoint *)e)->handle.descriptor, out, bytes);
 }
@@ -124,5 +124,5 @@ const struct fabric_operations tcp_operations = { .name = "tcp",
     .progress = tcp_progress,
     .arm = arm,
     .disconnect = tcp_disconnect,
-    .address = address };
+    .address = endpoint_address };
 struct fabric tcp_fabric = FABRIC(&tcp_operations);

@@ -107,7 +107,7 @@ static bool arm(struct fabric *fabric)
     return !verbs_progress(fabric);
 }
 
-static void address(const struct endpoint *e, char *out, size_t bytes)
+static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 {
     const struct card *card = &((const struct verbs_endpoint *)e)->card;
     char gid[INET6_ADDRSTRLEN];
@@ -165,5 +165,5 @@ const struct fabric_operations verbs_operations = { .name = "verbs",
     .progress = verbs_progress,
     .arm = arm,
     .disconnect = verbs_disconnect,
-    .address = address };
+    .address = endpoint_address };
 struct fabric verbs_fabric = FABRIC(&verbs_operations);
