@@ -283,14 +283,14 @@ static tutti_status hear_verdict(int socket, const struct member *mine, int64_t 
     return TUTTI_OK;
 }
 /* Both have proved that they know the id: 0, or -errno. */
-static int prove(const struct meeting_point *point, const struct member *mine, int socket, int64_t deadline_ms)
+static int id_prove(const struct meeting_point *point, const struct member *mine, int socket, int64_t deadline_ms)
 {
     struct handshake h;
     int got;
     handshake_begin(&h, magic);
     while ((got = handshake_await_opening(&h, socket)) == 0)
         if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
-    if (got > 0) got = handshake_say_hello(&h, &mine->identity, point->name, &point->key, 0, false, socket);
+    if (got > 0) got = handshake_say_hello(&h, &mine->identity, point->name, &point->key, 0, socket);
     if (got < 0) return got;
     while ((got = handshake_await_answer(&h, socket)) == 0)
         if (!await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
@@ -307,7 +307,7 @@ static tutti_status id_follow(const struct meeting_point *point, int rank, const
             "rank 0 of %u has not joined %s within %lld ms; with a unique id all ranks must be on one host", mine->size,
             mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return explain(mine, socket);
-    int error = prove(point, mine, socket, deadline_ms);
+    int error = id_prove(point, mine, socket, deadline_ms);
     if (!error) error = send_all(socket, &say, sizeof say, deadline_ms);
     deadline_ms = deadline_later(deadline_ms, GRACE_MS);
     tutti_status status = error ? explain(mine, error) : hear_verdict(socket, mine, deadline_ms, found);

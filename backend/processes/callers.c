@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 
 enum { HELLO_MS = 2000, PROVED_MS = 10000, AT_ONCE = 64 };
 
@@ -89,30 +88,25 @@ static bool caller_hear(int index)                      /* false: it still says 
     else if (got > 0) caller_welcome(index);
     else if (got == -ECONNRESET) caller_drop(index, NULL); /* it has hung up: its own call, or another, stays */
     else {
-        if (got == -ENOKEY || got == -EKEYREJECTED) handshake_answer_hello(h, HANDSHAKE_REFUSED, 0, c->descriptor);
+        handshake_refuse(h, got, c->descriptor);
         caller_drop(index, handshake_refusal_text(h, got));
     }
     return true;
 }
 
 /* ---- coming and going ---- */
-/* Of IPv6 the network counts: a host has as many addresses of it as it likes. */
-static bool is_from_address(const struct caller *c, const struct contact *address)
+static int caller_find_superfluous(void)                /* -1: all have proved who they are */
 {
-    size_t bytes = address->family == AF_INET6 ? 8 : 4;
-    return c->from.family == address->family && memcmp(c->from.address, address->address, bytes) == 0;
-}
-/* The oldest caller without a proof of the address that has most of them; -1: all have proved who they are. */
-static int caller_find_superfluous(void)
-{
-    int most = 0, found = -1;
-    for (int i = 0; i < links.caller_count && links.caller_count - i > most; i++) {
-        int count = 0;
-        for (int k = i; k < links.caller_count && !links.callers[i].proved; k++)
-            count += !links.callers[k].proved && is_from_address(&links.callers[k], &links.callers[i].from);
-        if (count > most) most = count, found = i;
+    struct unproved list[MOST_CALLERS];
+    int index[MOST_CALLERS], count = 0;
+    for (int i = 0; i < links.caller_count; i++) {
+        const struct caller *c = &links.callers[i];
+        if (c->proved) continue;
+        list[count] = (struct unproved){ contact_network(&c->from), c->until_ms - HELLO_MS };
+        index[count++] = i;
     }
-    return found;
+    int found = unproved_find_superfluous(list, count);
+    return found < 0 ? -1 : index[found];
 }
 /* A caller may have said its hello meanwhile, if this process was stopped: it is heard before it goes. */
 static void make_room(void)

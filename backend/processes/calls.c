@@ -6,7 +6,6 @@
  * a second connection that could carry messages, and a process that was turned down calls again unless the link is open
  * by then. A process that is called opens the link only when the caller has confirmed: the caller may have given up. */
 #include "backend/base/clock.h"
-#include "backend/base/memory.h"
 #include "backend/processes/link.h"
 #include "backend/processes/tcp.h"
 #include <errno.h>
@@ -31,9 +30,9 @@ static void call_fail(struct peer *peer, int error)     /* may end it */
 static void call(struct peer *peer)
 {
     struct link *link = peer->link;
-    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
-    int descriptor = peer->handshake ? tcp_call(&link->at, &links.at) : -ENOMEM;
-    int error = descriptor < 0 ? descriptor : registry_poll(descriptor);
+    int error = peer_begin_handshake(peer, handshake_of_links);
+    int descriptor = error ? error : tcp_call(&link->at, &links.at);
+    error = descriptor < 0 ? descriptor : registry_poll(descriptor);
     peer->descriptor = descriptor < 0 ? -1 : descriptor;
     if (error) { call_fail(peer, error); return; }
     registry_poll_writing(descriptor, true);
@@ -55,13 +54,12 @@ static int call_advance(struct peer *peer)
     int got = handshake_await_opening(h, socket);
     if (got <= 0) return got;
     peer->link->stage = GREETING;
-    return handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, true, socket);
+    return handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, socket);
 }
 static int call_connected(struct peer *peer)            /* 0 or -errno */
 {
     struct link *link = peer->link;
     registry_poll_writing(peer->descriptor, false);
-    handshake_begin(peer->handshake, handshake_of_links);
     link->stage = CONNECTED;
     link->until_ms = clock_ms() + GREETING_MS;
     links_due(link->until_ms);

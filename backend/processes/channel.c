@@ -208,7 +208,7 @@ static bool is_authentic(const struct channel *c, const struct letter *letter)
     return false;
 }
 /* A process that sends in the name of another, or of a group that it does not belong to, loses its connection. */
-static void refuse(const struct letter *letter)
+static void letter_refuse(const struct letter *letter)
 {
     struct peer *near = registry_find(letter->via), *far = link_find(letter->via), *peer = near ? near : far;
     if (peer && registry.turned_away++ == 0)
@@ -227,14 +227,14 @@ static bool pass_on(struct letter *letter)              /* false: it is for a ch
     for (unsigned i = 0; !best && (c = closed(i)) != NULL; i++)
         if (is_nearer(c, parcel, best)) best = c, is_open = false;
     if (!best) return false;
-    if (!is_authentic(best, letter)) refuse(letter);
+    if (!is_authentic(best, letter)) letter_refuse(letter);
     else if (parcel->hops++ < routes_most_hops(best->routes)) route(best, is_open, parcel);
     return true;
 }
 static void deliver(struct letter *letter)
 {
     struct channel *c = find(&letter->parcel.to);
-    if (c && !is_authentic(c, letter)) { refuse(letter); return; }
+    if (c && !is_authentic(c, letter)) { letter_refuse(letter); return; }
     if (c && c->routes) routes_note_heard(c->routes, letter->parcel.from);
     if (c && !c->closing) call(c, &letter->parcel);
     else if (c || (c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);

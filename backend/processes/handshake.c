@@ -67,11 +67,16 @@ static struct transcript transcript_of(const struct handshake *h, enum handshake
     return t;
 }
 
-/* ---- the process that is called ---- */
-int handshake_open(struct handshake *h, const char magic[8], int socket)
+static void handshake_init(struct handshake *h, const char magic[8])
 {
     memset(h, 0, sizeof *h);
     memcpy(h->magic, magic, sizeof h->magic);
+}
+
+/* ---- the process that is called ---- */
+int handshake_open(struct handshake *h, const char magic[8], int socket)
+{
+    handshake_init(h, magic);
     h->opening.head = head_of(h, HANDSHAKE_OPENING);
     if (random_fill(h->opening.challenge, sizeof h->opening.challenge) != TUTTI_OK) return -EIO;
     return message_send(&h->opening, sizeof h->opening, socket);
@@ -103,8 +108,14 @@ int handshake_answer_hello(struct handshake *h, enum handshake_kind kind, uint64
 {
     struct transcript t = transcript_of(h, kind, number);
     h->answer = (struct handshake_answer){ .head = head_of(h, kind), .number = number };
-    if (kind != HANDSHAKE_REFUSED) proof_make(&h->key, &t, sizeof t, h->answer.proof);
+    proof_make(&h->key, &t, sizeof t, h->answer.proof);
     return message_send(&h->answer, sizeof h->answer, socket);
+}
+void handshake_refuse(struct handshake *h, int error, int socket)
+{
+    if (error != -ENOKEY && error != -EKEYREJECTED) return;
+    h->answer = (struct handshake_answer){ .head = head_of(h, HANDSHAKE_REFUSED) };
+    message_send(&h->answer, sizeof h->answer, socket);
 }
 int handshake_await_confirm(struct handshake *h, int socket)
 {
@@ -112,15 +123,30 @@ int handshake_await_confirm(struct handshake *h, int socket)
     return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
+int unproved_find_superfluous(const struct unproved *list, int count)
+{
+    int most = 0, found = -1;
+    for (int i = 0; i < count && count - i > most; i++) {
+        int of_network = 0, oldest = i;
+        for (int k = i; k < count; k++) {
+            if (list[k].network != list[i].network) continue;
+            of_network++;
+            if (list[k].since_ms < list[oldest].since_ms) oldest = k;
+        }
+        if (of_network > most) most = of_network, found = oldest;
+    }
+    return found;
+}
+
 /* ---- the caller ---- */
 void handshake_begin(struct handshake *h, const char magic[8])
 {
-    memset(h, 0, sizeof *h);
-    memcpy(h->magic, magic, sizeof h->magic);
+    handshake_init(h, magic);
     h->hello.head = head_of(h, HANDSHAKE_HELLO);
 }
 int handshake_announce(struct handshake *h, int socket)
 {
+    h->has_announced = true;
     return message_send(&h->hello.head, sizeof h->hello.head, socket);
 }
 int handshake_await_opening(struct handshake *h, int socket)
@@ -129,10 +155,10 @@ int handshake_await_opening(struct handshake *h, int socket)
     return got <= 0 || h->opening.head.kind == HANDSHAKE_OPENING ? got : -EPROTO;
 }
 int handshake_say_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
-    const struct key_id *key, uint64_t number, bool announced, int socket)
+    const struct key_id *key, uint64_t number, int socket)
 {
     struct handshake_hello *hello = &h->hello;
-    size_t sent = announced ? sizeof hello->head : 0;
+    size_t sent = h->has_announced ? sizeof hello->head : 0;
     hello->has_secret = secret_is_set();
     hello->number = number;
     hello->from = *self;

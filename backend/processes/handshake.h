@@ -39,7 +39,7 @@ struct handshake_answer {
 struct handshake {                                      /* of one connection, at either of its ends */
     char magic[8];                                      /* what it is for */
     size_t received;                                    /* bytes of the message that is expected */
-    bool has_said_hello;                                /* the caller */
+    bool has_announced, has_said_hello;                 /* the caller: its version; all of it */
     struct handshake_opening opening;
     struct handshake_hello hello;
     struct handshake_answer answer;
@@ -58,17 +58,25 @@ const char *handshake_refusal_text(const struct handshake *h, int error);
 /* ---- the process that is called ---- */
 int handshake_open(struct handshake *h, const char magic[8], int socket);
 int handshake_await_hello(struct handshake *h, const unsigned char self[16], int socket);
-/* A welcome, or superfluous or refused. After a hello that is whole. */
+/* A welcome, or superfluous. After a hello that is right. */
 int handshake_answer_hello(struct handshake *h, enum handshake_kind kind, uint64_t number, int socket);
+/* Tells a caller whose key is unknown or whose proof is wrong, by the error that its hello ended with, that it is
+   refused; any other caller gets no answer. */
+void handshake_refuse(struct handshake *h, int error, int socket);
 int handshake_await_confirm(struct handshake *h, int socket);
+
+/* Connections without a proof have a bounded number of places. When all are taken, the network with the most of them
+   loses its oldest, so many callers from one network keep no other out. The index of that one; -1: there are none. */
+struct unproved { uint64_t network; int64_t since_ms; };
+int unproved_find_superfluous(const struct unproved *list, int count);
 
 /* ---- the caller ---- */
 void handshake_begin(struct handshake *h, const char magic[8]);
 /* Sends the version before the opening comes, so that a process of another version can tell. Links only. */
 int handshake_announce(struct handshake *h, int socket);
 int handshake_await_opening(struct handshake *h, int socket);
-/* The number is the caller's own business; each side hears the other's. `announced`: the version has been sent. */
+/* The number is the caller's own business; each side receives the other's. */
 int handshake_say_hello(struct handshake *h, const struct identity *self, const unsigned char other[16],
-    const struct key_id *key, uint64_t number, bool announced, int socket);
+    const struct key_id *key, uint64_t number, int socket);
 int handshake_await_answer(struct handshake *h, int socket);
 int handshake_confirm(const struct handshake *h, int socket);

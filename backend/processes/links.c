@@ -12,7 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
+uint64_t contact_network(const struct contact *c)
+{
+    uint64_t network = 0;
+    memcpy(&network, c->address, c->family == AF_INET6 ? 8 : 4);
+    return network;
+}
 const char *contact_print(const struct contact *c, char out[CONTACT_TEXT_BYTES])
 {
     char text[INET6_ADDRSTRLEN] = "nowhere";

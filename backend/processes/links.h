@@ -16,6 +16,9 @@ struct contact {                                        /* where a process liste
     unsigned char address[16];
 };
 enum { CONTACT_TEXT_BYTES = 64, CARD_BYTES = 2048 };
+/* From where somebody comes: equal, it is one host, or one network of IPv6, of which a host has as many addresses as it
+   likes. */
+uint64_t contact_network(const struct contact *contact);
 const char *contact_print(const struct contact *contact, char out[CONTACT_TEXT_BYTES]);     /* 10.0.0.1:4711; out */
 
 /* This process listens at that address from now on, until its last peers_release; port 0: any. A second call gives what

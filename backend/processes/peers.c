@@ -6,7 +6,6 @@
 #include "backend/processes/peers.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
-#include "backend/base/memory.h"
 #include "backend/base/random.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
@@ -170,9 +169,8 @@ static int peer_call(struct peer *peer)                                /* 0 or -
 {
     int descriptor = socket_connect("peer", peer->identity.nonce);
     if (descriptor < 0) return descriptor;
-    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
-    int error = peer->handshake ? registry_poll(descriptor) : -ENOMEM;
-    if (!error) handshake_begin(peer->handshake, handshake_of_peers);
+    int error = peer_begin_handshake(peer, handshake_of_peers);
+    if (!error) error = registry_poll(descriptor);
     if (error) close(descriptor);
     else peer->descriptor = descriptor;
     return error;

@@ -112,6 +112,13 @@ struct peer *registry_add(const struct identity *identity, const struct key_id *
     peer->next = registry.peers;
     return registry.peers = peer;
 }
+int peer_begin_handshake(struct peer *peer, const char purpose[8])
+{
+    if (!peer->handshake) peer->handshake = memory_zeroed(1, sizeof *peer->handshake);
+    if (!peer->handshake) return -ENOMEM;
+    handshake_begin(peer->handshake, purpose);
+    return 0;
+}
 void registry_forget(struct peer *peer)
 {
     assert(peer->users == 0 && !peer->watches && peer->descriptor < 0);

@@ -94,6 +94,7 @@ struct packet registry_packet(const unsigned char to[16], enum kind kind);
 int peer_tell(struct peer *peer, enum kind kind, const unsigned char *token, int gift);
 int peer_tell_parcel(struct peer *peer, const struct parcel *parcel);
 void peer_await_room(struct peer *peer, bool on);       /* whether peer_flush is to be called when there is */
+int peer_begin_handshake(struct peer *peer, const char purpose[8]);      /* of our call: 0, or -ENOMEM */
 bool packet_is_for_us(int bytes, const struct packet *packet);         /* `bytes` without what comes behind it */
 bool parcel_is_for_us(int bytes, const struct packet_and_parcel *message);
 

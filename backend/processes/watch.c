@@ -92,7 +92,7 @@ static bool call_advance(struct peer *peer)
     if (got == 0) return false;
     if (got > 0 && said) peer_open(peer);
     else if (got > 0)
-        got = handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, false, peer->descriptor);
+        got = handshake_say_hello(h, &registry.self, peer->identity.nonce, &peer->key, 0, peer->descriptor);
     if (got >= 0) return true;
     if (got == -EALREADY) {
         registry_hang_up(&peer->descriptor);
@@ -132,7 +132,7 @@ void registry_turn_away(int descriptor, const char *why)
     if (registry.turned_away++ == 0)
         LOG(WARN, "a connection that %s was dropped; from now on such are dropped without a word", why);
 }
-static void welcome(struct pending *pending)
+static void pending_welcome(struct pending *pending)
 {
     const struct handshake_hello *hello = &pending->handshake.hello;
     const unsigned char *from = hello->from.nonce;
@@ -161,11 +161,10 @@ static bool pending_read(int index)                     /* false: it still says 
     int got = handshake_await_hello(&waiting->handshake, registry.self.nonce, waiting->descriptor);
     if (got == 0) return false;
     struct pending pending = registry_take_pending(index);
-    if (got > 0 && !nonce_equal(pending.handshake.hello.from.nonce, registry.self.nonce)) welcome(&pending);
+    if (got > 0 && !nonce_equal(pending.handshake.hello.from.nonce, registry.self.nonce)) pending_welcome(&pending);
     else if (got == -ECONNRESET) registry_hang_up(&pending.descriptor);
     else {
-        if (got == -ENOKEY || got == -EKEYREJECTED)
-            handshake_answer_hello(&pending.handshake, HANDSHAKE_REFUSED, 0, pending.descriptor);
+        handshake_refuse(&pending.handshake, got, pending.descriptor);
         registry_turn_away(pending.descriptor, handshake_refusal_text(&pending.handshake, got));
     }
     return true;

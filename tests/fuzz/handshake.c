@@ -40,7 +40,7 @@ static void caller_go_on(struct end *caller, const struct end *called)
     struct handshake *h = &caller->handshake;
     int got = 0;
     if (caller->stage == BEGINS) got = handshake_await_opening(h, caller->socket);
-    if (got > 0) got = handshake_say_hello(h, &caller_identity, called_process, &key, 7, false, caller->socket);
+    if (got > 0) got = handshake_say_hello(h, &caller_identity, called_process, &key, 7, caller->socket);
     if (caller->stage == BEGINS && got == 0 && h->has_said_hello) caller->stage = AWAITS_ANSWER;
     else if (caller->stage == AWAITS_ANSWER) {
         got = handshake_await_answer(h, caller->socket);

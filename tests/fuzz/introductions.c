@@ -26,7 +26,7 @@ static void caller_go_on(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
     if (!h->has_said_hello && handshake_await_opening(h, socket) > 0)
-        handshake_say_hello(h, &mine.identity, name, &key, 0, false, socket);
+        handshake_say_hello(h, &mine.identity, name, &key, 0, socket);
     if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
 }
 static void called_go_on(int socket)

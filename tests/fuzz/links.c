@@ -86,7 +86,7 @@ static void go_on_as_caller(struct other *o)
     const struct identity self = { { o->process }, 1, "another host" };
     struct handshake *h = &o->handshake;
     if (!h->has_said_hello && handshake_await_opening(h, o->socket) > 0)
-        handshake_say_hello(h, &self, registry.self.nonce, &key, 0, true, o->socket);
+        handshake_say_hello(h, &self, registry.self.nonce, &key, 0, o->socket);
     else if (h->has_said_hello && handshake_await_answer(h, o->socket) > 0) {
         handshake_confirm(h, o->socket);
         o->is_over = true;

@@ -75,7 +75,7 @@ static void go_on_as_caller(struct other *o)
     memcpy(self.nonce, fuzz_process[o->process], sizeof self.nonce);
     if (o->handshake.has_said_hello) o->is_over = handshake_await_answer(&o->handshake, o->socket) != 0;
     else if (handshake_await_opening(&o->handshake, o->socket) > 0)
-        handshake_say_hello(&o->handshake, &self, fuzz_process[0], &key, o->number, false, o->socket);
+        handshake_say_hello(&o->handshake, &self, fuzz_process[0], &key, o->number, o->socket);
 }
 static void go_on_as_called(struct other *o)
 {

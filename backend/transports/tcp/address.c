@@ -118,17 +118,6 @@ int address_accept(int listener)
     set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);
     return descriptor;
 }
-uint64_t address_network(int descriptor)
-{
-    union name name;
-    socklen_t bytes = sizeof name;
-    uint64_t network = 0;
-    memset(&name, 0, sizeof name);
-    getpeername(descriptor, &name.any, &bytes);
-    if (name.any.sa_family == AF_INET) memcpy(&network, &name.four.sin_addr, sizeof name.four.sin_addr);
-    else memcpy(&network, &name.six.sin6_addr, sizeof network);
-    return network;
-}
 void address_print(int descriptor, char *out, size_t bytes)
 {
     union name name = { .any.sa_family = AF_UNSPEC };

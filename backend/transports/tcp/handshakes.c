@@ -10,6 +10,7 @@
  * that it broke. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/processes/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include <errno.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static uint64_t last_call_of(const struct fabric *fabric, const unsigned char pr
         if (memcmp(e->process, process, 16) == 0 && tcp_of(e)->theirs > last) last = tcp_of(e)->theirs;
     return last;
 }
-static void welcome(struct fabric *fabric, struct handshake *h, int descriptor)
+static void pending_welcome(struct fabric *fabric, struct handshake *h, int descriptor)
 {
     const unsigned char *from = h->hello.from.nonce;
     struct endpoint *found = endpoint_find(fabric, from);
@@ -89,24 +90,13 @@ void pending_read(struct fabric *fabric, struct pending_connection *pending)
     handle_watch(fabric, &pending->handle, 0);
     pending->handle.descriptor = -1;
     pending_forget(fabric, pending);
-    welcome(fabric, h, descriptor);
+    pending_welcome(fabric, h, descriptor);
 }
-/* The oldest of the network from which the most callers are. */
-static struct pending_connection *pending_find_superfluous(struct sockets *s)
+static struct pending_connection *pending_find_superfluous(struct sockets *s)  /* all places are taken */
 {
-    struct pending_connection *found = NULL, *end = s->pending + PENDING_MOST;
-    int most = 0;
-    for (struct pending_connection *p = s->pending; p < end; p++) {
-        struct pending_connection *oldest = p;
-        int count = 0;
-        for (struct pending_connection *q = p; q < end; q++) {
-            if (q->network != p->network) continue;
-            count++;
-            if (q->since_ms < oldest->since_ms) oldest = q;
-        }
-        if (count > most) most = count, found = oldest;
-    }
-    return found;
+    struct unproved list[PENDING_MOST];
+    for (int i = 0; i < PENDING_MOST; i++) list[i] = (struct unproved){ s->pending[i].network, s->pending[i].since_ms };
+    return &s->pending[unproved_find_superfluous(list, PENDING_MOST)];
 }
 static struct pending_connection *pending_take_place(struct fabric *fabric)
 {
@@ -123,8 +113,9 @@ static struct pending_connection *pending_take_place(struct fabric *fabric)
 static void pending_add(struct fabric *fabric, int descriptor)
 {
     struct pending_connection *pending = pending_take_place(fabric);
+    struct contact there = tcp_there(descriptor);
     *pending = (struct pending_connection){
-        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = address_network(descriptor)
+        .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = contact_network(&there)
     };
     sockets_of(fabric)->pending_count++;
     fabric->restless = true;
@@ -223,7 +214,7 @@ static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)    /
     int got = handshake_await_opening(h, descriptor);
     if (got <= 0) return got;
     memcpy(self.nonce, fabric->process, sizeof self.nonce);
-    return handshake_say_hello(h, &self, e->base.process, &e->key, sockets_of(fabric)->calls, false, descriptor);
+    return handshake_say_hello(h, &self, e->base.process, &e->key, sockets_of(fabric)->calls, descriptor);
 }
 static void call_answered(struct fabric *fabric, struct tcp_endpoint *e)
 {

@@ -115,7 +115,6 @@ static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.o
 tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
 int address_call(const struct sockets *sockets, const struct card *card);
 int address_accept(int listener);
-uint64_t address_network(int descriptor); /* of the other end: equal, one host or one network of IPv6 */
 int address_error(int descriptor); /* of a call: 0, or why it failed */
 void address_print(int descriptor, char *out, size_t bytes); /* of its other end */
 /* ---- handshakes.c ---- */

@@ -224,7 +224,7 @@ static struct handshake say_hello(int socket, const tutti_unique_id *id, const s
     handshake_begin(&h, "tutti-i");
     await_input(socket);
     assert_int_equal(handshake_await_opening(&h, socket), 1);
-    assert_int_equal(handshake_say_hello(&h, &me.identity, name, &key, 0, false, socket), 0);
+    assert_int_equal(handshake_say_hello(&h, &me.identity, name, &key, 0, socket), 0);
     return h;
 }
 static void introduce(int socket, struct handshake h, const struct way *way, int rank)

@@ -130,7 +130,7 @@ static void try_to_get_in(void)
         await_input(one);
         REQUIRE(handshake_await_opening(&h, one) == 1);
         if (way == 1) h.opening.challenge[0] ^= 1;      /* so it proves what it has proved on another connection */
-        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, false, -1) < 0);
+        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) < 0);
         if (way == 0) h.hello.head.version++;
         if (way == 2) h.hello.key.bytes[0] ^= 1;
         if (way == 3) memset(h.hello.proof, 0, sizeof h.hello.proof);

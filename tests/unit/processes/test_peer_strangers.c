@@ -151,7 +151,7 @@ static struct handshake say_hello(int socket, const struct identity *to)
     handshake_begin(&h, handshake_of_peers);
     await_input(socket);
     REQUIRE(handshake_await_opening(&h, socket) == 1);
-    REQUIRE(handshake_say_hello(&h, &elsewhere, to->nonce, &world_key, 0, false, socket) == 0);
+    REQUIRE(handshake_say_hello(&h, &elsewhere, to->nonce, &world_key, 0, socket) == 0);
     return h;
 }
 static void expect_welcome(struct handshake h, int socket)
@@ -176,7 +176,7 @@ static void prove_wrongly(void)
         await_input(socket);
         REQUIRE(handshake_await_opening(&h, socket) == 1);
         if (way == 1) h.opening.challenge[3] ^= 1;
-        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, false, -1) == -EBADF);
+        REQUIRE(handshake_say_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) == -EBADF);
         if (way == 0) h.hello.key.bytes[0] ^= 1;
         if (way == 2) h.hello.from.nonce[0] = 2;
         if (way == 3) h.hello.proof[31] ^= 128;

@@ -68,7 +68,7 @@ static struct handshake prepare(int s, unsigned char nonce, uint64_t number)
     const struct identity from = { .nonce = { nonce, 7 } };
     handshake_begin(&h, "tutti-t");
     hear(s, &h.opening, sizeof h.opening);
-    assert_int_equal(handshake_say_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, false, -1), -EBADF);
+    assert_int_equal(handshake_say_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, -1), -EBADF);
     return h;
 }
 static void assert_closed(int s) /* without a word */
