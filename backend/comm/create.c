@@ -50,12 +50,12 @@ static tutti_status introduce_host(const tutti_config *config, const tutti_uniqu
     TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
     return join_offer(id ? NULL : config->store_host, id != NULL, mine);
 }
-/* A group of one rank that is a part of a job meets in the store, too: other ranks may have a longer list of
-   members. */
-static bool meets_in_store(const tutti_config *config, const tutti_unique_id *id)
+/* Of a part of a job others hear that it has one rank: they may have a longer list of members. */
+static tutti_status stay_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
-    return !id && (config->size > 1 || (config->members && config->store.put && config->store.get));
+    return config->members && config->store.put ? bootstrap_alone(config, mine, terms) : TUTTI_OK;
 }
+static bool meets_in_store(const tutti_config *config, const tutti_unique_id *id) { return !id && config->size > 1; }
 static tutti_status comm_bootstrap(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
     int64_t deadline_ms)
 {
@@ -70,7 +70,7 @@ static tutti_status comm_bootstrap(const tutti_config *config, const tutti_uniqu
     if (meets_in_store(config, id)) return bootstrap_store(config, &mine, &terms, deadline_ms, g->members, &g->key);
     if (g->size > 1) return bootstrap_id(id, g->rank, &mine, deadline_ms, g->members, &g->key);
     g->members[0] = mine;
-    return TUTTI_OK;
+    return id ? TUTTI_OK : stay_alone(config, &mine, &terms);
 }
 static tutti_status create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {

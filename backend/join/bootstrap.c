@@ -15,6 +15,8 @@
  * joins as rank 0, writes its own words under "<token>/other", where rank 0 looks before it decides. So all get a
  * MISMATCH, and no record of those who agree is overwritten. A store may hold an earlier attempt, but not one of the
  * same job: then a rank that was told otherwise reports the MISMATCH at once, also when that group has formed.
+ * A group of one rank meets nobody, and several of one name are no disagreement: each leaves its words under "alone"
+ * and its rank in the job, where those who wait for that rank find them.
  * A rank that cannot join (no such interface, say) says so in its record, and why under "<token>/why3", so that all
  * hear of it who come within 2 s. A group that has formed leaves two short keys: each of the others takes its record
  * away when it has the verdict, and rank 0 cuts the verdict short when all have joined. "r0" is never touched again: it
@@ -41,7 +43,7 @@ enum {
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
 };
 static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
-static const char first_key[] = "r0", other_key[] = "other";
+static const char first_key[] = "r0", other_key[] = "other", alone_key[] = "alone";
 
 /* ---- keys and records ---- */
 static void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES])
@@ -114,6 +116,22 @@ static bool terms_differ(const struct statement *a, const struct statement *b)
 {
     return a->terms.digest != b->terms.digest;
 }
+static void name_alone(int rank_of_job, char out[STORE_KEY_BYTES])
+{
+    snprintf(out, STORE_KEY_BYTES, "%s%d", alone_key, rank_of_job);
+}
+/* MISMATCH: that rank of the group makes one of its own instead, and so will not come. */
+static tutti_status check_apart(const tutti_config *config, const struct statement *mine, int rank)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement alone;
+    if (!config->members) return TUTTI_OK;
+    name_alone(config->members[rank], key);
+    tutti_status status = statement_get(&config->store, key, NOW, &alone);
+    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
+    TRY(status);
+    return member_shares_job(&alone.member, &mine->member) ? terms_fail(&alone, mine) : TUTTI_OK;
+}
 static void store_remove(const tutti_config *config, const char *key)  /* what cannot be removed stays */
 {
     if (config->store_remove) config->store_remove(config->store.context, key);
@@ -172,7 +190,7 @@ static tutti_status check_terms(const tutti_store *store, const struct statement
     if (other.terms.rank == 0) TRY(statement_put_other(store, &other.member, mine));
     return terms_fail(mine, &other);
 }
-static tutti_status check_alone(const tutti_store *store, const struct statement *mine)
+static tutti_status check_sole(const tutti_store *store, const struct statement *mine)
 {
     struct statement first;
     tutti_status status = statement_get(store, first_key, NOW, &first);
@@ -186,10 +204,11 @@ static tutti_status check_alone(const tutti_store *store, const struct statement
         (unsigned long long)first.member.identity.pid, first.member.identity.host);
 }
 /* settled: something is wrong already. */
-static tutti_status await_record(const tutti_store *store, const struct statement *mine, int rank, bool settled,
+static tutti_status await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
     int64_t deadline_ms, struct member *out)
 {
     char key[STORE_KEY_BYTES];
+    const tutti_store *store = &config->store;
     int64_t began_ns = clock_ns();
     name_record(&mine->member, rank, key);
     for (;;) {
@@ -198,7 +217,8 @@ static tutti_status await_record(const tutti_store *store, const struct statemen
         if (status != TUTTI_TIMEOUT || last) return status;
         if (is_late(began_ns) && !settled) {
             TRY(check_terms(store, mine));
-            TRY(check_alone(store, mine));
+            TRY(check_sole(store, mine));
+            if (rank < config->size) TRY(check_apart(config, mine, rank));
         }
         back_off(began_ns, deadline_ms);
     }
@@ -235,9 +255,10 @@ static void find(struct finding *f, tutti_status status)               /* said i
     snprintf(f->detail, sizeof f->detail, "%s", status_detail());
     if (clock_ms() + GRACE_MS < f->deadline_ms) f->deadline_ms = clock_ms() + GRACE_MS;
 }
-static tutti_status store_collect(const tutti_store *store, const struct statement *said, const char *why,
+static tutti_status store_collect(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct member *table)
 {
+    const tutti_store *store = &config->store;
     const struct member *mine = &said->member;
     struct finding wrong = { TUTTI_OK, "", deadline_ms };
     bool late = false;
@@ -246,7 +267,7 @@ static tutti_status store_collect(const tutti_store *store, const struct stateme
     for (uint32_t r = 1, expected = mine->size; r < expected; r++) {
         struct member beyond = { 0 }, *seat = r < mine->size ? &table[r] : &beyond;
         bool settled = wrong.status != TUTTI_OK;
-        tutti_status status = await_record(store, said, (int)r, settled, wrong.deadline_ms, seat);
+        tutti_status status = await_record(config, said, (int)r, settled, wrong.deadline_ms, seat);
         if (status == TUTTI_TIMEOUT) { late = true; continue; }        /* go on, to name all that are missing */
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
         if (!settled) find(&wrong, status == TUTTI_OK ? check_seat(store, mine, (int)r, seat) : status);
@@ -258,29 +279,30 @@ static tutti_status store_collect(const tutti_store *store, const struct stateme
     if (late) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? read_again(store, mine, table) : TUTTI_OK;
 }
-static tutti_status store_announce(const tutti_store *store, const struct statement *said, const char *why,
+static tutti_status store_announce(const tutti_config *config, const struct statement *said, const char *why,
     int64_t deadline_ms, struct announcement *announcement)
 {
     char key[STORE_KEY_BYTES];
+    const tutti_store *store = &config->store;
     const struct member *mine = &said->member;
     name_key(mine, "table", key);
     announcement->table[0] = *mine;
     TRY(store_put(store, first_key, said, sizeof *said));
-    tutti_status status = store_collect(store, said, why, deadline_ms, announcement->table);
+    tutti_status status = store_collect(config, said, why, deadline_ms, announcement->table);
     announcement_decide(announcement, status, mine->size);
     size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
     tutti_status told = store_put(store, key, announcement, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
-static tutti_status store_lead(const tutti_store *store, struct statement *said, const char *why, int64_t deadline_ms,
+static tutti_status store_lead(const tutti_config *config, struct statement *said, const char *why, int64_t deadline_ms,
     struct announcement *announcement, struct key_id *key)
 {
     struct member *mine = &said->member;
-    TRY(check_earlier(store, said));
+    TRY(check_earlier(&config->store, said));
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(key_add(mine->key, key));
     TRY(take_host(mine, key, deadline_ms, mine));
-    tutti_status status = store_announce(store, said, why, deadline_ms, announcement);
+    tutti_status status = store_announce(config, said, why, deadline_ms, announcement);
     leave_host(mine, mine);
     return status;
 }
@@ -426,7 +448,8 @@ static tutti_status await_verdict(struct follower *f)
 {
     bool told = false;
     int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
-    TRY(look_at_first(f, deadline_remaining_ms(deadline_ms)));
+    /* a rank 0 that stays alone says so under another key, so one that may is not waited for in the store */
+    TRY(look_at_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;
         tutti_status status = f->answered ? read_verdict(f) : TUTTI_TIMEOUT;
@@ -434,6 +457,7 @@ static tutti_status await_verdict(struct follower *f)
         if (clock_ms() >= until_ms) return fail_unheard(f);
         back_off(began_ns, until_ms);
         if (!f->answered || is_late(began_ns)) TRY(look_at_first(f, NOW));
+        if (!f->answered && is_late(began_ns)) TRY(check_apart(f->config, f->said, 0));
         if (!f->over || told || clock_ns() - began_ns < HINT_NS) continue;
         told = true;
         tell_what_for(f);
@@ -477,7 +501,7 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
         .found = announcement,
         .key = key };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_lead(&config->store, &said, why, deadline_ms, announcement, key);
+    if (config->rank == 0) status = store_lead(config, &said, why, deadline_ms, announcement, key);
     else if (mine->status == TUTTI_OK) status = store_follow(&other);
     else store_decline(&other);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
@@ -486,4 +510,12 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
     free(announcement);
     return status;
+}
+tutti_status bootstrap_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement said = { *mine, *terms };
+    said.member.terms = terms->digest;
+    name_alone(config->members[0], key);
+    return store_put(&config->store, key, &said, sizeof said);
 }
