@@ -27,6 +27,7 @@
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
+#include "backend/join/records.h"
 #include "backend/join/verdict.h"
 #include "backend/processes/claims.h"
 #include <stdio.h>
@@ -34,8 +35,6 @@
 #include <time.h>
 
 enum {
-    STORE_KEY_BYTES = 64,
-    NOW = 0,                                           /* stores complain on stderr of waits that end without a key */
     LEAST_PAUSE_NS = 50000,
     MOST_PAUSE_MS = 200,         /* between two looks */
     LATE_NS = 20000000,                                /* who waited longer looks at "r0" again, too */
@@ -43,99 +42,9 @@ enum {
     MOST_EXPECTED = 4096                               /* ranks that are heard although rank 0 was told of fewer */
 };
 static const int64_t HINT_NS = 5000000000;             /* who waited so long is told what for */
-static const char first_key[] = "r0", other_key[] = "other", alone_key[] = "alone";
+static const char first_key[] = "r0";
 
-/* ---- keys and records ---- */
-static void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES])
-{
-    char token[2 * sizeof first->token + 1];
-    for (size_t i = 0; i < sizeof first->token; i++) snprintf(&token[2 * i], 3, "%02x", first->token[i]);
-    snprintf(out, STORE_KEY_BYTES, "%s/%s", token, what);
-}
-static void name_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES])
-{
-    char numbered[16];
-    snprintf(numbered, sizeof numbered, "%s%d", what, rank);
-    name_key(first, numbered, out);
-}
-static void name_record(const struct member *first, int rank, char out[STORE_KEY_BYTES])
-{
-    name_of_rank(first, "r", rank, out);
-}
-static tutti_status store_put(const tutti_store *store, const char *key, const void *value, size_t bytes)
-{
-    tutti_status status = store->put(store->context, key, value, bytes);
-    if (status == TUTTI_OK) return status;
-    return status_fail(status, "the key-value store failed to take key %s: %s", key, status_message(status));
-}
-/* TIMEOUT: it is not there; NO_MEMORY: it is larger. What else goes wrong is said. */
-static tutti_status store_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
-    size_t *bytes)
-{
-    tutti_status status = store->get(store->context, key, out, capacity, bytes, timeout_ms);
-    if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
-    return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
-}
-/* What has just that many bytes. */
-static tutti_status exact_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, void *out,
-    size_t bytes)
-{
-    size_t found = 0;
-    tutti_status status = store_get(store, key, timeout_ms, bytes, out, &found);
-    if (status == TUTTI_NO_MEMORY || (status == TUTTI_OK && found != bytes))
-        return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
-    return status;
-}
-static tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
-    struct member *out)
-{
-    struct member found;
-    tutti_status status = exact_get(store, key, rank, timeout_ms, &found, sizeof found);
-    if (status == TUTTI_OK) member_seat(out, &found);
-    return status;
-}
-static tutti_status statement_get(const tutti_store *store, const char *key, int64_t timeout_ms, struct statement *out)
-{
-    struct statement found;
-    tutti_status status = exact_get(store, key, 0, timeout_ms, &found, sizeof found);
-    if (status != TUTTI_OK) return status;
-    member_seat(&out->member, &found.member);
-    out->terms = found.terms;
-    terms_clean(&out->terms);
-    return status;
-}
-/* Rank 0 of that attempt is to see what this process was told. */
-static tutti_status statement_put_other(const tutti_store *store, const struct member *first,
-    const struct statement *mine)
-{
-    char key[STORE_KEY_BYTES];
-    name_key(first, other_key, key);
-    return store_put(store, key, mine, sizeof *mine);
-}
-static bool terms_differ(const struct statement *a, const struct statement *b)
-{
-    return a->terms.digest != b->terms.digest;
-}
-static void name_alone(int rank_of_job, char out[STORE_KEY_BYTES])
-{
-    snprintf(out, STORE_KEY_BYTES, "%s%d", alone_key, rank_of_job);
-}
-/* MISMATCH: that rank of the group makes one of its own instead, and so will not come. */
-static tutti_status check_apart(const tutti_config *config, const struct statement *mine, int rank)
-{
-    char key[STORE_KEY_BYTES];
-    struct statement alone;
-    if (!config->members) return TUTTI_OK;
-    name_alone(config->members[rank], key);
-    tutti_status status = statement_get(&config->store, key, NOW, &alone);
-    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
-    TRY(status);
-    return member_shares_job(&alone.member, &mine->member) ? terms_fail(&alone, mine) : TUTTI_OK;
-}
-static void store_remove(const tutti_config *config, const char *key)  /* what cannot be removed stays */
-{
-    if (config->store_remove) config->store_remove(config->store.context, key);
-}
+/* ---- waiting ---- */
 static bool is_same_attempt(const struct member *a, const struct member *b)
 {
     return memcmp(a->token, b->token, sizeof a->token) == 0;
@@ -150,6 +59,28 @@ static void back_off(int64_t began_ns, int64_t deadline_ms)
     nanosleep(&(struct timespec){ 0, pause_ns }, NULL);
 }
 static bool is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
+
+/* ---- a group of one ---- */
+/* MISMATCH: that rank of the group makes one of its own instead, and so will not come. */
+static tutti_status check_apart(const tutti_config *config, const struct statement *mine, int rank)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement alone;
+    if (!config->members) return TUTTI_OK;
+    name_alone(config->members[rank], key);
+    tutti_status status = statement_get(&config->store, key, NOW, &alone);
+    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
+    TRY(status);
+    return member_shares_job(&alone.member, &mine->member) ? terms_fail(&alone, mine) : TUTTI_OK;
+}
+tutti_status bootstrap_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement said = { *mine, *terms };
+    said.member.terms = terms->digest;
+    name_alone(config->members[0], key);
+    return value_put(&config->store, key, &said, sizeof said);
+}
 
 /* ---- on which host this rank is ---- */
 /* Who offers no contact takes part in a group of one host. */
@@ -182,7 +113,7 @@ static tutti_status check_terms(const tutti_store *store, const struct statement
     struct statement other;
     tutti_status status = statement_get(store, first_key, NOW, &other);
     if (status != TUTTI_OK || !terms_differ(&other, mine)) {
-        name_key(&mine->member, other_key, key);
+        name_other(&mine->member, key);
         status = statement_get(store, key, NOW, &other);
         if (status == TUTTI_TIMEOUT) return TUTTI_OK;
         TRY(status);
@@ -230,7 +161,7 @@ static tutti_status check_seat(const tutti_store *store, const struct member *mi
     size_t bytes = 0;
     if (seat->status == TUTTI_OK || seat->build != mine->build) return member_check(mine, rank, seat);
     name_of_rank(mine, "why", rank, key);
-    tutti_status status = store_get(store, key, NOW, sizeof why - 1, why, &bytes);
+    tutti_status status = value_get(store, key, NOW, sizeof why - 1, why, &bytes);
     if (status == TUTTI_OK) why[bytes] = 0;
     return member_fail_unable(seat, rank, why);
 }
@@ -287,11 +218,11 @@ static tutti_status store_announce(const tutti_config *config, const struct stat
     const struct member *mine = &said->member;
     name_key(mine, "table", key);
     announcement->table[0] = *mine;
-    TRY(store_put(store, first_key, said, sizeof *said));
+    TRY(value_put(store, first_key, said, sizeof *said));
     tutti_status status = store_collect(config, said, why, deadline_ms, announcement->table);
     announcement_decide(announcement, status, mine->size);
     size_t bytes = sizeof *announcement + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
-    tutti_status told = store_put(store, key, announcement, bytes);
+    tutti_status told = value_put(store, key, announcement, bytes);
     return status == TUTTI_OK ? told : status_repeat(status, announcement->verdict.detail);
 }
 static tutti_status store_lead(const tutti_config *config, struct statement *said, const char *why, int64_t deadline_ms,
@@ -335,7 +266,7 @@ static tutti_status get_verdict(const struct follower *f, size_t *out)
 {
     char key[STORE_KEY_BYTES];
     name_key(&f->first, "table", key);
-    return store_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
+    return value_get(&f->config->store, key, NOW, table_bytes(f), f->found, out);
 }
 static tutti_status read_verdict(const struct follower *f)
 {
@@ -363,17 +294,17 @@ static void take_back_answer(const struct follower *f) /* nobody reads it any mo
     char key[STORE_KEY_BYTES];
     if (!f->answered || was_told_otherwise(f)) return;
     name_record(&f->first, f->config->rank, key);
-    store_remove(f->config, key);
+    value_remove(f->config, key);
     if (f->mine->status == TUTTI_OK) return;
     name_of_rank(&f->first, "why", f->config->rank, key);
-    store_remove(f->config, key);
+    value_remove(f->config, key);
 }
 static tutti_status tell_why(const struct follower *f)
 {
     char key[STORE_KEY_BYTES];
     if (f->mine->status == TUTTI_OK) return TUTTI_OK;
     name_of_rank(&f->first, "why", f->config->rank, key);
-    return store_put(&f->config->store, key, f->why, strlen(f->why));
+    return value_put(&f->config->store, key, f->why, strlen(f->why));
 }
 static tutti_status answer(struct follower *f)
 {
@@ -383,7 +314,7 @@ static tutti_status answer(struct follower *f)
     f->placed = true;
     TRY(tell_why(f));
     name_record(&f->first, f->config->rank, key);
-    return store_put(&f->config->store, key, f->mine, sizeof *f->mine);
+    return value_put(&f->config->store, key, f->mine, sizeof *f->mine);
 }
 /* An attempt of this job is none of an earlier one, whether it is over or not. */
 static tutti_status answer_otherwise(struct follower *f)
@@ -510,12 +441,4 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
     free(announcement);
     return status;
-}
-tutti_status bootstrap_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
-{
-    char key[STORE_KEY_BYTES];
-    struct statement said = { *mine, *terms };
-    said.member.terms = terms->digest;
-    name_alone(config->members[0], key);
-    return store_put(&config->store, key, &said, sizeof said);
 }

@@ -11,6 +11,6 @@ target_sources(test_interface PRIVATE ${CMAKE_SOURCE_DIR}/backend/join/interface
 foreach(name bootstrap bootstrap_store terms)
   tutti_unit(join/test_${name} transports)
   target_sources(test_${name} PRIVATE unit/join/bootstrap_world.c ${CMAKE_SOURCE_DIR}/backend/join/bootstrap.c
-    ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/terms.c
-    ${CMAKE_SOURCE_DIR}/backend/join/verdict.c)
+    ${CMAKE_SOURCE_DIR}/backend/join/bootstrap_id.c ${CMAKE_SOURCE_DIR}/backend/join/records.c
+    ${CMAKE_SOURCE_DIR}/backend/join/terms.c ${CMAKE_SOURCE_DIR}/backend/join/verdict.c)
 endforeach()
