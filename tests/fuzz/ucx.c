@@ -7,11 +7,12 @@
 
 enum { STEPS = 48, PENDING = 32 };
 enum step { HEAR, HEAR_TOO, GREET, LAND, RECEIVE, SEND, POLL, DISCONNECT, STEPS_THERE_ARE };
-struct pending { ucp_send_nbx_callback_t done; void *user; };   /* a request */
+struct pending { ucp_send_nbx_callback_t done; void *user; ucp_ep_h ep; };     /* a request */
 
 static struct input in;
 static struct pending pending[PENDING];
 static int pending_count;
+static uintptr_t endpoints;                                     /* of the library, so far */
 
 /* In place of backend/base/random.c: the same numbers each time. */
 static uint64_t drawn;
@@ -28,7 +29,7 @@ static ucs_status_t ep_create(ucp_worker_h ucp, const ucp_ep_params_t *parameter
 {
     (void)ucp;
     FUZZ_CHECK(parameters->address);
-    *out = (ucp_ep_h)(uintptr_t)64;
+    *out = (ucp_ep_h)(++endpoints * 64);
     return input_byte(&in) == 255 ? UCS_ERR_UNREACHABLE : UCS_OK;
 }
 static ucs_status_ptr_t am_send(ucp_ep_h ep, unsigned id, const void *header, size_t header_bytes, const void *data,
@@ -41,7 +42,7 @@ static ucs_status_ptr_t am_send(ucp_ep_h ep, unsigned id, const void *header, si
     if (how == 0) return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
     if (!(p->op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK)) return how == 1 ? UCS_STATUS_PTR(UCS_ERR_NO_RESOURCE) : NULL;
     if (how < 4 || pending_count == PENDING) return NULL;
-    pending[pending_count] = (struct pending){ p->cb.send, p->user_data };
+    pending[pending_count] = (struct pending){ p->cb.send, p->user_data, ep };
     return (ucs_status_ptr_t)&pending[pending_count++];
 }
 static ucs_status_ptr_t am_recv(ucp_worker_h ucp, void *data, void *buffer, size_t count, const ucp_request_param_t *p)
@@ -58,15 +59,34 @@ static void am_release(ucp_worker_h ucp, void *data)
     (void)ucp;
     free(data);
 }
+static void land(int i, ucs_status_t status)
+{
+    struct pending one = pending[i];
+    pending[i] = pending[--pending_count];
+    one.done(&pending[pending_count], status, one.user);
+}
+static void land_all(ucs_status_t status)
+{
+    while (pending_count) land(pending_count - 1, status);
+}
+/* What was under way over it is over in the next progress. */
 static ucs_status_ptr_t ep_close(ucp_ep_h ep, const ucp_request_param_t *parameters)
 {
     FUZZ_CHECK(ep && parameters);
+    for (int i = 0; i < pending_count; i++)
+        if (pending[i].ep == ep) pending[i].ep = NULL;
     return NULL;
 }
 static unsigned progress(ucp_worker_h ucp)
 {
+    unsigned count = 0;
     (void)ucp;
-    return 0;
+    for (int i = pending_count - 1; i >= 0; i--)
+        if (i < pending_count && !pending[i].ep) {
+            land(i, UCS_ERR_CANCELED);
+            count++;
+        }
+    return count;
 }
 static ucs_status_t arm(ucp_worker_h ucp)
 {
@@ -81,11 +101,6 @@ static ucs_status_t check_status(void *request)
 static void request_free(void *request) { (void)request; }
 static void destroy(ucp_worker_h ucp) { (void)ucp; }
 static void clean_up(ucp_context_h context) { (void)context; }
-static void land(ucs_status_t status)
-{
-    struct pending one = pending[--pending_count];
-    one.done(&pending[pending_count], status, one.user);
-}
 
 /* ---- what comes ---- */
 /* Of an endpoint of ours, which its process has been told. */
@@ -140,7 +155,7 @@ static void take_step(struct fuzz_rank *r)
         break;
     case LAND:
         pthread_mutex_lock(&fabric->lock);
-        if (pending_count) land(input_byte(&in) % 8 ? UCS_OK : UCS_ERR_CONNECTION_RESET);
+        if (pending_count) land(pending_count - 1, input_byte(&in) % 8 ? UCS_OK : UCS_ERR_CONNECTION_RESET);
         pthread_mutex_unlock(&fabric->lock);
         break;
     case RECEIVE: rank_post(r, &in, false); break;
@@ -174,18 +189,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct fabric_operations *operations = fabric->operations;
     struct fuzz_rank rank;
     in = (struct input){ data, size };
-    drawn = 0;
+    drawn = endpoints = 0;
     *fabric = (struct fabric)FABRIC(operations);
     worker = (struct worker){ .ucp = (ucp_worker_h)(uintptr_t)64 };
     fabric->card_bytes = 64;
     rank_init(&rank, fabric);
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
-    while (pending_count) land(UCS_OK);
+    land_all(UCS_OK);
     rank_finish(&rank);
-    while (pending_count) land(UCS_OK);
+    land_all(UCS_OK);
     pthread_mutex_lock(&fabric->lock);
     operations->part(fabric);
-    while (pending_count) land(UCS_ERR_CANCELED);
+    land_all(UCS_ERR_CANCELED);
     for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
     operations->finish(fabric);
     flights_free(fabric);
