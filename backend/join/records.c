@@ -45,8 +45,7 @@ static tutti_status exact_get(const tutti_store *store, const char *key, int ran
         return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
     return status;
 }
-tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
-    struct member *out)
+tutti_status record_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, struct member *out)
 {
     struct member found;
     tutti_status status = exact_get(store, key, rank, timeout_ms, &found, sizeof found);
@@ -63,17 +62,13 @@ tutti_status statement_get(const tutti_store *store, const char *key, int64_t ti
     terms_clean(&out->terms);
     return status;
 }
-tutti_status statement_put_other(const tutti_store *store, const struct member *first,
-    const struct statement *mine)
+tutti_status statement_put_other(const tutti_store *store, const struct member *first, const struct statement *mine)
 {
     char key[STORE_KEY_BYTES];
     name_other(first, key);
     return value_put(store, key, mine, sizeof *mine);
 }
-void name_alone(int rank_of_job, char out[STORE_KEY_BYTES])
-{
-    snprintf(out, STORE_KEY_BYTES, "alone%d", rank_of_job);
-}
+void name_alone(int rank_of_job, char out[STORE_KEY_BYTES]) { snprintf(out, STORE_KEY_BYTES, "alone%d", rank_of_job); }
 void value_remove(const tutti_config *config, const char *key)
 {
     if (config->store_remove) config->store_remove(config->store.context, key);

@@ -36,10 +36,20 @@ static void fuzz_name_of(void *context, int rank, char *out, size_t bytes)
     (void)rank;
     strncpy(out, "a host", bytes);
 }
+/* Of the group, by which all processes know each other. */
+static inline struct key_id fuzz_key(void)
+{
+    static const unsigned char key[KEY_BYTES] = "the key of a group";
+    struct key_id id;
+    FUZZ_CHECK(key_add(key, &id) == TUTTI_OK);
+    return id;
+}
 /* Beside those that it has already. */
 static inline void rank_connect(struct fuzz_rank *r, struct fabric *fabric)
 {
-    const struct fabric_ground ground = { .process = fuzz_process_of, .card = fuzz_card_of, .name = fuzz_name_of };
+    const struct fabric_ground ground = {
+        .process = fuzz_process_of, .card = fuzz_card_of, .name = fuzz_name_of, .key = fuzz_key()
+    };
     memcpy(fabric->process, fuzz_process[0], sizeof fabric->process);
     FUZZ_CHECK(fabric_connect(fabric, r->router, &ground) == TUTTI_OK);
 }

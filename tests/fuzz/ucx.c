@@ -110,21 +110,31 @@ static uint64_t some_number(void)
     for (int n = input_byte(&in) % 4; e && e->next && n > 0; n--) e = e->next;
     return e ? ((struct ucx_endpoint *)e)->number : 1;
 }
-static struct header process_header(void)
+/* What a process says of the connection: with a proof, or with one byte of it changed. */
+static void hear_process(void)
 {
-    struct header h = { .kind = KIND_OF_FABRIC + input_byte(&in) % 5, .id = input_byte(&in) % 4 };
-    h.bytes = input_byte(&in) % 4 ? some_number() : 0;
-    memcpy(&h.name, fuzz_process[input_byte(&in) % PROCESSES], sizeof h.name);
-    return h;
+    struct fabric of = { .card_bytes = ucx_fabric.card_bytes };
+    struct ucx_endpoint end = { .number = input_byte(&in) % 4, .theirs = input_byte(&in) % 4 ? some_number() : 0 };
+    struct notice said;
+    const struct key_id key = fuzz_key();
+    const ucp_am_recv_param_t p = { .recv_attr = 0 };
+    memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
+    FUZZ_CHECK(endpoint_introduce(&of, &end.base, fuzz_process[0], &key) == TUTTI_OK);
+    end.base.turn -= input_byte(&in) % 8;
+    size_t bytes = notice_make(&of, &end, (enum kind_of_ucx)(KIND_OF_FABRIC + input_byte(&in) % 5), &said);
+    uint8_t wrong = input_byte(&in);
+    if (wrong > 240) said.data[input_byte(&in) % bytes] ^= 1;
+    if (wrong == 240) bytes = input_number(&in) % sizeof said.data;
+    ucx_on_message(NULL, &said.header, sizeof said.header, said.data, bytes, &p);
 }
-static void hear(struct fuzz_rank *r)
+static void hear_rank(struct fuzz_rank *r)
 {
     static unsigned char bytes[EAGER_BYTES];
     struct {
         struct header header;
         uint64_t connection;
     } said = { .connection = some_number() };
-    said.header = input_byte(&in) % 2 ? process_header() : rank_header(r, &in);
+    said.header = rank_header(r, &in);
     size_t length = sizeof said - (input_byte(&in) == 255), count = sizeof bytes;
     if (input_byte(&in) == 0) length = sizeof said.header;
     bool announced = said.header.kind == MESSAGE && said.header.id;
@@ -144,7 +154,8 @@ static void take_step(struct fuzz_rank *r)
     case HEAR:
     case HEAR_TOO:
         pthread_mutex_lock(&fabric->lock);
-        hear(r);
+        if (input_byte(&in) % 2) hear_process();
+        else hear_rank(r);
         fabric_end_faulty(fabric);
         pthread_mutex_unlock(&fabric->lock);
         break;

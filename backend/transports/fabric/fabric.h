@@ -43,6 +43,9 @@ struct header { /* of every message; fixed size, no padding */
 };
 struct endpoint { /* to a process; a fabric's own begins with this */
     unsigned char process[16];
+    struct key_id key; /* by which it is greeted, and the key of the two processes that follows */
+    struct pair_key pair;
+    uint64_t turn, least_turn; /* its own; greetings of the other end with a lower one than this are over */
     bool open;         /* messages may be sent */
     bool left;         /* it has said that it ends: the end of the connection is none of a process */
     bool faulty;       /* it has sent what cannot be: nothing that comes by it is heard any more */
@@ -139,6 +142,7 @@ struct fabric {
     struct endpoint *endpoints;
     unsigned breaks; /* endpoints that have broken, ever */
     bool faults;     /* some are faulty that are not disconnected yet */
+    bool refused;    /* a greeting was, which has been said */
     /* of what is common */
     struct port *ports, *polling;
     struct past past;
@@ -187,6 +191,22 @@ void endpoint_note_faulty(struct fabric *fabric, struct endpoint *endpoint, cons
 bool fabric_end_faulty(struct fabric *fabric); /* not within progress; true: some were */
 static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
 void fabric_pause(struct fabric *fabric); /* for some microseconds, without the lock */
+
+/* ---- proofs: how two processes know each other (proofs.c) ---- */
+struct greeting { /* what each message of one process to another begins with; a proof covers the whole message */
+    unsigned char from[16], to[16];
+    struct key_id key;
+    uint64_t turn; /* of the endpoint that says it */
+};
+/* Fills in the process of an endpoint, their key, and its turn. SYSTEM: the key is not known. */
+tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *endpoint, const unsigned char process[16],
+    const struct key_id *key);
+void greeting_begin(const struct fabric *fabric, const struct endpoint *endpoint, struct greeting *out);
+/* It is for this process, and the proof of the text, of which the greeting is a part, is right. */
+bool greeting_is_proved(struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
+    const unsigned char proof[PROOF_BYTES]);
+/* It is of an earlier endpoint of that process than one which was heard since. */
+bool greeting_is_over(const struct fabric *fabric, const struct greeting *said);
 
 /* ---- notes ---- */
 /* Takes a copy of the data, or keeps the descriptor of what is announced. NULL: out of memory. */

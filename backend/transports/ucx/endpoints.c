@@ -32,29 +32,39 @@ static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
     (void)ep;
     endpoint_note_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
-tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+static tutti_status endpoint_new(const struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    struct ucx_endpoint **out)
 {
-    (void)key;
-    uint64_t number;
-    if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
-    TRY(random_fill(&number, sizeof number));
-    struct ucx_endpoint *e = memory_zeroed(1, sizeof *e);
+    struct ucx_endpoint *e = *out = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    memcpy(e->base.process, process, sizeof e->base.process);
-    e->number = number | 1; /* 0 is none */
+    TRY(endpoint_introduce(fabric, &e->base, process, key));
+    TRY(random_fill(&e->number, sizeof e->number));
+    e->number |= 1; /* 0 is none */
+    return TUTTI_OK;
+}
+static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *card)
+{
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)(const void *)card,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_broken, .arg = e } };
     ucs_status_t status = ucx.ucp_ep_create(worker.ucp, &parameters, &e->ep);
-    if (status != UCS_OK) {
+    if (status == UCS_OK) return TUTTI_OK;
+    return status_fail(TUTTI_SYSTEM,
+        "UCX cannot connect: %s (both hosts need a network interface in common; see TUTTI_SOCKET_IFNAME and UCX_TLS)",
+        ucx_status_text(status));
+}
+tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *card, size_t bytes, struct endpoint **out)
+{
+    struct ucx_endpoint *e = NULL;
+    if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
+    tutti_status status = endpoint_new(fabric, process, key, &e);
+    if (status == TUTTI_OK) status = endpoint_open(e, card);
+    if (status != TUTTI_OK) {
         free(e);
-        return status_fail(TUTTI_SYSTEM,
-            "UCX cannot connect: %s (both hosts need a network interface in common; see TUTTI_SOCKET_IFNAME and "
-            "UCX_TLS)",
-            ucx_status_text(status));
+        return status;
     }
     e->next_of_bucket = *bucket_of(e->number);
     *bucket_of(e->number) = e;
@@ -65,22 +75,17 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 }
 
 /* ---- opening ---- */
-static struct header header_to(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind)
+/* What the process itself is told, by UCX in its own time. false: it could not be. */
+static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
 {
-    struct header header = { .kind = kind, .id = e->number, .bytes = e->theirs };
-    memcpy(&header.name, fabric->process, sizeof fabric->process);
-    return header;
-}
-/* What the process itself is told. false: it could not be. */
-static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, const void *data, size_t bytes,
-    unsigned flags)
-{
+    struct notice notice;
+    size_t bytes = notice_make(fabric, e, kind, &notice);
     struct flight *f = flight_new(fabric, bytes);
     if (!f) return false;
-    f->header = header_to(fabric, e, kind);
+    f->header = notice.header;
     f->endpoint = &e->base;
     f->bytes = bytes;
-    if (bytes) memcpy(f->room, data, bytes);
+    memcpy(f->room, notice.data, bytes);
     flight_enlist(f, &fabric->orphans); /* before: it may land within */
     if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
     flight_remove(f);
@@ -95,27 +100,27 @@ void ucx_said(struct fabric *fabric, const struct flight *f)
     if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
     if (f->header.kind == BYE) worker.byes_open -= f->why != NULL; /* then nobody answers */
 }
-/* Now, or not at all. */
-static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct header *header,
-    size_t header_bytes, size_t bytes)
+/* Now, or not at all. NULL: nothing, which nobody hears. */
+static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const struct notice *notice, size_t bytes)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
         .flags = UCP_AM_SEND_FLAG_EAGER };
-    ucs_status_ptr_t sent =
-        ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, header, header_bytes, fabric->card, bytes, &parameters);
+    ucs_status_ptr_t sent = ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, notice ? &notice->header : NULL,
+        notice ? sizeof notice->header : 0, notice ? notice->data : NULL, bytes, &parameters);
     if (!sent) return true;
     if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE)
         endpoint_note_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
     return false;
 }
 /* UCX 1.22 sends nothing at once that has bytes. It is built without those assertions, so there HELLO may go like any
-   other message, when an empty one, which nobody hears, has shown that the connection stands. */
+   other message, when an empty one has shown that the connection stands. */
 static bool say_hello(struct fabric *fabric, struct ucx_endpoint *e)
 {
-    struct header header = header_to(fabric, e, HELLO);
-    if (send_at_once(fabric, e, &header, sizeof header, fabric->card_bytes)) return true;
-    if (endpoint_is_broken(&e->base) || !send_at_once(fabric, e, NULL, 0, 0)) return false;
-    return say(fabric, e, HELLO, fabric->card, fabric->card_bytes, 0);
+    struct notice notice;
+    size_t bytes = notice_make(fabric, e, HELLO, &notice);
+    if (send_at_once(fabric, e, &notice, bytes)) return true;
+    if (endpoint_is_broken(&e->base) || !send_at_once(fabric, e, NULL, 0)) return false;
+    return say(fabric, e, HELLO, 0);
 }
 static void greet(struct fabric *fabric, struct ucx_endpoint *e)
 {
@@ -123,41 +128,47 @@ static void greet(struct fabric *fabric, struct ucx_endpoint *e)
     if (!e->said) e->said = say_hello(fabric, e);
     if (!e->said || !e->theirs || !begins || e->opens) return;
     /* the reply's address is what UCX must agree on */
-    e->opens = say(fabric, e, OPENED, NULL, 0, UCP_AM_SEND_FLAG_REPLY);
+    e->opens = say(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
-/* By the number of our end, which the process that it names has been told. NULL: that is not so. */
-static struct ucx_endpoint *sender_of(const struct header *h)
+/* By the number of our end, which the process that says so has been told. NULL: that is not so. */
+static struct ucx_endpoint *sender_of(const struct notice *said)
 {
-    struct ucx_endpoint *e = ucx_endpoint_numbered(h->bytes);
-    return e && memcmp(e->base.process, &h->name, sizeof e->base.process) == 0 ? e : NULL;
+    struct ucx_endpoint *e = ucx_endpoint_numbered(said->header.bytes);
+    return e && memcmp(e->base.process, said->greeting.from, sizeof e->base.process) == 0 ? e : NULL;
 }
-static void hear_hello(struct fabric *fabric, const struct note *note)
+static void hear_hello(struct fabric *fabric, const struct notice *said, size_t card_bytes)
 {
-    const struct header *h = &note->header;
-    const unsigned char *process = (const unsigned char *)&h->name;
-    struct endpoint *found = endpoint_find(fabric, process);
-    if (h->bytes && (!found || h->bytes != mine(found)->number)) return; /* it answers one that is broken */
-    if (found && !h->bytes && mine(found)->theirs && mine(found)->theirs != h->id) { /* what we knew is no more */
+    const struct greeting *g = &said->greeting;
+    uint64_t here = said->header.bytes, there = said->header.id;
+    struct endpoint *found = endpoint_find(fabric, g->from);
+    if (greeting_is_over(fabric, g)) return;
+    if (here && (!found || here != mine(found)->number)) return; /* it answers one that is broken */
+    if (found && !here && mine(found)->theirs && mine(found)->theirs != there) { /* what we knew is no more */
         endpoint_note_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
-    if (!found && ucx_endpoint_create(fabric, process, NULL, note->data, note->bytes, &found) != TUTTI_OK)
+    if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->card, card_bytes, &found) != TUTTI_OK)
         return; /* its sends say why */
-    mine(found)->theirs = h->id;
+    mine(found)->theirs = there;
+    found->least_turn = g->turn + 1; /* each says it once */
 }
-static void hear_opened(struct fabric *fabric, const struct header *h)
+static void hear_opened(const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(h);
-    (void)fabric;
-    if (e && e->theirs == h->id) e->base.open = true;
+    struct ucx_endpoint *e = sender_of(said);
+    if (e && e->theirs == said->header.id) e->base.open = true;
+}
+static void hear_greeting(struct fabric *fabric, const struct note *note)
+{
+    struct notice said = { .header = note->header };
+    memcpy(said.data, note->data, note->bytes);
+    if (note->header.kind == HELLO) hear_hello(fabric, &said, note->bytes - sizeof said.greeting);
+    else hear_opened(&said);
 }
 void ucx_greet(struct fabric *fabric)
 {
     fabric->restless = false;
-    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note)) {
-        if (note->header.kind == HELLO) hear_hello(fabric, note);
-        else hear_opened(fabric, &note->header);
-    }
+    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note))
+        hear_greeting(fabric, note);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
         if (!e->open && !endpoint_is_broken(e)) greet(fabric, mine(e));
         fabric->restless |= !e->open && !endpoint_is_broken(e);
@@ -165,33 +176,37 @@ void ucx_greet(struct fabric *fabric)
 }
 
 /* ---- what it is told ---- */
-static void hear_bye(struct fabric *fabric, const struct header *header)
+static void hear_bye(struct fabric *fabric, const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(header);
+    struct ucx_endpoint *e = sender_of(said);
     if (!e || endpoint_is_broken(&e->base)) return;
     e->base.left = true;
-    say(fabric, e, BYE_HEARD, NULL, 0, 0);
+    say(fabric, e, BYE_HEARD, 0);
 }
-static void hear_answer(const struct header *header)
+static void hear_answer(const struct notice *said)
 {
-    struct ucx_endpoint *e = sender_of(header);
+    struct ucx_endpoint *e = sender_of(said);
     if (!e || e->heard || endpoint_is_broken(&e->base)) return;
     e->heard = true;
     worker.byes_open--;
 }
+/* For ucx_greet: nothing is opened within a callback. */
+static void keep_greeting(struct fabric *fabric, const struct notice *said, size_t bytes)
+{
+    struct note *note = note_new(&said->header, said->data, bytes, false);
+    if (!note) return;
+    notes_push(&worker.greetings, note);
+    fabric->restless = true;
+}
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
-    struct note *note;
+    struct notice said;
+    if (!notice_read(fabric, header, data, &bytes, &said)) return;
     switch ((enum kind_of_ucx)header->kind) {
     case HELLO:
-    case OPENED:
-        note = bytes <= FABRIC_CARD_BYTES ? note_new(header, data, bytes, false) : NULL;
-        if (!note) return;
-        notes_push(&worker.greetings, note);
-        fabric->restless = true;
-        return;
-    case BYE: hear_bye(fabric, header); return;
-    case BYE_HEARD: hear_answer(header); return;
+    case OPENED: keep_greeting(fabric, &said, bytes); return;
+    case BYE: hear_bye(fabric, &said); return;
+    case BYE_HEARD: hear_answer(&said); return;
     default: return;
     }
 }
@@ -226,7 +241,7 @@ static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
-        if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(fabric, mine(e), BYE, NULL, 0, 0);
+        if (e->open && !endpoint_is_broken(e)) worker.byes_open += say(fabric, mine(e), BYE, 0);
     while (worker.byes_open > 0 && clock_ms() < until_ms) progress_or_pause(fabric);
 }
 void ucx_part(struct fabric *fabric)

@@ -5,11 +5,21 @@
 #include "backend/transports/ucx/ucx.h"
 
 enum { UCX_MESSAGE_ID = 1, ENDPOINT_BUCKETS = 1024 };
-enum kind_of_ucx { /* of one process to the other: `name` has its nonce */
-    HELLO = KIND_OF_FABRIC, /* my card; `id` is my endpoint's number, `bytes` that of yours, as far as I know it */
+enum kind_of_ucx { /* of one process to the other: `id` is my endpoint's number, `bytes` that of yours, if I know it */
+    HELLO = KIND_OF_FABRIC, /* my card */
     OPENED,                 /* we have heard each other's */
     BYE,                    /* I am about to close */
     BYE_HEARD
+};
+struct notice { /* such a message */
+    struct header header;
+    union {
+        struct {
+            struct greeting greeting;
+            unsigned char card[FABRIC_CARD_BYTES]; /* of HELLO */
+        };
+        unsigned char data[sizeof(struct greeting) + FABRIC_CARD_BYTES + PROOF_BYTES]; /* with the proof behind it */
+    };
 };
 /* UCX does not say by which connection a message came. So each end has a number, drawn at random, which only the
    process at the other end is told: what it sends has that number behind the header (flight->connection). */
@@ -24,7 +34,7 @@ struct ucx_endpoint {
 struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
-    struct notes greetings; /* HELLO and OPENED, not acted upon yet */
+    struct notes greetings; /* HELLO and OPENED that are proved, not acted upon yet */
     struct ucx_endpoint *bucket[ENDPOINT_BUCKETS]; /* by their number */
     int byes_open;          /* not heard yet */
 };
@@ -37,6 +47,14 @@ bool ucx_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, v
 void ucx_release(struct fabric *fabric, void *descriptor);
 ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
     const ucp_am_recv_param_t *p);
+
+/* ---- notices.c ---- */
+/* Bytes of its data. */
+size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind,
+    struct notice *out);
+/* false: its proof is not right. *bytes: of its data, which then are those without the proof. */
+bool notice_read(struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
+    struct notice *out);
 
 /* ---- endpoints.c ---- */
 /* It is to be greeted before it is open. SYSTEM, NO_MEMORY. */

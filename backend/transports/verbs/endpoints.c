@@ -19,16 +19,15 @@ static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
     free(e->box.out);
     free(e);
 }
-tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
-    struct verbs_endpoint **out)
+tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const struct card *card, struct verbs_endpoint **out)
 {
     struct nic *nic = nic_of(fabric);
     struct verbs_endpoint *e = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    memcpy(e->base.process, process, sizeof e->base.process);
     e->card = *card;
-    while (!e->number) e->number = ++nic->ids & UINT32_MAX;
-    tutti_status status = lanes_create(nic, e);
+    tutti_status status = endpoint_introduce(fabric, &e->base, process, key);
+    if (status == TUTTI_OK) status = lanes_create(nic, e);
     if (status == TUTTI_OK) status = lane_address(nic, e);
     if (status != TUTTI_OK) {
         endpoint_destroy(nic, e);
@@ -50,14 +49,13 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
 {
     struct verbs_endpoint *e = NULL;
     struct card theirs;
-    (void)key;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
             "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "
             "say verbs on all hosts)");
     memcpy(&theirs, card, sizeof theirs);
     if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet) return refuse_link_layers(nic_of(fabric));
-    TRY(endpoint_create(fabric, process, &theirs, &e));
+    TRY(endpoint_create(fabric, process, key, &theirs, &e));
     *out = &e->base;
     return TUTTI_OK;
 }

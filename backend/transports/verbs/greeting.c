@@ -1,7 +1,9 @@
 /* How two processes find each other's queues. Both say HELLO by datagram, each with its pair of queues and its box, and
  * say it again until they have heard that the other has heard. Datagrams get lost, come late or twice: each endpoint
- * has a number, and a HELLO names those of both ends as far as they are known, so one of an endpoint that was broken
- * since is told from the one that counts. A HELLO for another process than this one, by its nonce, is a stranger's. */
+ * has a turn, and a HELLO names those of both ends as far as they are known, so one of an endpoint that was broken
+ * since is told from the one that counts. All of it is covered by a proof (fabric/proofs.c); what has none, or is for
+ * another process, is a stranger's. */
+#include "backend/transports/verbs/greeting.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -10,22 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUTE_BYTES = 40, KEY = 0x74757474, AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
-static const char magic[8] = "tutti 2";
-enum stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so this needs no answer */
-struct hello {
-    char magic[8];
-    unsigned char from[16], to[16];
-    struct card card;
-    uint64_t number, theirs; /* of the endpoints here, and there as far as it is known */
-    uint64_t box;
-    uint32_t box_key, psn;
-    uint32_t stage;
-    uint32_t lane_count;
-    struct card lanes[RAILS_MOST];
-};
-enum { SLOT_BYTES = 256 };
-_Static_assert(ROUTE_BYTES + sizeof(struct hello) <= SLOT_BYTES, "a datagram fits its slot");
+enum { AGAIN_MS = 5, AGAIN_MOST_MS = 200 };
 
 /* ---- datagrams: the first half of the slots is for what comes, the other for what leaves ---- */
 static unsigned char *slot_at(const struct greeter *g, unsigned slot) { return g->memory + (size_t)slot * SLOT_BYTES; }
@@ -36,10 +23,20 @@ static bool listen_at(const struct greeter *g, unsigned slot)
     errno = ibv_post_recv(g->pair, &request, &bad);
     return errno == 0;
 }
-static tutti_status make_ready(struct nic *nic)
+/* Datagrams with another one are dropped by the device: it follows from the nonce of the process that they are for, so
+   that those of other programs do not come here. A proof is what counts. The highest bit is for privileged programs. */
+static uint32_t key_of_datagrams(const unsigned char process[16])
+{
+    uint32_t key;
+    memcpy(&key, process, sizeof key);
+    return key & INT32_MAX;
+}
+static tutti_status make_ready(const struct fabric *fabric, const struct nic *nic)
 {
     struct ibv_qp *pair = nic->greeter.pair;
-    struct ibv_qp_attr how = { .qp_state = IBV_QPS_INIT, .port_num = nic_port(nic)->number, .qkey = KEY };
+    struct ibv_qp_attr how = {
+        .qp_state = IBV_QPS_INIT, .port_num = nic_port(nic)->number, .qkey = key_of_datagrams(fabric->process)
+    };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
     if (errno) return device_refused(nic_port(nic), "pair of queues for datagrams");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
@@ -49,7 +46,7 @@ static tutti_status make_ready(struct nic *nic)
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
     return errno ? device_refused(nic_port(nic), "pair of queues for datagrams that speaks") : TUTTI_OK;
 }
-tutti_status greeter_init(struct nic *nic)
+tutti_status greeter_init(const struct fabric *fabric, struct nic *nic)
 {
     struct greeter *g = &nic->greeter;
     size_t bytes = (size_t)2 * GREETING_SLOTS * SLOT_BYTES;
@@ -65,7 +62,7 @@ tutti_status greeter_init(struct nic *nic)
     if (!g->region) return device_refused(nic_port(nic), "memory for datagrams");
     g->pair = verbs.ibv_create_qp(a->domain, &how);
     if (!g->pair) return device_refused(nic_port(nic), "pair of queues for datagrams");
-    TRY(make_ready(nic));
+    TRY(make_ready(fabric, nic));
     for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
         if (!listen_at(g, slot)) return device_refused(nic_port(nic), "receive of datagrams");
         g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
@@ -88,8 +85,7 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
     struct greeter *g = &nic->greeter;
     if (!g->free_count) return; /* it is asked again */
     unsigned slot = g->free_slots[--g->free_count];
-    struct hello hello = { .number = e->number,
-        .theirs = e->theirs,
+    struct hello hello = { .theirs = e->theirs,
         .box = (uintptr_t)e->box.in,
         .box_key = e->box.in_region->rkey,
         .psn = nic->psn & 0xffffff,
@@ -98,9 +94,9 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
         .lane_count = (uint32_t)nic->rail_count };
     for (int i = 0; i < nic->rail_count && stage != GIVEN_UP; i++)
         hello.lanes[i] = card_of(&nic->rails[i], e->lanes[i].pair);
-    memcpy(hello.magic, magic, sizeof magic);
-    memcpy(hello.from, fabric->process, sizeof hello.from);
-    memcpy(hello.to, e->base.process, sizeof hello.to);
+    memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
+    greeting_begin(fabric, &e->base, &hello.greeting);
+    proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);
     memcpy(slot_at(g, slot), &hello, sizeof hello);
     struct ibv_sge from = { (uintptr_t)slot_at(g, slot), sizeof hello, g->region->lkey };
     struct ibv_send_wr *bad,
@@ -109,7 +105,8 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
             .num_sge = 1,
             .opcode = IBV_WR_SEND,
             .send_flags = IBV_SEND_SIGNALED,
-            .wr.ud = { .ah = e->address, .remote_qpn = e->card.pair, .remote_qkey = KEY } };
+            .wr.ud = {
+                .ah = e->address, .remote_qpn = e->card.pair, .remote_qkey = key_of_datagrams(e->base.process) } };
     if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
 }
 static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
@@ -140,26 +137,28 @@ static struct verbs_endpoint *ended_one(const struct fabric *fabric, const struc
 {
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         struct verbs_endpoint *e = verbs_of(b);
-        bool its = h->theirs == e->number || (e->hopeless && e->theirs == h->number);
-        if (endpoint_is_broken(b) && its && memcmp(b->process, h->from, 16) == 0) return e;
+        bool its = h->theirs == b->turn || (e->hopeless && e->theirs == h->greeting.turn);
+        if (endpoint_is_broken(b) && its && memcmp(b->process, h->greeting.from, 16) == 0) return e;
     }
     return NULL;
 }
 static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct hello *h)
 {
-    struct endpoint *found = endpoint_find(fabric, h->from);
+    const struct greeting *g = &h->greeting;
+    struct endpoint *found = endpoint_find(fabric, g->from);
     struct verbs_endpoint *e = found ? verbs_of(found) : NULL;
     struct verbs_endpoint *ended = ended_one(fabric, h);
     if (ended) {
-        ended->theirs = h->number;
+        ended->theirs = g->turn;
         greeter_part(fabric, ended);
     }
-    if (ended || (h->theirs && (!e || h->theirs != e->number))) return NULL;
-    if (e && !h->theirs && e->theirs && e->theirs != h->number) { /* the one that we knew is no more */
+    if (ended || (h->theirs && (!e || h->theirs != found->turn))) return NULL;
+    if (e && !h->theirs && e->theirs && e->theirs != g->turn) { /* the one that we knew is no more */
         endpoint_fail(fabric, e, "the other process has begun anew");
         e = NULL;
     }
-    if (!e && endpoint_create(fabric, h->from, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
+    if (!e && endpoint_create(fabric, g->from, &g->key, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
+    e->base.least_turn = g->turn;
     return e;
 }
 /* InfiniBand ends where RoCE begins: both count alike. */
@@ -174,7 +173,7 @@ static int lanes_of_both(const struct nic *nic, const struct hello *h)
 static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, const struct hello *h)
 {
     int count = lanes_of_both(nic, h);
-    e->theirs = h->number;
+    e->theirs = h->greeting.turn;
     e->box.there = h->box;
     e->box.there_key = h->box_key;
     for (int i = 0; i < count; i++) TRY(lane_connect(nic, &e->lanes[i], &h->lanes[i], h->psn));
@@ -184,20 +183,22 @@ static tutti_status connect_lanes(struct nic *nic, struct verbs_endpoint *e, con
 }
 static void hear_end(struct fabric *fabric, const struct hello *h)
 {
-    struct endpoint *e = endpoint_find(fabric, h->from);
+    struct endpoint *e = endpoint_find(fabric, h->greeting.from);
     if (!e) return;
     uint64_t known = verbs_of(e)->theirs;
-    if (known ? known == h->number : h->theirs == verbs_of(e)->number)
-        endpoint_fail(fabric, verbs_of(e), "the other process has given it up");
+    if (known ? known != h->greeting.turn : h->theirs != e->turn) return;
+    e->least_turn = h->greeting.turn + 1;
+    endpoint_fail(fabric, verbs_of(e), "the other process has given it up");
 }
-static bool is_for_us(const struct fabric *fabric, const struct hello *h)
+static bool is_right(struct fabric *fabric, const struct hello *h)
 {
-    return memcmp(h->magic, magic, sizeof magic) == 0 && memcmp(h->to, fabric->process, sizeof h->to) == 0
-        && h->lane_count > 0;
+    return memcmp(h->magic, HELLO_MAGIC, sizeof h->magic) == 0 && h->lane_count > 0
+        && greeting_is_proved(fabric, &h->greeting, h, PROVED_BYTES, h->proof)
+        && !greeting_is_over(fabric, &h->greeting);
 }
-static void hear(struct fabric *fabric, const struct hello *h)
+void hello_hear(struct fabric *fabric, const struct hello *h)
 {
-    if (!is_for_us(fabric, h)) return;
+    if (!is_right(fabric, h)) return;
     if (h->stage == GIVEN_UP) {
         hear_end(fabric, h);
         return;
@@ -211,7 +212,7 @@ static void hear(struct fabric *fabric, const struct hello *h)
         endpoint_fail(fabric, e, "the device does not connect");
         return;
     }
-    if (!e->base.open && h->theirs == e->number) { /* so the other hears, too */
+    if (!e->base.open && h->theirs == e->base.turn) { /* so the other hears, too */
         e->base.open = true;
         nic_of(fabric)->stalled = true; /* what it has heard already may fill its box */
     }
@@ -230,5 +231,5 @@ void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
     bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + sizeof hello;
     if (whole) memcpy(&hello, slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
     if (wc->status == IBV_WC_SUCCESS && !listen_at(g, slot)) LOG(ERROR, "no datagram can be received any more");
-    if (whole) hear(fabric, &hello);
+    if (whole) hello_hear(fabric, &hello);
 }

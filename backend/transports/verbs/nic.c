@@ -48,7 +48,7 @@ static tutti_status make_receives(struct nic *nic)
     nic->used_receives = most;
     return nic_post_receives(nic) ? TUTTI_OK : device_refused(a->port, "receive");
 }
-tutti_status nic_create(const struct fabric_place *place, struct nic **out)
+tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out)
 {
     struct nic *nic = *out = memory_zeroed(1, sizeof *nic);
     if (!nic) return status_fail(TUTTI_NO_MEMORY, "no memory for a device");
@@ -57,7 +57,7 @@ tutti_status nic_create(const struct fabric_place *place, struct nic **out)
     TRY(make_receives(nic));
     TRY(random_fill(&nic->psn, sizeof nic->psn));
     TRY(random_fill(&nic->ids, sizeof nic->ids)); /* else those of a network that was closed would come again */
-    return greeter_init(nic);
+    return greeter_init(fabric, nic);
 }
 void nic_destroy(struct nic *nic)
 {

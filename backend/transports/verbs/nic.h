@@ -89,7 +89,7 @@ struct verbs_endpoint {
     struct endpoint base;
     struct card card;
     struct ibv_ah *address;
-    uint64_t number, theirs; /* theirs: of its endpoint to us; 0: not known yet */
+    uint64_t theirs; /* the turn of its endpoint to us; 0: not known yet */
     bool owes_answer, hopeless; /* hopeless: the device does not connect it */
     int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
     uint32_t inline_bytes;
@@ -135,9 +135,11 @@ struct nic {
 };
 static inline struct nic *nic_of(const struct fabric *fabric) { return fabric->own; }
 static inline struct verbs_endpoint *verbs_of(struct endpoint *e) { return (struct verbs_endpoint *)e; }
+/* By which work requests of its pairs are told from those of pairs that are no more. */
+static inline uint64_t endpoint_tag(const struct verbs_endpoint *e) { return e->base.turn % UINT32_MAX + 1; }
 
 /* ---- nic.c: made, destroyed, found ---- */
-tutti_status nic_create(const struct fabric_place *place, struct nic **out);
+tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out);
 void nic_destroy(struct nic *nic); /* NULL, and half built, too */
 struct card card_of(const struct rail *rail, const struct ibv_qp *pair);
 static inline struct card nic_card(const struct nic *nic) { return card_of(&nic->rails[0], nic->greeter.pair); }
@@ -173,7 +175,7 @@ int requests_read(struct verbs_endpoint *e, struct errand *fetch);
 struct errand *requests_end(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
-tutti_status greeter_init(struct nic *nic);
+tutti_status greeter_init(const struct fabric *fabric, struct nic *nic);
 void greeter_finish(struct nic *nic);
 void greeter_part(struct fabric *fabric, struct verbs_endpoint *e); /* tells the other that it is given up */
 void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
@@ -198,8 +200,8 @@ bool box_owes(const struct box *box); /* much was heard that the other does not 
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */
 /* By the card and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
-tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct card *card,
-    struct verbs_endpoint **out);
+tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+    const struct card *card, struct verbs_endpoint **out);
 tutti_status refuse_link_layers(const struct nic *nic);
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *card, size_t bytes, struct endpoint **out);

@@ -10,7 +10,7 @@ static uint64_t note(struct lane *lane, bool signalled, struct posted posted)
 {
     lane->posted[lane->begun % SENDS] = posted;
     if (signalled) lane->last_signalled = lane->begun;
-    return lane->endpoint->number << 32 | lane->begun++;
+    return endpoint_tag(lane->endpoint) << 32 | lane->begun++;
 }
 int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled)
 {

@@ -24,7 +24,7 @@ static void hear_completion(struct fabric *fabric, const struct adapter *adapter
     struct verbs_endpoint *e = lane ? lane->endpoint : NULL;
     bool receive = wc->status == IBV_WC_SUCCESS ? (wc->opcode & IBV_WC_RECV) != 0 : wc->wr_id == 0;
     if (receive) nic->used_receives++;
-    if (!e || (!receive && wc->wr_id >> 32 != e->number)) return; /* of a pair that is no more */
+    if (!e || (!receive && wc->wr_id >> 32 != endpoint_tag(e))) return; /* of a pair that is no more */
     if (wc->status != IBV_WC_SUCCESS) {
         endpoint_fail(fabric, e, verbs.ibv_wc_status_str(wc->status));
         return;
@@ -128,7 +128,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     struct nic *nic;
     fabric->event = -1;
     fabric->own = NULL;
-    tutti_status status = nic_create(place, &nic);
+    tutti_status status = nic_create(fabric, place, &nic);
     fabric->own = nic;
     if (status != TUTTI_OK) return status;
     fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));

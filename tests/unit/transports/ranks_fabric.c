@@ -42,8 +42,7 @@ static void name_of_host(void *context, int rank, char *out, size_t bytes)
     (void)context;
     snprintf(out, bytes, "the host of rank %d", rank);
 }
-/* All ranks of a test are of one group. */
-static struct key_id add_key(void)
+struct key_id ranks_key(void)
 {
     static const unsigned char key[KEY_BYTES] = "the key of the group of a test";
     struct key_id id;
@@ -52,7 +51,7 @@ static struct key_id add_key(void)
 }
 static void open_rank(const struct ways *w, struct table_of_cards *t, int rank, int process)
 {
-    add_key();
+    ranks_key();
     const struct fabric_place place = { .device = "lo", .pretended = true };
     unsigned char *nonce = t->rank[rank].process;
     memset(nonce, 0, 16);
@@ -70,7 +69,7 @@ static void open_rank(const struct ways *w, struct table_of_cards *t, int rank, 
 static void connect_rank(const struct ways *w, struct table_of_cards *t, struct router *router)
 {
     static const struct crossing crossings[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
-    struct fabric_ground ground = { t, process_of, card_of, name_of_host, add_key() };
+    struct fabric_ground ground = { t, process_of, card_of, name_of_host, ranks_key() };
     for (int k = 0; k < w->count; k++)
         if (fabric_connect(fabric_of(w, k, router->rank), router, &ground) != TUTTI_OK)
             ranks_stop(router->rank, __FILE__, __LINE__, status_detail());

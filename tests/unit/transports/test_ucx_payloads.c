@@ -1,5 +1,5 @@
 /* What a process may say over UCX: whose it is the number of the connection tells, which only the process at its other
-   end knows. And what UCX ends late, after its connection was closed, touches nothing that is no more. */
+   end knows; and of the connection itself it speaks with a proof. And what UCX ends late, after its connection was closed, touches nothing that is no more. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/fabric/port.h"
@@ -15,9 +15,12 @@
 static const unsigned char mine[16] = { 1 }, others[16] = { 2 };
 static unsigned char card[FABRIC_CARD_BYTES];
 static size_t card_bytes;
+static struct key_id key;
 
 static int start(void **state)
 {
+    static const unsigned char drawn[KEY_BYTES] = "the key of a group";
+    if (key_add(drawn, &key) != TUTTI_OK) return -1;
     const struct fabric_place place = { .device = "lo", .pretended = true };
     (void)state;
     return fabric_open(&ucx_fabric, mine, &place, card, &card_bytes) != TUTTI_OK;
@@ -32,7 +35,7 @@ static struct ucx_endpoint *connect_to(const unsigned char process[16])
 {
     struct endpoint *e;
     pthread_mutex_lock(&ucx_fabric.lock);
-    assert_int_equal(ucx_endpoint_create(&ucx_fabric, process, NULL, card, card_bytes, &e), TUTTI_OK);
+    assert_int_equal(ucx_endpoint_create(&ucx_fabric, process, &key, card, card_bytes, &e), TUTTI_OK);
     pthread_mutex_unlock(&ucx_fabric.lock);
     return (struct ucx_endpoint *)e;
 }
@@ -80,22 +83,113 @@ static void test_what_cannot_be_breaks_the_connection(void **state)
     assert_true(e->base.faulty && endpoint_is_broken(&e->base));
     while (e->ep) nanosleep(&(struct timespec){ 0, 100000 }, NULL); /* by the fabric's thread */
 }
+/* ---- what processes say of their connection ---- */
+/* The other process: its end of a connection with this one. */
+struct other { struct fabric fabric; struct ucx_endpoint end; };
+static struct other other_new(const unsigned char process[16])
+{
+    struct other o = { .end.number = 77 };
+    memcpy(o.fabric.process, process, sizeof o.fabric.process);
+    memcpy(o.fabric.card, card, card_bytes);
+    o.fabric.card_bytes = card_bytes;
+    assert_int_equal(endpoint_introduce(&o.fabric, &o.end.base, mine, &key), TUTTI_OK);
+    return o;
+}
+static void hear_notice(const struct notice *said, size_t bytes)
+{
+    struct notice copy = *said;
+    const ucp_am_recv_param_t how = { .recv_attr = 0 };
+    pthread_mutex_lock(&ucx_fabric.lock);
+    assert_int_equal(ucx_on_message(NULL, &copy.header, sizeof copy.header, copy.data, bytes, &how), UCS_OK);
+    ucx_greet(&ucx_fabric);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+}
+static struct ucx_endpoint *with(const unsigned char process[16]) /* NULL: there is none */
+{
+    pthread_mutex_lock(&ucx_fabric.lock);
+    struct endpoint *e = endpoint_find(&ucx_fabric, process);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    return (struct ucx_endpoint *)e;
+}
+static int count_endpoints(void)
+{
+    int count = 0;
+    pthread_mutex_lock(&ucx_fabric.lock);
+    for (const struct endpoint *e = ucx_fabric.endpoints; e; e = e->next) count++;
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    return count;
+}
+/* Each byte of it is covered, and so is its length. */
+static void test_a_greeting_without_its_proof(void **state)
+{
+    struct other o = other_new(others);
+    struct notice said, wrong;
+    size_t bytes = notice_make(&o.fabric, &o.end, HELLO, &said);
+    (void)state;
+    for (size_t at = 0; at < bytes; at += 5) {
+        wrong = said;
+        wrong.data[at] ^= 1;
+        hear_notice(&wrong, bytes);
+    }
+    wrong = said;
+    wrong.header.id++;
+    hear_notice(&wrong, bytes);
+    for (size_t less = 1; less <= bytes; less += 7) hear_notice(&said, bytes - less);
+    assert_int_equal(count_endpoints(), 0);
+    hear_notice(&said, bytes);
+    assert_int_equal(count_endpoints(), 1);
+    assert_int_equal(with(others)->theirs, 77);
+}
+/* It was seen on the network, and is said again: of a connection that is no more, to another process, to who said it. */
+static void test_a_greeting_that_is_repeated(void **state)
+{
+    struct other first = other_new(others), second = other_new(others), third = other_new((unsigned char[16]){ 3 });
+    struct notice old, now, elsewhere;
+    size_t bytes = notice_make(&first.fabric, &first.end, HELLO, &old);
+    second.end.number = 78;
+    (void)state;
+    notice_make(&second.fabric, &second.end, HELLO, &now);
+    hear_notice(&old, bytes);
+    hear_notice(&now, bytes); /* it has begun anew */
+    struct ucx_endpoint *e = with(others);
+    assert_true(e && e->theirs == 78 && count_endpoints() == 2);
+    for (int i = 0; i < 3; i++) {
+        hear_notice(&old, bytes);
+        hear_notice(&now, bytes);
+    }
+    assert_ptr_equal(with(others), e);
+    assert_int_equal(count_endpoints(), 2);
+    assert_int_equal(endpoint_introduce(&third.fabric, &third.end.base, others, &key), TUTTI_OK);
+    notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to others */
+    hear_notice(&elsewhere, bytes);
+    pthread_mutex_lock(&ucx_fabric.lock);
+    notice_make(&ucx_fabric, e, HELLO, &elsewhere);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    hear_notice(&elsewhere, bytes);
+    assert_int_equal(count_endpoints(), 2);
+}
 /* Who ends says so by the number that it was told. */
 static void test_a_goodbye_is_of_its_connection(void **state)
 {
     struct ucx_endpoint *e = connect_to(others);
-    struct header bye = { .kind = BYE };
+    struct other o = other_new(others), stranger = other_new((unsigned char[16]){ 3 });
+    struct notice bye;
     (void)state;
-    memcpy(&bye.name, others, sizeof others);
-    hear_whole((struct said){ bye, 0 });
-    bye.bytes = e->number + 2;
-    hear_whole((struct said){ bye, 0 });
-    bye.bytes = e->number;
-    bye.name.operation ^= 1;
-    hear_whole((struct said){ bye, 0 });
+    size_t bytes = notice_make(&o.fabric, &o.end, BYE, &bye);
+    hear_notice(&bye, bytes); /* of none */
+    o.end.theirs = e->number + 2;
+    notice_make(&o.fabric, &o.end, BYE, &bye);
+    hear_notice(&bye, bytes);
+    stranger.end.theirs = e->number;
+    notice_make(&stranger.fabric, &stranger.end, BYE, &bye);
+    hear_notice(&bye, bytes);
+    o.end.theirs = e->number;
+    notice_make(&o.fabric, &o.end, BYE, &bye);
+    bye.data[bytes - 1] ^= 1;
+    hear_notice(&bye, bytes);
     assert_false(e->base.left);
-    bye.name.operation ^= 1;
-    hear_whole((struct said){ bye, 0 });
+    bye.data[bytes - 1] ^= 1;
+    hear_notice(&bye, bytes);
     assert_true(e->base.left);
 }
 
@@ -171,6 +265,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_message_is_of_its_connection, start, stop),
         cmocka_unit_test_setup_teardown(test_what_cannot_be_breaks_the_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_greeting_without_its_proof, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_greeting_that_is_repeated, start, stop),
         cmocka_unit_test_setup_teardown(test_a_goodbye_is_of_its_connection, start, stop),
         cmocka_unit_test_setup(test_what_ends_after_the_endpoints, start),
     };

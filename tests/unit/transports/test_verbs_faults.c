@@ -168,6 +168,7 @@ static void test_completions_have_room_whatever_fails(void **state)
     const struct fabric_place place = { .device = "lo", .pretended = true };
     struct fabric *fabric = &verbs_fabrics[0];
     unsigned char process[16] = { 1 }, card[FABRIC_CARD_BYTES];
+    const struct key_id key = ranks_key();
     struct endpoint *made;
     size_t bytes;
     (void)state;
@@ -181,7 +182,7 @@ static void test_completions_have_room_whatever_fails(void **state)
         pthread_mutex_lock(&fabric->lock); /* its thread makes progress */
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
-            if (fabric->operations->connect(fabric, process, NULL, card, bytes, &made) != TUTTI_OK) break;
+            if (fabric->operations->connect(fabric, process, &key, card, bytes, &made) != TUTTI_OK) break;
             assert_true(nic_of(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
         }
         pthread_mutex_unlock(&fabric->lock);

@@ -39,12 +39,12 @@ if(HAVE_VERBS)
       target_compile_definitions(test_verbs_${name} PRIVATE NO_PROCESSES)
     endif()
   endforeach()
-  foreach(name verbs verbs_again verbs_faults verbs_rails verbs_trace)                         # on a device that is none
+  foreach(name verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace)                         # on a device that is none
     tutti_unit(transports/test_${name} transports)
     target_sources(test_${name} PRIVATE unit/transports/ranks.c unit/transports/contract.c
       unit/transports/ranks_fabric.c)
   endforeach()
-  foreach(name verbs verbs_again verbs_faults verbs_rails verbs_trace storm beside)
+  foreach(name verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace storm beside)
     target_sources(test_${name} PRIVATE unit/transports/ranks_verbs.c)
     target_compile_definitions(test_${name} PRIVATE FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
     add_dependencies(test_${name} fake_verbs)

@@ -1,0 +1,27 @@
+/* What a process tells another about their connection. The header travels as UCX's, and behind it a greeting, which of
+ * HELLO is followed by a card, and a proof of all of it. */
+#include "backend/transports/ucx/worker.h"
+#include <stddef.h>
+#include <string.h>
+
+/* The text that is proved: header, greeting, card, in one piece. */
+static size_t text_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
+
+size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind, struct notice *out)
+{
+    size_t card_bytes = kind == HELLO ? fabric->card_bytes : 0, bytes = sizeof out->greeting + card_bytes;
+    out->header = (struct header){ .kind = kind, .id = e->number, .bytes = e->theirs };
+    greeting_begin(fabric, &e->base, &out->greeting);
+    memcpy(out->card, fabric->card, card_bytes);
+    proof_make(&e->base.pair, out, text_bytes(bytes), out->data + bytes);
+    return bytes + PROOF_BYTES;
+}
+bool notice_read(struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
+    struct notice *out)
+{
+    if (*bytes > sizeof out->data || *bytes < sizeof out->greeting + PROOF_BYTES) return false;
+    out->header = *header;
+    memcpy(out->data, data, *bytes);
+    *bytes -= PROOF_BYTES;
+    return greeting_is_proved(fabric, &out->greeting, out, text_bytes(*bytes), out->data + *bytes);
+}

@@ -1,0 +1,98 @@
+/* Greetings that are none of the process that they name: changed on the way, without its key, of an endpoint that is no
+   more, for another process. They change nothing; the one that is right does. */
+#include "backend/transports/verbs/greeting.h"
+#include "tests/unit/transports/ranks_verbs.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct fabric *const here = &verbs_fabrics[1], *const there = &verbs_fabrics[0];
+static struct endpoint *end_here, *end_there; /* of their connection */
+
+/* As the other process says it, in the name of that endpoint. */
+static struct hello hello_of(const struct endpoint *e, enum stage stage)
+{
+    struct hello h = { .magic = HELLO_MAGIC, .card = nic_card(nic_of(there)), .stage = stage, .lane_count = 1 };
+    h.lanes[0] = h.card;
+    greeting_begin(there, e, &h.greeting);
+    return h;
+}
+static void prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
+/* Whether the connection is as it was. */
+static bool changes_nothing(const struct hello *h)
+{
+    uint64_t theirs = verbs_of(end_here)->theirs, least = end_here->least_turn;
+    hello_hear(here, h);
+    return here->endpoints == end_here && !end_here->next && !endpoint_is_broken(end_here) && end_here->open
+        && verbs_of(end_here)->theirs == theirs && end_here->least_turn == least;
+}
+static void of_every_byte(const struct rank *me)
+{
+    struct hello right = hello_of(end_there, GIVEN_UP);
+    prove(&right);
+    for (size_t at = 0; at < sizeof right; at++) {
+        struct hello h = right;
+        ((unsigned char *)&h)[at] ^= 1;
+        REQUIRE(changes_nothing(&h));
+    }
+}
+static void of_earlier_endpoints(const struct rank *me)
+{
+    struct endpoint earlier = *end_there;
+    earlier.turn--;
+    for (enum stage stage = GREETS; stage <= GIVEN_UP; stage++) {
+        struct hello h = hello_of(&earlier, stage);
+        prove(&h);
+        REQUIRE(changes_nothing(&h));
+    }
+}
+static void of_others(const struct rank *me)
+{
+    struct hello h = hello_of(end_there, GIVEN_UP);
+    h.greeting.to[0] ^= 8;
+    prove(&h);
+    REQUIRE(changes_nothing(&h));
+    h = hello_of(end_there, GIVEN_UP);
+    h.greeting.key.bytes[0] ^= 1;
+    prove(&h);
+    REQUIRE(changes_nothing(&h));
+    h = hello_of(end_there, GIVEN_UP);
+    memcpy(h.greeting.from, here->process, sizeof h.greeting.from); /* by the key of the pair, as its own */
+    prove(&h);
+    REQUIRE(changes_nothing(&h));
+}
+static void strangers_speak(struct rank *me)
+{
+    rank_connect(me);
+    rank_meet(me);
+    if (me->rank == 0) end_there = there->endpoints;
+    rank_meet(me);
+    if (me->rank == 1) {
+        pthread_mutex_lock(&here->lock);
+        end_here = here->endpoints;
+        of_every_byte(me);
+        of_earlier_endpoints(me);
+        of_others(me);
+        struct hello right = hello_of(end_there, GIVEN_UP);
+        prove(&right);
+        REQUIRE(!changes_nothing(&right) && endpoint_is_broken(end_here));
+        pthread_mutex_unlock(&here->lock);
+    }
+    rank_meet(me);
+}
+static void test_greetings_of_strangers_change_nothing(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, strangers_speak);
+}
+int main(void)
+{
+    if (!ranks_verbs_open()) return SKIPPED;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_greetings_of_strangers_change_nothing, ranks_verbs_begin,
+            ranks_verbs_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
