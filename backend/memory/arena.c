@@ -209,7 +209,7 @@ static void *take(size_t bytes, size_t alignment)
 {
     pthread_mutex_lock(&lock);
     unsigned char *at = heap_take(&heap, bytes, alignment);
-    if (at && at >= spare.base && at < spare.base + spare.bytes) spare = (struct block){ 0 };
+    if (at && spare.bytes && at >= spare.base && at < spare.base + spare.bytes) spare = (struct block){ 0 };
     pthread_mutex_unlock(&lock);
     return at;
 }
