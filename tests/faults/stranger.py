@@ -80,6 +80,8 @@ class Attack:
         except OSError:
             one.close()
             self.seen.pop(target, None)                 # it has ended
+            for held in self.held.pop(target, []):
+                held.close()
             return None
         self.counts["connected"] += 1
         return one
