@@ -55,6 +55,9 @@
       "how long another host may be silent before its ranks count as lost, in milliseconds") \
     X(secret_file, "TUTTI_SECRET_FILE", TEXT, "", "", "file, readable by its owner only, with a secret that processes" \
       " must know beside the key from the store, on all hosts (empty: none)") \
+    X(encryption, "TUTTI_ENCRYPTION", TEXT, "", "empty, required", "what goes to other hosts is encrypted: TLS 1.3 by" \
+      " OpenSSL 3, with a key that follows from the group's (required; alike on all ranks; TCP only)") \
+    X(openssl, "TUTTI_OPENSSL", TEXT, "libssl.so.3", "", "the OpenSSL library that encryption uses") \
     X(cache, "TUTTI_CACHE", TEXT, "", "", "folder in which what was measured of this machine is kept" \
       " (none: nowhere; empty: tutti in $XDG_CACHE_HOME or ~/.cache)") \
     X(streaming, "TUTTI_STREAMING", NUMBER, "-1", "-1 to 1", \

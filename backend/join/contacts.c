@@ -4,6 +4,7 @@
 #include "backend/base/settings.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
+#include "backend/processes/tls.h"
 #include "backend/transports/fabrics.h"
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -21,7 +22,13 @@ bool transport_is_given(void) { return *settings_get()->transport; }
 tutti_status transport_check(void)
 {
     char unknown[FABRIC_TEXT_BYTES], names[64] = "";
-    if (fabrics_parse(settings_get()->transport, unknown)) return TUTTI_OK;
+    unsigned set = fabrics_parse(settings_get()->transport, unknown);
+    TRY(encryption_check());
+    if (set && encryption_is_required() && set != 1u << fabric_number("tcp"))
+        return status_fail(TUTTI_UNSUPPORTED,
+            "TUTTI_ENCRYPTION=required, but TUTTI_TRANSPORT=%.100s: only tcp can be encrypted",
+            settings_get()->transport);
+    if (set) return TUTTI_OK;
     for (int i = 0; fabric_name(i); i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
     const char *nearest = settings_nearest(unknown, next_transport, NULL);

@@ -16,6 +16,7 @@
 #include "backend/join/verdict.h"
 #include "backend/model/price.h"
 #include "backend/processes/secret.h"
+#include "backend/processes/tls.h"
 #include "backend/transports/fabrics.h"
 #include "backend/transports/shm/shm.h"
 #include <stdio.h>
@@ -97,7 +98,8 @@ tutti_status join_offer(const char *store_host, bool by_id, struct member *out)
 {
     TRY(transport_check());
     TRY(secret_load());                                 /* here, so that the others learn why this rank cannot join */
-    out->fabrics = fabrics_parse(settings_get()->transport, NULL);
+    out->fabrics = (uint16_t)fabrics_parse(settings_get()->transport, NULL);
+    out->encrypts = encryption_is_required();
     const char *host = store_host && *store_host ? store_host : NULL;
     bool spreads = !by_id && (host || *settings_get()->socket_ifname);
     if (out->size == 1 || (!spreads && !(out->pretends & PRETENDS_LINKS))) return TUTTI_OK;

@@ -55,6 +55,12 @@ tutti_status member_check(const struct member *mine, int rank, const struct memb
             "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
             "same on all ranks (where it is not set, it is ucx on hosts with an active RDMA port, and tcp on others)",
             rank, fabrics_text(theirs, their_text), mine->group, fabrics_text(mine, my_text));
+    if (theirs->encrypts != mine->encrypts)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d %s what it sends to other hosts, and rank 0 of %s %s: TUTTI_ENCRYPTION must be the same on all "
+            "ranks",
+            rank, theirs->encrypts ? "encrypts" : "does not encrypt", mine->group,
+            mine->encrypts ? "does" : "does not");
     if (!theirs->contact.family != !mine->contact.family)
         return status_fail(TUTTI_MISMATCH,
             "rank %d of %s %s for ranks of other hosts, and rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and "

@@ -75,7 +75,7 @@ static void caller_open(int index)                      /* it has confirmed */
     if (!peer || peer->state == OPEN) { caller_drop(index, NULL); return; }
     registry_hang_up(&peer->descriptor);
     peer->descriptor = caller_take(index, &c)->descriptor;
-    if (link_open(peer)) link_ready(peer);              /* more may have come with it */
+    if (link_open(peer, &c.handshake, true)) link_ready(peer);              /* more may have come with it */
 }
 static bool caller_hear(int index)                      /* false: it still says nothing */
 {

@@ -74,7 +74,7 @@ void call_ready(struct peer *peer)
         if (!error) error = call_connected(peer);
     } else {
         error = call_advance(peer);
-        if (error > 0) { link_open(peer); return; }
+        if (error > 0) { link_open(peer, peer->handshake, false); return; }
     }
     if (error) call_fail(peer, error);
 }

@@ -123,6 +123,30 @@ int handshake_await_confirm(struct handshake *h, int socket)
     return got <= 0 || h->confirm.kind == HANDSHAKE_CONFIRM ? got : -EPROTO;
 }
 
+/* Of this connection alone, the same at both ends. */
+static void derive_key(const struct handshake *h, unsigned char out[KEY_BYTES])
+{
+    struct {
+        char purpose[8], magic[8];
+        unsigned char challenges[2][16];
+    } text = { .purpose = "traffic" };
+    memcpy(text.magic, h->magic, sizeof text.magic);
+    memcpy(text.challenges[0], h->hello.challenge, sizeof text.challenges[0]);
+    memcpy(text.challenges[1], h->opening.challenge, sizeof text.challenges[1]);
+    proof_make(&h->key, &text, sizeof text, out);
+}
+int handshake_encrypt(const struct handshake *h, bool called, struct tls **out)
+{
+    unsigned char key[KEY_BYTES];
+    *out = NULL;
+    if (!encryption_is_required()) return 0;
+    if (encryption_check() != TUTTI_OK) return -ENOTSUP;                /* whoever joins a group has been told */
+    derive_key(h, key);
+    *out = tls_new(called, key);
+    explicit_bzero(key, sizeof key);
+    return *out ? 0 : -ENOMEM;
+}
+
 int unproved_find_superfluous(const struct unproved *list, int count)
 {
     int most = 0, found = -1;

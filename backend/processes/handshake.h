@@ -8,9 +8,10 @@
  * A proof is HMAC-SHA256 with the key of this pair (keys.h) over the purpose of the connection, the kind of the
  * message, both identities, both challenges and both numbers. So a stranger learns a version and whether it is
  * refused, and a message that was seen elsewhere, or goes the other way, proves nothing. What follows the handshake
- * is neither encrypted nor signed. */
+ * is neither signed nor, unless that is asked for (tls.h), encrypted. */
 #pragma once
 #include "backend/processes/peers.h"
+#include "backend/processes/tls.h"
 
 enum { HANDSHAKE_VERSION = 9 };
 enum handshake_kind {
@@ -69,6 +70,10 @@ int handshake_await_confirm(struct handshake *h, int socket);
    loses its oldest, so many callers from one network keep no other out. The index of that one; -1: there are none. */
 struct unproved { uint64_t network; int64_t since_ms; };
 int unproved_find_superfluous(const struct unproved *list, int count);
+
+/* After the answer: what encrypts the connection from here on, or NULL where that is not asked for. 0, -ENOMEM or
+   -ENOTSUP. */
+int handshake_encrypt(const struct handshake *h, bool called, struct tls **out);
 
 /* ---- the caller ---- */
 void handshake_begin(struct handshake *h, const char magic[8]);

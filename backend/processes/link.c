@@ -33,7 +33,7 @@ struct peer *link_add(const struct identity *identity, const struct key_id *key)
 }
 void link_forget(struct peer *peer)
 {
-    free(peer->link->wire);
+    wire_free(peer->link->wire);
     free(peer->link->card);
     free(peer->link);
 }
@@ -44,11 +44,21 @@ void link_want(struct peer *peer)
     links_due(clock_ms());
     registry_wake();
 }
-bool link_open(struct peer *peer)
+static void push(struct peer *peer)
+{
+    struct link *link = peer->link;
+    int error = wire_push(link->wire, peer->descriptor);
+    if (error && !link->error) link->error = error;     /* its end is read soon; a socket says why only once */
+    bool full = !error && wire_is_full(link->wire);
+    if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
+    link->is_full = full;
+}
+bool link_open(struct peer *peer, const struct handshake *h, bool called)
 {
     struct link *link = peer->link;
     link->wire = memory_zeroed(1, sizeof *link->wire);
-    if (!link->wire) { link_end(peer, -ENOMEM); return false; }
+    int error = link->wire ? handshake_encrypt(h, called, &link->wire->tls) : -ENOMEM;
+    if (error) { link_end(peer, error); return false; }
     link->stage = IDLE;
     link->was_open = true;
     link->error = 0;
@@ -56,6 +66,7 @@ bool link_open(struct peer *peer)
     link->said_ms = clock_ms();
     links_due(0);
     peer_open(peer);
+    push(peer);                                         /* encryption begins */
     link_catch_up(peer);
     return true;
 }
@@ -68,15 +79,6 @@ void link_end(struct peer *peer, int error)
 }
 
 /* ---- saying ---- */
-static void push(struct peer *peer)
-{
-    struct link *link = peer->link;
-    int error = wire_push(link->wire, peer->descriptor);
-    if (error && !link->error) link->error = error;     /* its end is read soon; a socket says why only once */
-    bool full = !error && link->wire->out_bytes;
-    if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
-    link->is_full = full;
-}
 static int say(struct peer *peer, const void *message, size_t bytes, size_t most)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
@@ -114,7 +116,7 @@ bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
     push(peer);
-    return peer->unsent.first || peer->link->wire->out_bytes;
+    return peer->unsent.first || wire_is_full(peer->link->wire);
 }
 
 /* ---- hearing ---- */
@@ -159,6 +161,7 @@ void link_ready(struct peer *peer)
         if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
         if (!hear_all(peer)) return;
     }
+    if (peer->link->wire->tls) push(peer);              /* its handshake may have waited for what came */
     link_catch_up(peer);
 }
 

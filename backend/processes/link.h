@@ -41,8 +41,8 @@ void links_due(int64_t at_ms);
 /* ---- link.c ---- */
 struct peer *link_find(const unsigned char nonce[16]);                 /* one that can be used or will be */
 struct peer *link_add(const struct identity *identity, const struct key_id *key);      /* CONNECTING; NULL: no memory */
-/* The handshake is over, on peer->descriptor. May end it: false. */
-bool link_open(struct peer *peer);
+/* The handshake is over, on peer->descriptor; `called`: by the other. May end it: false. */
+bool link_open(struct peer *peer, const struct handshake *handshake, bool called);
 void link_end(struct peer *peer, int error);            /* LOST */
 void link_catch_up(struct peer *peer);                    /* OPEN: says what is still to be said, as far as that goes */
 

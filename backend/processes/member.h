@@ -13,7 +13,8 @@ struct member {                                         /* fixed size, no paddin
     char group[32];                                     /* name, for messages */
     int32_t host;                                       /* where it is, or pretends to be: below the job's size */
     uint32_t pretends; /* how, alike on all ranks; 0: nobody does; see PRETENDS_LINKS */
-    uint32_t fabrics;                                   /* the set of what carries its messages to other hosts */
+    uint16_t fabrics;                                   /* the set of what carries its messages to other hosts */
+    uint16_t encrypts;                                  /* what goes to other hosts: 1, or 0 */
     int32_t status;                                     /* OK; else why it cannot join: a tutti_status */
     unsigned char host_token[16];                       /* equal: they have shown that they are on one host */
     struct contact contact;                             /* for those on other hosts; family 0: none */

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -23,21 +24,37 @@ int wire_put(struct wire *w, const void *message, size_t bytes, size_t most)
     w->told = w->got;
     return 0;
 }
+static ssize_t send_some(struct wire *w, int socket)
+{
+    const struct iovec all = { w->out, w->out_bytes };
+    return w->tls ? tls_send(w->tls, socket, &all, 1) : send(socket, w->out, w->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+static ssize_t receive_some(struct wire *w, int socket)
+{
+    const struct iovec room = { w->in + w->in_bytes, sizeof w->in - w->in_bytes };
+    return w->tls ? tls_receive(w->tls, socket, &room, 1) : recv(socket, room.iov_base, room.iov_len, MSG_DONTWAIT);
+}
 int wire_push(struct wire *w, int socket)
 {
     while (w->out_bytes) {
-        ssize_t sent = send(socket, w->out, w->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = send_some(w, socket);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0) return errno == EAGAIN ? 0 : -errno;
         w->out_bytes -= (size_t)sent;
         memmove(w->out, w->out + sent, w->out_bytes);
     }
-    return 0;
+    return w->tls ? tls_push(w->tls, socket) : 0;
+}
+bool wire_is_full(const struct wire *w) { return w->out_bytes || tls_has_unsent(w->tls); }
+void wire_free(struct wire *w)
+{
+    if (w) tls_free(w->tls);
+    free(w);
 }
 int wire_pull(struct wire *w, int socket)
 {
     ssize_t came;
-    do came = recv(socket, w->in + w->in_bytes, sizeof w->in - w->in_bytes, MSG_DONTWAIT);
+    do came = receive_some(w, socket);
     while (came < 0 && errno == EINTR);
     if (came < 0) return -errno;
     w->in_bytes += (size_t)came;

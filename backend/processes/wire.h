@@ -7,6 +7,7 @@
 #pragma once
 #include "backend/processes/links.h"
 #include "backend/processes/registry.h"
+#include "backend/processes/tls.h"
 
 /* Letters may fill so much of the window, packets that are said once so much, and what only says how much was read all
    of it: one such for each TELL_BYTES, so two processes that both wait for room always hear of it. */
@@ -19,6 +20,7 @@ union message {
     struct packet_and_card card;
 };
 struct wire {
+    struct tls *tls;                                    /* NULL: it is not encrypted */
     uint32_t put, taken;                                /* bytes ever put on it; of those, read by the other */
     uint32_t got, told;                                 /* bytes ever read here; of those, the other knows of */
     size_t in_bytes, out_bytes;
@@ -27,6 +29,8 @@ struct wire {
 /* 0, or -EAGAIN: it would be more than `most` bytes on their way, or more than there is room for. */
 int wire_put(struct wire *wire, const void *message, size_t bytes, size_t most);
 int wire_push(struct wire *wire, int socket);           /* sends what it takes; 0 or -errno */
+bool wire_is_full(const struct wire *wire);             /* it has not taken all */
+void wire_free(struct wire *wire);                      /* NULL, too */
 int wire_pull(struct wire *wire, int socket);           /* bytes that came, 0 at the end, or -errno */
 /* The next whole message: its bytes; 0: not here yet; -EPROTO: this is not what a link says. */
 int wire_next(struct wire *wire, union message *out);

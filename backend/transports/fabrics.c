@@ -1,5 +1,6 @@
 /* A new fabric is a row here. */
 #include "backend/transports/fabrics.h"
+#include "backend/processes/tls.h"
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"
@@ -42,7 +43,10 @@ int fabric_default(const char *devices)
     return fabric_number(active ? "ucx" : "tcp");
 }
 static int chosen;
-static void choose(void) { chosen = fabric_default("/sys/class/infiniband"); }
+static void choose(void)
+{
+    chosen = encryption_is_required() ? fabric_number("tcp") : fabric_default("/sys/class/infiniband");
+}
 int fabric_number(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

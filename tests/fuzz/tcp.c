@@ -82,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int both[2];
     rank_init(&rank, &fabric);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) == 0);
-    endpoint_open(&fabric, endpoint_new(&fabric, fuzz_process[1]), both[0]);
+    endpoint_open(&fabric, endpoint_new(&fabric, fuzz_process[1]), both[0], NULL, false);
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank, both[1], &in);
     router_poll(rank.router);
     close(both[1]);

@@ -55,11 +55,14 @@ static void count_open(struct fabric *fabric)
         s->open++;
     }
 }
-void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor)
+void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+    bool called)
 {
     e->handle.descriptor = descriptor;
     e->base.open = true;
     if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) endpoint_end(fabric, e, "it cannot be watched");
+    else if (h && handshake_encrypt(h, called, &e->tls) != 0) endpoint_end(fabric, e, "it cannot be encrypted");
+    else endpoint_push(fabric, e);
     count_open(fabric);
 }
 /* What comes at the other end comes from this process, but nobody is to send by that one. */
@@ -80,8 +83,8 @@ tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
     }
     e->twin = twin;
     twin->twin = e;
-    endpoint_open(fabric, e, both[0]);
-    endpoint_open(fabric, twin, both[1]);
+    endpoint_open(fabric, e, both[0], NULL, false);
+    endpoint_open(fabric, twin, both[1], NULL, true);
     return TUTTI_OK;
 }
 
@@ -99,6 +102,8 @@ static void end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char 
     s->blocked -= (e->handle.events & EPOLLOUT) != 0 && open;
     handle_close(fabric, &e->handle);
     end_call(e);
+    tls_free(e->tls);
+    e->tls = NULL;
     e->current = NULL;
     incoming_forget(fabric, &e->in);
     errands_land(fabric, e, why);
@@ -121,7 +126,7 @@ void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 static bool has_parted(struct tcp_endpoint *e)
 {
     if (!is_connected(e)) return true;
-    if (!e->current && !e->waiting.first && !e->pulled.first && !e->parted) {
+    if (!e->current && !e->waiting.first && !e->pulled.first && !tls_has_unsent(e->tls) && !e->parted) {
         shutdown(e->handle.descriptor, SHUT_WR);
         e->parted = true;
     }

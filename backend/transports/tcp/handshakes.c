@@ -28,7 +28,7 @@ static void take_call(struct fabric *fabric, struct tcp_endpoint *e, struct hand
     e->spare = -1;
     handle_close(fabric, &e->handle);
     if (handshake_answer_hello(h, HANDSHAKE_WELCOME, sockets_of(fabric)->calls, descriptor) == 0) {
-        endpoint_open(fabric, e, descriptor);
+        endpoint_open(fabric, e, descriptor, h, true);
         return;
     }
     close(descriptor);
@@ -179,7 +179,7 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     struct tcp_endpoint *e = endpoint_new(fabric, process);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     e->card = theirs;
-    e->key = *key;
+    e->base.key = *key;
     e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
     tutti_status status = oneself ? endpoint_open_pair(fabric, e) : call(fabric, e);
@@ -214,14 +214,14 @@ static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)    /
     int got = handshake_await_opening(h, descriptor);
     if (got <= 0) return got;
     memcpy(self.nonce, fabric->process, sizeof self.nonce);
-    return handshake_say_hello(h, &self, e->base.process, &e->key, sockets_of(fabric)->calls, descriptor);
+    return handshake_say_hello(h, &self, e->base.process, &e->base.key, sockets_of(fabric)->calls, descriptor);
 }
 static void call_answered(struct fabric *fabric, struct tcp_endpoint *e)
 {
     if (e->handshake.answer.number > e->theirs) e->theirs = e->handshake.answer.number;
     if (e->spare >= 0) close(e->spare);
     e->spare = -1;
-    endpoint_open(fabric, e, e->handle.descriptor);
+    endpoint_open(fabric, e, e->handle.descriptor, &e->handshake, false);
 }
 void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
 {

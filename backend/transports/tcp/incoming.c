@@ -157,6 +157,7 @@ static ssize_t read_some(struct fabric *fabric, struct tcp_endpoint *e, size_t *
                                       : BUFFER_BYTES;
     struct iovec list[2] = { { in->into, direct }, { buffer, beyond } };
     *asked = direct + beyond;
+    if (e->tls) return tls_receive(e->tls, e->handle.descriptor, list, 2);
     if (!direct) return recv(e->handle.descriptor, buffer, beyond, MSG_DONTWAIT);
     return readv(e->handle.descriptor, list, 2);
 }
@@ -176,6 +177,12 @@ static bool is_asked(const struct fabric *fabric)
 {
     return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
 }
+/* What was decrypted no socket tells of, and a handshake may have an answer. */
+static void go_on_with(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    if (tls_has_unread(e->tls)) endpoint_make_busy(fabric, e);
+    endpoint_push(fabric, e);
+}
 bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
 {
     size_t all = 0, asked = 0;
@@ -192,5 +199,6 @@ bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
         if ((size_t)n < asked) break; /* there is no more */
         if (is_asked(fabric)) break;
     }
+    if (is_connected(e) && e->tls) go_on_with(fabric, e);
     return all > 0;
 }

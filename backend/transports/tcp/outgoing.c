@@ -10,7 +10,7 @@
 static size_t bytes_of_header(const struct frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
 static size_t bytes_of(const struct frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
 /* More of its frame. The bytes that were written, or -1 and errno. */
-static ssize_t write_some(int descriptor, struct errand *errand)
+static ssize_t write_some(const struct tcp_endpoint *e, struct errand *errand)
 {
     struct frame *frame = &errand->frame;
     unsigned char *from = (unsigned char *)(uintptr_t)errand->from;
@@ -24,7 +24,8 @@ static ssize_t write_some(int descriptor, struct errand *errand)
     at->iov_base = (unsigned char *)at->iov_base + skip;
     at->iov_len -= skip;
     const struct msghdr message = { .msg_iov = at, .msg_iovlen = (size_t)count };
-    ssize_t n = sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = e->tls ? tls_send(e->tls, e->handle.descriptor, at, count)
+                       : sendmsg(e->handle.descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) errand->written += (size_t)n;
     return n;
 }
@@ -52,7 +53,7 @@ static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct er
 {
     size_t bytes = bytes_of(&errand->frame);
     while (errand->written < bytes) {
-        ssize_t n = write_some(e->handle.descriptor, errand);
+        ssize_t n = write_some(e, errand);
         if (n >= 0) continue;
         int error = errno;
         if (error == EINTR) continue;
@@ -62,7 +63,14 @@ static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct er
         return false;
     }
     e->current = NULL;
+    if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
     return true;
+}
+void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    int error = e->tls ? tls_push(e->tls, e->handle.descriptor) : 0;
+    if (error) endpoint_end(fabric, e, strerror(-error));
+    else if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
 }
 void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
 {
@@ -114,8 +122,9 @@ bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
         written += errand->written - before;
         has_left(fabric, e, errand);
     }
+    if (!next_of(e) && e->handle.descriptor >= 0) endpoint_push(fabric, e);
     if (e->handle.descriptor < 0) return true;
     if (next_of(e)) endpoint_make_busy(fabric, e);
-    else set_blocked(fabric, e, false);
+    else set_blocked(fabric, e, tls_has_unsent(e->tls));
     return written > 0;
 }

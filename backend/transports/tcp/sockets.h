@@ -7,6 +7,7 @@
  * before the next part. */
 #pragma once
 #include "backend/processes/handshake.h"
+#include "backend/processes/tls.h"
 #include "backend/transports/fabric/port.h"
 #include <sys/epoll.h>
 
@@ -73,7 +74,6 @@ struct tcp_endpoint {
     struct endpoint base;
     struct handle handle;
     struct card card;
-    struct key_id key;           /* by which the two processes know each other */
     bool connected;              /* our call has reached it */
     bool parted;                 /* nothing is sent any more */
     int64_t since_ms;            /* when it was called */
@@ -83,6 +83,7 @@ struct tcp_endpoint {
     int spare;                   /* its call, while ours is not decided; -1: none */
     struct handshake handshake;  /* of our call */
     struct handshake spare_handshake;
+    struct tls *tls;             /* NULL: it is not encrypted */
     struct incoming in;
     uint64_t last_offer;                               /* the id of the latest that has come */
     struct errand *current;                            /* partly written */
@@ -100,7 +101,7 @@ struct sockets {
     int pending_count;
     int64_t deaf_ms; /* since when no more callers can be heard for want of descriptors; 0: they can */
     uint64_t calls, ids;
-    struct tcp_endpoint *busy; /* have something to write, and the socket takes it */
+    struct tcp_endpoint *busy; /* have something to write that the socket takes, or to read that it does not tell of */
     int open, blocked;         /* endpoints; blocked: whose sockets do not */
     struct tcp_endpoint *few[UNASKED];
     unsigned looks;
@@ -130,7 +131,9 @@ void handshakes_expire(struct fabric *fabric);                    /* those that 
 tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, uint32_t events);
 void handle_close(const struct fabric *fabric, struct handle *handle);
 struct tcp_endpoint *endpoint_new(struct fabric *fabric, const unsigned char process[16]); /* NULL: no memory */
-void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor);
+/* After this handshake, in which it was the other that called or not; NULL: with oneself. May end it. */
+void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor, const struct handshake *h,
+    bool called);
 tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e); /* with oneself */
 void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why);
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
@@ -156,6 +159,7 @@ enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct err
 void errand_begin_part(struct errand *errand); /* of what the other side has asked for: the next */
 void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
 bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e); /* what waits; true: something has left */
+void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e);  /* what encryption holds; may end it */
 /* ---- incoming.c ---- */
 bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e); /* true: something has come */
 void incoming_forget(struct fabric *fabric, struct incoming *in);

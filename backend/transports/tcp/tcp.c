@@ -58,6 +58,7 @@ static bool write_busy(struct fabric *fabric)
     for (s->busy = NULL; e; e = next) {
         next = e->next_busy;
         e->busy = false;
+        if (is_connected(e) && tls_has_unread(e->tls)) moved |= endpoint_read(fabric, e);
         if (is_connected(e)) moved |= endpoint_write(fabric, e);
     }
     return moved;

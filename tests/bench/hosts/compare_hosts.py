@@ -1,6 +1,6 @@
 """Between two hosts that are namespaces of this machine, in turns: a plain socket (sockets.c), UCX alone (ucx_perftest,
 Debian's ucx-utils, where it is installed), and all-reduce through torch on gloo and on tutti, by UCX and by sockets of
-its own. A figure is the median of the rounds; ratios are of one run.
+its own, plain and encrypted. A figure is the median of the rounds; ratios are of one run.
 
     python tests/bench/hosts/compare_hosts.py [--rounds 3] [--json FILE]
 
@@ -23,7 +23,7 @@ from hosts import Hosts, address_of, measured_or_exit  # noqa: E402
 BUILD = ROOT / "build/bench_hosts"
 HERE = Path(__file__).resolve().parent
 SIZES = "8,65536,16777216,67108864"
-WAYS = ("tutti by ucx", "tutti by tcp", "gloo")
+WAYS = ("tutti by ucx", "tutti by tcp", "tutti by tcp encrypted", "gloo")
 LIMIT_S = 300
 
 
@@ -69,14 +69,15 @@ def ucx(hosts):
 
 def allreduce(hosts, way, ranks):
     """{bytes: seconds}"""
-    backend, _, transport = way.partition(" by ")
+    backend, _, rest = way.partition(" by ")
+    transport, _, encrypted = rest.partition(" ")
 
     def command(host):
         return [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(host),
                 "--master-addr", address_of(0), "--master-port", "29500", "--nproc-per-node", str(ranks),
                 HERE / "allreduce.py", "--backend", backend, "--sizes", SIZES]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TUTTI_HOSTS": "",
-                   "TUTTI_TRANSPORT": transport}
+                   "TUTTI_TRANSPORT": transport, "TUTTI_ENCRYPTION": "required" if encrypted else ""}
     text = both(hosts, command(1), command(0), environment=environment)
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if not lines:
@@ -120,16 +121,17 @@ def table(found):
                             ("64 MiB both ways, each", "both_ways", lambda value: f"{value / 1e9:.2f} GB/s")):
         plain, other = found["socket"][key], found.get("ucx", {}).get(key)
         yield f"| {name} | {show(plain)} | " + (f"{show(other)} | {other / plain:.2f} |" if other else " | |")
-    yield "\n| all-reduce | bytes | by UCX | by sockets | gloo | gloo ÷ UCX | gloo ÷ sockets | UCX, sockets ÷ least |"
-    yield "|---" * 8 + "|"
+    yield ("\n| all-reduce | bytes | by UCX | by sockets | encrypted | gloo | gloo ÷ UCX | gloo ÷ sockets "
+           "| encrypted ÷ plain | UCX, sockets ÷ least |")
+    yield "|---" * 10 + "|"
     for ranks in (1, 2):
         figures = [found.get(f"{way} 2 x {ranks}", {}) for way in WAYS]
         for size in SIZES.split(","):
             times = [figure.get(size) for figure in figures]
             if all(times):
-                ucx_s, tcp_s, gloo_s = times
+                ucx_s, tcp_s, encrypted_s, gloo_s = times
                 cells = [f"{1e6 * value:,.0f} µs" for value in times]
-                cells += [f"{gloo_s / ucx_s:.2f}", f"{gloo_s / tcp_s:.2f}"]
+                cells += [f"{gloo_s / ucx_s:.2f}", f"{gloo_s / tcp_s:.2f}", f"{encrypted_s / tcp_s:.2f}"]
                 cells.append(f"{ucx_s / least(found, int(size)):.2f}, {tcp_s / least(found, int(size)):.2f}")
                 yield f"| 2 hosts x {ranks} | {size} | " + " | ".join(cells) + " |"
 

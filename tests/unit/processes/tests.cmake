@@ -2,5 +2,10 @@ foreach(name peers peer_deaths peer_strangers views channel claims routes links 
   tutti_unit(processes/test_${name} processes)
   target_sources(test_${name} PRIVATE unit/processes/peers_world.c)
 endforeach()
+tutti_encrypted(test_links)
 # Mutated streams of frames in random cuts; more with: fuzz_links --executions 1000000 --seed 7
 tutti_unit(processes/fuzz_links processes)
+# With OpenSSL, and with what cannot be had, each in a process of its own: the library is opened once.
+tutti_unit(processes/test_tls processes)
+add_test(NAME test_tls_refused COMMAND test_tls refused)
+set_tests_properties(test_tls_refused PROPERTIES TIMEOUT ${seconds})

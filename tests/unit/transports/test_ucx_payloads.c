@@ -1,5 +1,6 @@
-/* What a process may say over UCX: whose it is the number of the connection tells, which only the process at its other
-   end knows; and of the connection itself it speaks with a proof. And what UCX ends late, after its connection was closed, touches nothing that is no more. */
+/* What a process may say over UCX. The number of the connection, which only the two processes know, tells whose a
+   message is; what a process says of the connection itself has a proof. And what UCX ends late, after its connection
+   was closed, touches nothing that is no more. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/fabric/port.h"
@@ -140,7 +141,7 @@ static void test_a_greeting_without_its_proof(void **state)
     assert_int_equal(count_endpoints(), 1);
     assert_int_equal(with(others)->theirs, 77);
 }
-/* It was seen on the network, and is said again: of a connection that is no more, to another process, to who said it. */
+/* It was seen on the network and is said again: of an earlier connection, to another process, to its own sender. */
 static void test_a_greeting_that_is_repeated(void **state)
 {
     struct other first = other_new(others), second = other_new(others), third = other_new((unsigned char[16]){ 3 });

@@ -91,8 +91,7 @@ int main(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_greetings_of_strangers_change_nothing, ranks_verbs_begin,
-            ranks_verbs_end),
+        cmocka_unit_test_setup_teardown(test_greetings_of_strangers_change_nothing, ranks_verbs_begin, ranks_verbs_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

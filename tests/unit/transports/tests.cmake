@@ -22,6 +22,7 @@ if(TUTTI_SANITIZE STREQUAL "thread")
   target_compile_definitions(test_tcp PRIVATE NO_PROCESSES)
   target_compile_definitions(test_beside PRIVATE NO_PROCESSES)
 endif()
+tutti_encrypted(test_tcp)
 if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")                  # has processes only
   tutti_unit(transports/test_ucx_fetch transports)
   target_sources(test_ucx_fetch PRIVATE unit/transports/ranks.c unit/transports/ranks_fabric.c)

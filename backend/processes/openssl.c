@@ -1,0 +1,43 @@
+/* Finding and opening the library. It is asked not to clean up when the program exits: threads of this process may
+ * still be at work on connections then. */
+#include "backend/processes/openssl.h"
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+
+enum { NO_ATEXIT = 0x00080000 };
+struct openssl_calls openssl;
+static char problem[400]; /* empty: it is open */
+
+static void note_problem(const char *name, const char *why)
+{
+    snprintf(problem, sizeof problem, "%.100s: %.250s", name, why ? why : "it cannot be opened");
+}
+static void open_library(void)
+{
+    const char *name = settings_get()->openssl, *missing = NULL;
+    void *opened = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!opened) {
+        note_problem(name, dlerror());
+        return;
+    }
+#define X(type, name, parameters) \
+    openssl.name = (type(*) parameters)dlsym(opened, #name); \
+    if (!openssl.name) missing = #name " is missing in it";
+    OPENSSL_CALLS(X)
+#undef X
+    if (missing) note_problem(name, missing);
+    else if (openssl.OpenSSL_version_num() >> 28 < 3) note_problem(name, "it is older than version 3");
+    else openssl.OPENSSL_init_crypto(NO_ATEXIT, NULL);
+}
+tutti_status openssl_load(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_library);
+    if (!*problem) return TUTTI_OK;
+    return status_fail(TUTTI_UNSUPPORTED,
+        "TUTTI_ENCRYPTION=required needs OpenSSL 3 (%s); install it (Debian: libssl3), or name it in TUTTI_OPENSSL",
+        problem);
+}

@@ -1,0 +1,293 @@
+/* OpenSSL reads from the socket itself; what it writes is kept, and sent by us: so what it has taken from the caller it
+ * never wants to be given again, and the caller may send something else first. */
+#include "backend/processes/tls.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/base/status.h"
+#include "backend/processes/openssl.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum {
+    RECORD_BYTES = 16384,    /* the most of one */
+    SEND_BYTES = 256 << 10,  /* that are encrypted before they are sent */
+    READ_BYTES = 128 << 10,  /* of one read from the socket */
+    LEAST_OUT_BYTES = 4096,
+    RECORDS_OF_A_KEY = 1 << 22 /* a tenth of those that RFC 8446, 5.5 allows for AES-GCM */
+};
+/* As OpenSSL's headers have them. */
+enum {
+    CTRL_MODE = 33,
+    CTRL_SET_READ_AHEAD = 41,
+    CTRL_SET_MIN_VERSION = 123,
+    MODE_RELEASE_BUFFERS = 16,
+    TLS_1_3 = 0x0304,
+    VERIFY_PEER = 1,
+    ERROR_WANT_READ = 2,
+    BIO_SOURCE_SINK = 0x0400,
+    BIO_CTRL_EOF = 2,
+    BIO_CTRL_FLUSH = 11,
+    BIO_RETRY_READ = 0x01 | 0x08,
+    BIO_RETRY = 0x0f
+};
+struct tls {
+    SSL *ssl;
+    unsigned char key[KEY_BYTES];
+    int socket;                     /* of the call that is under way */
+    int error;                      /* of the socket or of OpenSSL; 0: none */
+    bool ended, unread;             /* the other end has closed it */
+    size_t begin, end, room;        /* in `out`: what is unsent */
+    unsigned char *out;
+    uint64_t records;               /* by the key that is used */
+};
+static struct { /* for all connections */
+    pthread_once_t once;
+    SSL_CTX *context;
+    BIO_METHOD *method;
+} all = { .once = PTHREAD_ONCE_INIT };
+
+/* ---- what OpenSSL calls ---- */
+static bool make_room(struct tls *t, size_t bytes)
+{
+    if (bytes <= t->room) return true;
+    size_t room = size_larger(bytes, size_larger(2 * t->room, LEAST_OUT_BYTES));
+    unsigned char *grown = memory_zeroed(1, room);
+    if (!grown) return false;
+    if (t->end) memcpy(grown, t->out, t->end);
+    free(t->out);
+    t->out = grown;
+    t->room = room;
+    return true;
+}
+static int on_write(BIO *bio, const char *bytes, int count)
+{
+    struct tls *t = openssl.BIO_get_data(bio);
+    if (!make_room(t, t->end + (size_t)count)) return -1;
+    memcpy(t->out + t->end, bytes, (size_t)count);
+    t->end += (size_t)count;
+    return count;
+}
+static int on_read(BIO *bio, char *bytes, int count)
+{
+    struct tls *t = openssl.BIO_get_data(bio);
+    ssize_t came;
+    openssl.BIO_clear_flags(bio, BIO_RETRY);
+    do came = recv(t->socket, bytes, (size_t)count, MSG_DONTWAIT);
+    while (came < 0 && errno == EINTR);
+    if (came < 0 && errno == EAGAIN) openssl.BIO_set_flags(bio, BIO_RETRY_READ);
+    else if (came < 0) t->error = errno;
+    t->ended |= came == 0;
+    return (int)came;
+}
+static long on_control(BIO *bio, int command, long value, void *pointer)
+{
+    const struct tls *t = openssl.BIO_get_data(bio);
+    (void)value;
+    (void)pointer;
+    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && t->ended);
+}
+/* The key of this connection, as OpenSSL takes it: as if from an earlier session. NULL: no memory. */
+static SSL_SESSION *session_of(SSL *ssl)
+{
+    static const unsigned char aes_128_gcm_sha256[2] = { 0x13, 0x01 };
+    const struct tls *t = openssl.SSL_get_ex_data(ssl, 0);
+    SSL_SESSION *session = openssl.SSL_SESSION_new();
+    if (session && openssl.SSL_SESSION_set1_master_key(session, t->key, sizeof t->key)
+        && openssl.SSL_SESSION_set_cipher(session, openssl.SSL_CIPHER_find(ssl, aes_128_gcm_sha256))
+        && openssl.SSL_SESSION_set_protocol_version(session, TLS_1_3))
+        return session;
+    openssl.SSL_SESSION_free(session);
+    return NULL;
+}
+static const unsigned char identity[] = "tutti";        /* both know which key it is */
+static int on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
+{
+    bool ours = bytes == sizeof identity && memcmp(name, identity, bytes) == 0;
+    *out = ours ? session_of(ssl) : NULL;
+    return 1;
+}
+static int on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes, SSL_SESSION **out)
+{
+    (void)digest; /* the only one that is offered */
+    *name = identity;
+    *bytes = sizeof identity;
+    *out = session_of(ssl);
+    return *out != NULL;
+}
+
+/* ---- for all connections ---- */
+static void prepare(void)
+{
+    SSL_CTX *context = openssl.SSL_CTX_new(openssl.TLS_method());
+    all.method = openssl.BIO_meth_new(BIO_SOURCE_SINK, "tutti");
+    if (!context || !all.method) return;
+    openssl.BIO_meth_set_write(all.method, on_write);
+    openssl.BIO_meth_set_read(all.method, on_read);
+    openssl.BIO_meth_set_ctrl(all.method, on_control);
+    openssl.SSL_CTX_ctrl(context, CTRL_SET_MIN_VERSION, TLS_1_3, NULL);
+    openssl.SSL_CTX_ctrl(context, CTRL_MODE, MODE_RELEASE_BUFFERS, NULL);
+    openssl.SSL_CTX_ctrl(context, CTRL_SET_READ_AHEAD, 1, NULL);
+    openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BYTES);
+    openssl.SSL_CTX_set_num_tickets(context, 0);
+    openssl.SSL_CTX_set_psk_find_session_callback(context, on_find_session);
+    openssl.SSL_CTX_set_psk_use_session_callback(context, on_use_session);
+    if (openssl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256")) all.context = context;
+    else openssl.SSL_CTX_free(context);
+}
+bool encryption_is_required(void) { return *settings_get()->encryption; }
+tutti_status encryption_check(void)
+{
+    const char *asked = settings_get()->encryption;
+    if (!*asked) return TUTTI_OK;
+    if (strcmp(asked, "required") != 0)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"%.40s\": it can be required, or empty",
+            asked);
+    TRY(openssl_load());
+    pthread_once(&all.once, prepare);
+    return all.context ? TUTTI_OK : status_fail(TUTTI_UNSUPPORTED, "OpenSSL does not offer TLS 1.3 with AES-GCM");
+}
+
+/* ---- a connection ---- */
+void tls_free(struct tls *t)
+{
+    if (!t) return;
+    if (t->ssl) openssl.SSL_free(t->ssl);
+    free(t->out);
+    explicit_bzero(t, sizeof *t);
+    free(t);
+}
+static bool attach(struct tls *t, bool called)
+{
+    BIO *bio = openssl.BIO_new(all.method);
+    t->ssl = bio ? openssl.SSL_new(all.context) : NULL;
+    if (!t->ssl) return false;
+    openssl.BIO_set_data(bio, t);
+    openssl.BIO_set_init(bio, 1);
+    openssl.SSL_set_bio(t->ssl, bio, bio); /* and is freed with it */
+    if (called) openssl.SSL_set_accept_state(t->ssl);
+    else openssl.SSL_set_connect_state(t->ssl);
+    if (!called) openssl.SSL_set_verify(t->ssl, VERIFY_PEER, NULL); /* no certificate is right: only the key is */
+    return openssl.SSL_set_ex_data(t->ssl, 0, t);
+}
+struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
+{
+    struct tls *t = memory_zeroed(1, sizeof *t);
+    if (!t) return NULL;
+    memcpy(t->key, key, sizeof t->key);
+    openssl.ERR_clear_error();
+    if (attach(t, called)) return t;
+    tls_free(t);
+    return NULL;
+}
+bool tls_has_unsent(const struct tls *t) { return t && t->begin < t->end; }
+bool tls_has_unread(const struct tls *t) { return t && t->unread; }
+static int flush(struct tls *t)                         /* 0 or -errno */
+{
+    while (t->begin < t->end) {
+        ssize_t sent = send(t->socket, t->out + t->begin, t->end - t->begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent < 0) return errno == EAGAIN || errno == ENOBUFS ? 0 : -errno;
+        t->begin += (size_t)sent;
+    }
+    t->begin = t->end = 0;
+    return 0;
+}
+/* OpenSSL has said no. 0: it only wants to read more; or -errno. */
+static int refused(struct tls *t)
+{
+    bool waits = openssl.SSL_get_error(t->ssl, 0) == ERROR_WANT_READ;
+    openssl.ERR_clear_error(); /* the program's own use of OpenSSL on this thread is not to find it */
+    if (waits) return 0;
+    if (!t->error && !t->ended) t->error = EPROTO;
+    return t->error ? -t->error : -ECONNRESET;
+}
+/* 1: both have proved that they have the key; 0: not yet; or -errno. */
+static int shake_hands(struct tls *t)
+{
+    if (openssl.SSL_is_init_finished(t->ssl)) return 1;
+    openssl.ERR_clear_error();
+    if (openssl.SSL_do_handshake(t->ssl) != 1) {
+        int error = refused(t);
+        return error ? error : flush(t);
+    }
+    if (!openssl.SSL_session_reused(t->ssl)) return -(t->error = EPROTO);
+    return 1;
+}
+static int begin_call(struct tls *t, int socket)        /* as shake_hands */
+{
+    t->socket = socket;
+    if (t->error) return -t->error;
+    int error = flush(t);
+    return error ? error : shake_hands(t);
+}
+int tls_push(struct tls *t, int socket)
+{
+    int error = begin_call(t, socket);
+    return error < 0 ? error : flush(t);
+}
+
+/* ---- sending ---- */
+static size_t skip(const struct iovec **list, int *count, size_t *at, size_t bytes)
+{
+    for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
+    return bytes;
+}
+/* One record: of one piece, or what is short put together. */
+static int send_record(struct tls *t, const struct iovec *list, int count, size_t at, size_t *taken)
+{
+    unsigned char together[RECORD_BYTES];
+    const unsigned char *from = (const unsigned char *)list->iov_base + at;
+    size_t bytes = size_smaller(list->iov_len - at, RECORD_BYTES), done;
+    if (bytes < RECORD_BYTES && count > 1) {
+        memcpy(together, from, bytes);
+        for (int i = 1; i < count && bytes < RECORD_BYTES; i++) {
+            size_t more = size_smaller(list[i].iov_len, RECORD_BYTES - bytes);
+            memcpy(together + bytes, list[i].iov_base, more);
+            bytes += more;
+        }
+        from = together;
+    }
+    if (++t->records % RECORDS_OF_A_KEY == 0) openssl.SSL_key_update(t->ssl, 0);
+    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return refused(t);
+    *taken = done;
+    return 1;
+}
+ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
+{
+    size_t all_taken = 0, at = 0, taken = 0;
+    int can = begin_call(t, socket);
+    if (can > 0 && tls_has_unsent(t)) can = 0;
+    openssl.ERR_clear_error();
+    skip(&list, &count, &at, 0);
+    while (can > 0 && count > 0 && all_taken < SEND_BYTES) {
+        can = send_record(t, list, count, at, &taken);
+        if (can > 0) all_taken += skip(&list, &count, &at, taken);
+    }
+    if (can >= 0 && (can = flush(t)) == 0 && !all_taken) can = -EAGAIN;
+    if (can >= 0) return (ssize_t)all_taken;
+    errno = -can;
+    return -1;
+}
+
+/* ---- receiving ---- */
+ssize_t tls_receive(struct tls *t, int socket, const struct iovec *list, int count)
+{
+    size_t all_came = 0, at = 0, came = 0;
+    int can = begin_call(t, socket);
+    openssl.ERR_clear_error();
+    skip(&list, &count, &at, 0);
+    while (can > 0 && count > 0) {
+        if (openssl.SSL_read_ex(t->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
+            all_came += skip(&list, &count, &at, came);
+        else can = refused(t);
+    }
+    t->unread = can > 0;
+    if (can >= 0 || all_came) flush(t); /* what is wrong the next call says */
+    if (all_came) return (ssize_t)all_came;
+    if (can < 0 && t->ended) return 0;
+    errno = can < 0 ? -can : EAGAIN;
+    return -1;
+}

@@ -1,0 +1,83 @@
+"""What goes between hosts when TUTTI_ENCRYPTION asks that it be encrypted: the same results, and nothing that somebody
+who sees the network could read; and an error on every rank where that cannot be had."""
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from across import BACKEND, failures
+
+pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="these are promises of tutti")
+MARK = 1234.5678        # no sum of it by two ranks has its bytes
+REQUIRED = {"TUTTI_ENCRYPTION": "required", "TUTTI_TRANSPORT": "tcp"}
+# Where all packets pass: counts those that have these bytes, until its standard input ends.
+WATCH = """
+import select, socket, sys
+mark, count = bytes.fromhex(sys.argv[1]), 0
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+print("ready", flush=True)
+while True:
+    ready = select.select([wire, sys.stdin], [], [])[0]
+    if wire in ready:
+        count += mark in wire.recv(65536)
+    elif ready:
+        break
+print(count)
+"""
+
+
+def sums(world):
+    """Of every size that goes another way, and in both directions; what is right."""
+    wrong = []
+    for count in (1, 100, 5_000, 20_000, 300_000, 3_000_000):
+        mine = torch.full((count,), MARK)
+        dist.all_reduce(mine)
+        wrong += [count] if not bool((mine == torch.tensor(MARK) * world.size).all()) else []
+        parts = [torch.empty(count) for _ in range(world.size)]
+        dist.all_gather(parts, torch.full((count,), MARK + world.rank))
+        wrong += [-count for rank, part in enumerate(parts) if not bool((part == MARK + rank).all())]
+    return wrong
+
+
+def packets_that_show(lab, ranks):
+    mark = (struct.pack("f", MARK) * 4).hex()
+    command = [*lab.hosts.entering(lab.hosts.switch.inside, "-n"), sys.executable, "-c", WATCH, mark]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout.readline() == "ready\n"
+        assert ranks.run(sums) == [[]] * len(ranks.joined)
+        return int(watcher.communicate()[0])
+
+
+def test_who_sees_the_network_reads_nothing(fresh, lab):
+    assert packets_that_show(lab, fresh(0, 1, 2, environment={"TUTTI_TRANSPORT": "tcp"})) > 100
+    assert packets_that_show(lab, fresh(0, 1, 2, environment=REQUIRED)) == 0
+
+
+def test_ranks_of_one_host_and_of_another(fresh):
+    assert fresh(0, 0, 1, 1, environment=REQUIRED).run(sums) == [[]] * 4
+
+
+def test_encryption_on_some_ranks_only(fresh):
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "tcp"},
+                     on_host={1: REQUIRED}).joined
+    failures(outcomes, "MismatchError", "rank 1 encrypts", "TUTTI_ENCRYPTION must be the same on all ranks")
+
+
+def test_a_transport_that_cannot_be_encrypted(fresh):
+    outcomes = fresh(0, 1, joined=False, timeout_s=10,
+                     environment={"TUTTI_TRANSPORT": "ucx", "TUTTI_ENCRYPTION": "required"}).joined
+    failures(outcomes, "NotImplementedError", "TUTTI_TRANSPORT=ucx: only tcp can be encrypted")
+
+
+def test_a_host_without_openssl(fresh):
+    """Every rank hears it, and what to install."""
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment=REQUIRED,
+                     on_host={1: {"TUTTI_OPENSSL": "/nowhere/libssl.so.3"}}).joined
+    failures(outcomes, "NotImplementedError", "needs OpenSSL 3", "/nowhere/libssl.so.3", "libssl3")
+
+
+def test_a_value_that_it_cannot_have(fresh):
+    outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_ENCRYPTION": "on"}).joined
+    failures(outcomes, "ValueError", 'TUTTI_ENCRYPTION is "on": it can be required, or empty')
