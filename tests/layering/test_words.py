@@ -1,0 +1,107 @@
+"""Names and sentences have ceilings that only fall: a commit after which words.py finds less lowers the ceiling, and no
+commit raises one. Circles of files and folders are those listed here, and no others."""
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import circles  # noqa: E402
+import words  # noqa: E402
+from test_layering import ROOT, is_c, read, tracked  # noqa: E402
+
+CODE = ("c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
+CEILINGS = {
+    "names of private words": 3517,
+    "tags with two meanings": 37,
+    "static functions of one word": 447,
+    "comments beside the code": 2190,
+    "sentences of comments": 826,
+    "sentences of literals": 11,
+    "sentences of pages": 164,
+}
+LEAST_WORDS_OF_A_NAME = 2.06
+# The only circle of folders is one of headers: c_api/tutti.h lies beside what is built on everything.
+FOLDERS_OF_THE_CIRCLE = 23
+# Circles of objects: files that need each other's functions, as many as are in each.
+CIRCLES_OF_OBJECTS = {"backend/engine": 9, "backend/execute": 2, "backend/join": 2, "backend/model": 3,
+                      "backend/processes": 10, "backend/schedule": 9, "backend/transports": 2,
+                      "backend/transports/fabric": 7, "backend/transports/shm": 2, "backend/transports/tcp": 6,
+                      "backend/transports/ucx": 3, "backend/transports/verbs": 6, "c_api": 2}
+MORE_THAN_ONE = {"backend/execute": [2, 2]}             # circles of one folder
+
+
+@pytest.fixture(scope="module")
+def code():
+    return {name: read(name) for name in tracked() if is_c(name) and name.startswith(CODE)}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {name: read(name) for name in tracked() if name.endswith(".md")}
+
+
+MEASURES = {
+    "names of private words": lambda code, pages: words.private_words(code),
+    "tags with two meanings": lambda code, pages: words.homonyms(code),
+    "static functions of one word": lambda code, pages: words.one_word_statics(code),
+    "comments beside the code": lambda code, pages: words.trailing_comments(code),
+    "sentences of comments": lambda code, pages: words.pattern_hits(code, words.sentences_of_comments),
+    "sentences of literals": lambda code, pages: words.pattern_hits(code, words.sentences_of_literals),
+    "sentences of pages": lambda code, pages: words.pattern_hits(pages, words.sentences_of_pages),
+}
+
+
+@pytest.mark.parametrize("measure", CEILINGS)
+def test_no_ceiling_is_exceeded(measure, code, pages):
+    found = list(MEASURES[measure](code, pages))
+    assert len(found) <= CEILINGS[measure], f"{len(found)} {measure}:\n" + "\n".join(found)
+    assert len(found) == CEILINGS[measure], f"{measure}: there are fewer: lower the ceiling to {len(found)}"
+
+
+def test_names_have_enough_words(code):
+    mean = words.words_of_a_name(code)
+    assert mean >= LEAST_WORDS_OF_A_NAME
+    assert mean < LEAST_WORDS_OF_A_NAME + 0.01, f"raise the least to {int(mean * 100) / 100}"
+
+
+# ---- circles ----
+def test_folders_are_in_no_new_circle(code):
+    found = circles.circles_of_folders(code)
+    assert [len(circle) for circle in found] == [FOLDERS_OF_THE_CIRCLE], found
+
+
+def test_objects_are_in_no_new_circle():
+    builds = [ROOT / "build" / name for name in ("asan", "dev", "tsan")]
+    objects = next((found for found in map(circles.objects_below, builds) if found), None)
+    if not objects:
+        pytest.skip("no build without link-time optimisation is there: script/test asan makes one")
+    found = {}
+    for circle in circles.circles_of_objects(objects):
+        found.setdefault(circles.folder_of(circle[0]), []).append(len(circle))
+    expected = {folder: MORE_THAN_ONE.get(folder, [count]) for folder, count in CIRCLES_OF_OBJECTS.items()}
+    assert found == expected
+
+
+# ---- a test of the tests ----
+@pytest.mark.parametrize("find, text", [
+    (words.private_words, "int flight_land(int a) { return a; }"),
+    (words.one_word_statics, "static int keep(int a) { return a; }"),
+    (words.trailing_comments, "int a; /* of the other */"),
+    (lambda files: words.pattern_hits(files, words.sentences_of_comments), "/* Who waits is told. */"),
+    (lambda files: words.pattern_hits(files, words.sentences_of_literals), 'f("the reply cannot be had");'),
+    (lambda files: words.pattern_hits(files, words.sentences_of_pages), "Who waits is told."),
+])
+def test_each_finds_what_it_is_for(find, text):
+    assert list(find({"a": text}))
+    assert not list(find({"a": "/* The sender waits. */\nint message_send(int a)\n{\n    return a;\n}\n"}))
+
+
+def test_a_tag_with_two_meanings_is_found():
+    assert list(words.homonyms({"a": "struct link { int a; };", "b": "struct link { int b; };"}))
+    assert not list(words.homonyms({"a": "struct link { int a; };", "b": "struct port { struct link *b; };"}))
+
+
+def test_a_circle_is_found():
+    assert circles.components({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert circles.components({"a": {"b"}, "b": {"c"}}) == []
