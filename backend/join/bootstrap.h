@@ -15,7 +15,7 @@
    and whoever reads the store learns it; by a unique id it follows from that. */
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
     int64_t deadline_ms, struct member *table, struct key_id *key);
-/* Of a group of one rank, whose number in the job is config->members[0]: says so to those who may wait for it. */
+/* Publishes that config->members[0] is a rank of the job that forms a group alone, for ranks that may wait for it. */
 tutti_status bootstrap_alone(const tutti_config *config, const struct member *mine, const struct terms *terms);
 /* By rank 0 when all have joined, which they do with the table in hand: the store keeps its first bytes only. */
 void bootstrap_shorten(const tutti_config *config, const struct member *mine);

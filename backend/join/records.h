@@ -1,5 +1,5 @@
-/* What lies in the store while a group meets there: the keys, and the records as each process reads and writes them.
- * Everything that is read was written by another process: its length is checked, and its texts are made printable. */
+/* Keys and records in the store while the ranks of a group meet there. Another process has written each record that is
+ * read here: the length is checked, and texts are made printable. */
 #pragma once
 #include "backend/join/terms.h"
 
@@ -11,13 +11,13 @@ enum {
 void name_key(const struct member *first, const char *what, char out[STORE_KEY_BYTES]);
 void name_of_rank(const struct member *first, const char *what, int rank, char out[STORE_KEY_BYTES]);
 void name_record(const struct member *first, int rank, char out[STORE_KEY_BYTES]);
-/* Of the words of a rank that was told otherwise: "<token>/other". */
+/* The key under which a rank that was told otherwise puts its words: "<token>/other". */
 void name_other(const struct member *first, char out[STORE_KEY_BYTES]);
-/* Of a group of one: "alone12". */
+/* The key of a group of one rank: "alone12". */
 void name_alone(int rank_of_job, char out[STORE_KEY_BYTES]);
 
 tutti_status value_put(const tutti_store *store, const char *key, const void *value, size_t bytes);
-/* TIMEOUT: it is not there; NO_MEMORY: it is larger. What else goes wrong is said. */
+/* TIMEOUT: there is no such key; NO_MEMORY: the value is larger. Other errors are described in the last error. */
 tutti_status value_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
     size_t *bytes);
 void value_remove(const tutti_config *config, const char *key); /* what cannot be removed stays */

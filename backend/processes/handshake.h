@@ -7,8 +7,8 @@
  *
  * A proof is HMAC-SHA256 with the key of this pair (keys.h) over the purpose of the connection, the kind of the
  * message, both identities, both challenges and both numbers. So a stranger learns a version and whether it is
- * refused, and a message that was seen elsewhere, or goes the other way, proves nothing. What follows the handshake
- * is neither signed nor, unless that is asked for (tls.h), encrypted. */
+ * refused, and a message that was seen elsewhere, or goes the other way, proves nothing. The bytes
+ * behind the handshake are not signed, and encrypted only on request (tls.h). */
 #pragma once
 #include "backend/processes/peers.h"
 #include "backend/processes/tls.h"

@@ -49,7 +49,7 @@ static void push(struct peer *peer)
     struct link *link = peer->link;
     int error = wire_push(link->wire, peer->descriptor);
     if (error && !link->error) link->error = error;     /* its end is read soon; a socket says why only once */
-    bool full = !error && wire_is_full(link->wire);
+    bool full = !error && wire_waits(link->wire);
     if (full != link->is_full) registry_poll_writing(peer->descriptor, full);
     link->is_full = full;
 }
@@ -116,7 +116,7 @@ bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
     push(peer);
-    return peer->unsent.first || wire_is_full(peer->link->wire);
+    return peer->unsent.first || wire_has_unsent(peer->link->wire);
 }
 
 /* ---- hearing ---- */

@@ -1,5 +1,5 @@
-/* Finding and opening the library. It is asked not to clean up when the program exits: threads of this process may
- * still be at work on connections then. */
+/* Finding and opening the library. OpenSSL is asked not to clean up when the program exits, because threads of this
+ * process may still use connections then. In a program that has used OpenSSL before, it cleans up all the same. */
 #include "backend/processes/openssl.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
@@ -9,7 +9,8 @@
 
 enum { NO_ATEXIT = 0x00080000 };
 struct openssl_calls openssl;
-static char problem[400]; /* empty: it is open */
+/* Why the library could not be opened; empty: it is open. */
+static char problem[400];
 
 static void note_problem(const char *name, const char *why)
 {

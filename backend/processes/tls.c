@@ -1,5 +1,6 @@
-/* OpenSSL reads from the socket itself; what it writes is kept, and sent by us: so what it has taken from the caller it
- * never wants to be given again, and the caller may send something else first. */
+/* OpenSSL reads from the socket itself, but only in tls_receive: its caller learns whether OpenSSL has read more than
+ * it returned. OpenSSL writes into a buffer, which is then sent. So OpenSSL never asks for the same bytes again, and
+ * the caller may send something else first. A socket that can no longer be written to may still have bytes to read. */
 #include "backend/processes/tls.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -11,14 +12,17 @@
 #include <string.h>
 #include <sys/socket.h>
 
+/* SEND_BYTES are encrypted before they are sent. The buffer of unsent bytes has a limit, because the other end could
+   make this one answer for ever and read nothing. A key serves a tenth of the records that RFC 8446, 5.5 allows. */
 enum {
-    RECORD_BYTES = 16384,    /* the most of one */
-    SEND_BYTES = 256 << 10,  /* that are encrypted before they are sent */
-    READ_BYTES = 128 << 10,  /* of one read from the socket */
+    RECORD_BYTES = 16384,
+    SEND_BYTES = 256 << 10,
+    READ_BYTES = 128 << 10,
     LEAST_OUT_BYTES = 4096,
-    RECORDS_OF_A_KEY = 1 << 22 /* a tenth of those that RFC 8446, 5.5 allows for AES-GCM */
+    MOST_OUT_BYTES = 1 << 20,
+    RECORDS_OF_A_KEY = 1 << 22
 };
-/* As OpenSSL's headers have them. */
+/* Constants of OpenSSL's headers. */
 enum {
     CTRL_MODE = 33,
     CTRL_SET_READ_AHEAD = 41,
@@ -36,23 +40,30 @@ enum {
 struct tls {
     SSL *ssl;
     unsigned char key[KEY_BYTES];
-    int socket;                     /* of the call that is under way */
-    int error;                      /* of the socket or of OpenSSL; 0: none */
-    bool ended, unread;             /* the other end has closed it */
-    size_t begin, end, room;        /* in `out`: what is unsent */
+    /* The call that is under way: its socket, and whether it may read. */
+    int socket;
+    bool receiving;
+    /* An errno or 0: of OpenSSL or of reading, and of writing. */
+    int error, send_error;
+    /* The other end has closed the connection; tls_has_unread. */
+    bool ended, unread;
+    /* Unsent bytes: out[begin..end). */
     unsigned char *out;
-    uint64_t records;               /* by the key that is used */
+    size_t begin, end, room;
+    uint64_t records;
 };
-static struct { /* for all connections */
+/* Shared by all connections. */
+static struct {
     pthread_once_t once;
     SSL_CTX *context;
     BIO_METHOD *method;
 } all = { .once = PTHREAD_ONCE_INIT };
 
 /* ---- what OpenSSL calls ---- */
-static bool make_room(struct tls *t, size_t bytes)
+static bool tls_make_room(struct tls *t, size_t bytes)
 {
     if (bytes <= t->room) return true;
+    if (bytes > MOST_OUT_BYTES) return false;
     size_t room = size_larger(bytes, size_larger(2 * t->room, LEAST_OUT_BYTES));
     unsigned char *grown = memory_zeroed(1, room);
     if (!grown) return false;
@@ -65,7 +76,7 @@ static bool make_room(struct tls *t, size_t bytes)
 static int on_write(BIO *bio, const char *bytes, int count)
 {
     struct tls *t = openssl.BIO_get_data(bio);
-    if (!make_room(t, t->end + (size_t)count)) return -1;
+    if (!tls_make_room(t, t->end + (size_t)count)) return -1;
     memcpy(t->out + t->end, bytes, (size_t)count);
     t->end += (size_t)count;
     return count;
@@ -75,6 +86,10 @@ static int on_read(BIO *bio, char *bytes, int count)
     struct tls *t = openssl.BIO_get_data(bio);
     ssize_t came;
     openssl.BIO_clear_flags(bio, BIO_RETRY);
+    if (!t->receiving) {
+        openssl.BIO_set_flags(bio, BIO_RETRY_READ);
+        return -1;
+    }
     do came = recv(t->socket, bytes, (size_t)count, MSG_DONTWAIT);
     while (came < 0 && errno == EINTR);
     if (came < 0 && errno == EAGAIN) openssl.BIO_set_flags(bio, BIO_RETRY_READ);
@@ -102,7 +117,8 @@ static SSL_SESSION *session_of(SSL *ssl)
     openssl.SSL_SESSION_free(session);
     return NULL;
 }
-static const unsigned char identity[] = "tutti";        /* both know which key it is */
+/* The name of the key, which TLS needs: both ends know which key it is. */
+static const unsigned char identity[] = "tutti";
 static int on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
 {
     bool ours = bytes == sizeof identity && memcmp(name, identity, bytes) == 0;
@@ -111,7 +127,7 @@ static int on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SS
 }
 static int on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes, SSL_SESSION **out)
 {
-    (void)digest; /* the only one that is offered */
+    (void)digest;
     *name = identity;
     *bytes = sizeof identity;
     *out = session_of(ssl);
@@ -119,7 +135,7 @@ static int on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **
 }
 
 /* ---- for all connections ---- */
-static void prepare(void)
+static void context_create(void)
 {
     SSL_CTX *context = openssl.SSL_CTX_new(openssl.TLS_method());
     all.method = openssl.BIO_meth_new(BIO_SOURCE_SINK, "tutti");
@@ -146,7 +162,7 @@ tutti_status encryption_check(void)
         return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"%.40s\": it can be required, or empty",
             asked);
     TRY(openssl_load());
-    pthread_once(&all.once, prepare);
+    pthread_once(&all.once, context_create);
     return all.context ? TUTTI_OK : status_fail(TUTTI_UNSUPPORTED, "OpenSSL does not offer TLS 1.3 with AES-GCM");
 }
 
@@ -159,17 +175,18 @@ void tls_free(struct tls *t)
     explicit_bzero(t, sizeof *t);
     free(t);
 }
-static bool attach(struct tls *t, bool called)
+static bool tls_attach(struct tls *t, bool called)
 {
     BIO *bio = openssl.BIO_new(all.method);
     t->ssl = bio ? openssl.SSL_new(all.context) : NULL;
     if (!t->ssl) return false;
     openssl.BIO_set_data(bio, t);
     openssl.BIO_set_init(bio, 1);
-    openssl.SSL_set_bio(t->ssl, bio, bio); /* and is freed with it */
+    openssl.SSL_set_bio(t->ssl, bio, bio);
     if (called) openssl.SSL_set_accept_state(t->ssl);
     else openssl.SSL_set_connect_state(t->ssl);
-    if (!called) openssl.SSL_set_verify(t->ssl, VERIFY_PEER, NULL); /* no certificate is right: only the key is */
+    /* The caller refuses any certificate: only the key proves who answers. */
+    if (!called) openssl.SSL_set_verify(t->ssl, VERIFY_PEER, NULL);
     return openssl.SSL_set_ex_data(t->ssl, 0, t);
 }
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
@@ -178,59 +195,60 @@ struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES])
     if (!t) return NULL;
     memcpy(t->key, key, sizeof t->key);
     openssl.ERR_clear_error();
-    if (attach(t, called)) return t;
+    if (tls_attach(t, called)) return t;
     tls_free(t);
     return NULL;
 }
 bool tls_has_unsent(const struct tls *t) { return t && t->begin < t->end; }
 bool tls_has_unread(const struct tls *t) { return t && t->unread; }
-static int flush(struct tls *t)                         /* 0 or -errno */
+/* Sends the unsent bytes as far as the socket takes them. 0 or -errno. */
+static int tls_flush(struct tls *t)
 {
-    while (t->begin < t->end) {
+    while (t->begin < t->end && !t->send_error) {
         ssize_t sent = send(t->socket, t->out + t->begin, t->end - t->begin, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0) return errno == EAGAIN || errno == ENOBUFS ? 0 : -errno;
-        t->begin += (size_t)sent;
+        if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS)) return 0;
+        if (sent < 0) t->send_error = errno;
+        else t->begin += (size_t)sent;
     }
     t->begin = t->end = 0;
-    return 0;
+    return -t->send_error;
 }
-/* OpenSSL has said no. 0: it only wants to read more; or -errno. */
-static int refused(struct tls *t)
+/* Why a call of OpenSSL failed. 0: it only needs to read more; or -errno. The thread's list of errors is cleared,
+   because the program may use OpenSSL on this thread, too. */
+static int tls_error(struct tls *t)
 {
     bool waits = openssl.SSL_get_error(t->ssl, 0) == ERROR_WANT_READ;
-    openssl.ERR_clear_error(); /* the program's own use of OpenSSL on this thread is not to find it */
+    openssl.ERR_clear_error();
     if (waits) return 0;
     if (!t->error && !t->ended) t->error = EPROTO;
     return t->error ? -t->error : -ECONNRESET;
 }
 /* 1: both have proved that they have the key; 0: not yet; or -errno. */
-static int shake_hands(struct tls *t)
+static int tls_shake_hands(struct tls *t)
 {
     if (openssl.SSL_is_init_finished(t->ssl)) return 1;
     openssl.ERR_clear_error();
-    if (openssl.SSL_do_handshake(t->ssl) != 1) {
-        int error = refused(t);
-        return error ? error : flush(t);
-    }
+    if (openssl.SSL_do_handshake(t->ssl) != 1) return tls_error(t);
     if (!openssl.SSL_session_reused(t->ssl)) return -(t->error = EPROTO);
     return 1;
 }
-static int begin_call(struct tls *t, int socket)        /* as shake_hands */
+/* Returns the same as tls_shake_hands. */
+static int tls_begin_call(struct tls *t, int socket, bool receiving)
 {
     t->socket = socket;
-    if (t->error) return -t->error;
-    int error = flush(t);
-    return error ? error : shake_hands(t);
+    t->receiving = receiving;
+    return t->error ? -t->error : tls_shake_hands(t);
 }
 int tls_push(struct tls *t, int socket)
 {
-    int error = begin_call(t, socket);
-    return error < 0 ? error : flush(t);
+    int can = tls_begin_call(t, socket, false);
+    return can < 0 ? can : tls_flush(t);
 }
+bool tls_is_open(const struct tls *t) { return !t || openssl.SSL_is_init_finished(t->ssl); }
 
 /* ---- sending ---- */
-static size_t skip(const struct iovec **list, int *count, size_t *at, size_t bytes)
+static size_t pieces_skip(const struct iovec **list, int *count, size_t *at, size_t bytes)
 {
     for (*at += bytes; *count > 0 && *at >= (*list)->iov_len; ++*list, --*count) *at -= (*list)->iov_len;
     return bytes;
@@ -251,22 +269,23 @@ static int send_record(struct tls *t, const struct iovec *list, int count, size_
         from = together;
     }
     if (++t->records % RECORDS_OF_A_KEY == 0) openssl.SSL_key_update(t->ssl, 0);
-    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return refused(t);
+    if (!openssl.SSL_write_ex(t->ssl, from, bytes, &done)) return tls_error(t);
     *taken = done;
     return 1;
 }
 ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
 {
     size_t all_taken = 0, at = 0, taken = 0;
-    int can = begin_call(t, socket);
+    int can = tls_begin_call(t, socket, false), error = can < 0 ? can : tls_flush(t);
+    if (error) can = error;
     if (can > 0 && tls_has_unsent(t)) can = 0;
     openssl.ERR_clear_error();
-    skip(&list, &count, &at, 0);
+    pieces_skip(&list, &count, &at, 0);
     while (can > 0 && count > 0 && all_taken < SEND_BYTES) {
         can = send_record(t, list, count, at, &taken);
-        if (can > 0) all_taken += skip(&list, &count, &at, taken);
+        if (can > 0) all_taken += pieces_skip(&list, &count, &at, taken);
     }
-    if (can >= 0 && (can = flush(t)) == 0 && !all_taken) can = -EAGAIN;
+    if (can >= 0 && (can = tls_flush(t)) == 0 && !all_taken) can = -EAGAIN;
     if (can >= 0) return (ssize_t)all_taken;
     errno = -can;
     return -1;
@@ -276,16 +295,16 @@ ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
 ssize_t tls_receive(struct tls *t, int socket, const struct iovec *list, int count)
 {
     size_t all_came = 0, at = 0, came = 0;
-    int can = begin_call(t, socket);
+    int can = tls_begin_call(t, socket, true);
     openssl.ERR_clear_error();
-    skip(&list, &count, &at, 0);
+    pieces_skip(&list, &count, &at, 0);
     while (can > 0 && count > 0) {
         if (openssl.SSL_read_ex(t->ssl, (unsigned char *)list->iov_base + at, list->iov_len - at, &came))
-            all_came += skip(&list, &count, &at, came);
-        else can = refused(t);
+            all_came += pieces_skip(&list, &count, &at, came);
+        else can = tls_error(t);
     }
     t->unread = can > 0;
-    if (can >= 0 || all_came) flush(t); /* what is wrong the next call says */
+    tls_flush(t);
     if (all_came) return (ssize_t)all_came;
     if (can < 0 && t->ended) return 0;
     errno = can < 0 ? -can : EAGAIN;

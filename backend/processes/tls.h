@@ -1,9 +1,8 @@
-/* Encryption of what goes over a connection between hosts: TLS 1.3 with a key that both ends have (RFC 8446, PSK with
- * ephemeral Diffie-Hellman), which follows from the handshake before it (handshake.h). Asked for by
- * TUTTI_ENCRYPTION=required.
+/* Encryption of a connection between hosts, where TUTTI_ENCRYPTION=required: TLS 1.3 with a key that both ends have
+ * (RFC 8446, PSK with ephemeral Diffie-Hellman). The key follows from the handshake before it (handshake.h).
  *
- * A connection is used as its socket would be, by calls that do not wait. What has been taken from the caller may be
- * here still, so that a socket that takes nothing must be watched while something is unsent. One thread at a time. */
+ * A connection is used as its socket would be, by calls that do not wait, by one thread at a time. tls_send may keep
+ * bytes that the socket did not take: the caller watches the socket while tls_has_unsent. */
 #pragma once
 #include "backend/processes/keys.h"
 #include <sys/types.h>
@@ -14,7 +13,7 @@ tutti_status encryption_check(void);
 bool encryption_is_required(void); /* after encryption_check */
 
 struct tls;
-/* Of the process that was called, or of the caller. NULL: no memory. After encryption_check. */
+/* `called`: the other end began the connection. NULL: no memory. Call encryption_check before. */
 struct tls *tls_new(bool called, const unsigned char key[KEY_BYTES]);
 void tls_free(struct tls *tls); /* NULL, too */
 
@@ -24,5 +23,7 @@ ssize_t tls_send(struct tls *tls, int socket, const struct iovec *list, int coun
 ssize_t tls_receive(struct tls *tls, int socket, const struct iovec *list, int count);
 /* Begins, or sends what is here still; 0 or -errno. */
 int tls_push(struct tls *tls, int socket);
+/* The TLS handshake is over. Before that tls_send returns EAGAIN, and only tls_receive brings it on. NULL: true. */
+bool tls_is_open(const struct tls *tls);
 bool tls_has_unsent(const struct tls *tls); /* NULL: false */
 bool tls_has_unread(const struct tls *tls); /* more has come than was received: its socket does not tell. NULL: false */

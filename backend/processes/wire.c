@@ -45,7 +45,8 @@ int wire_push(struct wire *w, int socket)
     }
     return w->tls ? tls_push(w->tls, socket) : 0;
 }
-bool wire_is_full(const struct wire *w) { return w->out_bytes || tls_has_unsent(w->tls); }
+bool wire_waits(const struct wire *w) { return (w->out_bytes && tls_is_open(w->tls)) || tls_has_unsent(w->tls); }
+bool wire_has_unsent(const struct wire *w) { return w->out_bytes || tls_has_unsent(w->tls) || !tls_is_open(w->tls); }
 void wire_free(struct wire *w)
 {
     if (w) tls_free(w->tls);

@@ -29,7 +29,8 @@ struct wire {
 /* 0, or -EAGAIN: it would be more than `most` bytes on their way, or more than there is room for. */
 int wire_put(struct wire *wire, const void *message, size_t bytes, size_t most);
 int wire_push(struct wire *wire, int socket);           /* sends what it takes; 0 or -errno */
-bool wire_is_full(const struct wire *wire);             /* it has not taken all */
+bool wire_waits(const struct wire *wire);               /* for the socket to take more */
+bool wire_has_unsent(const struct wire *wire); /* or for the other end, so that something can be said at once */
 void wire_free(struct wire *wire);                      /* NULL, too */
 int wire_pull(struct wire *wire, int socket);           /* bytes that came, 0 at the end, or -errno */
 /* The next whole message: its bytes; 0: not here yet; -EPROTO: this is not what a link says. */

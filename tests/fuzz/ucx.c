@@ -119,7 +119,7 @@ static void hear_process(void)
     const struct key_id key = fuzz_key();
     const ucp_am_recv_param_t p = { .recv_attr = 0 };
     memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
-    FUZZ_CHECK(endpoint_introduce(&of, &end.base, fuzz_process[0], &key) == TUTTI_OK);
+    FUZZ_CHECK(endpoint_introduce(&of, &end.base, fuzz_process[0], ucx_fabric.life, &key) == TUTTI_OK);
     end.base.turn -= input_byte(&in) % 8;
     size_t bytes = notice_make(&of, &end, (enum kind_of_ucx)(KIND_OF_FABRIC + input_byte(&in) % 5), &said);
     uint8_t wrong = input_byte(&in);

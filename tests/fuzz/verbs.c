@@ -142,7 +142,7 @@ static void hello_comes(void)
     unsigned slot = input_byte(&in) % (GREETING_SLOTS / 32);
     memcpy(of.process, fuzz_process[input_byte(&in) % PROCESSES], sizeof of.process);
     const struct endpoint *known = endpoint_find(&verbs_fabric, of.process);
-    FUZZ_CHECK(endpoint_introduce(&of, &end, verbs_fabric.process, &key) == TUTTI_OK);
+    FUZZ_CHECK(endpoint_introduce(&of, &end, verbs_fabric.process, verbs_fabric.life, &key) == TUTTI_OK);
     end.turn -= input_byte(&in) % 4;
     greeting_begin(&of, &end, &h.greeting);
     h.lane_count = input_byte(&in) % 8 ? 1 : (uint32_t)(int8_t)input_byte(&in);
@@ -264,7 +264,7 @@ static void begin(struct fabric *fabric)
     FUZZ_CHECK(greeter_init(fabric, &nic) == TUTTI_OK);
     in = later;
     fabric->own = &nic;
-    fabric->card_bytes = sizeof(struct card);
+    fabric->card_bytes = sizeof(struct verbs_address);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

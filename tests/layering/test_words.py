@@ -12,15 +12,15 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
-    "names of private words": 3517,
+    "names of private words": 3502,
     "tags with two meanings": 37,
-    "static functions of one word": 447,
-    "comments beside the code": 2190,
-    "sentences of comments": 826,
+    "static functions of one word": 441,
+    "comments beside the code": 2176,
+    "sentences of comments": 808,
     "sentences of literals": 11,
     "sentences of pages": 164,
 }
-LEAST_WORDS_OF_A_NAME = 2.06
+LEAST_WORDS_OF_A_NAME = 2.07
 # The only circle of folders is one of headers: c_api/tutti.h lies beside what is built on everything.
 FOLDERS_OF_THE_CIRCLE = 23
 # Circles of objects: files that need each other's functions, as many as are in each.

@@ -3,6 +3,7 @@
 #include "backend/transports/fabric/fabric.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
+#include "backend/base/random.h"
 #include "backend/transports/fabric/port.h"
 #include <stdio.h>
 #include <string.h>
@@ -112,6 +113,7 @@ static void finish(struct fabric *fabric)
 }
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
+    TRY(random_fill(&fabric->life, sizeof fabric->life));
     TRY(fabric->operations->start(fabric, place));
     return thread_start(fabric);
 }

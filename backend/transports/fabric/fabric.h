@@ -46,6 +46,7 @@ struct endpoint { /* to a process; a fabric's own begins with this */
     struct key_id key; /* by which it is greeted, and the key of the two processes that follows */
     struct pair_key pair;
     uint64_t turn, least_turn; /* its own; greetings of the other end with a lower one than this are over */
+    uint64_t life;             /* of the other's fabric, as its card has it */
     bool open;         /* messages may be sent */
     bool left;         /* it has said that it ends: the end of the connection is none of a process */
     bool faulty;       /* it has sent what cannot be: nothing that comes by it is heard any more */
@@ -133,6 +134,7 @@ struct fabric {
     int users;
     bool stopping, known; /* known: fork tells it */
     unsigned char process[16];
+    uint64_t life; /* drawn when it starts; a fabric that is greeted puts it into its card */
     /* of the fabric's own */
     void *own;
     unsigned char card[FABRIC_CARD_BYTES];
@@ -142,7 +144,6 @@ struct fabric {
     struct endpoint *endpoints;
     unsigned breaks; /* endpoints that have broken, ever */
     bool faults;     /* some are faulty that are not disconnected yet */
-    bool refused;    /* a greeting was, which has been said */
     /* of what is common */
     struct port *ports, *polling;
     struct past past;
@@ -197,13 +198,14 @@ struct greeting { /* what each message of one process to another begins with; a 
     unsigned char from[16], to[16];
     struct key_id key;
     uint64_t turn; /* of the endpoint that says it */
+    uint64_t life; /* of the fabric that it is for */
 };
-/* Fills in the process of an endpoint, their key, and its turn. SYSTEM: the key is not known. */
+/* Fills in the process of an endpoint, the life of its fabric, their key and the turn. SYSTEM: the key is unknown. */
 tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *endpoint, const unsigned char process[16],
-    const struct key_id *key);
+    uint64_t life, const struct key_id *key);
 void greeting_begin(const struct fabric *fabric, const struct endpoint *endpoint, struct greeting *out);
-/* It is for this process, and the proof of the text, of which the greeting is a part, is right. */
-bool greeting_is_proved(struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
+/* It is for this life of the fabric, and the proof of the text, of which the greeting is a part, is right. */
+bool greeting_is_proved(const struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
     const unsigned char proof[PROOF_BYTES]);
 /* It is of an earlier endpoint of that process than one which was heard since. */
 bool greeting_is_over(const struct fabric *fabric, const struct greeting *said);

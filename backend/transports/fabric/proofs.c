@@ -1,7 +1,8 @@
 /* How two processes prove to each other that they are whom they say, when a fabric connects them. Their greetings are
  * messages that need no answer before the next, so there is no challenge: each endpoint of a process has a turn, which
- * only grows, a proof covers it, and a greeting of an earlier turn than the latest that was heard is over. A stranger
- * that repeats what it has seen brings a turn that is known, or over. */
+ * only grows, a proof covers it, and a greeting of an earlier turn than the latest that was heard is over. A fabric
+ * that ends forgets what it has heard, so a greeting also names the life of the fabric that it is for. A stranger that
+ * repeats what it has seen brings a turn that is known or over, or another life. */
 #include "backend/base/log.h"
 #include "backend/transports/fabric/fabric.h"
 #include <stdatomic.h>
@@ -14,38 +15,40 @@ static uint64_t next_turn(void)
     return atomic_fetch_add(&turns, 1) + 1;
 }
 tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *e, const unsigned char process[16],
-    const struct key_id *key)
+    uint64_t life, const struct key_id *key)
 {
     memcpy(e->process, process, sizeof e->process);
     e->key = *key;
+    e->life = life;
     e->turn = next_turn();
     if (key_of_pair(key, fabric->process, process, &e->pair)) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is not known any more");
 }
 void greeting_begin(const struct fabric *fabric, const struct endpoint *e, struct greeting *out)
 {
-    *out = (struct greeting){ .key = e->key, .turn = e->turn };
+    *out = (struct greeting){ .key = e->key, .turn = e->turn, .life = e->life };
     memcpy(out->from, fabric->process, sizeof out->from);
     memcpy(out->to, e->process, sizeof out->to);
 }
-/* Whoever sends it may send many, so they are told of once. */
-static bool refuse(struct fabric *fabric, const char *why)
+/* A stranger may send many, so the log has one. */
+static bool greeting_refuse(const struct fabric *fabric, const char *why)
 {
-    if (!fabric->refused)
+    static atomic_flag logged = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&logged))
         LOG(WARN, "%s: a greeting was refused: %s (a stranger, or a host with another TUTTI_SECRET_FILE)",
             fabric->operations->name, why);
-    fabric->refused = true;
     return false;
 }
-bool greeting_is_proved(struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
+bool greeting_is_proved(const struct fabric *fabric, const struct greeting *said, const void *text, size_t bytes,
     const unsigned char proof[PROOF_BYTES])
 {
     struct pair_key pair;
-    if (memcmp(said->to, fabric->process, sizeof said->to) != 0) return false;
-    if (!key_of_pair(&said->key, said->from, fabric->process, &pair)) return refuse(fabric, "its key is unknown");
+    if (memcmp(said->to, fabric->process, sizeof said->to) != 0 || said->life != fabric->life) return false;
+    if (!key_of_pair(&said->key, said->from, fabric->process, &pair))
+        return greeting_refuse(fabric, "its key is unknown");
     bool right = proof_check(&pair, text, bytes, proof);
     explicit_bzero(&pair, sizeof pair);
-    return right || refuse(fabric, "its proof is wrong");
+    return right || greeting_refuse(fabric, "its proof is wrong");
 }
 bool greeting_is_over(const struct fabric *fabric, const struct greeting *said)
 {

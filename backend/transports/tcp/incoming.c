@@ -177,12 +177,6 @@ static bool is_asked(const struct fabric *fabric)
 {
     return sockets_of(fabric)->busy || (fabric->polling && fabric->polling->met.first);
 }
-/* What was decrypted no socket tells of, and a handshake may have an answer. */
-static void go_on_with(struct fabric *fabric, struct tcp_endpoint *e)
-{
-    if (tls_has_unread(e->tls)) endpoint_make_busy(fabric, e);
-    endpoint_push(fabric, e);
-}
 bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
 {
     size_t all = 0, asked = 0;
@@ -199,6 +193,6 @@ bool endpoint_read(struct fabric *fabric, struct tcp_endpoint *e)
         if ((size_t)n < asked) break; /* there is no more */
         if (is_asked(fabric)) break;
     }
-    if (is_connected(e) && e->tls) go_on_with(fabric, e);
+    if (is_connected(e) && e->tls) endpoint_push(fabric, e); /* its handshake may have an answer, or be over */
     return all > 0;
 }

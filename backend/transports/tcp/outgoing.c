@@ -58,19 +58,13 @@ static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct er
         int error = errno;
         if (error == EINTR) continue;
         e->current = errand->written ? errand : NULL;
-        if (error == EAGAIN || error == ENOBUFS) set_blocked(fabric, e, true);
+        if (error == EAGAIN || error == ENOBUFS) set_blocked(fabric, e, tls_is_open(e->tls) || tls_has_unsent(e->tls));
         else endpoint_end(fabric, e, strerror(error));
         return false;
     }
     e->current = NULL;
     if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
-    return true;
-}
-void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e)
-{
-    int error = e->tls ? tls_push(e->tls, e->handle.descriptor) : 0;
-    if (error) endpoint_end(fabric, e, strerror(-error));
-    else if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
+    return e->handle.descriptor >= 0;
 }
 void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
 {
@@ -79,6 +73,18 @@ void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
     e->busy = true;
     e->next_busy = s->busy;
     s->busy = e;
+}
+static struct errand *next_of(const struct tcp_endpoint *e)
+{
+    if (e->current) return e->current;
+    return e->waiting.first ? e->waiting.first : e->pulled.first;
+}
+void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e)
+{
+    int error = e->tls ? tls_push(e->tls, e->handle.descriptor) : 0;
+    if (error) endpoint_end(fabric, e, strerror(-error));
+    else if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
+    else if (tls_has_unread(e->tls) || (tls_is_open(e->tls) && next_of(e))) endpoint_make_busy(fabric, e);
 }
 enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
 {
@@ -106,11 +112,6 @@ static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct erran
     if (errand->frame.what == OFFER) errands_push(&e->offered, errand);
     else if (errand->frame.what == PULL) errands_push(&e->fetching, errand);
     else errand_land(fabric, errand, NULL);
-}
-static struct errand *next_of(const struct tcp_endpoint *e)
-{
-    if (e->current) return e->current;
-    return e->waiting.first ? e->waiting.first : e->pulled.first;
 }
 bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
 {

@@ -32,12 +32,12 @@ static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
     (void)ep;
     endpoint_note_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
-static tutti_status endpoint_new(const struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    struct ucx_endpoint **out)
+static tutti_status endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
+    const struct key_id *key, struct ucx_endpoint **out)
 {
     struct ucx_endpoint *e = *out = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    TRY(endpoint_introduce(fabric, &e->base, process, key));
+    TRY(endpoint_introduce(fabric, &e->base, process, life, key));
     TRY(random_fill(&e->number, sizeof e->number));
     e->number |= 1; /* 0 is none */
     return TUTTI_OK;
@@ -59,8 +59,10 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
     const unsigned char *card, size_t bytes, struct endpoint **out)
 {
     struct ucx_endpoint *e = NULL;
-    if (!bytes) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
-    tutti_status status = endpoint_new(fabric, process, key, &e);
+    uint64_t life;
+    if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
+    memcpy(&life, card + bytes - sizeof life, sizeof life);
+    tutti_status status = endpoint_new(fabric, process, life, key, &e);
     if (status == TUTTI_OK) status = endpoint_open(e, card);
     if (status != TUTTI_OK) {
         free(e);

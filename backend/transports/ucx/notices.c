@@ -1,5 +1,5 @@
-/* What a process tells another about their connection. The header travels as UCX's, and behind it a greeting, which of
- * HELLO is followed by a card, and a proof of all of it. */
+/* Messages of two processes about their connection. The header travels as that of UCX; its data is a greeting, in HELLO
+ * also a card, and a proof of all of them. */
 #include "backend/transports/ucx/worker.h"
 #include <stddef.h>
 #include <string.h>
@@ -16,7 +16,7 @@ size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, en
     proof_make(&e->base.pair, out, text_bytes(bytes), out->data + bytes);
     return bytes + PROOF_BYTES;
 }
-bool notice_read(struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
+bool notice_read(const struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
     struct notice *out)
 {
     if (*bytes > sizeof out->data || *bytes < sizeof out->greeting + PROOF_BYTES) return false;

@@ -52,8 +52,12 @@ static tutti_status keep_card(struct fabric *fabric)
     ucp_address_t *address;
     ucs_status_t status = ucx.ucp_worker_get_address(worker.ucp, &address, &fabric->card_bytes);
     if (status != UCS_OK) return refused("address", status);
-    bool fits = fabric->card_bytes <= sizeof fabric->card;
-    if (fits) memcpy(fabric->card, address, fabric->card_bytes);
+    bool fits = fabric->card_bytes + sizeof fabric->life <= sizeof fabric->card;
+    if (fits) {
+        memcpy(fabric->card, address, fabric->card_bytes);
+        memcpy(fabric->card + fabric->card_bytes, &fabric->life, sizeof fabric->life);
+        fabric->card_bytes += sizeof fabric->life;
+    }
     ucx.ucp_worker_release_address(worker.ucp, address);
     return fits ? TUTTI_OK
                 : status_fail(TUTTI_UNSUPPORTED,

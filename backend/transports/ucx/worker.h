@@ -53,7 +53,7 @@ ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, v
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind,
     struct notice *out);
 /* false: its proof is not right. *bytes: of its data, which then are those without the proof. */
-bool notice_read(struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
+bool notice_read(const struct fabric *fabric, const struct header *header, const void *data, size_t *bytes,
     struct notice *out);
 
 /* ---- endpoints.c ---- */

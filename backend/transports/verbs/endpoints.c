@@ -20,13 +20,13 @@ static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
     free(e);
 }
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const struct card *card, struct verbs_endpoint **out)
+    const struct verbs_address *card, struct verbs_endpoint **out)
 {
     struct nic *nic = nic_of(fabric);
     struct verbs_endpoint *e = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     e->card = *card;
-    tutti_status status = endpoint_introduce(fabric, &e->base, process, key);
+    tutti_status status = endpoint_introduce(fabric, &e->base, process, card->life, key);
     if (status == TUTTI_OK) status = lanes_create(nic, e);
     if (status == TUTTI_OK) status = lane_address(nic, e);
     if (status != TUTTI_OK) {
@@ -48,7 +48,7 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
     const unsigned char *card, size_t bytes, struct endpoint **out)
 {
     struct verbs_endpoint *e = NULL;
-    struct card theirs;
+    struct verbs_address theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
             "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "

@@ -90,10 +90,10 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
         .box_key = e->box.in_region->rkey,
         .psn = nic->psn & 0xffffff,
         .stage = stage,
-        .card = nic_card(nic),
+        .card = nic_address(fabric),
         .lane_count = (uint32_t)nic->rail_count };
     for (int i = 0; i < nic->rail_count && stage != GIVEN_UP; i++)
-        hello.lanes[i] = card_of(&nic->rails[i], e->lanes[i].pair);
+        hello.lanes[i] = verbs_address_of(&nic->rails[i], e->lanes[i].pair);
     memcpy(hello.magic, HELLO_MAGIC, sizeof hello.magic);
     greeting_begin(fabric, &e->base, &hello.greeting);
     proof_make(&e->base.pair, &hello, PROVED_BYTES, hello.proof);

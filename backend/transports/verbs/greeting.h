@@ -8,13 +8,13 @@ enum stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so thi
 struct hello {
     char magic[8];
     struct greeting greeting;
-    struct card card;
+    struct verbs_address card;
     uint64_t theirs; /* the turn of the endpoint there, as far as it is known */
     uint64_t box;
     uint32_t box_key, psn;
     uint32_t stage;
     uint32_t lane_count;
-    struct card lanes[RAILS_MOST];
+    struct verbs_address lanes[RAILS_MOST];
     unsigned char proof[PROOF_BYTES]; /* of what is before it */
 };
 enum { PROVED_BYTES = offsetof(struct hello, proof) };

@@ -77,7 +77,7 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
 }
 
 /* ---- connected ---- */
-static struct ibv_ah_attr way_to(const struct device_port *port, const struct card *card)
+static struct ibv_ah_attr way_to(const struct device_port *port, const struct verbs_address *card)
 {
     struct ibv_ah_attr way = { .dlid = card->lid,
         .sl = (uint8_t)settings_get()->verbs_service_level,
@@ -97,7 +97,7 @@ tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
     e->address = verbs.ibv_create_ah(rail->adapter->domain, &way);
     return e->address ? TUTTI_OK : device_refused(rail->port, "way to the other host (no route by this port?)");
 }
-tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct card *card, uint32_t psn)
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *card, uint32_t psn)
 {
     const struct device_port *port = lane->rail->port;
     const struct ibv_device_attr *about = &lane->rail->adapter->about;

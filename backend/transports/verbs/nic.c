@@ -68,15 +68,23 @@ void nic_destroy(struct nic *nic)
     devices_destroy(nic->devices);
     free(nic);
 }
-struct card card_of(const struct rail *rail, const struct ibv_qp *pair)
+struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair)
 {
     const struct device_port *port = rail->port;
-    struct card card = { .pair = pair->qp_num,
+    struct verbs_address card = { .pair = pair->qp_num,
         .lid = port->lid,
         .ethernet = port->ethernet,
         .mtu = port->mtu & 0x7fu,
         .reads = reads_at_once(rail->adapter->about.max_qp_rd_atom) };
     memcpy(card.gid, &port->gid.raw, sizeof card.gid);
+    return card;
+}
+
+struct verbs_address nic_address(const struct fabric *fabric)
+{
+    const struct nic *nic = nic_of(fabric);
+    struct verbs_address card = verbs_address_of(&nic->rails[0], nic->greeter.pair);
+    card.life = fabric->life;
     return card;
 }
 

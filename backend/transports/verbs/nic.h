@@ -29,11 +29,12 @@ enum {
     GREETING_SLOTS = 64,
     PAIRS_AT_FIRST = 16      /* of processes, whose completions there is room for */
 };
-struct card { /* how others reach a pair of queues */
+struct verbs_address { /* how others reach a pair of queues */
     uint8_t gid[16];
     uint32_t pair; /* of a process: of its datagrams */
     uint16_t lid;
     uint8_t ethernet : 1, mtu : 7, reads; /* reads: that it answers at a time */
+    uint64_t life;                        /* of a process: of its fabric */
 };
 /* What a message in a box is. */
 enum what { EAGER, OFFER, DONE, HEARD, GOODBYE };
@@ -87,7 +88,7 @@ struct box { /* both of a pair: `in` is written by the other; `out` is laid out 
 };
 struct verbs_endpoint {
     struct endpoint base;
-    struct card card;
+    struct verbs_address card;
     struct ibv_ah *address;
     uint64_t theirs; /* the turn of its endpoint to us; 0: not known yet */
     bool owes_answer, hopeless; /* hopeless: the device does not connect it */
@@ -141,8 +142,8 @@ static inline uint64_t endpoint_tag(const struct verbs_endpoint *e) { return e->
 /* ---- nic.c: made, destroyed, found ---- */
 tutti_status nic_create(const struct fabric *fabric, const struct fabric_place *place, struct nic **out);
 void nic_destroy(struct nic *nic); /* NULL, and half built, too */
-struct card card_of(const struct rail *rail, const struct ibv_qp *pair);
-static inline struct card nic_card(const struct nic *nic) { return card_of(&nic->rails[0], nic->greeter.pair); }
+struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair);
+struct verbs_address nic_address(const struct fabric *fabric);
 struct lane *nic_find(const struct nic *nic, const struct adapter *adapter, uint32_t pair);
 static inline int smaller(int a, int b) { return a < b ? a : b; }
 static inline uint8_t reads_at_once(int most) { return (uint8_t)(most > 16 ? 16 : most < 1 ? 1 : most); }
@@ -163,7 +164,7 @@ tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
 void lanes_destroy(struct nic *nic, struct verbs_endpoint *e); /* from here on no device touches memory for it */
 tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams, by its card */
 /* With that of the other process which has this card. */
-tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct card *card, uint32_t psn);
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *card, uint32_t psn);
 
 /* ---- requests.c: what is posted to them ---- */
 bool lane_has_room(const struct lane *lane);
@@ -201,7 +202,7 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
 /* ---- endpoints.c ---- */
 /* By the card and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const struct card *card, struct verbs_endpoint **out);
+    const struct verbs_address *card, struct verbs_endpoint **out);
 tutti_status refuse_link_layers(const struct nic *nic);
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *card, size_t bytes, struct endpoint **out);

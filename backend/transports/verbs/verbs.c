@@ -109,7 +109,7 @@ static bool arm(struct fabric *fabric)
 
 static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 {
-    const struct card *card = &((const struct verbs_endpoint *)e)->card;
+    const struct verbs_address *card = &((const struct verbs_endpoint *)e)->card;
     char gid[INET6_ADDRSTRLEN];
     inet_ntop(AF_INET6, card->gid, gid, sizeof gid);
     if (card->ethernet) snprintf(out, bytes, "%s", gid);
@@ -137,7 +137,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
         TRY(watch(fabric, nic->adapters[i].channel->fd));
         TRY(watch(fabric, nic->adapters[i].port->context->async_fd));
     }
-    const struct card card = nic_card(nic);
+    const struct verbs_address card = nic_address(fabric);
     memcpy(fabric->card, &card, sizeof card);
     fabric->card_bytes = sizeof card;
     return TUTTI_OK;

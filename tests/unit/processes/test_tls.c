@@ -5,6 +5,7 @@
 #include "backend/base/status.h"
 #include "backend/processes/tls.h"
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -71,6 +72,7 @@ static void carry(struct end *a, struct end *b, size_t bytes, size_t piece)
         assert_true(n > 0 || (n < 0 && errno == EAGAIN));
         came += n > 0 ? (size_t)n : 0;
         assert_int_equal(tls_push(b->tls, b->socket), 0);
+        assert_true(receive_piece(a, 0, 1) < 0 && errno == EAGAIN);
     }
     assert_memory_equal(from, to, bytes);
     memset(to, 0, bytes);
@@ -148,6 +150,38 @@ static void test_a_byte_that_was_changed(void **state)
         close(here);
     }
 }
+/* Only tls_receive reads: what something else had read, no socket would tell of. */
+static void test_sending_reads_nothing(void **state)
+{
+    struct both b = connected_well();
+    struct pollfd readable = { .fd = b.called.socket, .events = POLLIN };
+    (void)state;
+    assert_int_equal(tls_push(b.caller.tls, b.caller.socket), 0);
+    assert_true(receive_piece(&b.called, 0, 10) < 0 && errno == EAGAIN);
+    assert_true(receive_piece(&b.caller, 0, 10) < 0 && errno == EAGAIN);
+    assert_int_equal(send_piece(&b.caller, 0, 100), 100); /* right behind the end of the handshake */
+    assert_true(!tls_is_open(b.called.tls) && tls_is_open(b.caller.tls));
+    assert_true(send_piece(&b.called, 0, 100) < 0 && errno == EAGAIN);
+    assert_int_equal(tls_push(b.called.tls, b.called.socket), 0);
+    assert_int_equal(poll(&readable, 1, 0), 1);
+    assert_int_equal(receive_piece(&b.called, 0, 200), 100);
+    both_free(&b);
+}
+/* Its socket takes nothing any more, and what the other has said before it left is there. */
+static void test_the_last_words_of_an_end_that_is_gone(void **state)
+{
+    struct both b = connected_well();
+    (void)state;
+    carry(&b.caller, &b.called, 100, 100);
+    assert_int_equal(send_piece(&b.caller, 0, 100), 100);
+    close(b.caller.socket);
+    for (int i = 0; i < 3; i++) send_piece(&b.called, 0, 100);
+    assert_true(send_piece(&b.called, 0, 100) < 0 && errno == EPIPE);
+    assert_int_equal(receive_piece(&b.called, 0, 200), 100);
+    assert_int_equal(receive_piece(&b.called, 0, 200), 0);
+    tls_free(b.caller.tls);
+    end_free(&b.called);
+}
 static void test_the_end_of_a_connection(void **state)
 {
     struct both b = connected_well();
@@ -178,7 +212,8 @@ int main(int count, char **arguments)
 {
     const struct CMUnitTest without[] = { cmocka_unit_test(test_what_cannot_be_had) };
     const struct CMUnitTest with[] = { cmocka_unit_test(test_what_is_sent_arrives), cmocka_unit_test(test_another_key),
-        cmocka_unit_test(test_a_byte_that_was_changed), cmocka_unit_test(test_the_end_of_a_connection) };
+        cmocka_unit_test(test_a_byte_that_was_changed), cmocka_unit_test(test_sending_reads_nothing),
+        cmocka_unit_test(test_the_last_words_of_an_end_that_is_gone), cmocka_unit_test(test_the_end_of_a_connection) };
     (void)arguments;
     if (count > 1) return cmocka_run_group_tests(without, NULL, NULL);
     setenv("TUTTI_ENCRYPTION", "required", 1);

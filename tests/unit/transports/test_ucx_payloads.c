@@ -93,7 +93,7 @@ static struct other other_new(const unsigned char process[16])
     memcpy(o.fabric.process, process, sizeof o.fabric.process);
     memcpy(o.fabric.card, card, card_bytes);
     o.fabric.card_bytes = card_bytes;
-    assert_int_equal(endpoint_introduce(&o.fabric, &o.end.base, mine, &key), TUTTI_OK);
+    assert_int_equal(endpoint_introduce(&o.fabric, &o.end.base, mine, ucx_fabric.life, &key), TUTTI_OK);
     return o;
 }
 static void hear_notice(const struct notice *said, size_t bytes)
@@ -160,12 +160,16 @@ static void test_a_greeting_that_is_repeated(void **state)
     }
     assert_ptr_equal(with(others), e);
     assert_int_equal(count_endpoints(), 2);
-    assert_int_equal(endpoint_introduce(&third.fabric, &third.end.base, others, &key), TUTTI_OK);
+    assert_int_equal(endpoint_introduce(&third.fabric, &third.end.base, others, ucx_fabric.life, &key), TUTTI_OK);
     notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to others */
     hear_notice(&elsewhere, bytes);
     pthread_mutex_lock(&ucx_fabric.lock);
     notice_make(&ucx_fabric, e, HELLO, &elsewhere);
     pthread_mutex_unlock(&ucx_fabric.lock);
+    hear_notice(&elsewhere, bytes);
+    third = other_new((unsigned char[16]){ 3 });
+    third.end.base.life++;
+    notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to a fabric of this process that has ended */
     hear_notice(&elsewhere, bytes);
     assert_int_equal(count_endpoints(), 2);
 }

@@ -14,7 +14,7 @@ static struct endpoint *end_here, *end_there; /* of their connection */
 /* As the other process says it, in the name of that endpoint. */
 static struct hello hello_of(const struct endpoint *e, enum stage stage)
 {
-    struct hello h = { .magic = HELLO_MAGIC, .card = nic_card(nic_of(there)), .stage = stage, .lane_count = 1 };
+    struct hello h = { .magic = HELLO_MAGIC, .card = nic_address(there), .stage = stage, .lane_count = 1 };
     h.lanes[0] = h.card;
     greeting_begin(there, e, &h.greeting);
     return h;
@@ -56,6 +56,10 @@ static void of_others(const struct rank *me)
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, GIVEN_UP);
     h.greeting.key.bytes[0] ^= 1;
+    prove(&h);
+    REQUIRE(changes_nothing(&h));
+    h = hello_of(end_there, GIVEN_UP);
+    h.greeting.life++; /* to a fabric of this process that has ended */
     prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, GIVEN_UP);
