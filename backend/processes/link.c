@@ -115,6 +115,8 @@ void link_catch_up(struct peer *peer)
 bool link_push(struct peer *peer)
 {
     if (peer->state != OPEN) return false;
+    /* Encryption begins when the other end has answered, and the watch thread has stopped. */
+    if (!tls_is_open(peer->link->wire->tls)) wire_pull(peer->link->wire, peer->descriptor);
     push(peer);
     return peer->unsent.first || wire_has_unsent(peer->link->wire);
 }
