@@ -114,7 +114,7 @@ static void test_members_that_disagree_without_a_job(void **state)
     start(&d, &d.a, 0);
     await_keys(d.store, 1);
     start(&d, &d.b, 0);
-    await_keys(d.store, 2);
+    await_keys(d.store, 3); /* each rank 0 has found the other, and has told it */
     start(&d, &d.a, 1);
     start(&d, &d.b, 1);
     for (int r = 0; r < 2; r++) {
