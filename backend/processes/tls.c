@@ -276,9 +276,8 @@ static int send_record(struct tls *t, const struct iovec *list, int count, size_
 ssize_t tls_send(struct tls *t, int socket, const struct iovec *list, int count)
 {
     size_t all_taken = 0, at = 0, taken = 0;
-    int can = tls_begin_call(t, socket, false), error = can < 0 ? can : tls_flush(t);
-    if (error) can = error;
-    if (can > 0 && tls_has_unsent(t)) can = 0;
+    int can = tls_push(t, socket);
+    if (can == 0) can = tls_is_open(t) && !tls_has_unsent(t);
     openssl.ERR_clear_error();
     pieces_skip(&list, &count, &at, 0);
     while (can > 0 && count > 0 && all_taken < SEND_BYTES) {

@@ -20,8 +20,7 @@ static struct key_id key;
 
 static int start(void **state)
 {
-    static const unsigned char drawn[KEY_BYTES] = "the key of a group";
-    if (key_add(drawn, &key) != TUTTI_OK) return -1;
+    key = ranks_key();
     const struct fabric_place place = { .device = "lo", .pretended = true };
     (void)state;
     return fabric_open(&ucx_fabric, mine, &place, card, &card_bytes) != TUTTI_OK;
@@ -105,7 +104,7 @@ static void hear_notice(const struct notice *said, size_t bytes)
     ucx_greet(&ucx_fabric);
     pthread_mutex_unlock(&ucx_fabric.lock);
 }
-static struct ucx_endpoint *with(const unsigned char process[16]) /* NULL: there is none */
+static struct ucx_endpoint *endpoint_with(const unsigned char process[16]) /* NULL: there is none */
 {
     pthread_mutex_lock(&ucx_fabric.lock);
     struct endpoint *e = endpoint_find(&ucx_fabric, process);
@@ -139,7 +138,7 @@ static void test_a_greeting_without_its_proof(void **state)
     assert_int_equal(count_endpoints(), 0);
     hear_notice(&said, bytes);
     assert_int_equal(count_endpoints(), 1);
-    assert_int_equal(with(others)->theirs, 77);
+    assert_int_equal(endpoint_with(others)->theirs, 77);
 }
 /* It was seen on the network and is said again: of an earlier connection, to another process, to its own sender. */
 static void test_a_greeting_that_is_repeated(void **state)
@@ -152,13 +151,13 @@ static void test_a_greeting_that_is_repeated(void **state)
     notice_make(&second.fabric, &second.end, HELLO, &now);
     hear_notice(&old, bytes);
     hear_notice(&now, bytes); /* it has begun anew */
-    struct ucx_endpoint *e = with(others);
+    struct ucx_endpoint *e = endpoint_with(others);
     assert_true(e && e->theirs == 78 && count_endpoints() == 2);
     for (int i = 0; i < 3; i++) {
         hear_notice(&old, bytes);
         hear_notice(&now, bytes);
     }
-    assert_ptr_equal(with(others), e);
+    assert_ptr_equal(endpoint_with(others), e);
     assert_int_equal(count_endpoints(), 2);
     assert_int_equal(endpoint_introduce(&third.fabric, &third.end.base, others, ucx_fabric.life, &key), TUTTI_OK);
     notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to others */
