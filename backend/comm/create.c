@@ -50,7 +50,7 @@ static tutti_status introduce_host(const tutti_config *config, const tutti_uniqu
     TRY(join_pretend(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
     return join_offer(id ? NULL : config->store_host, id != NULL, mine);
 }
-/* Of a part of a job others hear that it has one rank: they may have a longer list of members. */
+/* Publishes a part of a job that has one rank, because other ranks may have a longer list of members. */
 static tutti_status stay_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
     return config->members && config->store.put ? bootstrap_alone(config, mine, terms) : TUTTI_OK;

@@ -379,7 +379,7 @@ static tutti_status await_verdict(struct follower *f)
 {
     bool told = false;
     int64_t began_ns = clock_ns(), deadline_ms = f->deadline_ms;
-    /* a rank 0 that stays alone says so under another key, so one that may is not waited for in the store */
+    /* A rank 0 that stays alone publishes that under another key, so this rank polls both keys. */
     TRY(look_at_first(f, f->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
         int64_t until_ms = f->answered ? deadline_later(deadline_ms, GRACE_MS) : deadline_ms;

@@ -140,7 +140,8 @@ int handshake_encrypt(const struct handshake *h, bool called, struct tls **out)
     unsigned char key[KEY_BYTES];
     *out = NULL;
     if (!encryption_is_required()) return 0;
-    if (encryption_check() != TUTTI_OK) return -ENOTSUP;                /* whoever joins a group has been told */
+    /* A rank that joins a group has reported the reason. */
+    if (encryption_check() != TUTTI_OK) return -ENOTSUP;
     derive_key(h, key);
     *out = tls_new(called, key);
     explicit_bzero(key, sizeof key);

@@ -1,4 +1,4 @@
-/* What the other hosts send of packed gradients: how many bytes they say that they send, and the bytes. Numbers that
+/* Packed gradients of other hosts: the number of bytes that they announce, and the bytes. Numbers that
    are unpacked have memory of their own, and so has what came, so that a byte beyond either is found. */
 #include "zero/crossing.h"
 #include "tests/fuzz/input.h"
@@ -17,7 +17,7 @@ static struct crossing crossing_of(struct input *in)
     return x;
 }
 /* As parcel_tell and parcel_send leave it. Most lengths are near to the room that there is. */
-static void take(struct parcel *p, struct input *in, size_t room)
+static void parcel_receive(struct parcel *p, struct input *in, size_t room)
 {
     for (int side = 0; side < SIDES; side++) {
         uint8_t how = input_byte(in);
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     p.in = exact;
     for (int side = 0; side < SIDES; side++) p.sources[side] = exact + room * (size_t)side;
     to.at = malloc(count * (to.dtype == TUTTI_FLOAT32 ? 4 : 2));
-    take(&p, &in, room);
+    parcel_receive(&p, &in, room);
     for (int side = 0; back && side < SIDES; side++) parcel_unpack(&p, &x, side, to);
     if (!back) parcel_average(&p, &x, to);
     free(to.at);

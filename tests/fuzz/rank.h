@@ -36,7 +36,7 @@ static void fuzz_name_of(void *context, int rank, char *out, size_t bytes)
     (void)rank;
     strncpy(out, "a host", bytes);
 }
-/* Of the group, by which all processes know each other. */
+/* The key of the group that all processes share. */
 static inline struct key_id fuzz_key(void)
 {
     static const unsigned char key[KEY_BYTES] = "the key of a group";

@@ -69,7 +69,7 @@ static void land_all(ucs_status_t status)
 {
     while (pending_count) land(pending_count - 1, status);
 }
-/* What was under way over it is over in the next progress. */
+/* Requests of the endpoint end in the next progress. */
 static ucs_status_ptr_t ep_close(ucp_ep_h ep, const ucp_request_param_t *parameters)
 {
     FUZZ_CHECK(ep && parameters);
@@ -110,7 +110,7 @@ static uint64_t some_number(void)
     for (int n = input_byte(&in) % 4; e && e->next && n > 0; n--) e = e->next;
     return e ? ((struct ucx_endpoint *)e)->number : 1;
 }
-/* What a process says of the connection: with a proof, or with one byte of it changed. */
+/* A notice of a process about the connection: with its proof, or with one byte changed. */
 static void hear_process(void)
 {
     struct fabric of = { .card_bytes = ucx_fabric.card_bytes };

@@ -77,7 +77,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 }
 
 /* ---- opening ---- */
-/* What the process itself is told, by UCX in its own time. false: it could not be. */
+/* Sends a notice to the process; UCX may complete it later. false: it failed. */
 static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx kind, unsigned flags)
 {
     struct notice notice;
@@ -132,7 +132,7 @@ static void greet(struct fabric *fabric, struct ucx_endpoint *e)
     /* the reply's address is what UCX must agree on */
     e->opens = say(fabric, e, OPENED, UCP_AM_SEND_FLAG_REPLY);
 }
-/* By the number of our end, which the process that says so has been told. NULL: that is not so. */
+/* The endpoint whose number the sender of the notice was given. NULL: the sender was given no such number. */
 static struct ucx_endpoint *sender_of(const struct notice *said)
 {
     struct ucx_endpoint *e = ucx_endpoint_numbered(said->header.bytes);

@@ -1,8 +1,8 @@
 /* How two processes find each other's queues. Both say HELLO by datagram, each with its pair of queues and its box, and
  * say it again until they have heard that the other has heard. Datagrams get lost, come late or twice: each endpoint
  * has a turn, and a HELLO names those of both ends as far as they are known, so one of an endpoint that was broken
- * since is told from the one that counts. All of it is covered by a proof (fabric/proofs.c); what has none, or is for
- * another process, is a stranger's. */
+ * since is told from the one that counts. A proof covers all of it (fabric/proofs.c); a
+ * HELLO without a right proof, or for another process, is ignored. */
 #include "backend/transports/verbs/greeting.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

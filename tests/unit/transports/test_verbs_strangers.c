@@ -19,7 +19,7 @@ static struct hello hello_of(const struct endpoint *e, enum stage stage)
     greeting_begin(there, e, &h.greeting);
     return h;
 }
-static void prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
+static void hello_prove(struct hello *h) { proof_make(&end_there->pair, h, PROVED_BYTES, h->proof); }
 /* Whether the connection is as it was. */
 static bool changes_nothing(const struct hello *h)
 {
@@ -31,7 +31,7 @@ static bool changes_nothing(const struct hello *h)
 static void of_every_byte(const struct rank *me)
 {
     struct hello right = hello_of(end_there, GIVEN_UP);
-    prove(&right);
+    hello_prove(&right);
     for (size_t at = 0; at < sizeof right; at++) {
         struct hello h = right;
         ((unsigned char *)&h)[at] ^= 1;
@@ -44,7 +44,7 @@ static void of_earlier_endpoints(const struct rank *me)
     earlier.turn--;
     for (enum stage stage = GREETS; stage <= GIVEN_UP; stage++) {
         struct hello h = hello_of(&earlier, stage);
-        prove(&h);
+        hello_prove(&h);
         REQUIRE(changes_nothing(&h));
     }
 }
@@ -52,19 +52,19 @@ static void of_others(const struct rank *me)
 {
     struct hello h = hello_of(end_there, GIVEN_UP);
     h.greeting.to[0] ^= 8;
-    prove(&h);
+    hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, GIVEN_UP);
     h.greeting.key.bytes[0] ^= 1;
-    prove(&h);
+    hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, GIVEN_UP);
     h.greeting.life++; /* to a fabric of this process that has ended */
-    prove(&h);
+    hello_prove(&h);
     REQUIRE(changes_nothing(&h));
     h = hello_of(end_there, GIVEN_UP);
     memcpy(h.greeting.from, here->process, sizeof h.greeting.from); /* by the key of the pair, as its own */
-    prove(&h);
+    hello_prove(&h);
     REQUIRE(changes_nothing(&h));
 }
 static void strangers_speak(struct rank *me)
@@ -80,7 +80,7 @@ static void strangers_speak(struct rank *me)
         of_earlier_endpoints(me);
         of_others(me);
         struct hello right = hello_of(end_there, GIVEN_UP);
-        prove(&right);
+        hello_prove(&right);
         REQUIRE(!changes_nothing(&right) && endpoint_is_broken(end_here));
         pthread_mutex_unlock(&here->lock);
     }
