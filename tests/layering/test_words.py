@@ -1,5 +1,5 @@
-"""Names and sentences have ceilings that only fall: a commit after which words.py finds less lowers the ceiling, and no
-commit raises one. Circles of files and folders are those listed here, and no others."""
+"""Names and sentences have ceilings that only fall: a commit after which wording.py finds less lowers the ceiling, and
+no commit raises one. Circles of files and folders are those listed here, and no others."""
 import sys
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import circles  # noqa: E402
-import words  # noqa: E402
+import wording  # noqa: E402
 from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
@@ -42,13 +42,13 @@ def pages():
 
 
 MEASURES = {
-    "names of private words": lambda code, pages: words.private_words(code),
-    "tags with two meanings": lambda code, pages: words.homonyms(code),
-    "static functions of one word": lambda code, pages: words.one_word_statics(code),
-    "comments beside the code": lambda code, pages: words.trailing_comments(code),
-    "sentences of comments": lambda code, pages: words.pattern_hits(code, words.sentences_of_comments),
-    "sentences of literals": lambda code, pages: words.pattern_hits(code, words.sentences_of_literals),
-    "sentences of pages": lambda code, pages: words.pattern_hits(pages, words.sentences_of_pages),
+    "names of private words": lambda code, pages: wording.private_words(code),
+    "tags with two meanings": lambda code, pages: wording.homonyms(code),
+    "static functions of one word": lambda code, pages: wording.one_word_statics(code),
+    "comments beside the code": lambda code, pages: wording.trailing_comments(code),
+    "sentences of comments": lambda code, pages: wording.pattern_hits(code, wording.sentences_of_comments),
+    "sentences of literals": lambda code, pages: wording.pattern_hits(code, wording.sentences_of_literals),
+    "sentences of pages": lambda code, pages: wording.pattern_hits(pages, wording.sentences_of_pages),
 }
 
 
@@ -60,7 +60,7 @@ def test_no_ceiling_is_exceeded(measure, code, pages):
 
 
 def test_names_have_enough_words(code):
-    mean = words.words_of_a_name(code)
+    mean = wording.words_of_a_name(code)
     assert mean >= LEAST_WORDS_OF_A_NAME
     assert mean < LEAST_WORDS_OF_A_NAME + 0.01, f"raise the least to {int(mean * 100) / 100}"
 
@@ -85,12 +85,12 @@ def test_objects_are_in_no_new_circle():
 
 # ---- a test of the tests ----
 @pytest.mark.parametrize("find, text", [
-    (words.private_words, "int flight_land(int a) { return a; }"),
-    (words.one_word_statics, "static int keep(int a) { return a; }"),
-    (words.trailing_comments, "int a; /* of the other */"),
-    (lambda files: words.pattern_hits(files, words.sentences_of_comments), "/* Who waits is told. */"),
-    (lambda files: words.pattern_hits(files, words.sentences_of_literals), 'f("the reply cannot be had");'),
-    (lambda files: words.pattern_hits(files, words.sentences_of_pages), "Who waits is told."),
+    (wording.private_words, "int flight_land(int a) { return a; }"),
+    (wording.one_word_statics, "static int keep(int a) { return a; }"),
+    (wording.trailing_comments, "int a; /* of the other */"),
+    (lambda files: wording.pattern_hits(files, wording.sentences_of_comments), "/* Who waits is told. */"),
+    (lambda files: wording.pattern_hits(files, wording.sentences_of_literals), 'f("the reply cannot be had");'),
+    (lambda files: wording.pattern_hits(files, wording.sentences_of_pages), "Who waits is told."),
 ])
 def test_each_finds_what_it_is_for(find, text):
     assert list(find({"a": text}))
@@ -98,8 +98,8 @@ def test_each_finds_what_it_is_for(find, text):
 
 
 def test_a_tag_with_two_meanings_is_found():
-    assert list(words.homonyms({"a": "struct link { int a; };", "b": "struct link { int b; };"}))
-    assert not list(words.homonyms({"a": "struct link { int a; };", "b": "struct port { struct link *b; };"}))
+    assert list(wording.homonyms({"a": "struct link { int a; };", "b": "struct link { int b; };"}))
+    assert not list(wording.homonyms({"a": "struct link { int a; };", "b": "struct port { struct link *b; };"}))
 
 
 def test_a_circle_is_found():

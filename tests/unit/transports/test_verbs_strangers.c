@@ -75,6 +75,7 @@ static void strangers_speak(struct rank *me)
     rank_meet(me);
     if (me->rank == 1) {
         pthread_mutex_lock(&here->lock);
+        pthread_mutex_lock(&there->lock); /* the other rank polls meanwhile */
         end_here = here->endpoints;
         of_every_byte(me);
         of_earlier_endpoints(me);
@@ -82,6 +83,7 @@ static void strangers_speak(struct rank *me)
         struct hello right = hello_of(end_there, GIVEN_UP);
         hello_prove(&right);
         REQUIRE(!changes_nothing(&right) && endpoint_is_broken(end_here));
+        pthread_mutex_unlock(&there->lock);
         pthread_mutex_unlock(&here->lock);
     }
     rank_meet(me);
