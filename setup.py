@@ -29,7 +29,7 @@ PACKAGE = Path("shim") / "torch_tutti"
 
 def version() -> str:
     """The one in the public header."""
-    return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "c_api/tutti.h").read_text())[1]
+    return re.search(r'TUTTI_VERSION "([^"]+)"', (ROOT / "include/tutti.h").read_text())[1]
 
 
 def torch_built_for() -> str:
@@ -79,9 +79,8 @@ class Build(BuildExtension):
         super().run()
         place = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
         (place / "include").mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / "c_api/tutti.h", place / "include")
-        zero = (ROOT / "zero/zero.h").read_text().replace('"c_api/tutti.h"', '"tutti.h"')
-        (place / "include/tutti_zero.h").write_text(zero)
+        for header in ROOT.glob("include/*.h"):
+            shutil.copy2(header, place / "include")
         note = f'"""Written by setup.py."""\nTORCH_VERSION = "{torch.__version__}"\n'
         (place / "_build.py").write_text(note)
         incoming = place / "libtutti.so.incoming"       # replaced, not overwritten: who runs keeps what it has mapped
@@ -95,7 +94,7 @@ extension = CppExtension(
     include_dirs=[str(ROOT)],
     library_dirs=[str(ROOT / CORE)],
     libraries=["tutti"],
-    depends=[str(path) for pattern in ("shim/*.?pp", "c_api/tutti.h", "zero/zero.h") for path in ROOT.glob(pattern)],
+    depends=[str(path) for pattern in ("shim/*.?pp", "include/*.h") for path in ROOT.glob(pattern)],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra",
                         "-Wformat=2", "-Wno-deprecated-declarations",
                         "-Wno-inconsistent-missing-override"],  # clang's; process_group.hpp says why there is none

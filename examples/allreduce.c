@@ -2,7 +2,7 @@
  *
  *     cc examples/allreduce.c -I. -Lbuild/release -ltutti -Wl,-rpath,$PWD/build/release -o allreduce
  *     ./allreduce 4 */
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>

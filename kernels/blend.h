@@ -4,7 +4,7 @@
  * The same bits on all instruction sets: element by element in float32, each step rounded; products are added in the
  * order of the rows, and the sum is rounded to the type once. A NaN is as in reduce.h. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* to[i] = sum of from[k][i] * weight[k] over the rows that are not NULL, of `count` in all; 0 where there are none.
    weight NULL: 1. `to` overlaps none of them. */

@@ -15,7 +15,7 @@
  *
  * The same bits on all instruction sets. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* block: what shares a scale; strip: places ascend from one to the next, but not within */
 enum { PACKING_GROUP = 1024, PACKING_BLOCK = 128, PACKING_STRIP = 256 };

@@ -6,7 +6,7 @@
  * added in pairs that are 32, 16, … 1 apart. (x - mean) * (1 ÷ sqrt(sum ÷ columns + epsilon)) * weight + bias is
  * computed in float32, each step rounded, and rounded to the type at the end. A NaN is as in reduce.h. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct norm {
     bool centred;                 /* LayerNorm: the mean is subtracted; else RMSNorm */

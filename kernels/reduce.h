@@ -11,7 +11,7 @@
  *   - Integers wrap. bool reads any byte but 0 as true and writes 0 or 1.
  *   - One source and divisor 1 is a copy: every bit stays, of NaN and bool too. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* to[0][i] = to[1][i] = … = from[0][i] op from[1][i] op …, for i < count. from_count >= 1, to_count >= 1. A destination
    may be one of the sources; apart from that no two arrays overlap. Arrays are aligned to the element. divisor >= 1:

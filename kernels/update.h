@@ -4,7 +4,7 @@
  * All arithmetic is in float32, each line one correctly rounded operation or one fused multiply-add, the same on every
  * instruction set. For float32 the bits are those of torch.optim with fused=True on a CPU (seen with torch 2.13). */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <string.h>
 
 /* ---- bfloat16 ---- */

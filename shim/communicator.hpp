@@ -1,7 +1,7 @@
 /* The errors that reach Python with a class of ours, and the communicator. In a forked child the communicators of the
  * parent are of no use: whatever would wait there raises. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <atomic>
 #include <c10/util/intrusive_ptr.h>
 #include <string>

@@ -1,5 +1,5 @@
 /* The backend that torch.distributed sees: every method checks its tensors, turns them into buffers and makes one
- * call of c_api/tutti.h for each operation. No logic of communication lives here. Collective over the ranks of the
+ * call of include/tutti.h for each operation. No logic of communication lives here. Collective over the ranks of the
  * group unless said otherwise. */
 #pragma once
 #include "shim/work.hpp"

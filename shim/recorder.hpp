@@ -4,7 +4,7 @@
  * collectives alike, whatever else they do, so an operation that the core refused is not one; and what ends an
  * operation waits for nothing but the lock, because that is also done on the core's progress thread. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <ATen/core/Tensor.h>
 #include <memory>
 #include <string>

@@ -2,9 +2,9 @@
  * (`here`), and only sums cross between hosts, among the ranks of one index; else among all. Those are the sides of a
  * crossing: each brings to every other side what it has of that side's slice. */
 #pragma once
+#include "include/tutti_zero.h"
 #include "kernels/compress.h"
 #include "zero/places.h"
-#include "zero/zero.h"
 
 struct crossing {
     tutti_compression how;

@@ -1,6 +1,6 @@
 /* What happens when, kept while somebody watches. Of any thread. */
 #pragma once
-#include "zero/zero.h"
+#include "include/tutti_zero.h"
 #include <pthread.h>
 #include <stdatomic.h>
 

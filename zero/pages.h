@@ -1,7 +1,7 @@
 /* Memory whose pages come and go while its addresses stay: what points into it needs not be told. Closed, it takes no
  * memory, and reads as numbers that are none (NaN in every floating-point type), so that nobody takes it for values. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct pages { int file; size_t file_bytes; };          /* what closed memory shows, again and again */
 /* largest: of the pieces reserved from it, in bytes. pages_finish is due in every case. */

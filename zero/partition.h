@@ -1,6 +1,6 @@
 /* What a model is cut into: constant, the same on all ranks but for the pieces, which are this rank's. */
 #pragma once
-#include "zero/zero.h"
+#include "include/tutti_zero.h"
 
 struct place_of_parameter { size_t count, offset; int unit, group; };  /* offset: in its unit, in elements */
 struct piece { int parameter; size_t at, from, count; }; /* of a parameter, from element `at`; `from`: in the slice */

@@ -1,6 +1,6 @@
 /* Where ranks are: on which host, and at which index among its ranks. Constant. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct places {
     int ranks, hosts, largest;                          /* largest: ranks on the host that has most */

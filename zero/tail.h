@@ -3,7 +3,7 @@
  * is busy all that it works on is its own; the caller may but wait. */
 #pragma once
 #include "backend/base/status.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <pthread.h>
 
 struct tail {

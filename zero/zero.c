@@ -1,9 +1,9 @@
 /* The calls: their checks, and what each asks of the parts. A call that fails once a tutti_zero has begun to talk to
    other ranks ends it: what they think has happened is not known any more. */
-#include "zero/zero.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "include/tutti_zero.h"
 #include "zero/home.h"
 #include "zero/reduce.h"
 #include "zero/tail.h"

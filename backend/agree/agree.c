@@ -1,7 +1,7 @@
 /* The object of agree.h: what each input does to the state. All that is to be said is kept as flags of the peers it is
    for, and written down when it is sent: nothing can overflow, and what is sent is never older than the state. */
 #include "backend/agree/agree.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <assert.h>
 #include <string.h>
 

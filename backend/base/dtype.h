@@ -1,6 +1,6 @@
 /* Element types and reduction operations: their sizes and names. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 size_t dtype_bytes(tutti_dtype dtype);                  /* 0 for an unknown type */
 const char *dtype_name(tutti_dtype dtype);

@@ -1,5 +1,5 @@
 /* Random bytes of the operating system, for ids, names and tokens. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 tutti_status random_fill(void *bytes, size_t count);

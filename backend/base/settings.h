@@ -1,7 +1,7 @@
 /* Everything that can be set from outside: one table, the only getenv of the project. It prints itself, makes the
    table of docs/settings.md, and warns of a TUTTI_* name that it does not know. Read once per process. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /*  field, environment variable, kind, default, range of a number ("0 to 8", "1 or more"), help */
 #define SETTINGS_MAP(X) \

@@ -1,7 +1,7 @@
 /* Errors as values. The function that first decides what the error is calls status_fail once, with the cause; callers
    only return it. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdarg.h>
 
 enum { STATUS_DETAIL_BYTES = 1024 };

@@ -5,7 +5,7 @@
 #pragma once
 #include "backend/agree/agree.h"
 #include "backend/base/status.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct accord;
 tutti_status accord_create(tutti_comm *comm, struct accord **out);     /* its segment is mapped; it listens at once */

@@ -2,7 +2,7 @@
  * through the segment, on all others. Nothing here waits. */
 #pragma once
 #include "backend/base/status.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdatomic.h>
 
 struct outcome {

@@ -2,7 +2,7 @@
  * priority move, each other one has one tile under way at a time: enough to fill what they leave of the network. Who is
  * more urgent but waits for another rank keeps nobody: it counts for a moment after it has last moved. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdatomic.h>
 
 extern _Atomic int64_t precedence_moment_ns;            /* how long a moment is */

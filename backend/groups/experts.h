@@ -1,7 +1,7 @@
 /* Experts as tutti.h has them: where the rows of tokens go, and what is done with them there. Pointers given here are
    not NULL where something lies behind them. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts);

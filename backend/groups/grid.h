@@ -1,6 +1,6 @@
 /* Grids as tutti.h has them. Grids given here were made by grid_make or grid_experts. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks);
 tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep);

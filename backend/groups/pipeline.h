@@ -2,7 +2,7 @@
  * pipeline has for each rank a list of actions, which it takes one after the other; an action waits for those of other
  * ranks that it needs, so that no more is agreed than these lists. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct pipeline_list { tutti_action *action; int count; };
 struct tutti_pipeline {

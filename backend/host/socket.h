@@ -2,7 +2,7 @@
  * there is no file to leak or to guess; the other end's user is checked on both sides. They carry whole messages, each
  * with at most one file descriptor. Nothing here waits; an error is a negative errno. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 enum { NONCE_BYTES = 16 };
 

@@ -5,7 +5,7 @@
  * fork: in the child the parent's blocks are no arena any more. They are mapped privately: what the child writes stays
  * its own, what it reads is what the parent has there at the moment. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct location { uint64_t block, offset; };            /* block 0: none */
 

@@ -1,7 +1,7 @@
 /* How much memory this process may still get: to ask for more is not refused by the kernel, which would kill somebody
    to make room. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* The least of what the machine has left and what its control group and the groups above that may still take, in bytes;
    UINT64_MAX: nobody says. proc, cgroups: where the kernel tells, "/proc" and "/sys/fs/cgroup" but in tests. */

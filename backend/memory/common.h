@@ -2,7 +2,7 @@
  * by a token that names it; one maps it; it goes with the last that leaves. fork: a child has none of it. Safe for
  * several threads. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct common;
 tutti_status common_enter(const unsigned char token[16], struct common **out);

@@ -1,7 +1,7 @@
 /* Memory as a file without a name, so that nothing is left behind whoever dies. Its size is sealed before anybody maps
    it: no process can make another's access fault by shrinking the file. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* A sparse memfd of that size. SYSTEM names the call that was refused, or the limit. On failure *out is a descriptor to
    close, or -1. */

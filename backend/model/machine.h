@@ -5,7 +5,7 @@
 
    A group decides by the figures of one of its ranks, so all its ranks decide alike. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* name, unit, typical (where it cannot be measured), least and most that are believed, what it is */
 #define MACHINE_FIGURES(X) \

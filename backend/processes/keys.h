@@ -6,7 +6,7 @@
  * nothing. Functions here may be called by any thread, with any lock held. */
 #pragma once
 #include "backend/base/sha256.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 enum { KEY_BYTES = SHA256_BYTES, KEY_ID_BYTES = 16, PROOF_BYTES = SHA256_BYTES };
 struct key_id { unsigned char bytes[KEY_ID_BYTES]; };

@@ -1,7 +1,7 @@
 /* The calls of OpenSSL 3 that encryption needs. The library is opened when they are, so neither it nor its headers need
  * be there otherwise; what its headers would say is said here. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stddef.h>
 
 typedef struct ssl_st SSL;

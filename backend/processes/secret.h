@@ -1,6 +1,6 @@
 /* The secret that an administrator gives to a job beside its key (TUTTI_SECRET_FILE). */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 enum { MOST_SECRET_BYTES = 4096 };
 /* Reads the file unless that is done. SYSTEM: the text says what is wrong with it. May wait for the file. */

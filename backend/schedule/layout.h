@@ -3,7 +3,7 @@
  * their order, hosts numbered in the order of their first ranks. What belongs to one host's memory is indexed by an
  * index, never by a rank. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 struct place { int host, index; };
 struct layout {                                         /* as large as the group; one for all its schedules */

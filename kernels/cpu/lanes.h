@@ -3,7 +3,7 @@
  * removes in the end), the result of each lane is what C's arithmetic gives for one element, on every instruction
  * set. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include "kernels/cpu/vector.h"
 #include <assert.h>
 

@@ -10,7 +10,7 @@ from typing import Any, Iterator, NamedTuple
 
 from torch_tutti._arguments import PICTURES, picture, whole
 
-# as zero/zero.h numbers them
+# as include/tutti_zero.h numbers them
 USED, ASKED, READY, SETTLED, STEPPED, UPDATED, SUMMED, GATHERED = range(8)
 PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"        # rows of a rank
 _COLOURS = {"forward": "#9dc3e6", "backward": "#2e75b6", "wait": "#c00000", "step": "#ffd966", "update": "#70ad47",

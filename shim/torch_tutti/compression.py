@@ -85,7 +85,7 @@ def described(how: str | Compression | None) -> _Compression:
 
 
 class _Core:
-    """One tutti_compressor of zero/zero.h."""
+    """One tutti_compressor of include/tutti_zero.h."""
 
     def __init__(self, communicator: int, how: Compression) -> None:
         self._made = c_void_p()

@@ -1,7 +1,7 @@
 /* What bench_core measures: a row for each collective, size and kind of tensors, with what it is measured against and
  * how near it has to come. The goals are those of docs/performance.md, and this is the only place where they stand. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 enum verb { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST, ALL_TO_ALL, REDUCE, GATHER, SCATTER, SEND_RECV, VERBS };
 enum beside {                                           /* measured in turns with ours                            */

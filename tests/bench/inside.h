@@ -1,7 +1,7 @@
 /* What benchmarks ask of the inside of the library. It stands apart because the core has names of its own for the
  * collectives that cases.h has. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdbool.h>
 #include <stddef.h>
 

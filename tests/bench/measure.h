@@ -3,7 +3,7 @@
  * hand to each other. Whoever is measured and what it is measured against take turns in one run, because the machine
  * drifts; a figure by itself says little. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -9,7 +9,7 @@ import traceback
 
 import numpy
 
-FLOAT32, SUM = 10, 0    # places in the lists of c_api/tutti.h; a test compares
+FLOAT32, SUM = 10, 0    # places in the lists of include/tutti.h; a test compares
 OK, SYSTEM, TIMEOUT, PEER_LOST = 0, -4, -5, -7
 UNIQUE_ID_BYTES = 128
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier")
@@ -30,7 +30,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Library:
-    """The verbs of c_api/tutti.h that are used here, with statuses as exceptions."""
+    """The verbs of include/tutti.h that are used here, with statuses as exceptions."""
 
     def __init__(self, path):
         self.c = c = ctypes.CDLL(path)

@@ -102,7 +102,7 @@ def test_a_cycle_depends_on_seed_and_number_only():
 
 
 def test_numbers_are_those_of_the_header():
-    header = (ROOT / "c_api/tutti.h").read_text()
+    header = (ROOT / "include/tutti.h").read_text()
     statuses = dict(re.findall(r"X\((\w+), (-?\d+), \"", header))
     assert all(getattr(rank, name) == int(statuses[name]) for name in ("OK", "SYSTEM", "TIMEOUT", "PEER_LOST"))
     dtypes = re.findall(r"X\((\w+), \d+, \"", header[header.index("TUTTI_DTYPE_MAP"):])

@@ -11,7 +11,7 @@ LONGEST_PAGE = 40
 FLOORS = ROOT / "backend"
 DECISIONS = ROOT / "docs/decisions"
 # where a path begins that a sentence names without linking to it
-ROOTS = r"(?:backend|c_api|kernels|shim|tests|docs|script|examples|\.ci)"
+ROOTS = r"(?:include|backend|c_api|kernels|shim|tests|docs|script|examples|\.ci)"
 
 
 def without_code(text):

@@ -29,7 +29,7 @@ def test_settings_are_those_of_the_code():
 
 def test_every_link_and_path_exists():
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    paths = re.findall(r"(?:script|examples|tests|backend|c_api|kernels|shim)/[\w./]*\w", README)
+    paths = re.findall(r"(?:script|examples|tests|include|backend|c_api|kernels|shim)/[\w./]*\w", README)
     assert links and paths
     assert not [path for path in links + paths if not (ROOT / path).exists()]
 

@@ -10,7 +10,7 @@ import circles  # noqa: E402
 import wording  # noqa: E402
 from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
-CODE = ("c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
+CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
     "names of private words": 3502,
     "tags with two meanings": 37,
@@ -21,8 +21,9 @@ CEILINGS = {
     "sentences of pages": 130,
 }
 LEAST_WORDS_OF_A_NAME = 2.07
-# The only circle of folders is one of headers: c_api/tutti.h lies beside what is built on everything.
-FOLDERS_OF_THE_CIRCLE = 23
+# backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
+PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
+CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]
 # Circles of objects: files that need each other's functions, as many as are in each.
 CIRCLES_OF_OBJECTS = {"backend/engine": 9, "backend/execute": 2, "backend/join": 2, "backend/model": 3,
                       "backend/processes": 10, "backend/schedule": 9, "backend/transports": 2,
@@ -67,8 +68,7 @@ def test_names_have_enough_words(code):
 
 # ---- circles ----
 def test_folders_are_in_no_new_circle(code):
-    found = circles.circles_of_folders(code)
-    assert [len(circle) for circle in found] == [FOLDERS_OF_THE_CIRCLE], found
+    assert circles.circles_of_folders(code) == CIRCLES_OF_FOLDERS
 
 
 def test_objects_are_in_no_new_circle():

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not installed(), reason="torch-tutti is not inst
 
 
 def command(*arguments):
-    text = ["--data", str(ROOT / "c_api/tutti.h")]
+    text = ["--data", str(ROOT / "include/tutti.h")]
     return [sys.executable, str(ROOT / "examples/train_gpt.py"), *TINY, *text, *map(str, arguments)]
 
 

@@ -1,6 +1,6 @@
 /* Ranks for tests: threads of this process, or forked processes, each with its communicator. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <pthread.h>
 #include <sys/resource.h>
 

@@ -1,4 +1,4 @@
-"""zero/zero.h through ctypes: numbers and addresses in, tensors out. What it means is said there."""
+"""include/tutti_zero.h through ctypes: numbers and addresses in, tensors out. What it means is said there."""
 from __future__ import annotations
 
 import ctypes

@@ -92,7 +92,7 @@ static int partner(void) { return hosts > 1 ? ranks / hosts : 1; }
 
 /* ---- the library ---- */
 #if defined(TUTTI)
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <signal.h>
 #include <sys/wait.h>
 static tutti_comm *comm;

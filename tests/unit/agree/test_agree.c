@@ -1,7 +1,7 @@
 /* The wire form against bad input, and the times of agree.h with a clock that the test moves: who asks when, when a
    disagreement is known everywhere, and how long a rank waits for hosts that do not answer. */
 #include "backend/agree/agree.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* The model: see world.h. Every message goes through its wire form. */
 #include "tests/unit/agree/world.h"
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <assert.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * rounded by nearbyint in units of the last place, integers are computed in 64 bits and cut. Nothing here is shared
  * with the kernels but the enums. Elements are handled as codes: their bits in the low end of a uint64_t. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 #include <math.h>
 #include <string.h>
 

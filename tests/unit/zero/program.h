@@ -2,8 +2,8 @@
  * where a rank meets the others in a call of the program's own, are each rank's. Every value that is read is compared
  * with what one process alone would have. */
 #pragma once
+#include "include/tutti_zero.h"
 #include "tests/unit/zero/strands.h"
-#include "zero/zero.h"
 
 enum { MOST_PARAMETERS = 4, STEPS = 2, NEVER = -2, BEFORE_USES = -1, FIRST = 1, SECOND = 2 };
 enum closing { STEPS_AT_ONCE, SETTLES, TAKES_NORM, CLAIMS, DROPS }; /* before the step; DROPS: in place of one */

@@ -1,8 +1,8 @@
 /* Averages that travel packed: all ranks get the same bits; over many calls what has come and what is still kept are
    what was given, to rounding; with nothing left out they are the averages; and what ranks ask for is compared. */
+#include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/world.h"
-#include "zero/zero.h"
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>

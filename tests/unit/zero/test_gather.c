@@ -1,9 +1,9 @@
 /* Sharded parameters: whole while they are used, numbers that are none while they are not, gathered as seldom and as
    early as the uses before allow, whatever the order of uses, as long as it is one. */
+#include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/world.h"
 #include "zero/forecast.h"
-#include "zero/zero.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* What each rank writes to its own pieces, as from a checkpoint in parts, is what all go on with: values, moments and
    numbers of steps, in each home. */
+#include "include/tutti_zero.h"
 #include "tests/support/world.h"
-#include "zero/zero.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>

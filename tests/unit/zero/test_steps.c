@@ -1,6 +1,6 @@
 /* What ranks do beside training, and who leaves in the middle of it; with steps that are ahead, too. */
+#include "include/tutti_zero.h"
 #include "tests/support/world.h"
-#include "zero/zero.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /* Training with zero against one process that does all: after each step every rank has the same parameters, to the
    bit, whatever order gradients come in, with accumulation, several passes, and parameters that some ranks or all
    leave out. */
+#include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/world.h"
-#include "zero/zero.h"
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>

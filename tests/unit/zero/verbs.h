@@ -1,8 +1,8 @@
-/* The verbs of c_api/tutti.h that zero calls, for strands: done by whoever comes last, or later. What they promise
+/* The verbs of include/tutti.h that zero calls, for strands: done by whoever comes last, or later. What they promise
  * and no more: what is sent is read, and what arrives is there, when all ranks have come; before, memory that will be
  * written is filled with ones in all bits, which is no number. */
 #pragma once
-#include "c_api/tutti.h"
+#include "include/tutti.h"
 
 /* As many ranks on each host, one host after the other. late: what nobody blocks in ends when verbs_ripen is called. */
 void verbs_begin(int ranks, int hosts, bool late);

@@ -27,7 +27,7 @@
  *
  * Threads: one at a time. The memory of flat arrays belongs to the tutti_zero. */
 #pragma once
-#include "c_api/tutti.h"
+#include "tutti.h"
 
 #if defined(__cplusplus)
 extern "C" {
