@@ -207,7 +207,7 @@ def summary(documents):
         processor, goals = document["processor"], document.get("goals")
         dates = {document[part].get("date", "earlier") for part in ("goals", "peers") if part in document}
         flags = goals.get("flag_ns") if goals else None
-        lines.append([f"[{name}](measured/{name}.json)", full_name(processor), processor["cores"],
+        lines.append([f"[{name}]({name}.json)", full_name(processor), processor["cores"],
                       processor.get("caches", ""), f"{flags[0]:.0f} to {flags[1]:.0f}" if flags else "",
                       " and ".join(sorted(dates)), f"{goals['met']} of {goals['of']}" if goals else "",
                       *(ahead(document, kind) for kind in KINDS)])

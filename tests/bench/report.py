@@ -1,8 +1,8 @@
-"""Writes what script/bench has measured into docs/performance.md, and into the file of this processor in
-docs/measured, and draws docs/img. On the page, tables stand between `<!-- measured: NAME -->` and `<!-- end -->`;
-everything else there is written by hand and stays.
+"""Writes what script/bench has measured into docs/performance.md and the pages and the file of this processor in
+docs/measured, and draws docs/img. On a page, tables stand between `<!-- measured: NAME -->` and `<!-- end -->`;
+everything else is written by hand and stays.
 
-    python tests/bench/report.py RESULTS [--page docs/performance.md] [--images docs/img] [--measured docs/measured]
+    python tests/bench/report.py RESULTS [--pages PAGE.md ...] [--images docs/img] [--measured docs/measured]
 
 RESULTS is a folder with files of the benchmarks. What was not measured keeps its old table, and that is said.
 """
@@ -396,32 +396,35 @@ BLOCKS = {**{part: (as_printed(part), (part,)) for part in ("ddp", "fsdp", "deco
           "call": (call, ("call",)), "hosts": (hosts, ("hosts",)), "hosts_peers": (hosts_peers, ("hosts_peers",)),
           "processors": (lambda results: processors.beside(results["measured"]), ("measured",)),
           "regret": (regret, ("regret",))}
+PAGES = [ROOT / "docs/performance.md", *sorted(ROOT.glob("docs/measured/*.md"))]
 
 
-def put(page, name, text):
-    """The page with this block between its marks. Raises ValueError when it has no place for it."""
+def put(pages, name, text):
+    """Replaces the block between its marks on the one of the pages, {path: text}, that has a place for it. Raises
+    ValueError if none has, or more than one."""
     pattern = rf"(<!-- measured: {re.escape(name)} -->\n).*?(<!-- end -->)"
-    changed, times = re.subn(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page, flags=re.DOTALL)
+    times = 0
+    for path, page in pages.items():
+        pages[path], found = re.subn(pattern, lambda marks: f"{marks[1]}{text}\n{marks[2]}", page, flags=re.DOTALL)
+        times += found
     if times != 1:
-        raise ValueError(f"the page has {times} places for '{name}' instead of one: <!-- measured: {name} --> and, "
+        raise ValueError(f"there are {times} places for '{name}' instead of one: <!-- measured: {name} --> and, "
                          "after it, <!-- end -->")
-    return changed
 
 
-def written(page, results):
+def write(pages, results):
     for name, (block, needed) in BLOCKS.items():
         missing = [FILES.get(part, f"file in docs/{part}") for part in needed if part not in results]
         if missing:
             print(f"'{name}' keeps what it has: there is no {', '.join(missing)}", file=sys.stderr)
         else:
-            page = put(page, name, block(results))
-    return page
+            put(pages, name, block(results))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/performance.md")
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
     parser.add_argument("--images", type=Path, default=ROOT / "docs/img")
     parser.add_argument("--measured", type=Path, default=ROOT / "docs/measured")
     arguments = parser.parse_args()
@@ -437,14 +440,16 @@ def main():
         raise SystemExit(f"there is nothing in {arguments.results}: run script/bench")
     if measured:
         results["measured"] = measured
-    page = written(arguments.page.read_text(encoding="utf-8"), results)
+    pages = {path: path.read_text(encoding="utf-8") for path in arguments.pages}
+    write(pages, results)
     if "core" in results:
         pictures(results, arguments.images)
     else:
         print("pictures of one host stay as they are: there is no core.json", file=sys.stderr)
     if "hosts_peers" in results:
         hosts_picture(results, arguments.images)
-    arguments.page.write_text(page, encoding="utf-8")
+    for path, page in pages.items():
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

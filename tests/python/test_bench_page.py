@@ -38,13 +38,15 @@ def row(**changes):
 
 
 def test_only_what_stands_between_the_marks_changes(report):
-    assert report.put(PAGE.format("goals"), "goals", "new") == PAGE.format("goals").replace("old", "new")
+    pages = {"a": PAGE.format("goals"), "b": PAGE.format("core")}
+    report.put(pages, "goals", "new")
+    assert pages == {"a": PAGE.format("goals").replace("old", "new"), "b": PAGE.format("core")}
 
 
 @pytest.mark.parametrize("page", ["no marks", PAGE.format("core"), PAGE.format("goals") * 2])
 def test_a_page_without_a_place_is_refused(report, page):
     with pytest.raises(ValueError, match=r"places for 'goals' instead of one: <!-- measured: goals -->"):
-        report.put(page, "goals", "new")
+        report.put({"page": page}, "goals", "new")
 
 
 def test_what_prints_its_own_tables_is_quoted(report):
@@ -100,17 +102,18 @@ def test_placement_of_the_cores_is_said(report, flags, said):
 
 
 def test_what_was_not_measured_stays_and_is_said(report, capsys):
-    page = "".join(PAGE.format(name) for name in report.BLOCKS)
-    changed = report.written(page, {"core": {"rows": [row()]}})
+    pages = {"page": "".join(PAGE.format(name) for name in report.BLOCKS)}
+    report.write(pages, {"core": {"rows": [row()]}})
+    changed = pages["page"]
     assert changed.count("old") == len(report.BLOCKS) - 3 and "0 of 1 goals are met." in changed
     errors = capsys.readouterr().err
     assert "'peers' keeps what it has: there is no peers.json" in errors and "'torch' keeps what it has" in errors
 
 
-def test_the_page_has_a_place_for_every_table(report):
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+def test_the_pages_have_a_place_for_every_table(report):
+    pages = {path: path.read_text(encoding="utf-8") for path in report.PAGES}
     for name in report.BLOCKS:
-        assert "measured" in report.put(page, name, "measured")
+        report.put(pages, name, "measured")
 
 
 # ---- what is compared was measured in one placement of the cores ----

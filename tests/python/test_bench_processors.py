@@ -113,7 +113,7 @@ def test_two_processors_stand_side_by_side(processors, tmp_path):
     processors.add({"core": {"rows": [row(ratio=1.1, met=True), limited(in_place=False)]}}, tmp_path, INTEL)
     text = processors.beside(processors.read_all(tmp_path))
     amd, intel = (processors.file_name(one)[:-len(".json")] for one in (AMD, INTEL))
-    assert f"| [{amd}](measured/{amd}.json) | AMD EPYC 9B45 (family 26, model 2) | 2 | L2 1 MiB | 61 to 61 |" in text
+    assert f"| [{amd}]({amd}.json) | AMD EPYC 9B45 (family 26, model 2) | 2 | L2 1 MiB | 61 to 61 |" in text
     assert "| 0 of 1 | 0 of 1 | 1 of 1 |" in text and "| 2 of 2 |  |  |" in text
     assert f"| case | bytes | tensors | goal | {amd} | {intel} |" in text
     assert "| allreduce | 8 | private, in place | ≤ 1.25 | 1.30, **no** | 1.10 |" in text
@@ -147,7 +147,7 @@ def run(report, monkeypatch, tmp_path, **files):
         (tmp_path / name.replace("__", "/")).with_suffix(".json").write_text(text)
     page = tmp_path / "page.md"
     page.write_text("".join(PAGE.format(name) for name in report.BLOCKS))
-    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path / "results"), "--page", str(page), "--images",
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path / "results"), "--pages", str(page), "--images",
                                      str(tmp_path / "img"), "--measured", str(tmp_path / "measured")])
     report.main()
     return page.read_text()
