@@ -1,6 +1,6 @@
-"""What a failed operation raises. All are `torch.distributed.DistBackendError`, so code written for other backends
-catches them too; wrong arguments raise the builtin ValueError or NotImplementedError instead and leave the group as
-it was. After any of these the group is of no more use: every further call raises the same error; destroy it.
+"""Errors of failed operations. All are `torch.distributed.DistBackendError`, so code written for other backends catches
+them, too. Wrong arguments raise the builtin ValueError or NotImplementedError instead and leave the group unchanged.
+After any of the errors here every further call on the group raises the same error: destroy the group.
 """
 from torch.distributed import DistBackendError
 
@@ -10,12 +10,12 @@ class Error(DistBackendError):
 
 
 class TimeoutError(Error):
-    """An operation, or joining, did not finish in time. The text names the ranks that were waited for."""
+    """An operation, or joining, did not finish in time. The text names the ranks that did not come."""
 
 
 class MismatchError(Error):
     """Ranks called different operations, or the same with different counts, types, roots or reductions. The text
-    shows both sides."""
+    shows both calls."""
 
 
 class PeerError(Error):
@@ -31,11 +31,11 @@ class ForkedError(Error):
 
 
 class SystemError(Error):
-    """The operating system refused something tutti needs: memory, a thread, a socket."""
+    """The operating system refused something that tutti needs: a thread, a socket, shared memory."""
 
 
 class InternalError(Error):
-    """A mistake of tutti's. Please report it with the text."""
+    """A fault of tutti itself. Please report it with the text."""
 
 
 # For every error of the core, by its number: tutti_status in tutti.h.

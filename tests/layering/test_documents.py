@@ -109,7 +109,7 @@ def test_every_floor_is_in_the_picture():
     text = read("backend/README.md")
     assert len(text.splitlines()) <= 60
     for floor in [folder.name for folder in FLOORS.iterdir() if (folder / "README.md").exists()]:
-        assert f"]({floor}/README.md)" in text and f"](backend/{floor}/README.md)" in read("README.md"), floor
+        assert f"]({floor}/README.md)" in text and f"](../backend/{floor}/README.md)" in read("docs/README.md"), floor
 
 
 def test_every_decision_is_in_the_index():

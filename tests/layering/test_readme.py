@@ -34,7 +34,12 @@ def test_every_link_and_path_exists():
     assert not [path for path in links + paths if not (ROOT / path).exists()]
 
 
-def test_first_screen_has_the_two_commands():
-    first = "\n".join(README.splitlines()[:24])
+def test_it_begins_with_the_commands_and_is_short():
+    first = "\n".join(README.splitlines()[:45])
     assert all(words in first for words in ("script/demo", "script/test", 'init_process_group("tutti")'))
-    assert len(README.splitlines()) <= 170
+    assert len(README.splitlines()) <= 90
+
+
+def test_cells_of_its_tables_are_short():
+    cells = [cell.strip() for line in README.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert not [cell for cell in cells if len(cell) > 120]
