@@ -35,7 +35,7 @@ static tutti_status read_config(const tutti_config *given, tutti_config *out)
 enum { ID_NAME_BYTES = NONCE_BYTES };                   /* the rest is for versions to come */
 tutti_status tutti_get_unique_id(tutti_unique_id *out)
 {
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id needs a place for the id");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_get_unique_id: the pointer to the id is NULL");
     memset(out, 0, sizeof *out);
     return random_fill(out->bytes, ID_NAME_BYTES);
 }
@@ -48,15 +48,17 @@ static tutti_status check_id(const tutti_unique_id *id)
             "tutti_get_unique_id and passes it to all others before they join");
     if (memcmp(id->bytes + ID_NAME_BYTES, zero, sizeof id->bytes - ID_NAME_BYTES) != 0)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "the unique id is none that tutti %s makes: it was damaged when "
-            "it was passed on (all %d bytes must be), or a later version has made it",
+            "the unique id is not one that tutti %s makes: it was damaged when it was passed on (all %d bytes must "
+            "arrive), or a later version made it",
             TUTTI_VERSION, TUTTI_UNIQUE_ID_BYTES);
     return TUTTI_OK;
 }
 tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init needs a place for the communicator and a config");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_comm_init: the pointer to the communicator or to the "
+            "config is NULL");
     tutti_config known;
     TRY(read_config(config, &known));
     if (known.size > 1 && (!known.store.put || !known.store.get))
@@ -66,7 +68,10 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 }
 tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
 {
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank needs a place for the communicator");
+    if (!out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_comm_init_rank: the pointer to the communicator "
+            "is NULL");
     TRY(check_id(&id));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
@@ -76,7 +81,10 @@ tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id
 tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
 {
     TRY(call_check_comm(comm));
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_split needs a place for the communicator");
+    if (!out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_comm_split: the pointer to the communicator is "
+            "NULL");
     return comm_split(comm, color, key, out);
 }
 tutti_status tutti_comm_retain(tutti_comm *comm)
@@ -149,7 +157,7 @@ tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, 
 /* ---- queues ---- */
 tutti_status tutti_queue_create(tutti_queue **out)
 {
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_queue_create needs a place for the queue");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_queue_create: the pointer to the queue is NULL");
     return queue_create(out);
 }
 tutti_status tutti_queue_destroy(tutti_queue *queue) { return queue ? queue_destroy(queue) : TUTTI_OK; }
@@ -157,7 +165,9 @@ tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_requ
 {
     struct operation *op;
     if (!queue || !out)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_queue_wait needs a queue and a place for the request");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_queue_wait: the queue or the pointer to the request is "
+            "NULL");
     *out = NULL;
     TRY(queue_check(queue));
     tutti_status status = queue_wait(queue, timeout_ms, &op);
@@ -168,7 +178,7 @@ tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_requ
 /* ---- memory ---- */
 tutti_status tutti_mem_alloc(void **out, size_t bytes)
 {
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc needs a place for the address");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc: the pointer to the address is NULL");
     return status_as_refusal(arena_allocate(bytes, out));
 }
 tutti_status tutti_mem_free(void *memory)
@@ -178,7 +188,10 @@ tutti_status tutti_mem_free(void *memory)
 tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
 {
     TRY(call_check_comm(comm));
-    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc_common needs a place for the address");
+    if (!out)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_mem_alloc_common: the pointer to the address is "
+            "NULL");
     return comm_allocate_common(comm, bytes, out);
 }
 
@@ -193,7 +206,9 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
 {
     const struct algorithm *found;
     if (!collective || !algorithm)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a schedule needs the names of a collective and of an algorithm");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "a schedule: the name of the collective or of the algorithm is "
+            "NULL");
     TRY(status_as_refusal(algorithm_by_name(collective, algorithm, &found)));
     return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
 }
@@ -212,7 +227,9 @@ tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const 
     tutti_prediction made = TUTTI_PREDICTION_INIT;
     TRY(call_check_comm(comm));
     if (!collective || !out)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a prediction needs the name of a collective, and a place");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "a prediction: the name of the collective or the pointer to "
+            "the result is NULL");
     if (out->struct_size != sizeof made)
         return call_refuse_size("tutti_prediction", "TUTTI_PREDICTION_INIT", out->struct_size, sizeof made,
             sizeof made);

@@ -17,15 +17,15 @@ static_assert(offsetof(tutti_request, reserved) + TUTTI_REQUEST_ROOM_BYTES == FI
 /* ---- checks ---- */
 tutti_status call_refuse_size(const char *type, const char *initial, size_t size, size_t least, size_t most)
 {
-    if (!size) return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: begin with %s", type, initial);
+    if (!size)
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s.struct_size is 0: initialize it with %s", type, initial);
     if (size < least)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "%s.struct_size is %zu, but no version of it has less than %zu "
-            "bytes: begin with %s",
-            type, size, least, initial);
+            "%s.struct_size is %zu, but every version of it has at least %zu bytes: initialize it with %s", type, size,
+            least, initial);
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: "
-        "the program was compiled for a later version, or did not begin with %s",
+        "%s.struct_size is %zu, but this library, tutti %s, knows %zu bytes: the program was compiled for a later "
+        "version, or did not initialize it with %s",
         type, size, TUTTI_VERSION, most, initial);
 }
 /* An older program's have none. */
@@ -43,8 +43,7 @@ static tutti_status check_queue(const tutti_request *request, tutti_queue *queue
     TRY(queue_check(queue));
     if (request->blocking || request->done)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "a request with a queue is told by that when it is over: it can "
-            "neither be blocking nor have `done`");
+            "a request with a queue cannot also be blocking or have a `done` callback");
     if (op->comm && op->queued.queue && op->queued.inside)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "the request is still in its queue: take it with tutti_queue_wait "
@@ -73,9 +72,8 @@ static tutti_status check_dtype(tutti_dtype dtype, size_t count, size_t parts, s
     size_t bytes = tutti_dtype_bytes(dtype), all;
     if (!bytes) return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown element type %d", (int)dtype);
     if (!size_multiply(count, bytes, part_bytes) || !size_multiply(*part_bytes, parts, &all) || all > PTRDIFF_MAX)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "%zu elements of %s for %zu ranks are more bytes than there are addresses", count, tutti_dtype_name(dtype),
-            parts);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%zu elements of %s for %zu ranks exceed the address space", count,
+            tutti_dtype_name(dtype), parts);
     return TUTTI_OK;
 }
 tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
@@ -100,7 +98,7 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 {
     return buffer || !bytes
         ? TUTTI_OK
-        : status_refuse(TUTTI_INVALID_ARGUMENT, "the %s buffer is NULL, but %zu bytes are asked for", what, bytes);
+        : status_refuse(TUTTI_INVALID_ARGUMENT, "the %s buffer is NULL, but must have %zu bytes", what, bytes);
 }
 
 /* ---- preparing ---- */
@@ -124,8 +122,7 @@ bool call_overlaps(const void *one, size_t one_bytes, const void *other, size_t 
 tutti_status call_refuse_overlap(const struct operation *op, const char *unless)
 {
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "%s on rank %d of %s: what is sent and what is received overlap in "
-        "memory%s; use memory of its own for one of them",
+        "%s on rank %d of %s: the send and receive buffers overlap%s; give one of them memory of its own",
         family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, unless);
 }
 
@@ -185,12 +182,12 @@ static tutti_status apply_options(struct operation *op, tutti_request *request)
     if (request->timeout_ms > 0) op->limit.timeout_ms = request->timeout_ms;
     uint64_t label = label_of(request);
     if (label && (op->family == POINT_TO_POINT || op->op == TUTTI_PREMUL_SUM || op->sum.rows.function))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive, a premul_sum and a norm have no label");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send, a receive, a premul_sum and a norm cannot have a label");
     if (label) op->bits = label;
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&op->bits, &request->factor, sizeof op->bits);
     if (!request->algorithm) return TUTTI_OK;
     if (op->family == POINT_TO_POINT)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive has no algorithms to choose from");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "a send or receive cannot choose an algorithm");
     TRY(status_as_refusal(algorithm_for((enum family)op->family, request->algorithm, &op->algorithm)));
     return status_as_refusal(comm_allows(op->comm, op->algorithm));
 }
@@ -223,7 +220,7 @@ static tutti_status check_request(const tutti_request *request)
     if (!op || !op->comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "the request was never used in a call");
     if (op->generation == process_generation()) return TUTTI_OK;
     return status_fail(TUTTI_FORKED,
-        "this request was started before a fork, by the parent process; only that can wait");
+        "this request was started by the parent process before a fork; only the parent can wait for it");
 }
 tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 {

@@ -9,13 +9,11 @@ static tutti_status check_in_place(const struct operation *op, const void *send,
 {
     uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, mine = (uintptr_t)op->comm->group.rank * op->part_bytes;
     if (op->family == ALL_TO_ALL) return call_refuse_overlap(op, ", and it cannot work in place");
-    if (sent == received)
-        return from == to ? TUTTI_OK : call_refuse_overlap(op, ", but not in place, which is send == recv");
+    if (sent == received) return from == to ? TUTTI_OK : call_refuse_overlap(op, ", but not in place (send == recv)");
     if (sent < received)
         return from == to + mine ? TUTTI_OK
-                                 : call_refuse_overlap(op, ", but not in place, which is send == recv + rank * count");
-    return to == from + mine ? TUTTI_OK
-                             : call_refuse_overlap(op, ", but not in place, which is recv == send + rank * count");
+                                 : call_refuse_overlap(op, ", but not in place (send == recv + rank * count)");
+    return to == from + mine ? TUTTI_OK : call_refuse_overlap(op, ", but not in place (recv == send + rank * count)");
 }
 static size_t parts_here(const struct operation *op, enum buffer buffer)
 {

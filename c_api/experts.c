@@ -5,7 +5,7 @@
 
 static tutti_status refuse_missing(void)
 {
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: a place for the result, or what it is made of, is NULL");
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: the pointer to the result or to an input is NULL");
 }
 tutti_status tutti_experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts)
@@ -21,7 +21,7 @@ tutti_status tutti_experts_offsets(const uint64_t *counts, int ranks, int expert
 {
     if (ranks < 1 || experts < 1 || experts % ranks != 0)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "experts: %d experts cannot be dealt out evenly to %d ranks: take a multiple of %d", experts, ranks, ranks);
+            "experts: %d experts cannot be divided evenly among %d ranks: use a multiple of %d", experts, ranks, ranks);
     if (!counts || !first || !rows) return refuse_missing();
     return experts_offsets(counts, ranks, experts, padded, first, rows);
 }

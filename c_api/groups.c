@@ -7,7 +7,7 @@ static tutti_status check(const void *grid, const void *names, const void *out)
 {
     if (grid && names && out) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "grid: a grid, names and a place for the result are needed; one is NULL");
+        "grid: the pointer to the grid, to the names or to the result is NULL");
 }
 tutti_status tutti_grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks)
 {
@@ -52,7 +52,7 @@ tutti_status tutti_grid_straddles(const tutti_grid *grid, const char *names, con
 static tutti_status check_pipeline(const void *pipeline, const void *out)
 {
     if (pipeline && out) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a pipeline and places for results are needed; one is NULL");
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: the pointer to the pipeline or to a result is NULL");
 }
 const char *tutti_pipeline_name(int index) { return pipeline_name(index); }
 tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks, int microbatches)

@@ -104,6 +104,6 @@ tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout_ms, bool 
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a monitored barrier needs a timeout of 1 ms or more, not %lld",
             (long long)timeout_ms);
     if (comm->group.rank) return barrier_arrive(comm, timeout_ms);
-    if (!missing) return status_refuse(TUTTI_INVALID_ARGUMENT, "rank 0 gives no room to tell who is missing");
+    if (!missing) return status_refuse(TUTTI_INVALID_ARGUMENT, "rank 0: the array for the missing ranks is NULL");
     return await_all(comm, timeout_ms, missing);
 }

@@ -9,7 +9,9 @@ static size_t rows_of_each(size_t rows, int size) { return rows / (size_t)size +
 tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, size_t *count)
 {
     if (!first || !count || size < 1 || rank < 0 || rank >= size)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_norm_rows needs a rank of 0 to size - 1, and two places");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_norm_rows: the rank must be from 0 to size - 1, and "
+            "both pointers to results not NULL");
     size_t each = rows_of_each(rows, size), begin;
     if (!size_multiply(each, (size_t)rank, &begin) || begin > rows) begin = rows;
     *first = begin;
@@ -19,14 +21,17 @@ tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, siz
 static tutti_status check_norm(const tutti_norm *norm, size_t columns, const struct operation *op)
 {
     const struct group *g = &op->comm->group;
-    if (!norm) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_all_reduce_norm needs a tutti_norm");
+    if (!norm)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_all_reduce_norm: the pointer to the tutti_norm "
+            "is NULL");
     if (norm->struct_size != sizeof *norm)
         return call_refuse_size("tutti_norm", "TUTTI_NORM_INIT", norm->struct_size, sizeof *norm, sizeof *norm);
     if (norm->kind != TUTTI_NORM_RMS && norm->kind != TUTTI_NORM_LAYER)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown norm %d", (int)norm->kind);
     if (!norm_find(op->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "rows of %s cannot be normalised: float32, bfloat16 and float16 can", dtype_name(op->dtype));
+            "rows of %s cannot be normalised: use float32, bfloat16 or float16", dtype_name(op->dtype));
     if (!(norm->epsilon >= 0) || isinf(norm->epsilon))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "epsilon is %g: it must be 0 or more", norm->epsilon);
     if (!columns || columns > ROWS_MOST_COLUMNS)
@@ -34,7 +39,7 @@ static tutti_status check_norm(const tutti_norm *norm, size_t columns, const str
             ROWS_MOST_COLUMNS);
     if (norm->own_rows && group_is_spread(g))
         return status_refuse(TUTTI_UNSUPPORTED,
-            "own_rows needs all ranks on one host, and those of %s are on several: give residuals of all rows",
+            "own_rows needs all ranks on one host, but those of %s are on several: give residuals of all rows",
             g->name);
     return TUTTI_OK;
 }
@@ -53,7 +58,7 @@ static tutti_status check_overlap(const struct operation *op, const tutti_norm *
                 k == 0       ? "residual"
                     : k == 1 ? "weight"
                              : "bias",
-                input ? "what is sent" : "what is received");
+                input ? "the send buffer" : "the receive buffer");
     }
     return TUTTI_OK;
 }
@@ -77,7 +82,7 @@ tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, si
     TRY(call_check_buffer(send, o.part_bytes, "send"));
     TRY(call_check_buffer(recv, o.part_bytes, "receive"));
     if (send != recv && call_overlaps(send, o.part_bytes, recv, o.part_bytes))
-        return call_refuse_overlap(&o, ", but not in place, which is send == recv");
+        return call_refuse_overlap(&o, ", but not in place (send == recv)");
     TRY(tutti_norm_rows(rows, comm->group.size, comm->group.rank, &first, &own));
     o.input = send;
     o.output = recv;
@@ -86,7 +91,7 @@ tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, si
     o.bits = rows_bits(&o.sum.rows);
     if (norm->own_rows) {
         if (request && request->algorithm)
-            return status_refuse(TUTTI_INVALID_ARGUMENT, "own_rows is done by algorithm two_shot: ask for none");
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "own_rows always uses algorithm two_shot: choose none");
         o.algorithm = collectives_find(ALLREDUCE, "two_shot");
     }
     return call_run(&o, request);

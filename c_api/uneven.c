@@ -13,7 +13,7 @@ static tutti_status convert_counts(const size_t *counts, const size_t *offsets, 
         size_t end;
         if (!size_multiply(counts[q], bytes, &lengths[q]) || !size_multiply(offsets[q], bytes, &starts[q])
             || !size_add(lengths[q], starts[q], &end) || end > PTRDIFF_MAX)
-            return status_refuse(TUTTI_INVALID_ARGUMENT, "%zu elements at %zu for rank %d are beyond all addresses",
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "%zu elements at %zu for rank %d exceed the address space",
                 counts[q], offsets[q], q);
         if (end > *total && counts[q]) *total = end;
     }
@@ -31,8 +31,8 @@ static tutti_status check_received_apart(const struct operation *op, const struc
             if (lengths[before] && offsets[before] < offsets[q] + lengths[q]
                 && offsets[q] < offsets[before] + lengths[before])
                 return status_refuse(TUTTI_INVALID_ARGUMENT,
-                    "%s on rank %d of %s: the parts that ranks %d and %d send are received into memory that overlaps; "
-                    "give each part a place of its own",
+                    "%s on rank %d of %s: the parts that ranks %d and %d send are received into memory that "
+                    "overlaps; give each part memory of its own",
                     family_name((enum family)op->family), op->comm->group.rank, op->comm->group.name, before, q);
         end = size_larger(end, offsets[q] + lengths[q]);
     }
@@ -84,7 +84,9 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     struct uneven *u = NULL;
     TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "all_to_all_v needs all four arrays of counts and offsets");
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "all_to_all_v: one of the four arrays of counts and offsets is "
+            "NULL");
     int size = comm->group.size;
     size_t bytes = tutti_dtype_bytes(dtype), sent, received;
     TRY(make_counts(IN_PAIRS, (size_t)size, &u));
@@ -108,8 +110,8 @@ struct sides {
 /* The one part may be this rank's own of the others, exactly, and meet no other. */
 static tutti_status check_one_apart(const struct operation *op, const struct uneven *u, const struct sides *s)
 {
-    const char *unless = s->of_all == OUTPUT ? ", but not in place, which is send == recv + offsets[rank]"
-                                             : ", but not in place, which is recv == send + offsets[rank]";
+    const char *unless = s->of_all == OUTPUT ? ", but not in place (send == recv + offsets[rank])"
+                                             : ", but not in place (recv == send + offsets[rank])";
     int mine = op->comm->group.rank;
     for (int q = 0; q < op->comm->group.size; q++) {
         const char *part = s->all + u->offsets[s->of_all][q];
@@ -127,7 +129,7 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
     bool gathers = s->of_all == OUTPUT;
     size_t most, all = 0;
     if (!counts || !offsets)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s_v needs an array of counts and one of offsets",
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s_v: the array of counts or of offsets is NULL",
             gathers ? "all_gather" : "reduce_scatter");
     TRY(make_counts(gathers ? ALIKE_OUTPUT : ALIKE_INPUT, (size_t)size, &u));
     tutti_status status = convert_counts(counts, offsets, size, tutti_dtype_bytes(o->dtype), u->lengths[s->of_all],
@@ -138,9 +140,7 @@ static tutti_status run_one_and_all(struct operation *o, const struct sides *s, 
     for (int q = 0; status == TUTTI_OK && q < size; q++)
         if (!size_add(all, u->lengths[s->of_all][q], &all) || all > PTRDIFF_MAX)
             status = status_refuse(TUTTI_INVALID_ARGUMENT,
-                "the counts of %d ranks add up to more bytes than there are "
-                "addresses",
-                size);
+                "the counts of %d ranks add up to more bytes than the address space has", size);
     if (status == TUTTI_OK && gathers) status = check_received_apart(o, u);
     if (status == TUTTI_OK) status = check_one_apart(o, u, s);
     return status == TUTTI_OK ? run(o, send, recv, u, all, request) : refuse(u, status);

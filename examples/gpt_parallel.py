@@ -228,13 +228,13 @@ def complete(parser, options):
     options.ranks = options.tp * options.pp * options.dp
     options.microbatches = options.microbatches or (2 * options.pp if options.pp > 1 else 1)
     if options.zero is not None and options.pp > 1 and options.schedule in ("zb-h1", "zb-v", "dualpipe-v"):
-        parser.error("--zero wants backward passes that are whole: --schedule gpipe, 1f1b or interleaved")
+        parser.error("--zero needs whole backward passes: --schedule gpipe, 1f1b or interleaved")
     if options.compare or options.backend != "tutti" or options.device != "cpu" or options.optimizer != "adamw" or any(
             (options.checkpoint, options.resume, options.compress, options.ahead, options.trace, options.precision)):
-        parser.error("--tp, --pp, --dp and --ep go with tutti, the CPU and adamw alone, without checkpoints, "
+        parser.error("--tp, --pp, --dp and --ep work only with tutti, the CPU and adamw, and without checkpoints, "
                      "--compare, --compress, --ahead, --trace and --precision")
     if options.batch % (options.dp * options.microbatches):
-        parser.error(f"--batch {options.batch} sequences are no multiple of {options.dp} ranks of dp x "
+        parser.error(f"--batch {options.batch} sequences are not a multiple of {options.dp} ranks of dp x "
                      f"{options.microbatches} microbatches")
     if options.heads % options.tp:
         parser.error(f"--tp {options.tp} does not divide {options.heads} heads")

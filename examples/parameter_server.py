@@ -93,7 +93,7 @@ def work(options):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description="Train with a parameter server whose workers are slow at times.")
+    parser = argparse.ArgumentParser(description="Train with a parameter server while some workers are slow.")
     parser.add_argument("--backend", default="tutti", help="tutti (default), gloo")
     parser.add_argument("--ranks", type=int, default=4, help="how many to start when torchrun did not (default 4)")
     parser.add_argument("--servers", type=int, default=1, help="of these (default 1)")
@@ -101,13 +101,14 @@ def parse(arguments):
     parser.add_argument("--staleness", type=int, default=4, help="of mode bounded, in pushes (default 4)")
     parser.add_argument("--slice-bytes", type=int, default=1 << 14, help="(default 16384)")
     parser.add_argument("--straggler", type=float, default=0.1, metavar="SECONDS", help="more of who is slow")
-    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="is slow (default: both, in turn)")
+    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="which workers are slow (default: "
+                                                                                 "both, in turn)")
     parser.add_argument("--compute", type=float, default=0.02, metavar="SECONDS", help="of each step (default 0.02)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each run (default 6)")
     parser.add_argument("--steps", type=int, default=1_000_000, help="of a worker at most")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.1, help="of learning (default 0.1)")
-    parser.add_argument("--plot", metavar="FILE", help="draw steps in a second, and losses over time")
+    parser.add_argument("--plot", metavar="FILE", help="plot steps per second, and losses over time")
     return parser.parse_args(arguments)
 
 

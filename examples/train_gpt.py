@@ -430,19 +430,21 @@ def launch(options):
 def parse(arguments):
     parser = argparse.ArgumentParser(description="Train a small character-level GPT with DDP.")
     parser.add_argument("--backend", default="tutti", help="tutti, gloo, nccl, … (default tutti)")
-    parser.add_argument("--compare", action="store_true", help="train on gloo, too; compare losses, parameters, speed")
+    parser.add_argument("--compare", action="store_true", help="also train on gloo; compare losses, parameters and "
+                                                               "speed")
     parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage of ZeRO on tutti (none: DDP)")
-    parser.add_argument("--ahead", action="store_true", help="with --zero: what is used first is updated first")
-    parser.add_argument("--trace", metavar="FILE", help="with --zero: what a few steps wait for, for `tutti zero`")
-    parser.add_argument("--precision", choices=["bf16"], help="with --zero: of what is computed in")
+    parser.add_argument("--ahead", action="store_true", help="with --zero: update the parameters first that are "
+                                                             "used first")
+    parser.add_argument("--trace", metavar="FILE", help="with --zero: trace a few steps for `tutti zero`")
+    parser.add_argument("--precision", choices=["bf16"], help="with --zero: type that layers compute in")
     parser.add_argument("--compress", metavar="FORM",
                         help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk, threshold")
-    parser.add_argument("--share", type=float, default=0.01, help="what topk and randomk keep (default 0.01)")
-    parser.add_argument("--threshold", type=float, default=0.0, help="what threshold keeps: gradients of at least that")
+    parser.add_argument("--share", type=float, default=0.01, help="share that topk and randomk keep (default 0.01)")
+    parser.add_argument("--threshold", type=float, default=0.0, help="smallest magnitude that threshold keeps")
     for name, what in (("tp", "heads and columns"), ("pp", "blocks, in stages"), ("dp", "sequences"),
                        ("ep", "experts; 8 in place of each MLP, or --experts")):
         parser.add_argument(f"--{name}", type=int, help=f"divide over so many ranks: {what} (gpt_parallel.py)")
-    parser.add_argument("--experts", type=int, help="in place of each MLP, with --tp, --pp, --dp or --ep")
+    parser.add_argument("--experts", type=int, help="replace each MLP, with --tp, --pp, --dp or --ep")
     parser.add_argument("--microbatches", type=int, help="of a step, with --pp (default: twice as many as its ranks)")
     parser.add_argument("--schedule", default="1f1b", help="of the pipeline: gpipe, 1f1b, zb-v, … (default 1f1b)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
@@ -462,7 +464,7 @@ def parse(arguments):
     parser.add_argument("--sample", type=int, default=240, help="characters to write at the end (default 240)")
     parser.add_argument("--checkpoint", metavar="FILE", help="save there every --every steps")
     parser.add_argument("--every", type=int, default=100)
-    parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
+    parser.add_argument("--resume", metavar="FILE", help="continue from a checkpoint")
     parser.add_argument("--losses", metavar="FILE", help="save the loss of every step, for tests")
     parser.set_defaults(**SIZES[parser.parse_known_args(arguments)[0].size])
     options = parser.parse_args(arguments)
@@ -471,17 +473,18 @@ def parse(arguments):
         from gpt_parallel import complete
         complete(parser, options)
     elif options.experts or options.microbatches:
-        parser.error("--experts and --microbatches go with --tp, --pp, --dp or --ep")
+        parser.error("--experts and --microbatches need --tp, --pp, --dp or --ep")
     if options.rate is None:
         options.rate = 0.03 if options.optimizer == "sgd" else 1e-3
     if options.compare and options.resume:
-        parser.error("--compare starts from the beginning; leave out --resume")
+        parser.error("--compare trains from the start; leave out --resume")
     if options.compress and (options.compare or options.backend != "tutti"):
-        parser.error("--compress is tutti's, and rounds otherwise than what --compare would compare it with")
+        parser.error("--compress works only with tutti, and rounds differently from the run that --compare compares "
+                     "it with")
     if options.precision and (options.compare or options.zero is None):
-        parser.error("--precision goes with --zero, and rounds otherwise than what --compare would compare it with")
+        parser.error("--precision needs --zero, and rounds differently from the run that --compare compares it with")
     if (options.ahead or options.trace) and (options.compare or options.zero is None):
-        parser.error("--ahead and --trace go with --zero, without --compare")
+        parser.error("--ahead and --trace need --zero, and exclude --compare")
     return options
 
 

@@ -36,12 +36,12 @@ static void bind_options(py::module_ &module)
 {
     py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options",
         "Options of one group, for the pg_options of init_process_group and new_group.\n\n"
-        "algorithm: comma-separated choices such as \"allreduce=ring,broadcast=chain\"; collectives not named are "
-        "chosen for\n"
-        "timeout: timedelta for joining and for every operation; default: the group's\n"
-        "blocking_futures: get_future() returns when the operation is over, so that callbacks run in the thread that "
-        "adds them, in\nthe order of the program, as with NCCL. For callbacks that communicate (PowerSGD with several "
-        "buckets); costs overlap\n"
+        "algorithm: comma-separated choices such as \"allreduce=ring,broadcast=chain\"; tutti chooses for the other "
+        "collectives.\n"
+        "timeout: timedelta for joining and for every operation; default: the group's.\n"
+        "blocking_futures: get_future() returns when the operation is finished, so that callbacks run in the thread "
+        "that adds\nthem, in the order of the program, as with NCCL. Meant for callbacks that communicate (PowerSGD "
+        "with several buckets);\nit costs overlap.\n"
         "An unknown name raises ValueError when the group is made.")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout, bool blocking) {
             auto options = c10::make_intrusive<Options>(std::move(algorithm), limit_of(timeout));
@@ -82,9 +82,9 @@ static void bind_group(py::module_ &module)
 {
     using released = py::call_guard<py::gil_scoped_release>;
     py::class_<ProcessGroupTutti, c10d::Backend, c10::intrusive_ptr<ProcessGroupTutti>>(module, "ProcessGroupTutti",
-        "One rank's membership of a group. Made by torch.distributed.init_process_group(\"tutti\") and new_group; "
-        "returns when all ranks have\n"
-        "joined, and raises TimeoutError, naming who is missing, when they do not in time.")
+        "One rank's membership of a group, made by torch.distributed.init_process_group(\"tutti\") and new_group. The "
+        "constructor\nreturns when all ranks have joined; if they do not join in time, it raises TimeoutError, which "
+        "names the missing ranks.")
         .def(py::init<const c10::intrusive_ptr<c10d::Store> &, int, int, std::chrono::milliseconds, const std::string &,
                  const c10::intrusive_ptr<Options> &>(),
             py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = kBackendDefaultTimeout,
@@ -109,8 +109,8 @@ struct OptionsBlock {
     void exit() const
     {
         if (!tutti::call_options_close(number))
-            throw std::runtime_error("options: this block was not entered on this thread; what a generator or a "
-                                     "coroutine entered must be left on the same thread");
+            throw std::runtime_error("options: this block was not entered on this thread; a block that a generator "
+                                     "or a coroutine entered must be left on the same thread");
     }
 };
 /* A name stands for that algorithm in every collective that has one of that name. */
@@ -129,12 +129,12 @@ static std::string chosen_algorithms(const std::string &text)
 static void bind_calls(py::module_ &module)
 {
     py::class_<OptionsBlock>(module, "options",
-        "Context manager: how the operations that this thread starts in the block are to run.\n\n"
-        "algorithm: a name, for every collective that has an algorithm of that name (ValueError if none has), or "
-        "choices such as\n\"allreduce=ring,broadcast=chain\"; all ranks must choose alike\n"
-        "timeout: timedelta for each operation; a timeout given to a call itself goes first\n"
-        "Blocks may be nested; the innermost choice counts. Other threads are not concerned, and a block must be left "
-        "on the\nthread that entered it (RuntimeError).")
+        "Context manager: options of the operations that this thread starts in the block.\n\n"
+        "algorithm: a name, for every collective that has an algorithm of that name (an unknown name raises "
+        "ValueError), or\nchoices such as \"allreduce=ring,broadcast=chain\"; the same on all ranks.\n"
+        "timeout: timedelta for each operation; a timeout of the call itself has precedence.\n"
+        "Blocks may be nested; the innermost choice counts. Other threads are not affected. A block must be left on "
+        "the thread\nthat entered it (RuntimeError).")
         .def(py::init([](std::string algorithm, std::optional<std::chrono::milliseconds> timeout) {
             return OptionsBlock{ { chosen_algorithms(algorithm), limit_of(timeout) } };
         }),
@@ -300,9 +300,9 @@ static void bind_recorder(py::module_ &module)
     module.def(
         "_record", [](size_t capacity, bool stacks) { tutti::recorder::start(capacity, stacks, &report_failure); },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
-        "Switches the flight recorder on, for groups that are made later. A second time it does nothing.");
+        "Switches the flight recorder on for groups that are made later. A second call has no effect.");
     module.def("_recorded", &recorded, py::arg("most"),
-        "What it has recorded, at most so many operations, as torch's reader of such files wants it.");
+        "Returns at most this many of the recorded operations, in the format that torch's reader expects.");
 }
 
 static void bind_memory(py::module_ &module)
@@ -312,10 +312,10 @@ static void bind_memory(py::module_ &module)
         [](const std::vector<int64_t> &sizes, at::ScalarType dtype) { return tutti::shared_empty(sizes, dtype); },
         py::arg("sizes"), py::arg("dtype"));
     py::class_<tutti::SharedBlock>(module, "shared_tensors",
-        "Context manager: every CPU tensor that this thread allocates in the block lies in shared memory, whoever\n"
-        "asks for it: factories, copies, results, a module's parameters, the buckets of DistributedDataParallel.\n"
-        "Blocks may be nested; other threads are not concerned. One that is left on another thread ends where it\n"
-        "began.")
+        "Context manager: every CPU tensor that this thread allocates in the block lies in shared memory, whichever\n"
+        "code allocates it: factories, copies, results, a module's parameters, the buckets of\n"
+        "DistributedDataParallel. Blocks may be nested; other threads are not affected. A block that is left on\n"
+        "another thread ends on the thread that entered it.")
         .def(py::init())
         .def(
             "__enter__",

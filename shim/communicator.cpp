@@ -29,8 +29,8 @@ void Communicator::check_process() const
 {
     if (inherited())
         fail(TUTTI_FORKED,
-            "this group, and what was started on it, is of the parent process, from before a fork; a "
-            "child process must make its own, and cannot wait for what the parent has started");
+            "this group and its operations belong to the parent process, from before a fork; a child process must "
+            "make its own group, and cannot wait for the parent's operations");
 }
 
 /* ---- the communicator ---- */

@@ -67,7 +67,7 @@ bool Futures::ensure_idle(Queue *q)
 {
     int refused = q->idle ? 0 : add_thread(q);
     if (refused)
-        TORCH_WARN_ONCE("tutti: no further thread for callbacks of futures can be had: pthread_create gave error ",
+        TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
             refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
     q->starved = refused && !q->works.empty();
     return !refused;
@@ -79,7 +79,7 @@ void Futures::begin(const std::string &who)
     if (q->idle + q->busy) return;
     if (int refused = add_thread(q))
         fail(TUTTI_SYSTEM,
-            c10::str(who, ": cannot start the thread that completes futures: pthread_create gave error ", refused,
+            c10::str(who, ": cannot start the thread that completes futures: pthread_create returned error ", refused,
                 " (limit on threads? see ulimit -u)"));
 }
 void futures_begin(const std::string &who) { Futures::begin(who); }
@@ -283,7 +283,7 @@ void Work::reap()
         try {
             if (held->staged_) held->deliver();
         } catch (const std::exception &error) { /* none of the caller's; who waits for the Work is told */
-            TORCH_WARN("tutti: a device did not take the result of an operation that is over: ", error.what());
+            TORCH_WARN("tutti: the result of a finished operation could not be copied to its device: ", error.what());
         }
         work = next;
     }
@@ -400,7 +400,7 @@ std::exception_ptr Work::exception() const
 }
 int Work::sourceRank() const
 {
-    TORCH_CHECK(settled_, "the source rank of a receive is known when it is over: wait for it first");
+    TORCH_CHECK(settled_, "the source rank of a receive is known when the receive is finished: wait for it first");
     return first_.request.source;
 }
 Tensors Work::result()
@@ -416,7 +416,7 @@ float Work::getDuration() const
 {
     TORCH_CHECK(begun_.time_since_epoch().count(),
         "the duration of this operation was not measured: call enable_collectives_timing() on its group before it");
-    TORCH_CHECK(settled_, "the duration of an operation is known when it is over: wait for it first");
+    TORCH_CHECK(settled_, "the duration of an operation is known when it is finished: wait for it first");
     return std::chrono::duration<float, std::milli>(ended_ - begun_).count();
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
@@ -510,7 +510,7 @@ template <typename Complete> static void complete(Complete complete_future)
     } catch (const std::exception &error) {
         TORCH_WARN("tutti: a callback of a future has thrown: ", error.what());
     } catch (...) {
-        TORCH_WARN("tutti: a callback of a future has thrown what is no exception of the standard library");
+        TORCH_WARN("tutti: a callback of a future has thrown an object that is not a std::exception");
     }
 }
 /* Whoever takes a future under the lock completes it, without the lock: callbacks run meanwhile. */

@@ -40,7 +40,7 @@ static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
     TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
-        "rank %d asks for another compression of gradients than some other rank: form, share kept, rounding, feedback, "
+        "rank %d uses another compression of gradients than another rank: form, share kept, rounding, feedback, "
         "momentum and seed must be the same on all",
         tutti_comm_user_rank(comm));
 }
@@ -53,7 +53,7 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
 {
     if (!out || !comm || !how)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_compressor_create needs a place, a communicator and a form");
+            "tutti_compressor_create: the pointer to the compressor, the communicator or the form is NULL");
     *out = NULL;
     TRY(crossing_check(how));
     if (how->form == TUTTI_COMPRESS_NONE)
@@ -77,7 +77,7 @@ tutti_status tutti_compressor_destroy(tutti_compressor *c)
 tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size_t *at, size_t *kept, int *keepers)
 {
     if (!c || !at || !kept || !keepers)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span needs three places");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_span: a pointer to a result is NULL");
     struct cut k = cut(c, count);
     *at = k.at;
     *kept = k.kept;
@@ -143,10 +143,13 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
     uint64_t turn, uint64_t *sent)
 {
     if (c && sent && count == 0) return TUTTI_OK;
-    if (!c || !data || !sent) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average needs an array");
+    if (!c || !data || !sent)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_compressor_average: the array is "
+            "NULL");
     if (!pack_find(dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "gradients of type %s are not compressed; float32 and bfloat16 are",
+            "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
     const struct crossing *x = &c->crossing;
     struct cut k = cut(c, count);

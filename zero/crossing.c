@@ -12,18 +12,18 @@ static bool keeps_some(tutti_compression_form form) { return form >= TUTTI_COMPR
 tutti_status crossing_check(const tutti_compression *how)
 {
     if ((unsigned)how->form >= TUTTI_COMPRESS_FORMS)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no compression of number %d", (int)how->form);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unknown compression %d", (int)how->form);
     if (keeps_some(how->form) && (how->kept < 1 || how->kept > PACKING_GROUP))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression keeps 1 to %d of %d numbers; %d cannot be",
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression keeps 1 to %d of %d numbers, not %d",
             PACKING_GROUP, PACKING_GROUP, how->kept);
     if (how->form == TUTTI_COMPRESS_THRESHOLD && !(how->threshold > 0 && how->threshold < FLT_MAX))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression with a threshold of %g: it is above 0",
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: compression with a threshold of %g: it must be above 0",
             how->threshold);
     bool may = keeps_some(how->form) && how->feedback && how->momentum > 0 && how->momentum < 1;
     if (how->momentum != 0 && !may)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: compression with momentum %g: it is below 1, and goes with forms that leave numbers out, and with "
-            "feedback",
+            "zero: compression with momentum %g: it must be below 1, and needs feedback and a form that leaves "
+            "numbers out",
             how->momentum);
     return TUTTI_OK;
 }
@@ -108,7 +108,8 @@ static tutti_status make_room(struct parcel *p, const struct crossing *x)
     parcel_finish(p);
     p->sources = memory_zeroed(sides, sizeof *p->sources);
     p->given = memory_zeroed(3 * sides, sizeof *p->given);
-    if (!p->sources || !p->given) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d sides", x->sides);
+    if (!p->sources || !p->given)
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory for the gradients of %d ranks", x->sides);
     TRY(tutti_mem_alloc((void **)&p->out, room * sides));
     TRY(tutti_mem_alloc((void **)&p->in, room * sides));
     p->taken = p->given + sides;
@@ -122,7 +123,7 @@ tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count
 {
     if (keeps_some(x->how.form) && x->how.form != TUTTI_COMPRESS_RANDOMK && count > UINT32_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: a slice of %zu numbers has more places than 32 bits can name", count);
+            "zero: a slice of %zu numbers is longer than 32-bit positions allow", count);
     struct packing there = packing_of(x, 0, false), back = packing_of(x, 0, true);
     p->slot = size_round_up(packing_bytes(&there, count), SLOT_BYTES);
     p->back = size_round_up(packing_bytes(&back, count), SLOT_BYTES);
@@ -174,8 +175,8 @@ void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers
 static tutti_status refuse_of(const struct crossing *x, int side, const char *what, size_t bytes)
 {
     return status_fail(TUTTI_INTERNAL,
-        "zero: the packed gradients of rank %d cannot be (%s, %zu bytes): its memory or the network has changed them, "
-        "or it runs another version of tutti",
+        "zero: the packed gradients of rank %d are invalid (%s, %zu bytes): its memory or the network has changed "
+        "them, or it runs another version of tutti",
         crossing_rank(x, side), what, bytes);
 }
 static tutti_status check_lengths(const struct parcel *p, const struct crossing *x, size_t most)

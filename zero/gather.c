@@ -41,7 +41,8 @@ static tutti_status land(struct gatherer *g, int unit)
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%s", status_detail());
     return status_fail(status,
-        "zero: unit %d was not gathered; with sharded parameters all ranks use the same units in the same order: %s",
+        "zero: unit %d was not gathered; with sharded parameters all ranks must use the same units in the same "
+        "order: %s",
         unit, why);
 }
 static tutti_status start(struct gatherer *g, int unit)
@@ -126,8 +127,8 @@ tutti_status gatherer_check(const struct gatherer *g, int unit)
 {
     if (g->unit[unit].state == WHOLE || g->unit[unit].waits) return TUTTI_OK;      /* it may be gathered again */
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "zero: a gradient of unit %d has been computed while its parameters were not gathered: nobody has used the "
-        "unit for this backward pass",
+        "zero: a gradient of unit %d was computed while its parameters were not gathered: the program has not used "
+        "the unit for this backward pass",
         unit);
 }
 void gatherer_count(struct gatherer *g, int unit) { g->unit[unit].waits -= g->unit[unit].waits > 0; }

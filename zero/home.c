@@ -36,8 +36,9 @@ static tutti_status find_places(struct home *h)
     if (!h->lengths || !h->offsets) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d hosts", p->hosts);
     if (h->kind == TUTTI_ZERO_SHARED && !p->even)
         return status_refuse(TUTTI_UNSUPPORTED,
-            "zero: parameters shared by the ranks of a host need as many ranks on each host; here %d ranks are on %d "
-            "hosts, and %d on the largest. Start as many on each, or keep parameters replicated",
+            "zero: parameters that the ranks of a host share need the same number of ranks on each host; here %d "
+            "ranks are on %d hosts, and %d on the largest. Start the same number on each, or keep parameters "
+            "replicated",
             p->ranks, p->hosts, p->largest);
     return TUTTI_OK;
 }
@@ -200,7 +201,7 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
         if (h->lanes->across[0]) TRY(tutti_comm_get_async_error(h->lanes->across[0]));
         if (clock_ms() > deadline_ms)
             return status_fail(TUTTI_TIMEOUT,
-                "zero: rank %d has not updated its slice of unit %d in %lld ms; is it stopped?",
+                "zero: rank %d has not updated its slice of unit %d within %lld ms; is it stopped?",
                 places_rank(&h->places, h->places.host, late), unit, (long long)h->timeout_ms);
     }
     return TUTTI_OK;
@@ -211,7 +212,10 @@ static tutti_status await_gathering(struct home *h, int unit)
     if (status != TUTTI_OK && h->lanes->across[0]) {
         char why[STATUS_DETAIL_BYTES / 2];
         snprintf(why, sizeof why, "%s", status_detail());
-        return status_fail(status, "zero: unit %d has not come from the other hosts; by their numbers: %s", unit, why);
+        return status_fail(status,
+            "zero: unit %d was not received from the other hosts, which are ranks of their "
+            "own here: %s",
+            unit, why);
     }
     h->house[unit].gathers = false;
     span_await(&h->house[unit].span);

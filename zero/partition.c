@@ -15,8 +15,9 @@ static tutti_status check_parameter(const tutti_zero_config *c, int i)
     if (!p->count) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d has no elements", i);
     if (p->unit < least || p->unit >= c->units)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: parameter %d is of unit %d; parameters come in the order of their units, of which there are %d", i,
-            p->unit, c->units);
+            "zero: parameter %d is of unit %d; parameters must come in the order of their units, of which there are "
+            "%d",
+            i, p->unit, c->units);
     if (p->group < 0 || p->group >= c->groups)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is of group %d, of which there are %d", i,
             p->group, c->groups);
@@ -26,13 +27,13 @@ static tutti_status check(const tutti_zero_config *c)
 {
     if (c->parameters < 1 || c->units < 1 || c->groups < 1 || !c->parameter || !c->dtype)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: a model has at least one parameter, one unit and one group; these are %d, %d and %d", c->parameters,
-            c->units, c->groups);
+            "zero: a model must have at least one parameter, one unit and one group; given are %d, %d and %d",
+            c->parameters, c->units, c->groups);
     for (int i = 0; i < c->parameters; i++) TRY(check_parameter(c, i));
     for (int u = 0; u < c->units; u++)
         if (c->dtype[u] != TUTTI_FLOAT32 && c->dtype[u] != TUTTI_BFLOAT16)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
-                "zero: unit %d has elements of type %s; float32 and bfloat16 can be", u,
+                "zero: unit %d has elements of type %s; use float32 or bfloat16", u,
                 tutti_dtype_name(c->dtype[u]) ? tutti_dtype_name(c->dtype[u]) : "no known");
     return TUTTI_OK;
 }
@@ -40,7 +41,7 @@ static tutti_status check(const tutti_zero_config *c)
 /* ---- cutting ---- */
 static tutti_status too_large(int unit)
 {
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d has more bytes than there are addresses", unit);
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d exceeds the address space", unit);
 }
 /* Parameters of a unit, from *next on. */
 static tutti_status cut_unit(struct partition *partition, const tutti_zero_config *c, int number, int *next)

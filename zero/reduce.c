@@ -164,7 +164,8 @@ tutti_status reducer_gradient(struct reducer *r, int parameter, void **out, bool
     const struct place_of_parameter *p = &r->partition->parameter[parameter];
     if (r->closed)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: the gradients of this step have been averaged, and parameter %d has another: take the step first",
+            "zero: parameter %d has a new gradient, but the gradients of this step have been averaged: take the "
+            "step first",
             parameter);
     advance(r);
     TRY(take_buffer(r, p->unit));
@@ -183,7 +184,9 @@ tutti_status reducer_ready(struct reducer *r, int parameter)
     int unit = r->partition->parameter[parameter].unit;
     struct gathering_sum *g = &r->unit[unit];
     if (!r->asked[parameter])
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is ready, but nobody asked where to write it",
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: parameter %d is ready, but the program did not ask "
+            "where to write its gradient",
             parameter);
     r->asked[parameter] = 0;
     r->used[parameter] = 1;
@@ -245,7 +248,7 @@ static tutti_status close_step(struct reducer *r, bool drops)
     TRY(tutti_all_reduce(r->used, r->used, (size_t)r->partition->parameters + FLAGS, TUTTI_UINT8, TUTTI_MAX, r->word,
         NULL));
     if (flags[DROPS] && flags[TAKES])
-        return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, and others use them");
+        return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, but others use them");
     if (flags[AGAIN]) TRY(start_again(r));
     r->closed = true;
     return TUTTI_OK;

@@ -30,7 +30,7 @@ tutti_status sums_init(struct sums *s, const struct partition *partition, const 
         s->lost_bytes += kept * sizeof(float);
         fine = s->lost[u];
     }
-    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for what compression loses");
+    return fine ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "zero: no memory for the residual of compression");
 }
 void sums_finish(struct sums *s)
 {
@@ -115,7 +115,7 @@ static tutti_status add_here(struct sums *s, struct sum *sum)
     const struct crossing *x = &s->crossing;
     const struct places *p = &x->places;
     sum->here = memory_zeroed((size_t)x->sides, sizeof *sum->here);
-    if (!sum->here) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to add up a unit");
+    if (!sum->here) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum a unit");
     TRY(tutti_mem_alloc(&sum->part, u->slice * u->element * (size_t)p->hosts));
     for (int side = 0; side < p->hosts; side++) {
         for (int i = 0; i < p->here; i++) {

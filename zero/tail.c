@@ -63,8 +63,8 @@ tutti_status tail_create(int units, tutti_status (*work)(void *), void *context,
     if (refused) {
         give_back(t);
         return status_fail(TUTTI_SYSTEM,
-            "zero: no thread to update parameters while others are used: pthread_create gave error %d (limit on "
-            "threads? see ulimit -u)",
+            "zero: cannot start the thread that updates parameters in the background: pthread_create returned error "
+            "%d (limit on threads? see ulimit -u)",
             refused);
     }
     *out = t;

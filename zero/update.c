@@ -37,7 +37,7 @@ static tutti_status make_floats(struct optimizer *o, int unit, bool wanted, floa
     if (!wanted || *out) return TUTTI_OK;
     *out = memory_aligned(bytes);
     if (!*out)
-        return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of the optimizer's, unit %d", bytes, unit);
+        return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of optimizer state, unit %d", bytes, unit);
     o->state_bytes += bytes;
     return TUTTI_OK;
 }

@@ -75,21 +75,23 @@ static tutti_status check_parameter(const tutti_zero *z, int parameter)
 {
     TRY(check(z));
     if (parameter >= 0 && parameter < z->partition.parameters) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no parameter %d; there are %d", parameter,
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d does not exist; there are %d", parameter,
         z->partition.parameters);
 }
 static tutti_status check_unit(const tutti_zero *z, int unit)
 {
     TRY(check_now(z));
     if (unit >= 0 && unit < z->partition.units) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no unit %d; there are %d", unit, z->partition.units);
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unit %d does not exist; there are %d", unit,
+        z->partition.units);
 }
 static bool is_sharded(const tutti_zero *z) { return z->home.kind == TUTTI_ZERO_SHARDED; }
 static tutti_status check_config(const tutti_zero_config *c)
 {
     if (c->struct_size != sizeof *c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_zero_config.struct_size is %zu, and this library knows %zu: begin with TUTTI_ZERO_CONFIG_INIT",
+            "tutti_zero_config.struct_size is %zu, but this library knows %zu: initialize it with "
+            "TUTTI_ZERO_CONFIG_INIT",
             c->struct_size, sizeof *c);
     return c->comm ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the communicator is NULL");
 }
@@ -98,12 +100,12 @@ static tutti_status check_choices(const tutti_zero_config *c)
     if ((unsigned)c->home >= TUTTI_ZERO_HOMES || (unsigned)c->rule >= TUTTI_ZERO_RULES || c->buffers < 0
         || c->prefetch < 0 || c->prefetch > MOST_PREFETCH)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: home %d, rule %d, %d buffers or %d units gathered ahead cannot be", (int)c->home, (int)c->rule,
-            c->buffers, c->prefetch);
+            "zero: home %d, rule %d, %d buffers, %d units gathered ahead: one of these is out of range", (int)c->home,
+            (int)c->rule, c->buffers, c->prefetch);
     if (c->home == TUTTI_ZERO_WHOLE && c->compression.form != TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_UNSUPPORTED,
-            "zero: gradients that are summed to all ranks are not packed here; a tutti_compressor does it, or divide "
-            "the optimizer's state (REPLICATED)");
+            "zero: gradients that are summed on all ranks are not packed here; use a tutti_compressor, or divide "
+            "the optimizer state (REPLICATED)");
     return crossing_check(&c->compression);
 }
 
@@ -188,7 +190,7 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: another rank's model was refused; its own error says why");
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
-        "zero: rank %d has another model than some other rank: parameters must have the same shapes and types, and be "
+        "zero: rank %d has another model than another rank: parameters must have the same shapes and types, and be "
         "in the same units and groups, and the home, the optimizer and the compression be the same, on all ranks",
         z->partition.rank);
 }
@@ -209,7 +211,10 @@ static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 {
-    if (!out || !c) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_create needs a place, and a config");
+    if (!out || !c)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_zero_create: the pointer to the result or "
+            "the config is NULL");
     *out = NULL;
     TRY(check_config(c));
     tutti_zero *z = memory_aligned(sizeof *z);
@@ -381,7 +386,7 @@ tutti_status tutti_zero_span(const tutti_zero *z, int parameter, int rank, size_
 {
     TRY(check_parameter(z, parameter));
     if (rank < 0 || rank >= z->partition.ranks)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: there is no rank %d; there are %d", rank,
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: rank %d does not exist; there are %d", rank,
             z->partition.ranks);
     struct piece piece = partition_piece(&z->partition, parameter, rank);
     *at = piece.at;
@@ -438,7 +443,8 @@ static tutti_status check_lost(const tutti_zero *z, int parameter, const void *a
     TRY(check_parameter(z, parameter));
     if (array && reducer_is_at_rest(&z->reducer)) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "zero: what compression has lost is read and written between steps, and needs an array");
+        "zero: the residual of compression can be read and written only between steps, and the array must not be "
+        "NULL");
 }
 tutti_status tutti_zero_get_lost(const tutti_zero *z, int parameter, float *out)
 {
@@ -460,7 +466,7 @@ tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t 
 {
     TRY(check(z));
     if (!count || !missed || (capacity && !out))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: events need an array, and places for two numbers");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the array of events or a pointer to a count is NULL");
     *count = journal_read(&z->journal, out, capacity, missed);
     return TUTTI_OK;
 }

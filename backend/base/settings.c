@@ -101,7 +101,7 @@ static void read_NUMBER(int64_t *field, const char *variable, const char *value,
         : errno || !is_within(*field, range) ? "is out of range"
                                              : NULL;
     if (!problem) return;
-    LOG(WARN, "%s=%s %s; it may be %s, using %s", variable, given, problem, range, value);
+    LOG(WARN, "%s=%s %s (allowed: %s); using %s", variable, given, problem, range, value);
     *field = strtoll(value, NULL, 10);
 }
 static void load(void)
@@ -111,7 +111,7 @@ static void load(void)
 #undef X
     int level = log_level_parse(current.log);
     if (level >= 0) log_limit = level;
-    else LOG(WARN, "TUTTI_LOG=%s is no level; it may be error, warn, info or debug, using warn", current.log);
+    else LOG(WARN, "TUTTI_LOG=%s is not a level (allowed: error, warn, info, debug); using warn", current.log);
     warn_of_unknown();
 }
 void settings_reload(void) { load(); }

@@ -42,7 +42,8 @@ static tutti_status check_bytes(const struct sharing *s)
     for (int r = 1; r < s->comm->group.size; r++)
         if (s->all[r].bytes != s->all[0].bytes)
             return status_refuse(TUTTI_MISMATCH,
-                "memory in common: rank 0 asks for %llu bytes and rank %d for %llu; all ranks must ask for as many",
+                "common memory: rank 0 asks for %llu bytes and rank %d for %llu; all ranks must ask for the same "
+                "number",
                 (unsigned long long)s->all[0].bytes, r, (unsigned long long)s->all[r].bytes);
     return TUTTI_OK;
 }
@@ -56,14 +57,14 @@ static tutti_status tell(struct sharing *s, struct report *mine)
     for (int r = 0; r < s->comm->group.size; r++)
         if (s->all[r].status != TUTTI_OK)
             return status_refuse((tutti_status)s->all[r].status,
-                "memory in common, %zu bytes: rank %d could not get it; its own error says why", s->bytes, r);
+                "common memory of %zu bytes: rank %d could not allocate it; its own error says why", s->bytes, r);
     return TUTTI_OK;
 }
 
 /* ---- one host ---- */
 static tutti_status make(struct sharing *s, struct report *mine)
 {
-    TRY(memory_check(s->mapped_bytes, "memory in common"));
+    TRY(memory_check(s->mapped_bytes, "common memory"));
     TRY(random_fill(mine->token, sizeof mine->token));
     TRY(common_enter(mine->token, &s->common));
     return memfd_create_sealed(s->mapped_bytes, &s->descriptor);
@@ -73,7 +74,7 @@ static tutti_status pass_on(struct sharing *s)
     const struct group *g = &s->comm->group;
     if (is_maker(s)) return sharers_send(g, &s->sharers, token_of(s), s->descriptor);
     int64_t deadline_ms = clock_deadline(s->comm->timeout_ms);
-    TRY(sharers_receive(g, &s->sharers, token_of(s), deadline_ms, "memory in common", &s->descriptor));
+    TRY(sharers_receive(g, &s->sharers, token_of(s), deadline_ms, "common memory", &s->descriptor));
     return memfd_check(s->descriptor, s->mapped_bytes, "the group's");
 }
 /* The parts of all ranks of this process. */
@@ -82,7 +83,7 @@ static tutti_status fill(const struct sharing *s)
     size_t pages = s->mapped_bytes / page_bytes(), ranks = (size_t)s->sharers.count;
     for (int i = 0; i < s->sharers.count; i++) {
         size_t from = pages * (size_t)i / ranks * page_bytes(), to = pages * ((size_t)i + 1) / ranks * page_bytes();
-        if (is_of_my_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "memory in common"));
+        if (is_of_my_process(s, i)) TRY(memfd_allocate(s->descriptor, from, to - from, "common memory"));
     }
     return TUTTI_OK;
 }
@@ -114,12 +115,11 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out)
     int first = g->layout->first[g->host];
     size_t page = page_bytes(), most = PTRDIFF_MAX - page;
     if (!bytes || bytes > most)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "memory in common: %zu bytes; from 1 to %zu can be had", bytes,
-            most);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "common memory of %zu bytes: allowed are 1 to %zu", bytes, most);
     struct sharing s = { .comm = comm, .bytes = bytes, .mapped_bytes = size_round_up(bytes, page), .descriptor = -1 };
     s.sharers = (struct sharers){ g->layout->rank + first, host_size(g->layout, g->host), MEMORY_IN_COMMON };
     s.all = memory_zeroed((size_t)g->size, sizeof *s.all);
-    if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on memory in common", g->rank);
+    if (!s.all) return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to agree on common memory", g->rank);
     tutti_status status = share(&s, out);
     if (status != TUTTI_OK) common_leave(s.common);
     if (s.descriptor >= 0) close(s.descriptor);

@@ -12,7 +12,8 @@
 static void choose_isa(void)                            /* once per process */
 {
     const char *isa = settings_get()->isa;
-    if (isa[0] && !kernels_use(isa)) LOG(WARN, "TUTTI_ISA=%s is not to be had here; using %s", isa, kernels_isa());
+    if (isa[0] && !kernels_use(isa))
+        LOG(WARN, "TUTTI_ISA=%s is not supported by this CPU; using %s", isa, kernels_isa());
 }
 tutti_status comm_new(int rank, int size, const char *name, int64_t timeout_ms, tutti_comm **out)
 {

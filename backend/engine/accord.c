@@ -218,7 +218,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     struct agree_message m;
     enter(a);
     bool member = from >= 0 && from < g->size;
-    if (!member) LOG(WARN, "%s: a control message is of rank %d, which there is not", g->name, from);
+    if (!member) LOG(WARN, "%s: control message from the invalid rank %d", g->name, from);
     else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
     else if (!agree_decode(bytes, length, g->size, &m)) note_lost(a, from);
     else {

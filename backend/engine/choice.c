@@ -204,8 +204,7 @@ tutti_status choose(struct chooser *x, const struct question *asked, struct choi
     bool messages = q.algorithm && is_of_messages(q.algorithm);
     if (x->layout->hosts > 1 && q.algorithm && q.algorithm->host_memory)
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "%s %s is for the ranks of one host, and the %d ranks live on %d "
-            "hosts: ask for another algorithm, or for none",
+            "%s %s works on one host only, but the %d ranks are on %d hosts: choose another algorithm, or none",
             family_name(q.family), q.algorithm->name, x->layout->ranks, x->layout->hosts);
     if (x->layout->hosts > 1) q.placement = TENSORS_PRIVATE;
     q.reading &= choice_is_open(q.placement);

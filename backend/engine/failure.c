@@ -408,12 +408,15 @@ static tutti_status mismatch_alike(tutti_comm *comm)
                     (unsigned long long)x->run.declaration->sequence, comm->group.name, group_rank(&comm->group, 0), q,
                     (unsigned long long)there, group_rank(&comm->group, a), (unsigned long long)here);
         }
-    return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
+    return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
 static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
-    if (!x->launch.uneven) return comm_fail(comm, TUTTI_INTERNAL, "ranks were said to disagree but do not");
+    if (!x->launch.uneven)
+        return comm_fail(comm, TUTTI_INTERNAL,
+            "a rank reported a disagreement, but the calls "
+            "are equal");
     if (uneven_is_alike(x->launch.uneven)) return mismatch_alike(comm);
     for (int i = 0; i < x->site.ranks; i++)
         for (int j = 0; j < x->site.ranks; j++) {
@@ -427,7 +430,7 @@ static tutti_status mismatch_counts(tutti_comm *comm)
                     (unsigned long long)x->run.declaration->sequence, comm->group.name, a, (unsigned long long)sent, b,
                     (unsigned long long)expected);
         }
-    return comm_fail(comm, TUTTI_INTERNAL, "counts were said to differ but do not");
+    return comm_fail(comm, TUTTI_INTERNAL, "a rank reported different counts, but the counts are equal");
 }
 /* Of a schedule: ranks of one host have agreed before, so the other end is on another. */
 static tutti_status mismatch_message(tutti_comm *comm, const struct transfer *t)

@@ -91,8 +91,8 @@ static tutti_status program_make(tutti_comm *comm, const struct plan *plan, stru
     if (chunks > most) {
         program_destroy(made);
         return status_fail(TUTTI_UNSUPPORTED,
-            "%s by algorithm %s stages %zu chunks for %d ranks, and there is room for "
-            "%zu: ask for another algorithm, or for none",
+            "%s by algorithm %s stages %zu chunks for %d ranks, but there is room for %zu: choose another "
+            "algorithm, or none",
             family_name(plan->algorithm->family), plan->algorithm->name, chunks, comm->group.size, most);
     }
     cache_attach(comm->launcher.cache, plan, made, made->bytes);
@@ -171,8 +171,8 @@ static tutti_status check_rows(const tutti_comm *comm, const struct operation *o
     const struct rows *rows = &op->sum.rows;
     if (!rows->function || !rows->mine_alone || rows_fit(&comm->executor, program, rows->row_bytes)) return TUTTI_OK;
     return status_fail(TUTTI_UNSUPPORTED,
-        "rows of %zu bytes are too long for each of %d ranks to normalise its own: give residuals of all rows",
-        rows->row_bytes, comm->group.size);
+        "rows of %zu bytes are too long for own_rows on %d ranks: give residuals of all rows", rows->row_bytes,
+        comm->group.size);
 }
 /* What can be said before anybody has come, as if all tensors were private. */
 static tutti_status anticipate(tutti_comm *comm, const struct operation *op, const struct algorithm *asked,

@@ -256,8 +256,8 @@ bool message_take_back(tutti_comm *comm, struct operation *op)
     *at = op->next;
     operation_refuse(op,
         status_fail(TUTTI_INVALID_ARGUMENT,
-            "rank %d of %s waits to %s itself with tag %u, but has "
-            "not started the %s that this would meet: start both before waiting for one of them",
+            "rank %d of %s waits to %s itself with tag %u, but has not started the matching %s: start both before "
+            "waiting for either",
             comm->group.rank, comm->group.name, sends ? "send to" : "receive from", op->message.tag,
             sends ? "receive" : "send"));
     return true;

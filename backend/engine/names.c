@@ -61,7 +61,7 @@ tutti_status algorithms_of_settings(_Atomic(const struct algorithm *) chosen[FAM
     if (status == TUTTI_OK) return status;
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.500s", status_detail());
-    return status_fail(status, "TUTTI_ALGORITHM=%.200s: %s; tutti algorithms lists what there is", given, why);
+    return status_fail(status, "TUTTI_ALGORITHM=%.200s: %s; tutti algorithms lists all of them", given, why);
 }
 tutti_status algorithm_for(enum family family, const char *text, const struct algorithm **out)
 {

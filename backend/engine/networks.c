@@ -23,8 +23,8 @@ static tutti_status add_card(struct cards *all, const unsigned char *card, size_
     uint16_t length = (uint16_t)bytes;
     if (all->bytes + sizeof length + bytes > sizeof all->content)
         return status_fail(TUTTI_UNSUPPORTED,
-            "the addresses of all networks take more than %d bytes: name fewer in TUTTI_TRANSPORT, or have UCX use "
-            "fewer devices (UCX_NET_DEVICES)",
+            "the addresses of all networks take more than %d bytes: name fewer networks in TUTTI_TRANSPORT, or "
+            "fewer devices in UCX_NET_DEVICES",
             FABRIC_CARD_BYTES);
     memcpy(all->content + all->bytes, &length, sizeof length);
     memcpy(all->content + all->bytes + sizeof length, card, bytes);
@@ -46,7 +46,7 @@ static tutti_status take_card(const struct cards *all, const struct fabric *fabr
         *bytes = length;
         return TUTTI_OK;
     }
-    return status_fail(TUTTI_INTERNAL, "the card of another process has no address for %s", fabric->operations->name);
+    return status_fail(TUTTI_INTERNAL, "the address of another process has no part for %s", fabric->operations->name);
 }
 
 /* ---- what a fabric asks of a group ---- */

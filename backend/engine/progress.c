@@ -140,7 +140,7 @@ static tutti_status start_thread(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM,
-            "cannot start the progress thread: pthread_create gave error %d (limit on threads? see ulimit -u)",
+            "cannot start the progress thread: pthread_create returned error %d (limit on threads? see ulimit -u)",
             refused);
     pthread_setname_np(engine.thread, "tutti-progress");
     return TUTTI_OK;

@@ -76,7 +76,9 @@ void queue_pass(struct operation *op)
 tutti_status queue_check(const tutti_queue *queue)
 {
     if (queue->generation == process_generation()) return TUTTI_OK;
-    return status_fail(TUTTI_FORKED, "this queue was made before a fork, by the parent process; only that can use it");
+    return status_fail(TUTTI_FORKED,
+        "this queue was made by the parent process before a fork; only the parent can "
+        "use it");
 }
 tutti_status queue_create(tutti_queue **out)
 {
@@ -99,10 +101,10 @@ tutti_status queue_destroy(tutti_queue *queue)
     pthread_mutex_unlock(&queue->lock);
     if (open || ended)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "the queue is not empty: %zu of its requests are not over, and "
-            "%zu are over but were not taken; take all with tutti_queue_wait before you destroy it",
+            "the queue is not empty: %zu of its requests are not finished, and %zu are finished but were not taken; "
+            "take all with tutti_queue_wait before you destroy it",
             open, ended);
-    if (waiting) return status_refuse(TUTTI_INVALID_ARGUMENT, "%d threads wait for the queue", waiting);
+    if (waiting) return status_refuse(TUTTI_INVALID_ARGUMENT, "%d threads are waiting for the queue", waiting);
     pthread_mutex_destroy(&queue->lock);
     pthread_cond_destroy(&queue->changed);
     free(queue);

@@ -229,7 +229,7 @@ bool tensors_are_released(tutti_comm *comm)
         if (clock_ms() < comm->reach.release_until_ms) return false;
         if (comm->reach.release_told) continue;
         LOG(WARN,
-            "%s: rank %d does not say that it has let go of the shared tensors of rank %d: it is stopped or too "
+            "%s: rank %d has not reported that it released the shared tensors of rank %d: it is stopped or too "
             "slow, and may still read or write them",
             g->name, r, g->rank);
     }

@@ -74,7 +74,7 @@ tutti_status trials_find(struct trials *trials, const struct trial_key *key, str
     *out = i < trials->count ? trials->of[i] : NULL;
     if (i < trials->count || i == TRIALS) return TUTTI_OK;
     struct trial *made = memory_zeroed(1, sizeof *made);
-    if (!made) return status_fail(TUTTI_NO_MEMORY, "no memory for what is tried");
+    if (!made) return status_fail(TUTTI_NO_MEMORY, "no memory for the candidates of a trial");
     *made = (struct trial){ .key = *key, .word = &trials->tuning->word[i], .block = -1 };
     *out = trials->of[trials->count++] = made;
     return TUTTI_OK;

@@ -65,7 +65,7 @@ void words_of_disagreement(const struct group *g, int rank, const struct declara
         "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d "
         "calls %s%s; all ranks must make the same calls in the same order",
         (unsigned long long)call->sequence, g->name, rank, here, other, there,
-        its_call->sequence != call->sequence ? " (and has made another number of calls)" : "");
+        its_call->sequence != call->sequence ? " (and has made a different number of calls)" : "");
 }
 void words_of_death(const struct group *g, int dead, int seer, const char *where, char *out, size_t bytes)
 {
@@ -78,8 +78,8 @@ void words_of_death(const struct group *g, int dead, int seer, const char *where
 void words_of_leaving(const struct group *g, int gone, int waiter, const char *where, char *out, size_t bytes)
 {
     snprintf(out, bytes,
-        "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the "
-        "same calls before they destroy",
+        "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the same "
+        "calls before they destroy it",
         gone, g->name, waiter, where);
 }
 
@@ -110,8 +110,8 @@ static void say_disagreement(const struct group *g, const struct agree_cause *c,
     }
     words_of_call(&mine, here, sizeof here);            /* it does not answer */
     snprintf(out, bytes,
-        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or has "
-        "differed before; all ranks must make the same calls in the same order",
+        "ranks disagree about operation %llu of %s: rank %d calls %s, but rank %d makes another call, or made one "
+        "before; all ranks must make the same calls in the same order",
         (unsigned long long)c->operation, g->name, c->reporter, here, c->other);
 }
 static void say_cause(const struct group *g, const struct agree_cause *c, char *out, size_t bytes)

@@ -17,7 +17,7 @@ tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, in
     for (size_t i = 0; i < all; i++)
         if (expert[i] < -1 || expert[i] >= experts)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
-                "experts: token %zu chooses expert %lld: there are 0 to %d, and -1, none", i / (size_t)choices,
+                "experts: token %zu chooses expert %lld; allowed are 0 to %d, and -1 for none", i / (size_t)choices,
                 (long long)expert[i], experts - 1);
     memset(counts, 0, (size_t)experts * sizeof *counts);
     for (size_t i = 0; i < all; i++) {
@@ -37,7 +37,7 @@ tutti_status experts_offsets(const uint64_t *counts, int ranks, int experts, uin
                 size_t at = (size_t)from * (size_t)experts + (size_t)e;
                 if (padded && counts[at] > padded)
                     return status_refuse(TUTTI_INVALID_ARGUMENT,
-                        "experts: rank %d has %llu rows for expert %d, where there is room for %llu", from,
+                        "experts: rank %d has %llu rows for expert %d, but there is room for %llu", from,
                         (unsigned long long)counts[at], e, (unsigned long long)padded);
                 first[at] = next;
                 next += padded ? padded : counts[at];
@@ -58,10 +58,10 @@ static tutti_status check(const tutti_experts_rows *r)
 {
     if (!blend_find(r->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "experts: rows of %s cannot be moved: float32, bfloat16 and float16 can", dtype_name(r->dtype));
+            "experts: rows of type %s cannot be moved: use float32, bfloat16 or float16", dtype_name(r->dtype));
     if (r->choices < 1 || r->choices > MOST_CHOICES)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: %d choices of a token; there may be 1 to %d", r->choices,
-            MOST_CHOICES);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "experts: %d choices for each token; allowed are 1 to %d",
+            r->choices, MOST_CHOICES);
     return TUTTI_OK;
 }
 tutti_status experts_scatter(const tutti_experts_rows *r, const void *from, const float *weight)

@@ -40,7 +40,7 @@ static tutti_status next_name(const char **text, const char *all, const char **n
     const char *end = *text + *length;
     if (*length == 0 || *length > MOST_NAME || (*end && *end != '-') || (*end && !end[1]))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "grid: \"%s\" is no list of names of 1 to %d letters and digits with - between them, as "
+            "grid: \"%s\" is not a list of names of 1 to %d letters and digits, separated by -, as in "
             "\"tp-cp-ep-dp-pp\"",
             all, MOST_NAME);
     *text = end + (*end == '-');
@@ -66,18 +66,18 @@ static tutti_status read_size(tutti_grid *g, const char *order, const char *size
     char *end = NULL;
     long size = length && length <= MOST_NAME && name[length] == '=' ? strtol(digits, &end, 10) : 0;
     if (!end || end == digits || (*end && (*end != ',' || !end[1])) || !isdigit((unsigned char)*digits))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" is no list of sizes, as \"tp=2,dp=4\"", sizes);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" is not a list of sizes, as in \"tp=2,dp=4\"", sizes);
     if (size < 1 || size > INT_MAX)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the size of %.*s is %ld; it is at least 1", (int)length,
-            name, size);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: the size of %.*s is %ld; it must be at least 1",
+            (int)length, name, size);
     int axis = find_axis(g, name, length);
     if (axis < 0 && size > 1)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has size %ld, and the order \"%s\" does not name it",
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has size %ld, but the order \"%s\" does not name it",
             (int)length, name, size, order);
     if (axis < 0) TRY(add_axis(g, name, length));
     if (axis < 0) axis = g->axes - 1;
     if (*given >> axis & 1)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: two sizes of %.*s in \"%s\"", (int)length, name, sizes);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %.*s has two sizes in \"%s\"", (int)length, name, sizes);
     *given |= 1u << axis;
     g->size[axis] = (int)size;
     *text = end + (*end == ',');
@@ -94,14 +94,14 @@ static tutti_status check_product(const tutti_grid *g)
         used += more > 0 && (size_t)more < sizeof text - used ? (size_t)more : 0;
     }
     if (product == g->ranks) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %s are %s%ld ranks, and there are %d", text,
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %s are %s%ld ranks, but there are %d", text,
         product > g->ranks ? "more than " : "", product > g->ranks ? (long)g->ranks : product, g->ranks);
 }
 tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, int ranks)
 {
     tutti_grid g = { .ranks = ranks };
     uint32_t given = 0;
-    if (ranks < 1) return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %d ranks; there is at least one", ranks);
+    if (ranks < 1) return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: %d ranks; there must be at least one", ranks);
     TRY(read_order(&g, order));
     for (const char *text = sizes; *text;) TRY(read_size(&g, order, sizes, &text, &given));
     TRY(check_product(&g));
@@ -119,8 +119,8 @@ static tutti_status choose(const tutti_grid *g, const char *names, struct part *
         TRY(next_name(&text, names, &name, &length));
         int axis = find_axis(g, name, length);
         if (axis < 0)
-            return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is no axis of the grid", names,
-                (int)length, name);
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: \"%s\" names %.*s, which is not an axis of the grid",
+                names, (int)length, name);
         is_chosen[axis] = true;
     } while (*text);
     *chosen = (struct part){ .size = 1 };
@@ -168,7 +168,7 @@ static int number_of(const tutti_grid *g, const struct part *p, int rank)
 static tutti_status check_rank(const tutti_grid *g, int rank)
 {
     if (rank >= 0 && rank < g->ranks) return TUTTI_OK;
-    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: there is no rank %d; there are %d", rank, g->ranks);
+    return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: rank %d does not exist; there are %d ranks", rank, g->ranks);
 }
 tutti_status grid_index(const tutti_grid *g, int rank, int *out)
 {
@@ -190,8 +190,8 @@ tutti_status grid_group(const tutti_grid *g, const char *names, int group, int *
     TRY(choose(g, names, &chosen));
     others = others_of(g, &chosen);
     if (group < 0 || group >= others.size)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: there is no group %d of \"%s\"; there are %d", group, names,
-            others.size);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: group %d of \"%s\" does not exist; there are %d", group,
+            names, others.size);
     int first = rank_of(g, &others, group);
     for (int i = 0; i < chosen.size; i++) out[i] = first + rank_of(g, &chosen, i);
     return TUTTI_OK;
@@ -237,8 +237,8 @@ static tutti_status compare_pipelines(const tutti_grid *dense, const tutti_grid 
         TRY(grid_find(experts, "pp", rank, &mine[1][0], &mine[1][1]));
         if (memcmp(mine[0], mine[1], sizeof mine[0]) == 0) continue;
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "grid: the experts' pipeline groups would be others than the dense ones: rank %d is in group %d, and in "
-            "%d. Where pp is before other names, those before it must have as many ranks together in both grids",
+            "grid: the pipeline groups of the experts differ from the dense ones: rank %d is in group %d and in "
+            "group %d. The sizes of the names before pp must have the same product in both grids",
             rank, mine[0][0], mine[1][0]);
     }
     return TUTTI_OK;
@@ -253,7 +253,8 @@ tutti_status grid_experts(tutti_grid *out, const tutti_grid *dense, int tp, int 
     }
     int data = find_axis(&g, "dp", 2), names[2] = { find_axis(&g, "ep", 2), find_axis(&g, "tp", 2) };
     if (tp < 1 || ep < 1)
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both are at least 1", tp, ep);
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both must be at least 1", tp,
+            ep);
     if (data < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: experts need an order that names dp, and ep and tp where they have more than one rank");

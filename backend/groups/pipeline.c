@@ -133,7 +133,7 @@ static tutti_status make_by_rule(struct tutti_pipeline *p, rule *choose)
     free(m.free_at);
     if (!fine) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory for %zu pieces of work", cells);
     return over ? TUTTI_OK
-                : status_fail(TUTTI_INTERNAL, "pipeline: a rule has not come to an end in %d ticks", LONGEST);
+                : status_fail(TUTTI_INTERNAL, "pipeline: the schedule has not ended after %d ticks", LONGEST);
 }
 static void make_naive(struct tutti_pipeline *p)        /* a microbatch goes all the way before the next begins */
 {
@@ -244,13 +244,13 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
 {
     if (!s)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: there is no schedule \"%s\"; there are naive, gpipe, 1f1b, interleaved, zb-h1, zb-v and "
+            "pipeline: unknown schedule \"%s\"; known are naive, gpipe, 1f1b, interleaved, zb-h1, zb-v and "
             "dualpipe-v",
             name);
     if (ranks < 1 || ranks > MOST_RANKS || chunks < 1 || chunks > MOST_CHUNKS || microbatches < 1
         || microbatches > MOST_MICROBATCHES)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: %d ranks, %d stages on each, %d microbatches; there are 1 to %d, 1 to %d and 1 to %d", ranks,
+            "pipeline: %d ranks, %d stages on each, %d microbatches; allowed are 1 to %d, 1 to %d and 1 to %d", ranks,
             chunks, microbatches, MOST_RANKS, MOST_CHUNKS, MOST_MICROBATCHES);
     if (s->chunks && chunks != s->chunks)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: %s has %d stage%s on each rank, not %d", name,

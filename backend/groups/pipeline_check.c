@@ -81,7 +81,7 @@ static tutti_status describe_stop(const struct play *y)
         if (y->next[rank] == l->count) continue;
         tutti_action a = l->action[y->next[rank]];
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: rank %d waits for ever, at its action %d: the %s of microbatch %d on stage %d", rank,
+            "pipeline: deadlock: rank %d never completes its action %d, the %s of microbatch %d on stage %d", rank,
             y->next[rank], names[a.work], a.microbatch, a.stage);
     }
     return TUTTI_OK;
@@ -122,7 +122,7 @@ static tutti_status check_cost(const struct tutti_pipeline *p, const tutti_pipel
 {
     bool fine = c->message >= 0;
     for (int s = 0; s < p->stages; s++) fine = fine && c->forward[s] >= 0 && c->input[s] >= 0 && c->weight[s] >= 0;
-    return fine ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is below 0, or no number");
+    return fine ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is negative or not a number");
 }
 tutti_status pipeline_time(const struct tutti_pipeline *p, const tutti_pipeline_cost *cost, double *ends,
     double *makespan, double *busy, int *held)
@@ -154,12 +154,12 @@ static tutti_status check_each_once(const struct tutti_pipeline *p, uint8_t *see
             if (!known || pipeline_rank(p, a.stage) != rank
                 || seen[a.work * cells + pipeline_cell(p, a.stage, a.microbatch)]++)
                 return status_refuse(TUTTI_INVALID_ARGUMENT,
-                    "pipeline: action %d of rank %d is not its own, or is there twice", i, rank);
+                    "pipeline: action %d of rank %d belongs to another rank, or is a duplicate", i, rank);
         }
     for (size_t c = 0; c < cells; c++) {
         int halves = seen[TUTTI_BACKWARD_INPUT * cells + c] + seen[TUTTI_BACKWARD_WEIGHT * cells + c];
         if (!seen[c] || halves + 2 * seen[TUTTI_BACKWARD * cells + c] != 2)
-            return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: microbatch %d of stage %d is not gone through",
+            return status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: microbatch %d is missing on stage %d",
                 (int)(c % (size_t)p->microbatches), (int)(c / (size_t)p->microbatches));
     }
     return TUTTI_OK;
@@ -188,8 +188,8 @@ static tutti_status check_messages(const struct tutti_pipeline *p, bool forward,
         if (mine < 0 && theirs < 0) return TUTTI_OK;
         if (mine < 0 || theirs < 0 || made.stage != wanted.stage || made.microbatch != wanted.microbatch)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
-                "pipeline: from rank %d to %d the %s of microbatch %d is sent where that of %d is wanted", from, to,
-                names[made.work], made.microbatch, wanted.microbatch);
+                "pipeline: rank %d sends rank %d the %s of microbatch %d where that of microbatch %d is expected", from,
+                to, names[made.work], made.microbatch, wanted.microbatch);
     }
 }
 tutti_status pipeline_check(const struct tutti_pipeline *p)

@@ -48,10 +48,10 @@ bool reading_is_possible(const void *at, size_t bytes)
 const char *reading_reason(int error)
 {
     if (error == -EPERM)
-        return "the kernel does not let it (kernel.yama.ptrace_scope is 1 or more, or seccomp or a user namespace "
+        return "the kernel forbids it (kernel.yama.ptrace_scope is 1 or more, or seccomp or a user namespace "
                "forbids process_vm_readv, or the other process is not dumpable)";
     if (error == -ENOSYS) return "seccomp or the kernel has no process_vm_readv";
-    if (error == -ESRCH) return "it cannot be seen: it is in another namespace of processes, or gone";
+    if (error == -ESRCH) return "its process is not visible: it is in another PID namespace, or has ended";
     if (error == -EFAULT) return "the memory cannot be read";
     return strerror(-error);
 }
@@ -59,8 +59,8 @@ tutti_status reading_failed(const struct source *from, int error, int rank, int 
 {
     int now = error == -ESRCH ? error : reading_try(from);
     if (now && now != -EPERM) return TUTTI_IN_PROGRESS;
-    const char *since = now ? "when the group looked it could"
-                            : "its memory was given back while the operation used it, or is of a kind that only its "
+    const char *since = now ? "it could when the group was formed"
+                            : "its memory was freed while the operation used it, or is of a kind that only its own "
                               "process can read";
     return status_fail(TUTTI_SYSTEM,
         "rank %d cannot read the tensor of rank %d: %s; %s: with TUTTI_SINGLE_COPY=0 tensors go through shared memory",
@@ -81,6 +81,6 @@ const char *reading_describe(void)
     char mine = 0;
     if (!reading_is_possible(&mine, 1)) return "no: seccomp or the kernel forbids process_vm_readv";
     if (yama_scope() > 0 && geteuid() != 0)
-        return "no: kernel.yama.ptrace_scope is not 0, so processes may only read those they have started";
-    return "yes: the kernel reads private tensors of others (process_vm_readv), where shared memory is slower";
+        return "no: kernel.yama.ptrace_scope is not 0, so processes may only read their children";
+    return "yes: the kernel reads private tensors of other ranks (process_vm_readv) where shared memory is slower";
 }

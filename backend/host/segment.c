@@ -119,7 +119,7 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
     while (is_shortage(error) && arena_give_up_spare());
     if (!error) return TUTTI_OK;
     if (is_shortage(error))                             /* EFAULT: else a SIGBUS */
-        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory are not available (%s)", what,
             length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
         strerror(error));
@@ -169,7 +169,7 @@ static tutti_status check_header(const struct segment *segment, const unsigned c
 {
     const struct header *header = (const struct header *)(const void *)segment->base;
     if (memcmp(header->magic, magic, sizeof magic) != 0 || memcmp(header->nonce, nonce, sizeof header->nonce) != 0)
-        return status_fail(TUTTI_SYSTEM, "the shared memory that was received is not that of this group");
+        return status_fail(TUTTI_SYSTEM, "the received shared memory does not belong to this group");
     return TUTTI_OK;
 }
 tutti_status segment_attach(struct segment *out, const struct segment_shape *shape, const unsigned char nonce[16],

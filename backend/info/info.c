@@ -121,8 +121,8 @@ static void describe_choice(char *out, size_t bytes)
     char names[FABRIC_TEXT_BYTES];
     fabrics_print(fabrics_parse(given, NULL), names);
     bool sockets = strcmp(names, "tcp") == 0;
-    if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names a transport that there is not");
-    else snprintf(out, bytes, "%s, as %s RDMA port of this host is active", names, sockets ? "no" : "an");
+    if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names an unknown transport");
+    else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, sockets ? "no" : "an");
 }
 static void put_transports(struct text *t)
 {
@@ -135,7 +135,7 @@ static void put_transports(struct text *t)
     put_pair(t, "single copy", reading_describe(), ", ");
     put_pair(t, "ucx", ucx, ", ");
     put_pair(t, "verbs", verbs, ", ");
-    put_pair(t, "tcp", "yes: sockets of the system", ", ");
+    put_pair(t, "tcp", "yes: the system's sockets", ", ");
     put_pair(t, "between hosts", choice, "}, ");
 }
 static void put_settings(struct text *t)
@@ -212,7 +212,7 @@ static void put_single_copy(struct text *t, const tutti_comm *comm)
     int known = atomic_load(&reach->reading);
     char said[320];
     if (comm->launcher.single_copy == 0) snprintf(said, sizeof said, "no: TUTTI_SINGLE_COPY is 0");
-    else if (known == READING_UNKNOWN) snprintf(said, sizeof said, "not tried: no operation has wanted it yet");
+    else if (known == READING_UNKNOWN) snprintf(said, sizeof said, "not tried: no operation has needed it yet");
     else if (known == READING_WORKS)
         snprintf(said, sizeof said, "possible: the kernel reads tensors of the other ranks for this one");
     else

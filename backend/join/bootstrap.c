@@ -129,10 +129,9 @@ static tutti_status check_sole(const tutti_store *store, const struct statement 
         return TUTTI_OK;
     TRY(status);
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "two processes have joined %s as rank 0: this one, %llu, and %llu "
-        "on %.39s",
-        mine->member.group, (unsigned long long)mine->member.identity.pid,
-        (unsigned long long)first.member.identity.pid, first.member.identity.host);
+        "two processes have joined %s as rank 0: this process (%llu) and process %llu on %.39s", mine->member.group,
+        (unsigned long long)mine->member.identity.pid, (unsigned long long)first.member.identity.pid,
+        first.member.identity.host);
 }
 /* settled: something is wrong already. */
 static tutti_status await_record(const tutti_config *config, const struct statement *mine, int rank, bool settled,
@@ -277,12 +276,13 @@ static tutti_status read_verdict(const struct follower *f)
     size_t expected = f->found->verdict.status == TUTTI_OK ? table_bytes(f) : sizeof *f->found;
     if (status == TUTTI_OK && verdict_is_of_formed(&f->found->verdict, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "two processes have joined %s as rank %d: this one, %llu, and another, with which it has formed",
+            "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
+            "formed",
             f->mine->group, f->config->rank, (unsigned long long)f->mine->identity.pid);
     if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
     return status_fail(TUTTI_MISMATCH,
-        "rank 0 of %s runs another version of tutti, or was told of %u ranks and this one of %u", f->mine->group,
-        f->first.size, f->mine->size);
+        "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
+        f->mine->group, f->first.size, f->mine->size);
 }
 static void leave_attempt(struct follower *f)
 {
@@ -355,14 +355,14 @@ static tutti_status fail_unheard(const struct follower *f)
     const struct member *mine = f->mine;
     if (f->answered)
         return status_fail(TUTTI_TIMEOUT,
-            "rank 0 of %u has joined %s, but within %lld ms has not said who else "
-            "has: it joined late and still waits, or it is stopped or gone",
+            "rank 0 of %u has joined %s, but within %lld ms has not announced the other ranks: it joined late and "
+            "still waits, or it is stopped or gone",
             mine->size, mine->group, (long long)mine->timeout_ms);
     char earlier[160] = "";
     if (f->over)
         snprintf(earlier, sizeof earlier,
-            "; the store only holds the end of an earlier attempt without this process, "
-            "of %u ranks, by process %llu on %.39s",
+            "; the store holds only an earlier attempt without this process (%u ranks, process %llu on %.39s), "
+            "which has ended",
             f->first.size, (unsigned long long)f->first.identity.pid, f->first.identity.host);
     return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
         (long long)mine->timeout_ms, earlier);

@@ -113,7 +113,7 @@ static tutti_status client_join(struct server *r, struct client *client, const s
     if (r->decided) return TUTTI_OK;
     TRY(member_check(r->mine, said->rank, theirs));
     if (taken)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: %llu and %llu",
+        return status_fail(TUTTI_INVALID_ARGUMENT, "two processes have joined %s as rank %d: processes %llu and %llu",
             r->mine->group, said->rank, (unsigned long long)seat->identity.pid,
             (unsigned long long)theirs->identity.pid);
     return TUTTI_OK;
@@ -261,11 +261,13 @@ static tutti_status explain(const struct member *mine, int error)
     unsigned size = mine->size;
     if (error == 0 || error == -EPIPE || error == -EMSGSIZE || error == -ECONNRESET || error == -EPROTO)
         return status_fail(TUTTI_PEER_LOST,
-            "rank 0 of %u hung up while %s was formed: it has died, or it runs another version of tutti", size, group);
+            "rank 0 of %u closed its connection while %s was formed: it has died, or it runs another version of "
+            "tutti",
+            size, group);
     if (error == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
-            "rank 0 of %u has joined %s, but within %lld ms has not said who else "
-            "has: it joined late and still waits, or it is stopped",
+            "rank 0 of %u has joined %s, but within %lld ms has not announced the other ranks: it joined late and "
+            "still waits, or it is stopped",
             size, group, (long long)mine->timeout_ms);
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));

@@ -33,7 +33,8 @@ tutti_status transport_check(void)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
     const char *nearest = settings_nearest(unknown, next_transport, NULL);
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_TRANSPORT=%.100s: there is no transport \"%s\"%s%s%s; there are %s, or several with commas between",
+        "TUTTI_TRANSPORT=%.100s: unknown transport \"%s\"%s%s%s; known are %s, or several of them separated by "
+        "commas",
         settings_get()->transport, unknown, nearest ? ", did you mean " : "", nearest ? nearest : "",
         nearest ? "?" : "", names);
 }
@@ -68,8 +69,8 @@ tutti_status contacts_check(const struct group *g)
         bool nowhere = !m->contact.family || !m->contact.port;
         if (!nowhere && (m->pretends || !contact_is_loopback(&m->contact))) continue;
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "%s cannot be reached from other hosts, and %s of %s is on one: %s; name a network interface that leads "
-            "there with TUTTI_SOCKET_IFNAME",
+            "%s cannot be reached from other hosts, but %s of %s is on another one: %s; name a network interface "
+            "that leads there with TUTTI_SOCKET_IFNAME",
             member_print(g, r, here), member_print(g, rank_elsewhere(g, r), there), g->name,
             nowhere ? "it offers no address" : "it offers a loopback address");
     }

@@ -110,7 +110,7 @@ static tutti_status measure_each(struct measuring *m, struct crossings *out)
     for (int k = 0; k < meeting_networks(m->comm) && status == TUTTI_OK; k++) {
         router_use_network(router, k);
         status = measure(m, &out->by[k]);
-        LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one that is announced %.0f ns, and a byte %.3f ns",
+        LOG(DEBUG, "%s: by %s a message to rank %d takes %.0f ns, one with rendezvous %.0f ns, and a byte %.3f ns",
             m->comm->group.name, router_network_name(router, k), m->peer, out->by[k].message_ns,
             out->by[k].announced_ns, out->by[k].byte_ns);
     }

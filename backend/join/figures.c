@@ -135,7 +135,7 @@ static void tell(const tutti_comm *comm, const struct crossings *crossings)
     int distance = machine_distance(far.line);
     bool keep = false, known = machine_recall(distance, &figures);
     if (!known) figures = measure_figures(comm, &far, distance, &keep);
-    LOG(DEBUG, "%s: a line takes %.0f ns from rank 0 to the farthest other", comm->group.name, far.line);
+    LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, far.line);
     struct figures all = { figures, *crossings };
     machine_override(&all.machine, settings_get()->figures);
     crossings_tell(crossings, &all.machine);
@@ -168,8 +168,8 @@ static tutti_status await_word(tutti_comm *comm, int64_t deadline_ms)
         alerted = comm_is_alerted(comm) && !may_come(comm);
         if (!alerted && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
-                "rank %d of %s has joined but did not say in time what the machine "
-                "is like: it is too slow, stopped or gone",
+                "rank %d of %s has joined but did not publish the machine parameters in time: it is too slow, "
+                "stopped or gone",
                 group_rank(&comm->group, 0), comm->group.name);
     }
     return TUTTI_OK;

@@ -11,8 +11,8 @@ enum { MOST_HOSTS = 1 << 20 };
 static tutti_status refuse(const char *text, int size, const char *why)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), "
-        "or the host of each rank, %d numbers from 0 to %d with commas between them",
+        "TUTTI_HOSTS=%.100s %s; for %d ranks give a number of hosts (1 to %d), or the host of each rank, %d numbers "
+        "from 0 to %d separated by commas",
         text, why, size, size, size, size - 1);
 }
 /* One number at *at, which moves behind it and a comma. False: there is none, or it is too large. */
@@ -31,7 +31,7 @@ static tutti_status parse_blocks(const char *text, int size, int *out)
 {
     int blocks;
     if (!read_number(&text, size + 1, &blocks) || blocks < 1)
-        return refuse(text, size, "is no number of hosts for them");
+        return refuse(text, size, "is not a possible number of hosts");
     for (int block = 0, r = 0; block < blocks; block++)
         for (int end = r + size / blocks + (block < size % blocks); r < end; r++) out[r] = block;
     return TUTTI_OK;
@@ -43,7 +43,7 @@ tutti_status hosts_parse(const char *text, int size, int *out)
     if (!*text) return TUTTI_OK;
     if (!strchr(text, ',')) return parse_blocks(text, size, out);
     for (int r = 0; r < size; r++)
-        if (!read_number(&at, size, &out[r])) return refuse(text, size, "does not name a host for each of them");
+        if (!read_number(&at, size, &out[r])) return refuse(text, size, "does not name a host for each rank");
     return *at ? refuse(text, size, "names more hosts than there are ranks") : TUTTI_OK;
 }
 uint32_t hosts_number(const char *text, int size)
@@ -65,12 +65,12 @@ static tutti_status check_member(const struct group *g, int r)
 {
     const struct member *first = &g->members[0], *m = &g->members[r];
     if (m->host < 0 || m->host >= MOST_HOSTS)
-        return status_fail(TUTTI_MISMATCH, "rank %d of %s says that it is on host %d, of %d at most", r, g->name,
-            m->host, MOST_HOSTS);
+        return status_fail(TUTTI_MISMATCH, "rank %d of %s reports that it is on host %d; the limit is %d hosts", r,
+            g->name, m->host, MOST_HOSTS);
     if (!m->pretends || memcmp(m->host_token, first->host_token, sizeof m->host_token) == 0) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_HOSTS pretends hosts for %s, but rank 0 (process %llu on %.40s) and rank %d (process %llu on %.40s) are "
-        "on different hosts: unset it",
+        "TUTTI_HOSTS simulates hosts for %s, but rank 0 (process %llu on %.40s) and rank %d (process %llu on %.40s) "
+        "are on different hosts: unset it",
         g->name, (unsigned long long)first->identity.pid, first->identity.host, r, (unsigned long long)m->identity.pid,
         m->identity.host);
 }

@@ -136,7 +136,7 @@ static tutti_status refuse(const struct interface *table, int count, const char 
             table[i].up ? "" : ", down");
     }
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_SOCKET_IFNAME=%.100s: no such network interface is up and has an address; there are %s", names,
+        "TUTTI_SOCKET_IFNAME=%.100s: no such network interface is up and has an address; usable ones are %s", names,
         count ? all : "none");
 }
 
@@ -160,7 +160,9 @@ static struct contact find_way(const char *host) /* family 0: none is known, or 
     struct contact found = { .family = 0 };
     int error = getaddrinfo(host, "1", &want, &all);
     if (error) {
-        LOG(WARN, "the host of the store, %s, is not found (%s), so it does not tell which network interface to use",
+        LOG(WARN,
+            "the host of the store, %s, was not found (%s), so the network interface that leads to it is "
+            "unknown",
             host, gai_strerror(error));
         return found;
     }

@@ -142,9 +142,7 @@ static tutti_status await_joined(tutti_comm *comm, int64_t deadline_ms)
         if (n % CHECK_EVERY == 0) TRY(sharers_check(g));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
-                "rank %d of %s was seen but has not joined in time: it is too slow, "
-                "stopped or gone",
-                r, g->name);
+                "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r, g->name);
         comm_pause(comm, n);
     }
     return TUTTI_OK;

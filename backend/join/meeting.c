@@ -38,19 +38,19 @@ static tutti_status fail_late(tutti_comm *comm, const struct transfer *x)
     const struct group *g = &comm->group;
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     return comm_fail(comm, TUTTI_TIMEOUT,
-        "%s of %s has linked with %s, but has not %s in time: either that host waits for one of its ranks or for "
-        "another host, or messages do not pass between the two (a firewall, or another interface than the one meant: "
-        "see TUTTI_SOCKET_IFNAME)",
+        "%s of %s has a link with %s, but has not %s in time: either that host waits for one of its ranks or for "
+        "another host, or messages do not get through (a firewall, or the wrong interface: see TUTTI_SOCKET_IFNAME)",
         member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
-        x->is_send ? "reached it by messages" : "heard that it has joined");
+        x->is_send ? "reached it by messages" : "received its report that it has joined");
 }
 static tutti_status fail_message(tutti_comm *comm, const struct transfer *x)
 {
     const struct group *g = &comm->group;
     const char *reason = comm->router->reason;
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
-    return comm_fail(comm, x->status, "%s of %s exchanges no messages with %s: %.300s", member_print(g, g->rank, here),
-        g->name, member_print(g, x->peer, there), *reason ? reason : status_message(x->status));
+    return comm_fail(comm, x->status, "%s of %s cannot exchange messages with %s: %.300s",
+        member_print(g, g->rank, here), g->name, member_print(g, x->peer, there),
+        *reason ? reason : status_message(x->status));
 }
 
 /* ---- waiting ---- */

@@ -26,14 +26,14 @@ tutti_status value_put(const tutti_store *store, const char *key, const void *va
 {
     tutti_status status = store->put(store->context, key, value, bytes);
     if (status == TUTTI_OK) return status;
-    return status_fail(status, "the key-value store failed to take key %s: %s", key, status_message(status));
+    return status_fail(status, "the key-value store failed to store key %s: %s", key, status_message(status));
 }
 tutti_status value_get(const tutti_store *store, const char *key, int64_t timeout_ms, size_t capacity, void *out,
     size_t *bytes)
 {
     tutti_status status = store->get(store->context, key, out, capacity, bytes, timeout_ms);
     if (status == TUTTI_OK || status == TUTTI_TIMEOUT || status == TUTTI_NO_MEMORY) return status;
-    return status_fail(status, "the key-value store failed to give key %s: %s", key, status_message(status));
+    return status_fail(status, "the key-value store failed to return key %s: %s", key, status_message(status));
 }
 /* Gets a value that must have exactly that many bytes. */
 static tutti_status exact_get(const tutti_store *store, const char *key, int rank, int64_t timeout_ms, void *out,

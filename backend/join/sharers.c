@@ -32,7 +32,7 @@ static tutti_status refuse(int rank, tutti_status status)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.500s", status_detail());
-    return status_fail(status, "rank %d cannot be sent the shared memory of the group: %s", rank, why);
+    return status_fail(status, "sending the shared memory of the group to rank %d failed: %s", rank, why);
 }
 tutti_status sharers_send(const struct group *g, const struct sharers *s, const unsigned char token[16], int descriptor)
 {

@@ -101,11 +101,12 @@ tutti_status terms_fail(const struct statement *first, const struct statement *s
             a->rank, pid_a, by_a->host, or_none(a->algorithms), a->name, b->rank, pid_b, by_b->host,
             or_none(b->algorithms));
     return status_fail(TUTTI_MISMATCH,
-        "ranks disagree about who is in %.31s: %u members, %s, says its rank %d (process %llu on %.24s); %u members, "
-        "%s, says its rank %d (process %llu on %.24s)%s. All ranks must make the same groups in the same order; in "
-        "torch, new_group(ranks, use_local_synchronization=True) is called by members alone",
+        "ranks disagree about who is in %.31s: %u members, %s, according to its rank %d (process %llu on %.24s); %u "
+        "members, %s, according to its rank %d (process %llu on %.24s)%s. All ranks must make the same groups in "
+        "the same order; in torch, only members call new_group(ranks, use_local_synchronization=True)",
         a->name, a->members_count, or_none(a->members), a->rank, pid_a, by_a->host, b->members_count,
-        or_none(b->members), b->rank, pid_b, by_b->host, same_words ? "; they differ in those not shown" : "");
+        or_none(b->members), b->rank, pid_b, by_b->host,
+        same_words ? "; they differ in members that are not shown" : "");
 }
 
 /* ---- which job ---- */

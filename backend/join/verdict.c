@@ -22,49 +22,50 @@ void member_seat(struct member *out, const struct member *member)
 static const char *fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
     fabrics_print(m->fabrics, out);
-    return *out ? out : "what is unknown here";
+    return *out ? out : "an unknown transport";
 }
 tutti_status member_check(const struct member *mine, int rank, const struct member *theirs)
 {
     if (theirs->build != mine->build)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d joins %s with a tutti made of other sources (%08x) than rank 0's "
-            "(%08x): all ranks must run the same",
+            "rank %d joins %s with a tutti built from other sources (%08x) than rank 0's (%08x): all ranks must run "
+            "the same build",
             rank, mine->group, theirs->build, mine->build);
     if (theirs->size != mine->size)
-        return status_fail(TUTTI_MISMATCH, "rank %d was told that %s has %u ranks, rank 0 was told %u", rank,
+        return status_fail(TUTTI_MISMATCH, "rank %d joins %s as a group of %u ranks, rank 0 as one of %u", rank,
             mine->group, theirs->size, mine->size);
     if (theirs->terms != mine->terms)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d was told other members, options or another name of %s than rank 0: all must be told the same",
+            "rank %d was given other members, options or another name of %s than rank 0: they must be the same on "
+            "all ranks",
             rank, mine->group);
     if ((theirs->pretends ^ mine->pretends) == PRETENDS_LINKS)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d has %s between the hosts that TUTTI_HOSTS pretends for %s, and rank 0 has %s: TUTTI_TRANSPORT "
-            "must be the same on all ranks",
+            "rank %d uses %s between the hosts that TUTTI_HOSTS simulates for %s, but rank 0 uses %s: "
+            "TUTTI_TRANSPORT must be the same on all ranks",
             rank, theirs->pretends & PRETENDS_LINKS ? "a network" : "shared memory", mine->group,
             mine->pretends & PRETENDS_LINKS ? "a network" : "shared memory");
     if (theirs->pretends != mine->pretends)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d pretends to be on other hosts than rank 0 does for %s: TUTTI_HOSTS "
-            "must be the same on all ranks, or unset on all",
+            "rank %d simulates other hosts than rank 0 for %s: TUTTI_HOSTS must be the same on all ranks, or unset "
+            "on all",
             rank, mine->group);
     char their_text[FABRIC_TEXT_BYTES], my_text[FABRIC_TEXT_BYTES];
     if (theirs->fabrics != mine->fabrics)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d exchanges messages with other hosts by %s, and rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
-            "same on all ranks (where it is not set, it is ucx on hosts with an active RDMA port, and tcp on others)",
+            "rank %d exchanges messages with other hosts by %s, but rank 0 of %s by %s: set TUTTI_TRANSPORT to the "
+            "same on all ranks (its default is ucx on hosts with an active RDMA port, and tcp on others)",
             rank, fabrics_text(theirs, their_text), mine->group, fabrics_text(mine, my_text));
     if (theirs->encrypts != mine->encrypts)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d %s what it sends to other hosts, and rank 0 of %s %s: TUTTI_ENCRYPTION must be the same on all "
+            "rank %d %s what it sends to other hosts, but rank 0 of %s %s: TUTTI_ENCRYPTION must be the same on all "
             "ranks",
             rank, theirs->encrypts ? "encrypts" : "does not encrypt", mine->group,
             mine->encrypts ? "does" : "does not");
     if (!theirs->contact.family != !mine->contact.family)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d of %s %s for ranks of other hosts, and rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and "
-            "the host of the store must be given on all ranks or on none",
+            "rank %d of %s %s for ranks of other hosts, but rank 0 %s: TUTTI_SOCKET_IFNAME, TUTTI_TRANSPORT and the "
+            "host of the store must be given on all ranks or on none",
             rank, mine->group, theirs->contact.family ? "has an address" : "has no address",
             mine->contact.family ? "has one" : "has none");
     return TUTTI_OK;
@@ -97,8 +98,8 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
     members_list_absent(table, mine->size, ranks, sizeof ranks);
     const char *have = count_absent(table, mine->size) == 1 ? "has" : "have";
     return status_fail(TUTTI_TIMEOUT,
-        "%s of %u %s not joined %s within %lld ms: see whether it was started and "
-        "whether it failed, or raise the timeout",
+        "%s of %u %s not joined %s within %lld ms: check whether it was started and whether it failed, or raise the "
+        "timeout",
         ranks, mine->size, have, mine->group, (long long)mine->timeout_ms);
 }
 
@@ -135,7 +136,7 @@ tutti_status verdict_obey(struct verdict *verdict, const struct member *mine)
         return status_fail(TUTTI_MISMATCH, "rank 0 of %s runs another version of tutti", mine->group);
     if (verdict->status != TUTTI_OK) return status_repeat((tutti_status)verdict->status, verdict->detail);
     if (verdict->size == mine->size) return TUTTI_OK;
-    return status_fail(TUTTI_MISMATCH, "rank 0 was told that %s has %u ranks, this one was told %u", mine->group,
+    return status_fail(TUTTI_MISMATCH, "rank 0 joins %s as a group of %u ranks, this rank as one of %u", mine->group,
         verdict->size, mine->size);
 }
 tutti_status announcement_accept(struct announcement *found, int rank, const struct member *mine, struct member *out)
@@ -144,7 +145,7 @@ tutti_status announcement_accept(struct announcement *found, int rank, const str
     const struct identity *me = &mine->identity, *other = &found->table[rank].identity;
     if (memcmp(&found->table[rank], mine, sizeof *mine) != 0)
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "two processes have joined %s as rank %d: this one, %llu, and %llu on %.39s", mine->group, rank,
+            "two processes have joined %s as rank %d: this process (%llu) and process %llu on %.39s", mine->group, rank,
             (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
     for (uint32_t r = 0; r < mine->size; r++) member_seat(&out[r], &found->table[r]);
     return TUTTI_OK;

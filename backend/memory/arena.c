@@ -223,8 +223,7 @@ static tutti_status block_add(size_t bytes)
     if (fine) return TUTTI_OK;
     block_unmake(&b);
     return status_fail(TUTTI_NO_MEMORY,
-        "no memory for shared tensors: %zu bytes would need one more than the %d blocks there can be", bytes,
-        MOST_BLOCKS);
+        "no memory for shared tensors: %zu bytes would need more blocks than the limit of %d", bytes, MOST_BLOCKS);
 }
 /* A quarter of what there is, so that the blocks are few; but as long as they are, no more than may be the spare one,
    or a small tensor that is freed and allocated over and over could make a large block each time. */
@@ -241,7 +240,7 @@ static tutti_status grow(size_t bytes)
 {
     size_t least, wanted = block_bytes_wanted();
     if (!size_add(bytes, 2 * page_bytes() - 1, &least) || least > PTRDIFF_MAX)
-        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes are beyond all addresses", bytes);
+        return status_fail(TUTTI_NO_MEMORY, "no memory for shared tensors: %zu bytes exceed the address space", bytes);
     least = least / page_bytes() * page_bytes();
     tutti_status status = wanted > least ? block_add(wanted) : TUTTI_NO_MEMORY;
     if (status != TUTTI_OK) status = block_add(least);
@@ -303,7 +302,7 @@ tutti_status arena_free(void *at)
     block_unmake(&old);
     if (known || foreign) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "tutti_mem_free of %p: tutti_mem_alloc has not given it, or it has been freed before", at);
+        "tutti_mem_free of %p: tutti_mem_alloc did not return it, or it was freed before", at);
 }
 
 /* ---- fork ---- */
@@ -374,8 +373,7 @@ static tutti_status attach(int descriptor, uint64_t block, size_t bytes, const c
     const struct header *header = header_of(base);
     if (memcmp(header->magic, magic, sizeof magic) != 0 || header->block != block) {
         munmap(base, bytes);
-        return status_fail(TUTTI_SYSTEM, "what was received is not the block of %s shared tensors that was asked for",
-            whose);
+        return status_fail(TUTTI_SYSTEM, "the received block of %s shared tensors is not the requested one", whose);
     }
     memfd_keep_out(base, bytes);
     *out = base;

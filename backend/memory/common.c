@@ -47,13 +47,13 @@ tutti_status common_enter(const unsigned char token[16], struct common **out)
     if (c) c->users++;
     pthread_mutex_unlock(&lock);
     *out = c;
-    return c ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory to note what is mapped");
+    return c ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the list of mappings");
 }
 tutti_status common_map(struct common *c, int descriptor, size_t bytes)
 {
     void *base = arena_map(descriptor, bytes);
     if (base == MAP_FAILED)
-        return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of memory in common: %s", bytes, strerror(errno));
+        return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of common memory: %s", bytes, strerror(errno));
     memfd_keep_out(base, bytes);
     pthread_mutex_lock(&lock);
     c->base = base;

@@ -46,7 +46,7 @@ tutti_status memfd_create_sealed(size_t bytes, int *out)
 static tutti_status fail_allocation(size_t bytes, const char *what)
 {
     if (errno == ENOSPC || errno == ENOMEM)
-        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory could not be had (%s)", what,
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %s: %zu bytes of shared memory are not available (%s)", what,
             bytes, strerror(errno));
     return status_fail(TUTTI_SYSTEM, "fallocate of %zu bytes for %s: %s", bytes, what, strerror(errno));
 }

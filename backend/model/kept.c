@@ -123,9 +123,9 @@ bool kept_write(const char *folder, const char *identity, const struct machine *
     const char *reason = strerror(errno), *asked = settings_get()->cache;
     if (asked[0])
         LOG(WARN,
-            "TUTTI_CACHE=%s: what was measured of this machine cannot be kept there (%s), so every job measures "
-            "anew; give a folder that can be written, or none",
+            "TUTTI_CACHE=%s: the measured parameters of this machine cannot be kept there (%s), so every job "
+            "measures again; give a writable folder, or none",
             asked, reason);
-    else LOG(INFO, "what was measured of this machine cannot be kept in %s: %s", folder, reason);
+    else LOG(INFO, "the measured parameters of this machine cannot be kept in %s: %s", folder, reason);
     return false;
 }

@@ -12,7 +12,7 @@ static const struct machine_row rows[] = {
 #undef X
 };
 enum { ROWS = sizeof rows / sizeof *rows };
-_Static_assert(sizeof(struct machine) == ROWS * sizeof(double), "nothing but figures");
+_Static_assert(sizeof(struct machine) == ROWS * sizeof(double), "every member is a parameter");
 
 int machine_table(const struct machine_row **out)
 {
@@ -60,7 +60,8 @@ void machine_override(struct machine *machine, const char *figures)
             machine_set(machine, row, figure);
         else
             LOG(WARN,
-                "TUTTI_FIGURES has %.*s: it may be a name that tutti model has, =, and a figure within its bounds",
+                "TUTTI_FIGURES has %.*s; allowed is name=value, with a name that tutti model lists and a value "
+                "within its bounds",
                 (int)(end - at), at);
     }
 }

@@ -11,27 +11,31 @@
 #define MACHINE_FIGURES(X) \
     X(l2, "bytes", 1 << 20, 32 << 10, 1 << 30, "second-level cache of a core") \
     X(last, "bytes", 32 << 20, 256 << 10, 1e11, "last-level cache") \
-    X(line, "ns", 100, 1, 1e5, "a line that another core has written gets here") \
+    X(line, "ns", 100, 1, 1e5, "fetch a cache line that another core has written") \
     X(near, "ns/byte", 0.035, 1e-4, 100, "copy within the second-level cache") \
-    X(far, "ns/byte", 0.08, 1e-4, 100, "copy of what does not fit there") \
-    X(add, "ns/byte", 0.015, 1e-5, 100, "add, beyond what moving it costs") \
+    X(far, "ns/byte", 0.08, 1e-4, 100, "copy of more than the second-level cache holds") \
+    X(add, "ns/byte", 0.015, 1e-5, 100, "add, on top of moving the bytes") \
     X(slot_write, "ns/byte", 0.06, 1e-4, 100, "write lines that another core has read") \
     X(slot_read, "ns/byte", 0.06, 1e-4, 100, "read lines that another core has written") \
-    X(lost_write, "ns/byte", 0.04, 1e-4, 100, "the same, of lines that are in no second-level cache any more") \
-    X(lost_read, "ns/byte", 0.04, 1e-4, 100, "read them when they have been written") \
-    X(fetch, "ns/byte", 0.2, 1e-4, 100, "have the kernel read what another core has just written") \
-    X(lost_fetch, "ns/byte", 0.3, 1e-4, 100, "the same, of what is in no second-level cache any more") \
-    X(reading, "ns", 2000, 10, 1e7, "what each such reading takes beside its bytes") \
-    X(one_copy, "ratio", 1.5, 0.01, 100, "exchange 128 KiB that the kernel reads, to the same by way of slots") \
-    X(lost_one_copy, "ratio", 1.5, 0.01, 100, "the same, of messages that no second-level cache holds") \
-    X(tile, "ns", 500, 1, 1e6, "go from tile to tile of a message beyond the cache") \
+    X(lost_write, "ns/byte", 0.04, 1e-4, 100, "write lines that another core has read and no second-level " \
+        "cache holds any more") \
+    X(lost_read, "ns/byte", 0.04, 1e-4, 100, "read lines that another core has written and no second-level " \
+        "cache holds any more") \
+    X(fetch, "ns/byte", 0.2, 1e-4, 100, "read through the kernel what another core has just written") \
+    X(lost_fetch, "ns/byte", 0.3, 1e-4, 100, "read through the kernel what another core has written and no " \
+        "second-level cache holds any more") \
+    X(reading, "ns", 2000, 10, 1e7, "fixed cost of one read through the kernel") \
+    X(one_copy, "ratio", 1.5, 0.01, 100, "exchange of 128 KiB read through the kernel, relative to the same " \
+        "through slots") \
+    X(lost_one_copy, "ratio", 1.5, 0.01, 100, "the same for messages that no second-level cache holds") \
+    X(tile, "ns", 500, 1, 1e6, "step from tile to tile of a message larger than the cache") \
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
-    X(yield, "ns", 300, 10, 1e6, "a yield that finds nobody else") \
+    X(yield, "ns", 300, 10, 1e6, "a yield with no other thread to run") \
     X(hand_over, "ns", 1000, 10, 1e7, "a yield to another rank on the same core") \
-    X(sleep, "ns", 8000, 100, 1e8, "to fall asleep and be woken by another core") \
+    X(sleep, "ns", 8000, 100, 1e8, "fall asleep and be woken by another core") \
     X(message, "ns", 15000, 100, 1e10, "a message to another host; measured when a group has several") \
-    X(announced, "ns", 45000, 100, 1e10, "one of more than 64 KiB beside its bytes; measured likewise") \
-    X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large one, both directions busy")
+    X(announced, "ns", 45000, 100, 1e10, "fixed cost of one of more than 64 KiB; measured likewise") \
+    X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large one, with both directions busy")
 
 struct machine {
 #define X(name, unit, typical, least, most, help) double name;

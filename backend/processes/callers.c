@@ -112,7 +112,7 @@ static int caller_find_superfluous(void)                /* -1: all have proved w
 static void make_room(void)
 {
     for (int found; links.caller_count == MOST_CALLERS && (found = caller_find_superfluous()) >= 0;)
-        if (!caller_hear(found)) caller_drop(found, "said nothing while many came");
+        if (!caller_hear(found)) caller_drop(found, "sent nothing while many others connected");
 }
 static void caller_add(int descriptor)
 {

@@ -212,7 +212,7 @@ static void letter_refuse(const struct letter *letter)
 {
     struct peer *near = registry_find(letter->via), *far = link_find(letter->via), *peer = near ? near : far;
     if (peer && registry.turned_away++ == 0)
-        LOG(WARN, "process %llu on %s sent a control message in the name of rank %d, which it is not: it was hung up",
+        LOG(WARN, "process %llu on %s sent a control message as rank %d, which it is not: its connection was closed",
             (unsigned long long)peer->identity.pid, peer->identity.host, letter->parcel.from);
     if (near) peer_end(near, LOST);
     if (far) link_end(far, -EPROTO);

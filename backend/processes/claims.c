@@ -177,10 +177,9 @@ static tutti_status explain(int error)
 {
     if (error == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,
-            "the process that was the first of its group on this host does not say who it is: it is stopped or too "
-            "busy");
-    return status_fail(TUTTI_SYSTEM, "cannot find out who of the group is on this host: %s",
-        error == -EPERM ? "other users have taken all names" : strerror(-error));
+            "the first process of the group on this host does not answer: it is stopped or too busy");
+    return status_fail(TUTTI_SYSTEM, "cannot find the other ranks of the group on this host: %s",
+        error == -EPERM ? "other users have taken all socket names" : strerror(-error));
 }
 tutti_status host_claim(const unsigned char token[16], const struct key_id *key, int64_t deadline_ms,
     unsigned char out[16])

@@ -96,9 +96,9 @@ int handshake_await_hello(struct handshake *h, const unsigned char self[16], int
 }
 const char *handshake_refusal_text(const struct handshake *h, int error)
 {
-    if (error == -ENOPROTOOPT) return "is of another version of tutti";
+    if (error == -ENOPROTOOPT) return "runs another version of tutti";
     if (error == -ENOKEY) return "belongs to no group of this process";
-    if (error != -EKEYREJECTED) return "did not speak as a process of its group does";
+    if (error != -EKEYREJECTED) return "sent an invalid handshake";
     if (!h->hello.has_secret != !secret_is_set())
         return secret_is_set() ? "has no secret (TUTTI_SECRET_FILE)"
                                : "has a secret (TUTTI_SECRET_FILE) where this process has none";

@@ -106,16 +106,18 @@ static const char *reason(int error)
     case -EKEYREJECTED:
         return "it is of another job, or the secret (TUTTI_SECRET_FILE) differs, or is missing on one of the two hosts";
     case -EPROTO: return "what listens there is another program, or another job";
-    case -EALREADY: return "it calls this process at the same time, and does not get through: is there a firewall?";
+    case -EALREADY:
+        return "it tries to connect to this process at the same time, without success: is there a "
+               "firewall?";
     case -ECONNRESET:
-    case -EPIPE: return "it hung up: it has ended, or another program or job listens there";
+    case -EPIPE: return "it closed the connection: it has ended, or another program or job listens there";
     case -ECONNREFUSED: return "nobody listens there: it has ended, or a firewall refuses";
     case 0:
     case -ETIMEDOUT:
     case -EHOSTUNREACH:
     case -ENETUNREACH:
-        return "no answer: is there a firewall, or does this interface not lead there (see TUTTI_SOCKET_IFNAME)?"
-               " or it is stopped";
+        return "no answer: it is stopped, or there is a firewall, or this interface does not lead there (see "
+               "TUTTI_SOCKET_IFNAME)";
     default: return strerror(-error);
     }
 }
@@ -131,7 +133,7 @@ static tutti_status explain(const struct identity *other, const struct link *lin
     bool away = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
     if (link->was_open)
         return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
-            other->host, at, away ? "its host does not answer any more" : reason(link->error));
+            other->host, at, away ? "its host has stopped answering" : reason(link->error));
     return status_fail(silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
         from, pid, other->host, at, reason(link->error));
 }
@@ -154,7 +156,7 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 tutti_status links_publish(const void *content, size_t bytes)
 {
     if (bytes > CARD_BYTES)
-        return status_fail(TUTTI_INTERNAL, "a card of %zu bytes; %d is the most", bytes, CARD_BYTES);
+        return status_fail(TUTTI_INTERNAL, "an address of %zu bytes; the limit is %d", bytes, CARD_BYTES);
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     if (!links.card) links.card = memory_zeroed(1, sizeof *links.card);
@@ -169,7 +171,7 @@ tutti_status links_publish(const void *content, size_t bytes)
             link_catch_up(p);
         }
     pthread_mutex_unlock(&registry.lock);
-    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's card");
+    return room ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for this process's address");
 }
 static void ask(struct peer *peer)
 {

@@ -200,7 +200,7 @@ static tutti_status explain(const struct identity *other, int error)
         why = "nobody listens: it has ended, or is on another host or in another network namespace (of a container)";
     if (error == -EPERM) why = "it runs as another user";
     if (error == -ENOPROTOOPT) why = "it runs another version of tutti";
-    if (error == -ECONNRESET) why = "it hung up: it has ended, or runs another version of tutti";
+    if (error == -ECONNRESET) why = "it closed the connection: it has ended, or runs another version of tutti";
     if (error == -EKEYREJECTED)
         why = "it belongs to no group of this process, or the secret (TUTTI_SECRET_FILE) differs or is missing there";
     if (error == -ETIMEDOUT) why = "it does not answer: it is stopped or too busy";
@@ -289,8 +289,8 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
     if (!has_come) return TUTTI_TIMEOUT;
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
-            "shared memory came without its file descriptor: too many open files? see ulimit -n; or more than %d came "
-            "after it that this process has not asked for yet",
+            "shared memory arrived without its file descriptor: too many open files? see ulimit -n; or more than %d "
+            "arrived after it that this process has not requested yet",
             KEPT_OPEN);
     *out = descriptor;
     return TUTTI_OK;

@@ -159,7 +159,7 @@ tutti_status encryption_check(void)
     const char *asked = settings_get()->encryption;
     if (!*asked) return TUTTI_OK;
     if (strcmp(asked, "required") != 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"%.40s\": it can be required, or empty",
+        return status_fail(TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"%.40s\": it must be required, or empty",
             asked);
     TRY(openssl_load());
     pthread_once(&all.once, context_create);

@@ -151,7 +151,8 @@ static tutti_status view_map(struct view *view, size_t bytes, int gift)
     if (gift >= 0) return arena_attach(gift, view->block, bytes, whose, &view->base);
     if (bytes)
         return status_fail(TUTTI_SYSTEM,
-            "%s shared tensors came without their file descriptor: too many open files, there or here? see ulimit -n",
+            "%s shared tensors arrived without their file descriptor: too many open files, there or here? see "
+            "ulimit -n",
             whose);
     return status_fail(TUTTI_INVALID_ARGUMENT, "%s shared tensor was freed while an operation used it", whose);
 }

@@ -46,7 +46,7 @@ static void kept_make_room(void)
     if (open < KEPT_OPEN) return;
     descriptor_close(oldest);
     if (registry.dropped++ == 0)
-        LOG(WARN, "%d descriptors were sent here and not asked for; from now on the oldest is closed", KEPT_OPEN);
+        LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed", KEPT_OPEN);
 }
 static void keep(const unsigned char token[16], int descriptor)
 {
@@ -130,7 +130,7 @@ void registry_turn_away(int descriptor, const char *why)
 {
     if (descriptor >= 0) registry_hang_up(&descriptor);
     if (registry.turned_away++ == 0)
-        LOG(WARN, "a connection that %s was dropped; from now on such are dropped without a word", why);
+        LOG(WARN, "a connection that %s was dropped; further ones are dropped without a warning", why);
 }
 static void pending_welcome(struct pending *pending)
 {
@@ -179,7 +179,7 @@ static void pending_accept(void)
     int descriptor = socket_accept(registry.listener);
     if (descriptor == -EPERM) { registry_turn_away(-1, "belongs to another user"); return; }
     if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
-    if (registry.pending_count == MOST_PENDING) pending_dismiss("said nothing while many came");
+    if (registry.pending_count == MOST_PENDING) pending_dismiss("sent nothing while many others connected");
     struct pending *pending = &registry.pending[registry.pending_count];
     *pending = (struct pending){ .descriptor = descriptor, .until_ms = clock_ms() + HELLO_MS };
     if (handshake_open(&pending->handshake, handshake_of_peers, descriptor) != 0 || registry_poll(descriptor) != 0)

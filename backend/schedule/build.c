@@ -49,7 +49,10 @@ static void record(const struct plan *p, int rank, struct schedule *s)
 static void check_cuts(struct plan *p)
 {
     for (int m = 1; m < p->count; m++)
-        if (p->ranks[m].cut != p->ranks[0].cut) schedule_fail(&p->ranks[m], "cuts the message unlike its peers");
+        if (p->ranks[m].cut != p->ranks[0].cut)
+            schedule_fail(&p->ranks[m],
+                "divides the message differently from "
+                "its peers");
 }
 
 /* ---- building ---- */

@@ -35,7 +35,7 @@ static int completion(const struct inference *x, int rank, int j)
     struct schedule *s = plan_member(x->b->plan, rank);
     if (!step_is_message(&s->steps[j])) return j;
     int at = x->completed[plan_index(x->b->plan, rank)][j];
-    if (at < 0) schedule_fail(s, "nobody awaits a message that a peer depends on");
+    if (at < 0) schedule_fail(s, "no step waits for a message that a peer depends on");
     return at < 0 ? j : at;
 }
 /* Rank r's step j touches a peer's tensor: the peer may not return to its caller before. */
@@ -58,7 +58,7 @@ static void infer_input(struct inference *x, int r, int j, const struct writer *
 static void infer_read(struct inference *x, int r, int j, struct span a, const struct writer *w)
 {
     if (a.buffer == INPUT) infer_input(x, r, j, w);
-    else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that nobody writes");
+    else if (!w->exists) schedule_fail(plan_member(x->b->plan, r), "reads a chunk that is never written");
     else if (w->rank != r && w->first >= 0) { /* else: mine, or in place, there from the start */
         infer_wait(x, r, j, w->rank, completion(x, w->rank, w->last), SAME_TILE);
         if (a.buffer == SCRATCH) infer_wait(x, w->rank, w->first, r, completion(x, r, j), SLOT_REUSE);

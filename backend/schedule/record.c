@@ -87,9 +87,9 @@ void schedule_cut(struct schedule *s, int pieces)
 {
     int most = s->chunks[INPUT] > s->chunks[OUTPUT] ? s->chunks[INPUT] : s->chunks[OUTPUT];
     if (s->error) return;
-    if (s->step_count || s->cut != 1) schedule_fail(s, "cuts the message after the first step");
+    if (s->step_count || s->cut != 1) schedule_fail(s, "divides the message after the first step");
     else if (pieces < 1 || pieces > INT_MAX / 2 / most)
-        schedule_fail(s, "cuts the message into no pieces, or too many");
+        schedule_fail(s, "divides the message into no pieces, or too many");
     if (s->error) return;
     s->chunks[INPUT] *= pieces;
     s->chunks[OUTPUT] *= pieces;
@@ -213,7 +213,7 @@ void step_reduce(struct schedule *s, struct span into, struct span from)
 }
 static struct step *message_add(struct schedule *s, enum step_kind kind, int peer)
 {
-    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_fail(s, "message to nobody");
+    if (peer < 0 || peer >= s->size || peer == s->rank) schedule_fail(s, "message without a receiver");
     struct step *t = step_add(s, kind);
     if (t) t->peer = peer;
     return t;

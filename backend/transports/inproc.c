@@ -230,7 +230,7 @@ static bool inproc_cancel(struct transport *t, int member, struct transfer *x)
     port_leave(p);
     if (late)
         router_lose(t->router, member,
-            status_fail(TUTTI_PEER_LOST, "rank %d has not let go of a message of rank %d within %lld ms", member,
+            status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %lld ms", member,
                 t->router->rank, (long long)limit));
     return forgotten;
 }

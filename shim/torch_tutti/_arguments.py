@@ -10,7 +10,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def picture(text: str) -> str:
     if not text.lower().endswith(PICTURES):
-        raise argparse.ArgumentTypeError(f"{text!r} has to end in {', '.join(PICTURES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} must end in {', '.join(PICTURES)}")
     return text
 
 

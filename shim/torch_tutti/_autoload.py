@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 problem: str | None = None
-"""Why the name could not be made known, if so; `tutti info` shows it."""
+"""Why registering the name failed, if it did; `tutti info` shows it."""
 
 
 def create(options: Any, group_options: Any) -> Any:

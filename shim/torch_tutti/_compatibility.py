@@ -53,9 +53,9 @@ def _replace(replaced: Replacements) -> None:
         if original is None:
             continue
         if parameters_of(original) != parameters:
-            _log.write("warn", f"{name} of torch {torch.__version__} takes {', '.join(parameters_of(original))}, and "
-                       f"tutti knows one that takes {', '.join(parameters)}: it stays torch's own, and may refuse "
-                       "groups of tutti")
+            _log.write("warn", f"{name} of torch {torch.__version__} takes {', '.join(parameters_of(original))}, but "
+                               f"tutti expects {', '.join(parameters)}: torch's own function stays in place, and may "
+                               "refuse groups of tutti")
             continue
         ours = before(original)
         for module in c10d, distributed:
@@ -67,7 +67,7 @@ def limit(timeout: timedelta, of: str) -> timedelta:
     """A timeout that is as long as it says, also in torch's arithmetic. Raises ValueError for one that is none."""
     if timeout < timedelta(milliseconds=1):
         raise ValueError(f"{of}: a timeout of {timeout.total_seconds():g} s; it must be at least a millisecond. For "
-                         "ever is timedelta(days=36500): timedelta.max is more than torch can count")
+                         "no timeout use timedelta(days=36500): torch cannot represent timedelta.max")
     return min(timeout, FOR_EVER)
 
 

@@ -70,7 +70,7 @@ class Layout:
     def straddles(self, names: str, hosts: Sequence[int]) -> tuple[int, int]:
         """hosts: of each rank. The first group that is on several, or -1, and the most hosts that one is on."""
         if len(hosts) != self.ranks:
-            raise ValueError(f"grid: the hosts of {len(hosts)} ranks, and there are {self.ranks}")
+            raise ValueError(f"grid: hosts are given for {len(hosts)} ranks, but there are {self.ranks}")
         fits("grid", *hosts)
         group, most = c_int(), c_int()
         _check(_library().tutti_grid_straddles(byref(self._grid), names.encode(), (c_int * self.ranks)(*hosts),
@@ -93,8 +93,8 @@ class Layout:
             return f"order=\"{order}\" would keep them inside"
         size = math.prod(self.sizes[name] for name in chosen)
         here = min(hosts.count(host) for host in set(hosts))
-        return (f"a group has {size} ranks, and a host as few as {here}: a size that divides those of each host, "
-                "first in the order, stays inside")
+        return (f"a group has {size} ranks, but a host as few as {here}: a group stays inside if its size divides "
+                "the ranks of each host and its name is first in the order")
 
 
 def check_inside(layout: Layout, experts: Layout | None, names: str, hosts: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ class Grid:
         from torch.distributed.device_mesh import DeviceMesh
         axes = [name for part in names for name in part.split("-")]
         if not names or len(set(axes)) < len(axes):
-            raise ValueError(f"grid: a mesh of {names}; it has each axis once")
+            raise ValueError(f"grid: a mesh of {names}; each axis may appear once")
         inside = self.ranks("-".join(axes))
         places = [[self.layout.find(part, rank)[1] for part in names] for rank in inside]
         table = torch.full([self.size(part) for part in names], -1, dtype=torch.int)
@@ -185,7 +185,7 @@ class Grid:
         from torch_tutti._extension import backend_of, hosts_of
         backend = backend_of(dist.group.WORLD)
         if backend is None:
-            raise ValueError("grid: which ranks share a host is known to groups of tutti; the default group is "
+            raise ValueError("grid: only groups of tutti know which ranks share a host; the default group is "
                              f"{dist.get_backend()}'s")
         return hosts_of(backend, self.layout.ranks)
 
@@ -217,7 +217,7 @@ def layouts(ranks: int, order: str, sizes: dict[str, int | None], ep: int,
     if sizes["dp"] is None:
         if rest < 1 or ranks % rest:
             known = " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-            raise ValueError(f"grid: {known} are {rest} ranks, which do not divide the {ranks} that there are")
+            raise ValueError(f"grid: {known} are {rest} ranks, which do not divide the {ranks} ranks of the job")
         sizes = {**sizes, "dp": ranks // rest}
     layout = Layout(order, {name: size for name, size in sizes.items() if size is not None}, ranks)
     if ep == 1 and expert_tp is None:

@@ -43,7 +43,7 @@ def planned(options: argparse.Namespace) -> tuple[Layout, Layout | None, list[in
     sizes = {name: getattr(options, name) for name in ("tp", "cp", "dp", "pp")}
     layout, experts = layouts(options.ranks, options.order, sizes, options.ep, options.expert_tp)
     if options.ranks > MOST_RANKS:
-        raise ValueError(f"grid: {options.ranks} ranks; up to {MOST_RANKS} can be shown")
+        raise ValueError(f"grid: {options.ranks} ranks; at most {MOST_RANKS} can be shown")
     hosts = [rank * options.hosts // options.ranks for rank in range(options.ranks)]
     if options.inside:
         check_inside(layout, experts, options.inside, hosts)
@@ -124,19 +124,20 @@ def _run(options: argparse.Namespace) -> int:
 
 def add_parser(commands: Any) -> None:
     grid = commands.add_parser(
-        "grid", help="which ranks work together in tensor, pipeline, data and expert parallelism", allow_abbrev=False,
-        description="Prints the groups that torch_tutti.grid would make. A host has as many ranks as any other, in the "
-                    "order of their numbers.")
-    grid.add_argument("--ranks", type=whole(1), required=True, help="of the whole job")
-    grid.add_argument("--hosts", type=whole(1), default=1, help="machines that they are on (default: %(default)s)")
+        "grid", help="show which ranks work together in tensor, pipeline, data and expert parallelism",
+        allow_abbrev=False,
+        description="Prints the groups that torch_tutti.grid would make. Assumes the same number of consecutive "
+                    "ranks on each host.")
+    grid.add_argument("--ranks", type=whole(1), required=True, help="ranks of the job")
+    grid.add_argument("--hosts", type=whole(1), default=1, help="number of hosts (default: %(default)s)")
     for name, what in (("tp", "share a layer"), ("pp", "have different layers"), ("cp", "share a sequence"),
                        ("ep", "have different experts")):
         grid.add_argument(f"--{name}", type=whole(1), default=1, help=f"ranks that {what} (default: %(default)s)")
     grid.add_argument("--expert-tp", type=whole(1), help="ranks that share an expert (default: as tp)")
-    grid.add_argument("--dp", type=whole(1), help="ranks that have different batches (default: what the others leave)")
-    grid.add_argument("--order", default=ORDER, help="the first name varies fastest (default: %(default)s)")
+    grid.add_argument("--dp", type=whole(1), help="ranks that have different batches (default: the remaining factor)")
+    grid.add_argument("--order", default=ORDER, help="names, the fastest varying first (default: %(default)s)")
     grid.add_argument("--inside", metavar="NAMES", help="fail unless these groups stay on their host, as in tp")
-    grid.add_argument("--all", action="store_true", help="all groups, not the first four of each kind")
-    grid.add_argument("--picture", type=picture, metavar="FILE", help=f"draw ranks in colours of groups, and hosts "
+    grid.add_argument("--all", action="store_true", help="show all groups, not only the first four of each kind")
+    grid.add_argument("--picture", type=picture, metavar="FILE", help="draw the ranks, coloured by group and host "
                                                                       f"({', '.join(PICTURES)})")
     grid.set_defaults(run=_run)

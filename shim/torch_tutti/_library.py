@@ -44,7 +44,7 @@ def fits(what: str, *numbers: int) -> None:
     """What C takes as an int; ctypes would cut others off."""
     for number in numbers:
         if not isinstance(number, int) or not -(1 << 31) <= number < 1 << 31:
-            raise ValueError(f"{what}: {number} is no whole number of 32 bits")
+            raise ValueError(f"{what}: {number} is not a 32-bit integer")
 
 
 @functools.cache

@@ -37,8 +37,8 @@ def share_buckets(model: DistributedDataParallel) -> DistributedDataParallel:
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"share_buckets takes a DistributedDataParallel, not {type(model).__name__}")
     if model._has_rebuilt_buckets:
-        raise ValueError("share_buckets: torch has rebuilt the buckets of this model already and will not again. Call "
-                         "it before the first iteration.")
+        raise ValueError("share_buckets: torch has already rebuilt the buckets of this model, and does so only "
+                         "once. Call it before the first iteration.")
     model._pre_forward = functools.partial(_pre_forward_shared, model)
     return model
 

@@ -31,7 +31,7 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
     """
     centred = _KINDS.get(kind)
     if centred is None:
-        raise ValueError(f'all_reduce_norm: kind "{kind}" is not known: "rms" and "layer" are')
+        raise ValueError(f'all_reduce_norm: kind "{kind}" is unknown: use "rms" or "layer"')
     chosen = group_of("all_reduce_norm", group)
     if torch.is_grad_enabled():
         _check_no_gradient(input=tensor, weight=weight, bias=bias, residual=residual)
@@ -42,8 +42,8 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
 def _check_no_gradient(**given: Tensor | None) -> None:
     for name, one in given.items():
         if one is not None and one.requires_grad:
-            raise ValueError(f"all_reduce_norm: the {name} requires a gradient, and this has none: it is for "
-                             "inference, under torch.no_grad()")
+            raise ValueError(f"all_reduce_norm: the {name} requires a gradient, but all_reduce_norm has no backward "
+                             "pass: use it for inference, under torch.no_grad()")
 
 
 def norm_rows(rows: int, group: ProcessGroup | None = None) -> slice:

@@ -83,7 +83,7 @@ class Pipeline:
 
     def rank_of(self, stage: int) -> int:
         if not 0 <= stage < self.stages:
-            raise ValueError(f"pipeline: there is no stage {stage}; there are {self.stages}")
+            raise ValueError(f"pipeline: stage {stage} does not exist; there are {self.stages}")
         return self._calls.tutti_pipeline_rank(self._made, stage)
 
     def stages_of(self, rank: int) -> list[int]:
@@ -95,7 +95,7 @@ class Pipeline:
         fits("a rank", rank)
         found = self._calls.tutti_pipeline_actions(self._made, rank, byref(count))
         if not found:
-            raise ValueError(f"pipeline: there is no rank {rank}; there are {self.ranks}")
+            raise ValueError(f"pipeline: rank {rank} does not exist; there are {self.ranks}")
         return [Action(WORKS[a.work], a.stage, a.microbatch) for a in found[:count.value]]
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ class Pipeline:
         makespan, held = c_double(), (c_int * self.ranks)()
         _check(self._calls.tutti_pipeline_time(self._made, byref(cost), ends, byref(makespan), busy, held))
         if not makespan.value < float("inf"):
-            raise ValueError("pipeline: these times are more than can be added up")
+            raise ValueError("pipeline: these times are too large to be added up")
         rest = iter(ends)
         return Timing(makespan.value, [[next(rest) for _ in range(count)] for count in counts], list(busy), list(held))
 

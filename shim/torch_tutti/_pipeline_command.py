@@ -86,13 +86,13 @@ def _time(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time of 0 or more")
     return value
 
 
 def add_parser(commands: Any) -> None:
     pipeline = commands.add_parser(
-        "pipeline", help="what a schedule of a pipeline does, how much of it is waiting, and a picture",
+        "pipeline", help="show what each rank does in a pipeline schedule, and how long it waits",
         allow_abbrev=False, description="Prints for each rank its forwards (F) and backwards (B; I of inputs, W of "
                                         "weights) as stage, work, microbatch.")
     pipeline.add_argument("schedule", help="naive, gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipe-v")
@@ -104,6 +104,6 @@ def add_parser(commands: Any) -> None:
                        ("weight", "of its weights backward")):
         pipeline.add_argument(f"--{name}", type=_time, default=1.0, metavar="TIME", help=f"{what} (default: 1)")
     pipeline.add_argument("--message", type=_time, default=0.0, metavar="TIME", help="between ranks (default: 0)")
-    pipeline.add_argument("--csv", action="store_true", help="as torch.distributed.pipelining reads it")
+    pipeline.add_argument("--csv", action="store_true", help="print it as torch.distributed.pipelining reads it")
     pipeline.add_argument("--picture", type=picture, metavar="FILE", help=f"draw it ({', '.join(PICTURES)})")
     pipeline.set_defaults(run=_run)

@@ -45,7 +45,7 @@ def signature_of(tensors: Sequence[Tensor]) -> Signature:
 
 def _code_of(dtype: torch.dtype) -> int:
     if dtype not in _DTYPES:
-        raise ValueError(f"pipeline: activations of {dtype} cannot be sent; convert them, to one of "
+        raise ValueError(f"pipeline: activations of {dtype} cannot be sent; convert them to one of "
                          f"{', '.join(str(known) for known in _DTYPES if known is not None)}")
     return _DTYPES.index(dtype)
 

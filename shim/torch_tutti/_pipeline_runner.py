@@ -24,12 +24,12 @@ _UNKNOWN = -(1 << 62)
 def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
     """What Pipeline.split says."""
     if isinstance(layers, nn.Module) and not isinstance(layers, (nn.Sequential, nn.ModuleList)):
-        raise ValueError("pipeline: split takes layers in an nn.Sequential, an nn.ModuleList or a list, and not a "
+        raise ValueError("pipeline: split takes layers in an nn.Sequential, an nn.ModuleList or a list, not a "
                          f"{type(layers).__name__}")
     named = (list(layers.named_children()) if isinstance(layers, nn.Module) else
              [(str(number), layer) for number, layer in enumerate(layers)])
     if len(named) < stages:
-        raise ValueError(f"pipeline: {len(named)} layers for {stages} stages; a stage has at least one layer")
+        raise ValueError(f"pipeline: {len(named)} layers for {stages} stages; each stage needs at least one layer")
     each, more = divmod(len(named), stages)
     cuts = [stage * each + min(stage, more) for stage in range(stages + 1)]
     return [nn.Sequential(OrderedDict(named[begin:end])) for begin, end in zip(cuts, cuts[1:])]
@@ -42,7 +42,7 @@ def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
     if backend_of(chosen) is None:
         raise ValueError(f"pipeline: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
     if chosen.size() != ranks:
-        raise ValueError(f"pipeline: it has {ranks} ranks, and the group {chosen.size()}")
+        raise ValueError(f"pipeline: it has {ranks} ranks, but the group has {chosen.size()}")
     return chosen
 
 
@@ -53,15 +53,15 @@ def _listed(stages: Any) -> list[Any]:
 
 def _mistake_in(given: Sequence[Any], mine: list[int], group: dist.ProcessGroup) -> str | None:
     if len(given) != len(mine):
-        return f"{len(given)} modules for the stages {', '.join(map(str, mine))}; each has one"
+        return f"{len(given)} modules for the stages {', '.join(map(str, mine))}; each needs one"
     for stage, module in zip(mine, given):
         if not isinstance(module, nn.Module):
             return f"stage {stage} is a {type(module).__name__}, not a module"
         if isinstance(module, DistributedDataParallel):
-            return (f"stage {stage} is a DistributedDataParallel, which would sum gradients in each microbatch; give "
+            return (f"stage {stage} is a DistributedDataParallel, which would sum gradients in each microbatch; pass "
                     "its module, and average gradients after the step")
         if backend_of(group, _device_of(module)) is None:
-            return f"stage {stage} is on {_device_of(module)}, for which the group is not of tutti"
+            return f"stage {stage} is on {_device_of(module)}, but the group uses another backend than tutti for it"
     return None
 
 
@@ -148,25 +148,25 @@ class Runner:
         share, name = self._share, "step" if training else "eval"
         first, last = 0 in share.stages, share.last in share.stages
         if first and not args:
-            return f"{name}() without arguments, and this rank has the first stage"
+            return f"{name}() without arguments, but this rank has the first stage"
         if last and training and target is None:
-            return "step() without a target, and this rank has the last stage"
+            return "step() without a target, but this rank has the last stage"
         if last and target is not None and share.loss_fn is None:
-            return f"{name}() with a target, and the runner has no loss_fn"
+            return f"{name}() with a target, but the runner has no loss_fn"
         if last and isinstance(target, (tuple, list)) and not target:
-            return f"{name}() with a target that has no tensors"
+            return f"{name}() with a target that contains no tensor"
         looked_at = [*(args if first else ()), *(_flat(target) if last and target is not None else ())]
         for one in looked_at:
             if not isinstance(one, Tensor) or not one.dim():
                 kind = "a tensor without dimensions" if isinstance(one, Tensor) else f"a {type(one).__name__}"
-                return f"{name}() with {kind}, where tensors are cut along their first dimension"
+                return f"{name}() with {kind}, but tensors are divided along their first dimension"
             if one.requires_grad:
                 return f"{name}() with a tensor that requires gradients: they end at the first stage; detach it"
         rows = sorted({len(one) for one in looked_at})
         if len(rows) > 1:
             return f"{name}() with tensors of {' and '.join(map(str, rows))} rows"
         if rows and rows[0] < self.pipeline.microbatches:
-            return f"{name}() with {rows[0]} rows for {self.pipeline.microbatches} microbatches; each has at least one"
+            return f"{name}() with {rows[0]} rows for {self.pipeline.microbatches} microbatches; each needs one or more"
         return None
 
     def _agree(self, mistake: str | None, training: bool, rows: int | None) -> None:

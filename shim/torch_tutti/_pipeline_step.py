@@ -87,7 +87,7 @@ def tensors_of(stage: int, given: Any) -> list[Tensor]:
     other = next((type(part).__name__ for part in found if not isinstance(part, Tensor)), None)
     if not found or other:
         kind = f"a {type(given).__name__}" + (f" with a {other}" if other else "")
-        raise ValueError(f"pipeline: stage {stage} gives {kind}; it is to give a tensor, or a tuple of tensors")
+        raise ValueError(f"pipeline: stage {stage} returns {kind}; it must return a tensor, or a tuple of tensors")
     return found
 
 
@@ -217,7 +217,7 @@ class Step:
         loss = self._share.loss_fn(given, self._batch.targets[microbatch])
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"a tensor of {loss.numel()} elements" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ValueError(f"pipeline: loss_fn gives {kind}; it is to give a tensor with one number")
+            raise ValueError(f"pipeline: loss_fn returns {kind}; it must return a tensor with one number")
         self.losses[microbatch] = loss.detach()
         return loss.sum() * self._batch.weights[microbatch] if loss.requires_grad else None
 

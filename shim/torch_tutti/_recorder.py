@@ -55,7 +55,7 @@ def dump_trace(path: str | None = None) -> str:
     """
     if not _on:
         raise RuntimeError("dump_trace: the flight recorder is off; set TORCH_FR_BUFFER_SIZE to the number of "
-                           "operations it is to keep (2000, say) before the first group is made, on all ranks")
+                           "operations that it keeps (2000, say) before the first group is made, on all ranks")
     path = _default_path() if path is None else os.fspath(path)
     _write(path, _ALL)
     return path
@@ -74,8 +74,8 @@ def dump_after_failure(text: str) -> None:
     except Exception as error:
         _log.write("warn", f"the flight recorder could not write its trace: {error}")
         return
-    _log.write("warn", f"rank {rank()}: the last operations are in {path}. When all ranks have written theirs, see who "
-               f"waits for whom with: tutti trace {os.path.dirname(path) or '.'}")
+    _log.write("warn", f"rank {rank()}: the last operations are in {path}. When all ranks have written theirs, this "
+                       f"shows which rank waits for which: tutti trace {os.path.dirname(path) or '.'}")
     if written == _NEWEST:
         _complete_later(path)
 

@@ -33,7 +33,7 @@ def command_of(program: list[str]) -> list[str]:
     beside = str(Path(sys.executable).parent)
     found = shutil.which(program[0], path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
     if found is None:
-        raise ValueError(f"there is no command {program[0]}; a script's name ends in .py, and a module is run with -m")
+        raise ValueError(f"command not found: {program[0]}; a script's name ends in .py, and a module is run with -m")
     return [found, *program[1:]]
 
 

@@ -29,8 +29,8 @@ VARIABLE = "TUTTI_TAKE_OVER"
 HELPER = "_new_process_group_helper"
 # Names that cannot be taken over, and why.
 REFUSED = {
-    "tutti": "it is tutti already",
-    "undefined": "it is no backend",
+    "tutti": "it already is tutti",
+    "undefined": "it is not a backend",
     "mpi": "torch makes its groups without a store, so tutti's ranks could not find each other",
     "fake": "torch makes its groups without a store, so tutti's ranks could not find each other",
 }
@@ -108,7 +108,7 @@ def check(names: tuple[str, ...]) -> None:
         raise ValueError('take_over needs names of backends, as in take_over("nccl", "gloo")')
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"take_over needs names of backends as text, not {type(name).__name__}")
+            raise TypeError(f"take_over takes names of backends as str, not {type(name).__name__}")
         if name.lower() in REFUSED:
             raise ValueError(f'tutti cannot take over "{name}": {REFUSED[name.lower()]}')
         if name.lower() not in Backend.backend_list:
@@ -122,7 +122,7 @@ def accepts_foreign_options(options: Any) -> bool:
     if it is made instead of another's, because a program that asks for "nccl" gives NCCL's."""
     if not getattr(_making, "instead", False):
         return False
-    _say(f"pg_options of {type(options).__qualname__} mean nothing to tutti and are ignored")
+    _say(f"pg_options of {type(options).__qualname__} have no meaning for tutti and are ignored")
     return True
 
 
@@ -154,8 +154,8 @@ def _replace() -> None:
     original = getattr(c10d, HELPER, None)
     if original is None or "backend" not in parameters_of(original):
         import torch
-        raise ImportError(f"torch {torch.__version__} makes its groups in another way than tutti knows, so tutti can "
-                          'take no name over. Write "tutti" where the program names its backend')
+        raise ImportError(f"torch {torch.__version__} makes its groups in a way that this tutti does not support, so "
+                          "it cannot take over names. Write 'tutti' where the program names its backend")
     _replaced.put(c10d, HELPER, _before_helper(c10d, original))
     default = getattr(c10d, "_get_default_timeout", None)
     if default is not None and parameters_of(default) == ("backend",):

@@ -148,7 +148,7 @@ def table(trace: Trace) -> list[str]:
     of_ranks = [steps_of(events) for events in trace.ranks]
     count = min(map(len, of_ranks), default=0)
     if not count:
-        raise ValueError("the trace has no whole step: let at least two calls of step() be in the block")
+        raise ValueError("the trace has no complete step: call step() at least twice in the block")
     steps = [Step(*(statistics.fmean(values) for values in zip(*(steps[n] for steps in of_ranks))))
              for n in range(count)]
     lines = [f"{len(trace.ranks)} ranks, {len(trace.units)} units, {count} steps; ms and MB, means over the ranks", "",
@@ -163,7 +163,7 @@ def table(trace: Trace) -> list[str]:
     lines.append("memory of a rank, MB: " + ", ".join(f"{value:.1f} {name}" for name, value in zip(
         ("parameters", "gradients", "optimizer state"), memory.values())))
     if trace.missed:
-        lines.append(f"{trace.missed} events had no room: trace fewer steps, or give events=")
+        lines.append(f"{trace.missed} events were dropped: trace fewer steps, or pass a larger events=")
     return lines
 
 
@@ -184,7 +184,7 @@ def draw(trace: Trace, path: str, steps: int) -> None:
         raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
     ends = sorted(e.ended for e in trace.ranks[0] if e.kind == STEPPED)
     if len(ends) < 2:
-        raise ValueError("the trace has no whole step: let at least two calls of step() be in the block")
+        raise ValueError("the trace has no complete step: call step() at least twice in the block")
     begin, end = ends[max(0, len(ends) - 1 - steps)], ends[-1]
     rows = [(rank, row) for rank in range(len(trace.ranks)) for row in (PROGRAM, UPDATES, SUMS, SLICES)]
     figure = Figure(figsize=(12, 1.2 + 0.35 * len(rows)), layout="constrained")
@@ -215,12 +215,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def add_parser(commands: Any) -> None:
     zero = commands.add_parser(
-        "zero", help="what a training with torch_tutti.zero waited for, from a trace",
+        "zero", help="show what a training with torch_tutti.zero waited for, from a trace",
         description="Reads what `with optimizer.trace(PATH):` has written, and shows for each step how long it "
                     "computed and what it waited for. The file itself opens in https://ui.perfetto.dev and in "
                     "chrome://tracing.")
     zero.add_argument("trace", help="the file")
     zero.add_argument("--picture", type=picture, metavar="FILE",
-                      help=f"draw the last steps into this file ({', '.join(PICTURES)})")
-    zero.add_argument("--steps", type=whole(1), default=2, help="how many the picture has (default: %(default)s)")
+                      help=f"plot the last steps into this file ({', '.join(PICTURES)})")
+    zero.add_argument("--steps", type=whole(1), default=2, help="number of steps in the plot (default: %(default)s)")
     zero.set_defaults(run=_run)

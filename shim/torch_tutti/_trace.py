@@ -46,14 +46,15 @@ class Progress(NamedTuple):
 # ---- reading ----
 class _PlainData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a trace holds plain data only")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a trace holds only plain data")
 
 
 def read(folder: str, prefix: str | None = None) -> Traces:
     """All traces of a folder. Raises ValueError that says what is wrong with it."""
     place = Path(folder)
     if not place.is_dir():
-        raise ValueError(f"{folder} is not a folder; traces lie in one, a file for each rank. {_where(folder)}")
+        raise ValueError(f"{folder} is not a folder; traces are files in a folder, one for each rank. "
+                         f"{_where(folder)}")
     begin = r"(?:.*\D)?" if prefix is None else re.escape(prefix)
     named = [(path, found[1]) for path in sorted(place.iterdir())
              if path.is_file() and (found := re.fullmatch(rf"(?!\.)({begin})[0-9]+", path.name))]
@@ -71,8 +72,8 @@ def read(folder: str, prefix: str | None = None) -> Traces:
 
 def _check_one_kind(folder: str, kinds: set[str]) -> None:
     if len(kinds) > 1:
-        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(kinds))}. Say with --prefix which "
-                         "are the traces")
+        raise ValueError(f"{folder} has files of several kinds: {', '.join(sorted(kinds))}. Select the traces with "
+                         "--prefix")
 
 
 def _begin_of(path: Path, begins: str, trace: dict[str, Any]) -> str:
@@ -89,9 +90,10 @@ def _where(folder: str) -> str:
                 f"{os.path.join(folder, 'trace_')} were set for the program, on all ranks")
     name, written = _recorder.recording()
     if os.path.realpath(written) != os.path.realpath(folder):
-        return f"As the environment is here, they are written into {written}: look there"
-    return (f"{name} is set here; if it was for the program, no rank has seen a group fail, or each was killed before "
-            "it had written. A rank that writes says so on standard error, and the error before that")
+        return f"With the environment of this command they are written into {written}: look there"
+    return (f"{name} is set here; if it was set for the program, too, no rank has seen a group fail, or each was "
+            "killed before it had written its trace. A rank that writes a trace prints a line about it on standard "
+            "error, after the error itself")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -145,12 +147,12 @@ def _inner_problem(trace: dict[str, Any]) -> str:
     """Where parts of a trace do not fit each other."""
     for name, group in trace["pg_config"].items():
         if str(group["pg_id"]) not in trace["pg_status"]:
-            return f"pg_status has nothing of group {name!r}"
+            return f"pg_status has no entry for group {name!r}"
         if not re.fullmatch(r"[\[(]\s*\d+(\s*,\s*\d+)*\s*,?\s*[\])]", group["ranks"]):
             return f"the ranks of group {name!r} are {group['ranks']!r}"
     for number, entry in enumerate(trace["entries"]):
         if not entry["process_group"] or entry["process_group"][0] not in trace["pg_config"]:
-            return f"entries[{number}] is of no group in pg_config"
+            return f"entries[{number}] belongs to no group in pg_config"
     return ""
 
 
@@ -193,7 +195,8 @@ def describe(traces: Traces) -> str:
     absent = sorted({rank for group in groups for rank in group.members} - present)
     lines = [f"traces of {_ranks(present)}"]
     if absent:
-        lines.append(f"no trace of {_ranks(absent)}: gone, or still busy elsewhere and not told that the others failed")
+        lines.append(f"no trace of {_ranks(absent)}: ended, or still busy elsewhere and unaware that the others "
+                     "failed")
     for group in groups:
         lines += ["", *_lines_of(group, {r: progress_of(traces.of_rank[r], group) for r in group.members if r in
                                          present})]
@@ -206,7 +209,7 @@ def _lines_of(group: Group, progress: dict[int, Progress]) -> list[str]:
         return [f"{title}, {_ranks(group.members)}: there is no trace of any of them"]
     common = min(of.completed for of in progress.values())
     called = max(of.called for of in progress.values())
-    who = "all have" if len(progress) == len(group.members) else "those with a trace have all"
+    who = "all have" if len(progress) == len(group.members) else "the ranks with a trace have all"
     lines = [f"{title}, {_ranks(group.members)}: {who} completed {_count(common)}"]
     stuck = next((n for n in range(common + 1, called + 1) if any(of.called >= n for of in progress.values())), None)
     messages = {rank: entry for rank, of in progress.items() for entry in of.messages[:1]}
@@ -257,8 +260,9 @@ def _verdict(number: int, progress: dict[int, Progress], absent: set[int]) -> li
         lines.insert(0, f"operation {number} failed: {text}")
     if not calls and not lines:
         lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
-    others = f", or waits for {_ranks(absent)}, of which there is no trace" if absent else ""
-    return lines or [f"operation {number} was called alike by {_ranks(calls)} and is not over: it is slow{others}"]
+    others = f", or waits for {_ranks(absent)}, which left no trace" if absent else ""
+    return lines or [f"operation {number} was called identically by {_ranks(calls)} and is not finished: it is "
+                     f"slow{others}"]
 
 
 def _error(calls: dict[int, Entry]) -> tuple[str, str] | None:

@@ -27,8 +27,8 @@ def export(traces: Traces, backend: str, folder: str) -> int:
     names = {rank: f"{traces.prefix}{rank}" for rank in traces.of_rank}
     strangers = sorted(set(os.listdir(folder)) - set(names.values()))
     if strangers:
-        raise ValueError(f"{folder} has other files, such as {strangers[0]}, which torchfrtrace would read too: name "
-                         "an empty or a new folder")
+        raise ValueError(f"{folder} has other files, such as {strangers[0]}, which torchfrtrace would read, too: "
+                         "name an empty or a new folder")
     parts = coalesced(traces)
     left_out = 0
     for rank, trace in traces.of_rank.items():

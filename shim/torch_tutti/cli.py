@@ -93,27 +93,27 @@ def _trace(arguments: argparse.Namespace) -> int:
         print(_trace.describe(traces))
         return 0
     if arguments.backend is None or arguments.out is None:
-        raise ValueError("trace: --as and --out are given together or not at all")
+        raise ValueError("trace: --as and --out must be given together")
     from torch_tutti._trace_export import export
     left_out = export(traces, arguments.backend, arguments.out)
     print(f"{len(traces.of_rank)} traces are in {arguments.out}"
-          + (f", without the sends and receives: {left_out}" if left_out else ""))
+          + (f", without sends and receives: {left_out}" if left_out else ""))
     return 0
 
 
 def _add_trace(commands: Any) -> None:
     trace = commands.add_parser(
-        "trace", help="tell which rank the others waited for, from the files of the flight recorder",
+        "trace", help="show which rank the others waited for, from the files of the flight recorder",
         description="When a group fails, each rank of a program that runs with TORCH_FR_BUFFER_SIZE=2000 and "
                     "TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ writes its last operations into a file in FOLDER. This "
-                    "command reads them and tells, for each group, how far every rank has come and what it was doing; "
-                    "after => stands what went wrong.")
-    trace.add_argument("folder", help="where the files are, one of each rank")
-    trace.add_argument("--prefix", help="what their names begin with (default: what all files' names begin with)")
+                    "command reads them and shows, for each group, how far every rank has come and what it was "
+                    "doing; => marks what went wrong.")
+    trace.add_argument("folder", help="folder of the files, one for each rank")
+    trace.add_argument("--prefix", help="prefix of their names (default: the common prefix of all files)")
     trace.add_argument("--as", dest="backend", metavar="BACKEND",
-                       help="write them for torch's own reader, torchfrtrace, instead, as operations of a backend that "
-                            "it knows, such as gloo")
-    trace.add_argument("--out", metavar="FOLDER", help="into this folder")
+                       help="instead convert them for torch's own reader, torchfrtrace, as operations of a backend "
+                            "that it knows, such as gloo")
+    trace.add_argument("--out", metavar="FOLDER", help="folder for the converted files")
     trace.set_defaults(run=_trace)
 
 
@@ -131,18 +131,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tutti", description="tutti is a communication backend for torch.distributed; a program uses it by "
                                   "init_process_group(\"tutti\"), without this command.",
-        epilog="tutti COMMAND --help tells more of each.")
+        epilog="tutti COMMAND --help shows more about each.")
     parser.add_argument("--version", action="version", version=f"tutti {_library.version_of('torch-tutti')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    info = commands.add_parser("info", help="show versions, machine, limits and settings: what a bug report needs")
+    info = commands.add_parser("info", help="show versions, machine, limits and settings, for bug reports")
     info.add_argument("--json", action="store_true", help="as one JSON object")
     info.set_defaults(run=_info)
     commands.add_parser("algorithms", help="list the algorithms of every collective").set_defaults(run=_algorithms)
     _add_schedule(commands)
-    run = commands.add_parser("run", usage=_run.USAGE, help="run a program that asks for nccl or gloo, on tutti",
-                              description="Runs a program; groups that it asks other backends for are tutti's.")
+    run = commands.add_parser("run", usage=_run.USAGE, help="run a program that asks for nccl or gloo on tutti",
+                              description="Runs a program and replaces the named backends by tutti.")
     run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
-                     help="names that are taken over (default: %(default)s)")
+                     help="backends to replace (default: %(default)s)")
     run.set_defaults(run=_run_program)
     add_bench(commands).set_defaults(run=_bench)
     add_model(commands).set_defaults(run=_model)
@@ -154,8 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="print what a C compiler needs: cc program.c $(tutti config)",
                                  description="Prints what a C compiler needs for a program that includes tutti.h; both "
                                              "kinds of flags unless one is asked for.")
-    config.add_argument("--cflags", action="store_true", help="where tutti.h is")
-    config.add_argument("--libs", action="store_true", help="where the library is, now and when the program runs")
+    config.add_argument("--cflags", action="store_true", help="print only the flags for tutti.h")
+    config.add_argument("--libs", action="store_true", help="print only the flags for the library, at link time and "
+                                                            "at run time")
     config.set_defaults(run=_config)
     return parser
 

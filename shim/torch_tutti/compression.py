@@ -52,17 +52,17 @@ class Compression:
 
     def __post_init__(self) -> None:
         if self.form not in _FORMS:
-            raise ValueError(f"compression {self.form!r}: there are {', '.join(_FORMS)}")
+            raise ValueError(f"compression {self.form!r}: the forms are {', '.join(_FORMS)}")
         if not 0 < self.share <= 1:
-            raise ValueError(f"compression: share={self.share}; it is above 0, and 1 at most")
+            raise ValueError(f"compression: share={self.share}; it must be in (0, 1]")
         if self.momentum and not (0 < self.momentum < 1 and self.leaves_out and self.feedback):
-            raise ValueError(f"compression: momentum={self.momentum} with {self.form}; it is above 0 and below 1, and "
-                             "goes with topk, randomk and threshold, and with feedback")
+            raise ValueError(f"compression: momentum={self.momentum} with {self.form}; it must be in (0, 1), and "
+                             "needs feedback and one of topk, randomk and threshold")
         if (self.form == "threshold") != (0 < self.threshold < float("inf")):
-            raise ValueError(f"compression: threshold={self.threshold} with {self.form}; it is above 0, and goes with "
-                             "form=\"threshold\" alone")
+            raise ValueError(f"compression: threshold={self.threshold} with {self.form}; it must be above 0, and needs "
+                             "form=\"threshold\"")
         if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"compression: seed={self.seed}; it is a number of 64 bits")
+            raise ValueError(f"compression: seed={self.seed}; it must be a 64-bit integer")
 
     @property
     def leaves_out(self) -> bool:
@@ -144,11 +144,11 @@ class Compressor:
     def __init__(self, model: DistributedDataParallel, how: str | Compression) -> None:
         self.how = Compression(how) if isinstance(how, str) else how
         if not isinstance(self.how, Compression):
-            raise TypeError(f"compression: {how!r}; it is a name, or a Compression")
+            raise TypeError(f"compression: {how!r}; it must be a name or a Compression")
         self.group = model.process_group
         backend = backend_of(self.group)
         if backend is None:
-            raise ValueError("compression: the group of the model is not of tutti; make it with backend=\"tutti\"")
+            raise ValueError("compression: the group of the model does not use tutti; make it with backend=\"tutti\"")
         self._core = _Core(backend._communicator, self.how)
         self._names = {p: name for name, p in model.module.named_parameters()}
         self._buckets: dict[int, _Kept] = {}
@@ -176,7 +176,7 @@ class Compressor:
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if buffer.dtype not in DTYPES or buffer.device.type != "cpu":
-            raise TypeError(f"compression: gradients are {buffer.dtype} on {buffer.device}; they can be float32 or "
+            raise TypeError(f"compression: gradients are {buffer.dtype} on {buffer.device}; they must be float32 or "
                             "bfloat16, on the CPU")
         passes, self._passes = self._passes, self._passes + bucket.is_last()
         if passes == 0:                 # torch puts buckets together anew after the first
@@ -206,7 +206,7 @@ class Compressor:
             for p in kept.parameters:
                 self._loaded.pop(p, None)
         if not kept.is_of(bucket):
-            raise RuntimeError("compression: torch has put the buckets together anew; what they lost cannot follow")
+            raise RuntimeError("compression: torch has rebuilt the buckets, and the residual cannot follow")
         return kept
 
     def _average(self, buffer: torch.Tensor, kept: _Kept, absent: list[torch.Tensor], turn: int) -> None:

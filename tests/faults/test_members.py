@@ -39,7 +39,7 @@ def told_of(path, groups, after=None, local=False):
         return ranks.run(make_groups, groups, after or {}, local)
 
 
-def shows_both(told, one="2 members, 0, 3, says its rank", two="2 members, 1, 2, says its rank"):
+def shows_both(told, one="2 members, 0, 3, according to its rank", two="2 members, 1, 2, according to its rank"):
     return (isinstance(told, str) and told.startswith("MismatchError: ranks disagree about who is in group 1: ")
             and one in told and two in told and "new_group(ranks, use_local_synchronization=True)" in told)
 
@@ -72,20 +72,20 @@ def test_groups_in_another_order(tmp_path):
     """Rank 2 makes the second group first."""
     told = told_of(tmp_path, [[[0, 1]], [[0, 1]], [[0, 2], [0, 1]]], {2: [0, 1]})
     assert told[:2] == [[11], [11]]
-    assert shows_both(told[2][0], "2 members, 0, 1, says", "2 members, 0, 2, says"), told
+    assert shows_both(told[2][0], "2 members, 0, 1, according", "2 members, 0, 2, according"), told
 
 
 def test_a_group_of_another_size(tmp_path):
     told = told_of(tmp_path, [[[0]], [[0, 1, 2]], [[0, 1, 2]]])
     assert told[0] == [1], told
-    assert all(shows_both(one[0], "1 members, 0, says", "3 members, 0-2, says") for one in told[1:]), told
+    assert all(shows_both(one[0], "1 members, 0, according", "3 members, 0-2, according") for one in told[1:]), told
 
 
 def test_a_group_of_which_another_rank_stays_alone(tmp_path):
     """Rank 0 of the longer list waits for it, and so does rank 2 for what rank 0 decides."""
     told = told_of(tmp_path, [[[0, 1, 2]], [[1]], [[0, 1, 2]]])
     assert told[1] == [10], told
-    assert all(shows_both(told[rank][0], "1 members, 1, says", "3 members, 0-2, says") for rank in (0, 2)), told
+    assert all(shows_both(told[rank][0], "1 members, 1, according", "3 members, 0-2, according") for rank in (0, 2)), told
 
 
 def test_groups_of_one_rank_may_have_one_name(tmp_path):

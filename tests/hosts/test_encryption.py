@@ -80,4 +80,4 @@ def test_a_host_without_openssl(fresh):
 
 def test_a_value_that_it_cannot_have(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_ENCRYPTION": "on"}).joined
-    failures(outcomes, "ValueError", 'TUTTI_ENCRYPTION is "on": it can be required, or empty')
+    failures(outcomes, "ValueError", 'TUTTI_ENCRYPTION is "on": it must be required, or empty')

@@ -151,7 +151,7 @@ def check_overlap(world):
     apart = [torch.empty(n), torch.empty(p * n)]
     refused(ValueError, text, lambda: group.reduce_scatter_tensor_coalesced([apart[0], beside], [apart[1], whole]))
     refused(ValueError, text, lambda: group.allgather_into_tensor_coalesced([apart[1], whole], [apart[0], beside]))
-    refused(ValueError, ["overlap in memory", "cannot work in place"],
+    refused(ValueError, ["buffers overlap", "cannot work in place"],
             lambda: dist.all_to_all_single(whole, memory[1:]))
     assert torch.equal(memory, torch.arange(p * n + 1.0))
     dist.reduce_scatter_single(mine, whole)

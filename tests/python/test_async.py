@@ -198,7 +198,7 @@ def join_without_threads(world):
     assert library.tutti_comm_init(ctypes.byref(comm), ctypes.byref(config)) == 0
     no_more_threads()
     with pytest.raises(SystemError, match="rank 0 of group all: cannot start the thread that completes futures: "
-                                          "pthread_create gave error 11 .limit on threads"):
+                                          "pthread_create returned error 11 .limit on threads"):
         torch_tutti.ProcessGroupTutti(dist.HashStore(), 0, 1, group="all")
 
 

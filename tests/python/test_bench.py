@@ -214,7 +214,7 @@ def test_every_collective_type_and_operation_is_right(shared):
             assert ("refused" in row[name]) == refused, row
             assert refused or (row[name]["nwrong"] == 0 and row[name]["iterations"] == 1 and row[name]["time"] > 0)
     assert [row["root"] for row in rows if row["collective"] == "gather"] == [2] * 2 * len(TYPES)
-    assert "# gloo does not do all_reduce of int32 with avg: " in printed
+    assert "# gloo does not support all_reduce of int32 with avg: " in printed
 
 
 def in_shared_memory(world):
@@ -548,4 +548,4 @@ def test_what_is_told_of_ranks_that_fail():
     assert describe([0, 0]) == "" and describe([3, 3]) == ""
     assert describe([None, -9]) == "rank 1 was killed by SIGKILL; the other ranks were stopped"
     assert describe([1, -9]) == "rank 1 was killed by SIGKILL; rank 0 ended with exit code 1"
-    assert describe([0, None]) == "rank 1 did not come to an end when the others had; it was stopped"
+    assert describe([0, None]) == "rank 1 did not end when the others had; it was stopped"

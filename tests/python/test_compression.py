@@ -259,7 +259,8 @@ def run_moved(world):
     theirs = torch.optim.SGD(Given().parameters(), lr=1.0)
     theirs.load_state_dict(state)
     state["lost"]["parts.1.weight"] = torch.zeros(3)
-    refused(ValueError, "parameter parts.1.weight has lost has the shape .3,. in the state, and should have .7, 1.",
+    refused(ValueError,
+            "the residual of parameter parts.1.weight has the shape .3,. in the state, but should have .7, 1.",
             lambda: follows.load_state_dict(state))
 
 
@@ -374,31 +375,31 @@ def test_a_program_just_ends(tmp_path, debug):
 
 # ---- what goes wrong ----
 def test_what_cannot_be():
-    refused(ValueError, "compression 'int7': there are fp16, bf16, int8, int4, topk, randomk",
+    refused(ValueError, "compression 'int7': the forms are fp16, bf16, int8, int4, topk, randomk",
             lambda: Compression("int7"))
-    refused(ValueError, "share=0; it is above 0, and 1 at most", lambda: Compression("topk", 0))
-    refused(ValueError, "seed=-1; it is a number of 64 bits", lambda: Compression("int8", seed=-1))
+    refused(ValueError, r"share=0; it must be in \(0, 1\]", lambda: Compression("topk", 0))
+    refused(ValueError, "seed=-1; it must be a 64-bit integer", lambda: Compression("int8", seed=-1))
     for how in ({"form": "int8", "momentum": 0.9}, {"form": "topk", "momentum": 1},
                 {"form": "topk", "momentum": 0.9, "feedback": False}):
-        refused(ValueError, "momentum=.* goes with topk, randomk and threshold, and with feedback",
+        refused(ValueError, "momentum=.* needs feedback and one of topk, randomk and threshold",
                 lambda: Compression(**how))
     for how in ({"form": "threshold"}, {"form": "topk", "threshold": 0.1}, {"form": "threshold", "threshold": -1.0}):
-        refused(ValueError, "it is above 0, and goes with form=\"threshold\" alone", lambda: Compression(**how))
+        refused(ValueError, "it must be above 0, and needs form=\"threshold\"", lambda: Compression(**how))
     refused(TypeError, "takes a DistributedDataParallel, not Linear; zero.shard has compression=",
             lambda: compression.compress(nn.Linear(1, 1), "int8"))
 
 
 def run_refusals(world):
-    refused(ValueError, "the group of the model is not of tutti",
+    refused(ValueError, "the group of the model does not use tutti",
             lambda: compression.compress(DistributedDataParallel(Given(), process_group=world.gloo), "int8"))
-    refused(TypeError, "compression: 8; it is a name, or a Compression",
+    refused(TypeError, "compression: 8; it must be a name or a Compression",
             lambda: compression.compress(DistributedDataParallel(Given()), 8))
     wide = DistributedDataParallel(nn.Linear(3, 3).double())
     compression.compress(wide, "int8")
-    refused(Exception, "gradients are torch.float64 on cpu; they can be float32 or bfloat16",
+    refused(Exception, "gradients are torch.float64 on cpu; they must be float32 or bfloat16",
             lambda: wide(torch.ones(1, 3).double()).sum().backward())
     model = DistributedDataParallel(Given())
-    with pytest.raises(Exception, match="asks for another compression of gradients than some other rank") as raised:
+    with pytest.raises(Exception, match="uses another compression of gradients than another rank") as raised:
         compression.compress(model, Compression("int8", seed=world.rank))
     assert type(raised.value).__name__ == "MismatchError"
     with pytest.raises(Exception, match="the optimizer and the compression be the same") as raised:
@@ -415,7 +416,7 @@ def test_what_is_refused(shared):
 def run_unsettled(world):
     model, optimizer = shard("int8", 2)
     model(gradient_of(0, world.rank)).backward()
-    refused(ValueError, "what compression has lost is read and written between steps", optimizer.state_dict)
+    refused(ValueError, "the residual of compression can be read and written only between steps", optimizer.state_dict)
     optimizer.step()
     assert len(lost_of(optimizer)) == 4
 

@@ -125,10 +125,10 @@ def test_a_divided_model_trains_as_one_process(one_process, tmp_path, division):
 
 @pytest.mark.parametrize("wrong, text", [
     ("--tp 3", "--tp 3 does not divide 2 heads"),
-    ("--dp 2 --batch 3", "--batch 3 sequences are no multiple of 2 ranks of dp x 1 microbatches"),
-    ("--experts 8", "--experts and --microbatches go with --tp, --pp, --dp or --ep"),
-    ("--pp 2 --zero 1 --schedule zb-v --batch 4", "--zero wants backward passes that are whole"),
-    ("--tp 2 --compare", "go with tutti, the CPU and adamw alone")])
+    ("--dp 2 --batch 3", "--batch 3 sequences are not a multiple of 2 ranks of dp x 1 microbatches"),
+    ("--experts 8", "--experts and --microbatches need --tp, --pp, --dp or --ep"),
+    ("--pp 2 --zero 1 --schedule zb-v --batch 4", "--zero needs whole backward passes"),
+    ("--tp 2 --compare", "work only with tutti, the CPU and adamw")])
 def test_divisions_that_cannot_be(monkeypatch, capsys, wrong, text):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import train_gpt

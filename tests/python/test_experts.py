@@ -240,7 +240,7 @@ def test_routers():
     torch.testing.assert_close(weights, logits.sigmoid().gather(-1, chosen))
     with pytest.raises(ValueError, match="7 experts of each token"):
         experts.route(logits, 7)
-    with pytest.raises(ValueError, match='score "hard" is not known: "softmax" and "sigmoid" are'):
+    with pytest.raises(ValueError, match='score "hard" is unknown: use "softmax" or "sigmoid"'):
         experts.route(logits, 2, score="hard")
     found = experts.imbalance(torch.tensor([0, 6, 2, 0]))
     assert found == (3.0, 1, 2, pytest.approx(6 ** 0.5 / 2))
@@ -284,11 +284,11 @@ def refused(world, dispatcher, wrong, text, others, error=ValueError):
 def mistakes(world):
     x, chosen = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
     for group in None, world.gloo:
-        dispatcher, others = experts.Dispatcher(4, group), "rank 1 of the group was given what cannot be dispatched"
-        refused(world, dispatcher, (x, chosen + 4), "token 0 chooses expert 4: there are 0 to 3", others)
+        dispatcher, others = experts.Dispatcher(4, group), "rank 1 of the group got invalid arguments"
+        refused(world, dispatcher, (x, chosen + 4), "token 0 chooses expert 4; allowed are 0 to 3", others)
         refused(world, dispatcher, (x, chosen - 2), "token 0 chooses expert -2", others)
-        refused(world, dispatcher, (x, chosen[:3]), r"what is chosen is \[3, 2\] of int64", others)
-        refused(world, dispatcher, (x, chosen.float()), "of float32; it must be of whole numbers", others)
+        refused(world, dispatcher, (x, chosen[:3]), r"the chosen experts are \[3, 2\] of int64", others)
+        refused(world, dispatcher, (x, chosen.float()), "of float32; they must be integers", others)
         refused(world, dispatcher, (x.long(), chosen), r"tokens are \[4, 8\] of int64; they must", others)
         refused(world, dispatcher, (x, chosen.tolist()), "chosen must be a tensor, not list", others, TypeError)
         refused(world, dispatcher, (None, chosen), "tokens must be a tensor, not NoneType", others, TypeError)
@@ -302,9 +302,9 @@ def mistakes(world):
     for text, given in (("this batch has been combined", (batch.tokens, torch.ones(4, 2))),):
         with pytest.raises(ValueError, match=text):
             dispatcher.combine(*given, batch)
-    for wrong, text in ((dict(experts=5), "5 experts cannot be dealt out evenly to 2 ranks: take a multiple of 2"),
+    for wrong, text in ((dict(experts=5), "5 experts cannot be divided evenly among 2 ranks: use a multiple of 2"),
                         (dict(experts=4, capacity=0), "a capacity of 0 rows drops every token"),
-                        (dict(experts=4, pad=True), "pad makes room for `capacity` rows"),
+                        (dict(experts=4, pad=True), "pad needs a capacity"),
                         (dict(experts=4, group=dist.GroupMember.NON_GROUP_MEMBER), "this rank is in no such group")):
         with pytest.raises(ValueError, match=text):
             experts.Dispatcher(**wrong)
@@ -315,7 +315,7 @@ def test_mistakes_are_told_to_all(shared):
 
 
 def mistakes_in_common(world):
-    x, chosen, others = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64), "rank 1 of the group was given what"
+    x, chosen, others = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64), "rank 1 of the group got invalid"
     dispatcher = experts.Dispatcher(4)
     for outputs, weights, text in ((lambda rows: rows.double(), torch.ones(4, 2), "outputs are .* of float64 on"),
                                    (lambda rows: rows[:, :4], torch.ones(4, 2), "the experts' outputs are"),
@@ -332,7 +332,7 @@ def mistakes_in_common(world):
         dispatcher.combine(batch.tokens, [1.0] if world.rank == 1 else torch.ones(4, 2), batch)
     decoder = experts.Decoder(4, 8, 4)
     for wrong, text in (((torch.ones(5, 8), chosen), "this Decoder takes at most 4 of 8"),
-                        ((x, chosen[:2]), r"what is chosen is \[2, 2\]"),
+                        ((x, chosen[:2]), r"the chosen experts are \[2, 2\]"),
                         ((x, chosen.tolist()), "chosen must be a tensor, not list"),
                         ((x, chosen), "a token chooses an expert twice"),
                         ((x, chosen + 7), "token 0 chooses expert 7")):

@@ -247,8 +247,8 @@ def test_message_that_does_not_come(recorded):
     recorded(3).outcomes(waits_for_a_message)
     report = _trace.describe(traces_in(recorded.folder)).splitlines()
     assert report[:2] == ["traces of ranks 0, 2",
-                          "no trace of rank 1: gone, or still busy elsewhere and not told that the others failed"]
-    assert report[3] == "group 0 (default_pg), ranks 0-2: those with a trace have all completed 1 operation"
+                          "no trace of rank 1: ended, or still busy elsewhere and unaware that the others failed"]
+    assert report[3] == "group 0 (default_pg), ranks 0-2: the ranks with a trace have all completed 1 operation"
     assert report[6].startswith("  rank 0 is in a message: recv [3] float (waits_for_a_message, ")
     assert report[6].endswith(" from rank 2") and report[7].startswith("  rank 2 has called nothing")
     with pytest.raises(AssertionError, match="Missing dump files from ranks {1}"):

@@ -45,7 +45,7 @@ def whole(parameters):
     return flat(parameter.full_tensor() for parameter in parameters)
 
 
-# ---- what can be set on a model that is sharded already ----
+# ---- what can be set on a model that is already sharded ----
 def prefetched(model):
     first, second, third, _ = layers = [*parts(model)[1:], parts(model)[0]]
     first.set_modules_to_forward_prefetch([second, third])

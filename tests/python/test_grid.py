@@ -56,13 +56,13 @@ def test_what_is_left_is_data_parallel():
     assert layout.sizes["dp"] == 4 and experts is None
     _, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 2, None)
     assert experts.sizes == {"tp": 2, "cp": 1, "ep": 2, "dp": 2, "pp": 2}
-    refused(ValueError, "is no whole number of 32 bits", lambda: layout.find("tp", (1 << 32) + 1))
+    refused(ValueError, "is not a 32-bit integer", lambda: layout.find("tp", (1 << 32) + 1))
     layout, experts = layouts(16, ORDER, {"tp": 4, "cp": 1, "dp": None, "pp": 2}, 4, 1)
     assert experts.sizes == {"tp": 1, "cp": 1, "ep": 4, "dp": 2, "pp": 2}
     assert experts.groups("pp") == layout.groups("pp")
     refused(ValueError, "tp 3 x cp 1 x pp 2 are 6 ranks, which do not divide the 16",
             lambda: layouts(16, ORDER, {"tp": 3, "cp": 1, "dp": None, "pp": 2}, 1, 1))
-    refused(ValueError, "tp 2 x cp 1 x dp 2 x pp 2 .*are 8 ranks, and there are 16|are 8 ranks, and there are 16",
+    refused(ValueError, "tp 2 x cp 1 x dp 2 x pp 2 .*are 8 ranks, but there are 16|are 8 ranks, but there are 16",
             lambda: layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": 2, "pp": 2}, 1, 1))
     refused(ValueError, "the order \"tp-pp\" does not name it",
             lambda: layouts(16, "tp-pp", {"tp": 2, "cp": 1, "dp": 4, "pp": 2}, 1, 1))
@@ -76,9 +76,9 @@ def test_what_would_stay_inside_a_host():
             lambda: layout.check_inside("tp", hosts))
     layout.check_inside("dp", hosts)
     wide = Layout("tp-dp", {"tp": 8, "dp": 2}, 16)
-    refused(ValueError, "ranks 0, 1, 2, 3, 4, 5, 6, 7, on hosts 0, 1; a group has 8 ranks, and a host as few as 4",
+    refused(ValueError, "ranks 0, 1, 2, 3, 4, 5, 6, 7, on hosts 0, 1; a group has 8 ranks, but a host as few as 4",
             lambda: wide.check_inside("tp", [rank // 4 for rank in range(16)]))
-    refused(ValueError, "the hosts of 1 ranks, and there are 8", lambda: layout.straddles("tp", [0]))
+    refused(ValueError, "hosts are given for 1 ranks, but there are 8", lambda: layout.straddles("tp", [0]))
 
 
 # ---- groups of torch ----
@@ -100,7 +100,7 @@ def run_groups(world):
     dist.all_reduce(total, group=made.group("dp"))                      # made anew
     with_experts = torch_tutti.grid(tp=2, ep=2, expert_tp=1)
     assert with_experts.experts.group("ep") is made.group("tp")          # the same ranks
-    refused(ValueError, "names xp, which is no axis", lambda: made.group("xp"))
+    refused(ValueError, "names xp, which is not an axis", lambda: made.group("xp"))
     refused(ValueError, "a mesh of \\('tp', 'dp-tp'\\)", lambda: made.mesh("tp", "dp-tp"))
     refused(ValueError, "tp 3 x cp 1 x pp 1 are 3 ranks", lambda: torch_tutti.grid(tp=3))
     assert made.hosts() == sorted(made.hosts()) and len(set(made.hosts())) == world.hosts
@@ -164,7 +164,7 @@ def test_the_command(capsys):
     assert "order=\"tp-dp-pp-cp\" would keep them inside" in capsys.readouterr().err
     assert main(["grid", "--ranks", "8", "--hosts", "3"]) == 1
     assert "8 ranks are not the same number on each of 3 hosts" in capsys.readouterr().err
-    assert main(["grid", "--ranks", "100000000000"]) == 1 and "32 bits" in capsys.readouterr().err
+    assert main(["grid", "--ranks", "100000000000"]) == 1 and "32-bit" in capsys.readouterr().err
     assert main(["grid", "--ranks", "8", "--tp", "3"]) == 1
     assert "which do not divide the 8" in capsys.readouterr().err
 
@@ -179,7 +179,7 @@ def test_the_picture(capsys, tmp_path):
     assert "1025 ranks; a picture has room for 1024" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "out.gif"])
-    assert "'out.gif' has to end in .png, .svg, .pdf" in capsys.readouterr().err
+    assert "'out.gif' must end in .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_groups_of_a_picture():

@@ -136,7 +136,7 @@ def test_stretches():
 
 @pytest.mark.parametrize("message, wire, text", [
     (20000.0, 0.1, "20 us (α), {}, a byte 0.1 ns (β), so 10 GB/s; measured when the group joined"),
-    (15000.0, 0.32, "15 us (α), {}, a byte 0.32 ns (β), so 3.12 GB/s; typical figures: they were not measured")])
+    (15000.0, 0.32, "15 us (α), {}, a byte 0.32 ns (β), so 3.12 GB/s; typical parameters: they were not measured")])
 def test_what_is_between_hosts(message, wire, text):
     figures = {"message": {"value": message, "typical": 15000.0},
                "announced": {"value": 40000.0, "typical": 45000.0}, "wire": {"value": wire, "typical": 0.32}}

@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch_tutti as tutti
 from torch.nn.functional import layer_norm, rms_norm
 
+UNTRAINED = "a gradient, but all_reduce_norm has no backward pass"
 TYPES = torch.float32, torch.bfloat16, torch.float16
 
 
@@ -104,24 +105,24 @@ def test_other_backends_do_it_in_steps(shared):
 def mistakes(world):
     x, w = torch.ones(4, 8), torch.ones(8)
     for arguments, options, text in (
-            ((x.double(),), {}, "all_reduce_norm: the input is float64; rows of float32, bfloat16 and float16"),
-            ((torch.ones(4, 8, dtype=torch.complex64),), {}, "the input is complex64; rows"),
+            ((x.double(),), {}, "all_reduce_norm: the input is float64; only rows of float32, bfloat16 and float16"),
+            ((torch.ones(4, 8, dtype=torch.complex64),), {}, "the input is complex64; only rows"),
             ((torch.tensor(1.0),), {}, "the input has no rows"),
-            ((torch.ones(4, 8, requires_grad=True),), {}, "requires a gradient, and this has none"),
-            ((x, torch.ones(8, requires_grad=True)), {}, "the weight requires a gradient, and this has none"),
-            ((x, w), {"bias": torch.ones(8, requires_grad=True)}, "the bias requires a gradient, and this has none"),
-            ((x, w), {"residual": torch.ones(4, 8).requires_grad_()}, "the residual requires a gradient, and this"),
+            ((torch.ones(4, 8, requires_grad=True),), {}, f"requires {UNTRAINED}"),
+            ((x, torch.ones(8, requires_grad=True)), {}, f"the weight requires {UNTRAINED}"),
+            ((x, w), {"bias": torch.ones(8, requires_grad=True)}, f"the bias requires {UNTRAINED}"),
+            ((x, w), {"residual": torch.ones(4, 8).requires_grad_()}, f"the residual requires {UNTRAINED}"),
             ((torch.ones(8, 4).t(),), {}, "the input tensor is not contiguous"),
             ((torch.ones(4, 0),), {}, "rows of 0 columns: there must be 1"),
             ((x, torch.ones(9)), {}, r"the weight has sizes \[9\]: it must have 8 elements, for 1 rows of 8"),
             ((x, w.bfloat16()), {}, "the weight is bfloat16, but the input is float32"),
             ((x, w), {"bias": torch.ones(4, 8)}, r"the bias has sizes \[4, 8\]: it must have 8 elements"),
             ((x, w), {"residual": torch.ones(3, 8)}, r"the residual has sizes \[3, 8\]: it must have 32 elements"),
-            ((x, w), {"residual": x}, "the residual overlaps with what is sent"),
+            ((x, w), {"residual": x}, "the residual overlaps with the send buffer"),
             ((x, w), {"residual": torch.ones(4, 8), "own_rows": True} if world.hosts == 1 else {"eps": -1.0},
              "it must have 16 elements, for 2 rows of 8" if world.hosts == 1 else "it must be 0 or more"),
             ((x, w), {"eps": -1.0}, "epsilon is -1: it must be 0 or more"),
-            ((x, w), {"kind": "batch"}, 'kind "batch" is not known: "rms" and "layer" are')):
+            ((x, w), {"kind": "batch"}, 'kind "batch" is unknown: use "rms" or "layer"')):
         with pytest.raises(ValueError, match=text):
             tutti.all_reduce_norm(*arguments, **options)
     with pytest.raises(ValueError, match="-1 rows; there must be 0 or more"):

@@ -144,18 +144,18 @@ def test_compiles_whole(compiling, backend, sequence, whole):                   
 
 # ---- mistakes ----
 def mistakes(world):
-    refused(ValueError, "out_features of 7 cannot be divided among 2 ranks; the next size that can is 8",
+    refused(ValueError, "out_features of 7 cannot be divided among 2 ranks; the next possible size is 8",
             lambda: ColumnLinear(4, 7))
     refused(ValueError, "in_features of 5 .* is 6", lambda: RowLinear(5, 4))
     refused(ValueError, "a sequence of 3 .* is 4", lambda: RowLinear(4, 4, sequence=True)(torch.ones(2, 3, 2)))
     refused(ValueError, f"got .*3, 5.* on rank {world.rank}; it takes 4 features",
             lambda: ColumnLinear(4, 4)(torch.ones(3, 5)))
-    refused(IndexError, f"token 9 on rank {world.rank}; there are 0 to 8",
+    refused(IndexError, f"token 9 on rank {world.rank}; allowed are 0 to 8",
             lambda: VocabularyEmbedding(9, 4)(torch.tensor([1, 9])))
-    refused(ValueError, "the target has the logits' shape",
+    refused(ValueError, "the target must be integers of the logits' shape",
             lambda: cross_entropy(torch.ones(2, 3), torch.ones(3, dtype=torch.long)))
     target = torch.tensor([1, 6 if world.rank else 2])
-    refused(IndexError, "target 6 on rank 1; there are 0 to 5" if world.rank else "a target of rank 1 is wrong",
+    refused(IndexError, "target 6 on rank 1; allowed are 0 to 5" if world.rank else "a target of rank 1 is wrong",
             lambda: cross_entropy(torch.ones(2, 3), target))
     norm = torch.nn.LayerNorm(4)
     parallel.sum_gradients(norm)
@@ -314,7 +314,7 @@ def padded(world):
                 equal_ends(ours, judge, **settings)
             check_state(ours, judge, rtol=0, atol=0)
             assert not world.rank or not ours.head.weight[5].any()
-    refused(IndexError, f"target 11 on rank {world.rank}; there are 0 to 10",
+    refused(IndexError, f"target 11 on rank {world.rank}; allowed are 0 to 10",
             lambda: cross_entropy(ours(IDS), torch.full((4, 3), 11), classes=11))
     torch.testing.assert_close(cross_entropy(ours(IDS), IDS.int(), classes=11),
                                cross_entropy(ours(IDS), IDS, classes=11))

@@ -326,9 +326,9 @@ def test_split():
     assert [name for part in parts for name in part.state_dict()] == list(layers.state_dict())
     assert list(map(len, Pipeline("1f1b", 2, 4).split([nn.ReLU(), nn.ReLU(), nn.ReLU()]))) == [2, 1]
     assert list(map(len, Pipeline("1f1b", 2, 4).split(nn.ModuleList([nn.ReLU(), nn.ReLU()])))) == [1, 1]
-    refused(ValueError, "3 layers for 4 stages; a stage has at least one", lambda: Pipeline("1f1b", 4, 4).split(
+    refused(ValueError, "3 layers for 4 stages; each stage needs at least one", lambda: Pipeline("1f1b", 4, 4).split(
         layers[:3]))
-    refused(ValueError, "a list, and not a Linear", lambda: Pipeline("1f1b", 4, 4).split(layers[0]))
+    refused(ValueError, "a list, not a Linear", lambda: Pipeline("1f1b", 4, 4).split(layers[0]))
 
 
 # ---- mistakes: all ranks get the same, and the group is as it was ----
@@ -336,17 +336,18 @@ def wrong_stages(world):
     def refuse(text, stages, name="zb-v", microbatches=4, group=None):
         refused(ValueError, text, lambda: Pipeline(name, 2, microbatches).runner(stages, loss_of, group))
     two, me, wrapped = [Block(0), Block(1)], world.rank, nn.parallel.DistributedDataParallel(Block(0))
-    refuse("rank 1 of zb-v .*: 1 modules for the stages 1, 2; each has one", two[me:])
+    refuse("rank 1 of zb-v .*: 1 modules for the stages 1, 2; each needs one", two[me:])
     refuse("rank 0 of zb-v .*: stage 3 is a dict, not a module", two if me else [Block(0), {}])
     refuse("rank 0 of 1f1b .*: stage 0 is a NoneType, not a module", Block(0) if me else None, "1f1b")
     refuse("rank 0 has zb-v of 2 ranks, stages on each: 2, microbatches: 4; rank 1 has .* microbatches: 5", two,
            microbatches=4 + me)
     refuse("rank 0 has gpipe .*; rank 1 has 1f1b", Block(0), "1f1b" if me else "gpipe")
-    refuse("stage 1 is a DistributedDataParallel, .*; give its module, and average gradients after the step",
+    refuse("stage 1 is a DistributedDataParallel, .*; pass its module, and average gradients after the step",
            wrapped if me else wrapped.module, "1f1b")
-    refuse("rank 0 of 1f1b .*: stage 0 is on meta, for which the group is not of tutti", Block(0).to("meta"), "1f1b")
+    refuse("rank 0 of 1f1b .*: stage 0 is on meta, but the group uses another backend than tutti for it",
+           Block(0).to("meta"), "1f1b")
     refuse("backend for CPU tensors is gloo, not tutti", two, group=world.gloo)
-    refused(ValueError, "it has 3 ranks, and the group 2", lambda: Pipeline("1f1b", 3, 4).runner(two))
+    refused(ValueError, "it has 3 ranks, but the group has 2", lambda: Pipeline("1f1b", 3, 4).runner(two))
     others = [dist.new_group([rank]) for rank in range(2)][1 - me]
     refuse("this rank is in no such group", two, group=others)
 
@@ -366,11 +367,11 @@ def wrong_calls(world):
     refuse("pipeline: rank 0: step\\(\\) without arguments", lambda: runner.step(target=y))
     refuse("pipeline: rank 1: step\\(\\) without a target", lambda: runner.step(x))
     refuse("rank 0: eval\\(\\) without arg.*; rank 1: eval\\(\\) with a list", lambda: runner.eval(target=([],)))
-    refuse("rank 1: step\\(\\) with a target, and the runner has no loss_fn", lambda: without.step(x, target=y))
-    refuse("rank 1: step\\(\\) with a target that has no tensors", lambda: runner.step(x, target=()))
+    refuse("rank 1: step\\(\\) with a target, but the runner has no loss_fn", lambda: without.step(x, target=y))
+    refuse("rank 1: step\\(\\) with a target that contains no tensor", lambda: runner.step(x, target=()))
     refuse("rank 0: step\\(\\) with a tensor without dim", lambda: runner.step(torch.ones(()), target=y))
-    refuse("rank 0: step\\(\\) with a str, where tensors are cut", lambda: runner.step(x, "x", target=y))
-    refuse("rank 0: .* with 3 rows for 4 microbatches; each has at least one", lambda: runner.step(x[:3], target=y))
+    refuse("rank 0: step\\(\\) with a str, but tensors are divided", lambda: runner.step(x, "x", target=y))
+    refuse("rank 0: .* with 3 rows for 4 microbatches; each needs one or more", lambda: runner.step(x[:3], target=y))
     refuse("rank 0: .* with tensors of 8 and 32 rows", lambda: runner.step(x, x[:8], target=y))
     refuse("rank 0: .* requires gradients: they end at", lambda: runner.step(x.clone().requires_grad_(), target=y))
     refuse("rank 0 calls step\\(\\) with 8 rows; rank 1 calls step\\(\\) with 32 rows",
@@ -486,8 +487,8 @@ def run_wrong_output(world, act, loss_fn):
 
 
 @pytest.mark.parametrize("act, text", [
-    (gives, "stage 0 gives a dict; it is to give a tensor, or a tuple of tensors"),
-    (gives_none, "stage 0 gives a tuple with a NoneType; it is to give a tensor, or a tuple of tensors")])
+    (gives, "stage 0 returns a dict; it must return a tensor, or a tuple of tensors"),
+    (gives_none, "stage 0 returns a tuple with a NoneType; it must return a tensor, or a tuple of tensors")])
 def test_outputs_that_are_no_tensors(fresh, act, text):
     outcomes = fresh(2).outcomes(run_wrong_output, act, loss_of)
     failures(outcomes[:1], "ValueError", text)
@@ -497,7 +498,8 @@ def test_outputs_that_are_no_tensors(fresh, act, text):
 
 def test_a_loss_that_is_no_number(fresh):
     outcomes = fresh(2).outcomes(run_wrong_output, gives_it, many)
-    failures(outcomes[1:], "ValueError", "loss_fn gives a tensor of 4 elements; it is to give a tensor with one number")
+    failures(outcomes[1:], "ValueError",
+             "loss_fn returns a tensor of 4 elements; it must return a tensor with one number")
     failures(outcomes[:1], "AbortedError", "stage 0, ", "microbatch")
 
 
@@ -508,7 +510,7 @@ def test_element_types_have_codes_of_their_own():
                  messages.Part(torch.uint64, False, (7,)))
     assert messages._written(signature) == [0, 1, 2, 2, 3, 1, 0, 0, 15, 0, 1, 7]
     assert messages._read(messages._written(signature)) == signature
-    with pytest.raises(ValueError, match="pipeline: activations of torch.qint8 cannot be sent; convert them, to one of "
+    with pytest.raises(ValueError, match="pipeline: activations of torch.qint8 cannot be sent; convert them to one of "
                                          "torch.float32, torch.bfloat16"):
         messages._written((messages.Part(torch.qint8, False, ()),))
 

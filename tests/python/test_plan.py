@@ -127,7 +127,7 @@ def test_the_command(capsys):
 
 @pytest.mark.parametrize("words, text", [
     (["--ranks", "4"], "give --model"), (["--ranks", "4", "--parameters", "1B"], "give --model"),
-    (["--ranks", "4", "--model", "llama-7b", "--layers", "3"], "--model says all sizes"),
+    (["--ranks", "4", "--model", "llama-7b", "--layers", "3"], "--model defines all sizes"),
     (["--ranks", "4", "--hosts", "3", "--model", "llama-7b"], "4 ranks are not the same number on each of 3 hosts"),
 ])
 def test_what_is_refused(capsys, words, text):
@@ -139,7 +139,7 @@ def test_what_is_refused(capsys, words, text):
     (["--ranks", "0"], "is not a whole number of at least 1"),
     (["--ranks", "4", "--parameters", "many"], "such as 350M or 1.3B"),
     (["--ranks", "4", "--model", "gpt5"], "invalid choice"),
-    (["--ranks", "4", "--share", "2"], "no share, above 0 and 1 at most"),
+    (["--ranks", "4", "--share", "2"], "not a share in (0, 1]"),
 ])
 def test_what_is_not_understood(capsys, words, text):
     with pytest.raises(SystemExit):

@@ -425,13 +425,14 @@ REFUSED = [
      "64 ranks are not the same number on each of 3 hosts"),
     (["--model", "gpt3-175b", "--gpus", "8", "--memory", "80GB"], "nothing fits 80.0 GB of a device; the least is "),
     (["--model", "llama-7b", "--gpus", "7", "--tp", "3"],
-     "no way divides 7 devices with --tp 3: tp divides the model's 32"),
+     "no division fits 7 devices with --tp 3: tp divides the model's 32"),
     (["--model", "llama-7b", "--gpus", "8", "--zero", "3", "--pp", "2"], "stages 2 and 3 of ZeRO have none"),
-    (["--model", "llama-7b", "--gpus", "8", "--batch-tokens", "2000"], "the next that are: 2048"),
-    (["--model", "llama-7b", "--gpus", "8", "--top", "3", "--compress", "int8"], "--compress is for the table of ZeRO"),
-    (["--model", "llama-7b", "--gpus", "8", "--measure", "--link", "1GB/s"], "leave --link and --local-link out"),
+    (["--model", "llama-7b", "--gpus", "8", "--batch-tokens", "2000"], "the next possible number is 2048"),
+    (["--model", "llama-7b", "--gpus", "8", "--top", "3", "--compress", "int8"],
+     "--compress applies only to the table of ZeRO"),
+    (["--model", "llama-7b", "--gpus", "8", "--measure", "--link", "1GB/s"], "leave out --link and --local-link"),
     (["--gpus", "8", "--memory", "80GB"], "give --model"),
-    (["--model", "llama-7b", "--gpus", str(10 ** 30), "--top", "3"], "a plan is for 1048576 at most"),
+    (["--model", "llama-7b", "--gpus", str(10 ** 30), "--top", "3"], "a plan has at most 1048576"),
     (["--model", "llama-7b", "--gpus", "8", "--batch-tokens", str(10 ** 30)], "--batch-tokens is more than"),
     (["--parameters", "1B", "--layers", str(10 ** 400), "--width", "8", "--heads", "1", "--gpus", "8", "--json"],
      "--layers is more than"),
@@ -445,14 +446,15 @@ def test_what_is_refused(capsys, words, text):
 
 
 NOT_UNDERSTOOD = [
-    ("--link", "400", "'400' is no speed of a link, such as 400gbit"),
-    ("--link", "400gbit,x", "'x' is no time of a message"),
-    ("--memory", "80", "'80' is no amount of memory, such as 80GB"), ("--memory", "0GB", "is no amount of memory"),
-    ("--flops", "fast", "'fast' is no speed of a device"), ("--efficiency", "1.5", "no share, above 0 and 1 at most"),
-    ("--batch-tokens", "4e6", "'4e6' is no number of tokens"), ("--picture", "plan.gif", "has to end in .png"),
+    ("--link", "400", "'400' is not a speed of a link, such as 400gbit"),
+    ("--link", "400gbit,x", "'x' is not a latency"),
+    ("--memory", "80", "'80' is not an amount of memory, such as 80GB"),
+    ("--memory", "0GB", "is not an amount of memory"),
+    ("--flops", "fast", "'fast' is not a speed of a device"), ("--efficiency", "1.5", "not a share in (0, 1]"),
+    ("--batch-tokens", "4e6", "'4e6' is not a number of tokens"), ("--picture", "plan.gif", "must end in .png"),
     ("--tp", "0", "is not a whole number of at least 1"), ("--zero", "4", "invalid choice"),
     ("--device", "b300", "invalid choice"),
-    ("--schedule", "dualpipe", "invalid choice"), ("--parameters", "9" * 400 + "B", "is no number of parameters")]
+    ("--schedule", "dualpipe", "invalid choice"), ("--parameters", "9" * 400 + "B", "is not a number of parameters")]
 
 
 @pytest.mark.parametrize("option, value, text", NOT_UNDERSTOOD)

@@ -383,7 +383,7 @@ def run_twice(world):
     node = ps.join(model, sgd)
     train(node, model, 1)
     if world.rank == 0:
-        refused(RuntimeError, "this server has served; join again", node.serve)
+        refused(RuntimeError, "this server has finished; join again", node.serve)
     total = torch.ones(1)
     dist.all_reduce(total)                                              # the default group is as it was
     assert total == world.size

@@ -32,6 +32,6 @@ def test_losses_are_smoothed():
 
 
 def test_pictures_that_cannot_be(monkeypatch):
-    refused(ValueError, "there is nothing to draw: no mode has run", lambda: picture.draw([], "out.png"))
+    refused(ValueError, "there is nothing to plot: no mode has run", lambda: picture.draw([], "out.png"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     refused(ImportError, "a picture needs matplotlib: pip install matplotlib", lambda: picture.draw([], "out.png"))

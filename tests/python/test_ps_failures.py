@@ -68,7 +68,7 @@ def test_a_killed_server_is_told_to_all_workers(fresh, victim, servers, mode):
     failures(outcomes[servers:], "PeerError", f"ps: rank {victim}, a server, {LOST}", "died",
              "start all ranks again from a checkpoint")
     for outcome in outcomes[:victim]:                                   # the other server ends, too
-        assert outcome.value.lost == dict.fromkeys(range(servers, servers + 2), "it failed, and said so")
+        assert outcome.value.lost == dict.fromkeys(range(servers, servers + 2), "it failed, and reported so")
 
 
 def killed_before_the_end(world):
@@ -127,7 +127,7 @@ def fails(world):
 def test_a_worker_that_fails_says_so(fresh):
     outcomes = fresh(3).outcomes(fails)
     failures(outcomes[2:], "KeyError", "a mistake of the program")
-    assert outcomes[0].value.lost == {2: "it failed, and said so"} and outcomes[0].value.pushes == {1: 5, 2: 2}
+    assert outcomes[0].value.lost == {2: "it failed, and reported so"} and outcomes[0].value.pushes == {1: 5, 2: 2}
     assert torch.equal(outcomes[1].value, by_one([(1, 2)] * 2 + [(1,)] * 3))
 
 
@@ -147,7 +147,7 @@ def optimizer_fails(world, backend):
 def test_an_optimizer_that_fails_ends_the_server(fresh, backend):
     outcomes = fresh(3, join=backend == "tutti").outcomes(optimizer_fails, backend)
     failures(outcomes[:1], "ArithmeticError", "this optimizer cannot")
-    failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see what it raised)")
+    failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see its own error)")
 
 
 def optimizer_fails_at_the_end(world):
@@ -171,7 +171,7 @@ def optimizer_fails_at_the_end(world):
 def test_a_worker_leaves_a_server_that_has_failed(fresh):
     outcomes = fresh(3).outcomes(optimizer_fails_at_the_end)
     failures(outcomes[:1], "ArithmeticError", "this optimizer cannot")
-    failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see what it raised)")
+    failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see its own error)")
 
 
 class Reentrant(nn.Module):
@@ -213,7 +213,7 @@ def backward_fails(world, kind):
 def test_a_backward_pass_that_fails(shared, kind):
     server, worker = shared(2).outcomes(backward_fails, kind)
     failures([worker], "RuntimeError", "ps: a backward pass failed when gradients may have left", "leave the with")
-    assert server.value == {1: "it failed, and said so"}
+    assert server.value == {1: "it failed, and reported so"}
 
 
 # ---- mistakes ----
@@ -230,22 +230,22 @@ def whole_numbers():
 
 
 MISTAKES = {                            # what join is told, by the text; all ranks are told alike
-    "servers=0 of 3 ranks; at least one is a server, at least one a worker": {"servers": 0},
+    "servers=0 of 3 ranks; one or more must be servers, and one or more workers": {"servers": 0},
     "servers=3 of 3 ranks": {"servers": 3},
     "servers=-1 of 3 ranks": {"servers": -1},
     "servers='two' of 3 ranks": {"servers": "two"},
-    "mode='fast'; there are sync, async, bounded": {"mode": "fast"},
-    "staleness=None with mode='bounded'; mode=\"bounded\" needs it, others have none": {"mode": "bounded"},
+    "mode='fast'; the modes are sync, async, bounded": {"mode": "fast"},
+    "staleness=None with mode='bounded'; only mode=\"bounded\" takes it": {"mode": "bounded"},
     "staleness=2 with mode='sync'": {"staleness": 2},
-    "staleness=-1; it is a number of pushes, 0 or more": {"mode": "bounded", "staleness": -1},
-    "staleness=0.5; it is a number of pushes": {"mode": "bounded", "staleness": 0.5},
-    "slice_bytes=0; it is a number of bytes, 1 or more": {"slice_bytes": 0},
+    "staleness=-1; it must be a number of pushes, 0 or more": {"mode": "bounded", "staleness": -1},
+    "staleness=0.5; it must be a number of pushes": {"mode": "bounded", "staleness": 0.5},
+    "slice_bytes=0; it must be a number of bytes, 1 or more": {"slice_bytes": 0},
     "servers=2, and the model is 1 slices of slice_bytes=1048576: take fewer servers, or smaller": {"servers": 2},
     "the model has no parameters to train": {"model": nn.ReLU},
     "0.weight is torch.float32 on cpu, not contiguous": {"model": transposed},
-    "0.weight is torch.complex64 on cpu, contiguous; what is trained are contiguous floating": {"model": whole_numbers},
+    "0.weight is torch.complex64 on cpu, contiguous; trained parameters must be contiguous floating": {"model": whole_numbers},
     "ZeroDivisionError: float division by zero (rank 0)": {"optimizer": lambda named: 1.0 / 0},
-    "optimizer gave int; it makes one of torch.optim (rank 0)": {"optimizer": lambda named: 1},
+    "optimizer returned int; it must return one of torch.optim (rank 0)": {"optimizer": lambda named: 1},
 }
 
 
@@ -280,8 +280,9 @@ DIFFERENCES = {
     "shape": "rank 1 has 2.weight of shape (51, 50), torch.float32, rank 0 has 2.weight of shape (50, 50), torch.float",
     "name": "rank 1 has head.weight of shape (3, 3), torch.float32, rank 0 has nothing more",
     "frozen": "rank 1 has 0.bias of shape (50,), torch.float32, not trained, rank 0 has 0.bias of shape (50,)",
-    "mode": "rank 1 has mode='async', rank 0 has mode='sync'; all ranks take the same arguments and the same model",
-    "mistake": "mode=[]; there are sync, async, bounded (rank 1)",
+    "mode": "rank 1 has mode='async', rank 0 has mode='sync'; all ranks must pass the same "
+            "arguments and the same model",
+    "mistake": "mode=[]; the modes are sync, async, bounded (rank 1)",
 }
 
 

@@ -260,7 +260,7 @@ def share_a_copy(world):
         loss_of(model(batch(step, world.rank))).backward()
     assert is_shared(bucket_of(model))
     assert bucket_of(original) is None
-    with pytest.raises(ValueError, match="torch has rebuilt the buckets of this model already"):
+    with pytest.raises(ValueError, match="torch has already rebuilt the buckets of this model"):
         tutti.share_buckets(model)
 
 

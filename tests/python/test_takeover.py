@@ -86,9 +86,9 @@ def test_what_torch_is_asked_for(asked, names, given):
 @pytest.mark.parametrize("names, error, text", [
     (("ncll",), ValueError, 'cannot take over "ncll": torch knows no backend of this name; it knows gloo, nccl'),
     (("mpi",), ValueError, 'cannot take over "mpi": torch makes its groups without a store'),
-    (("tutti",), ValueError, "it is tutti already"),
+    (("tutti",), ValueError, "it already is tutti"),
     ((), ValueError, r'as in take_over\("nccl", "gloo"\)'),
-    ((None,), TypeError, "names of backends as text, not NoneType"),
+    ((None,), TypeError, "names of backends as str, not NoneType"),
 ])
 def test_names_that_cannot_be_taken_over(names, error, text):
     with pytest.raises(error, match=text):
@@ -192,7 +192,7 @@ def give_options(world):
 
 def test_options_of_the_other_backend_are_ignored(two):
     for right, said in two.run(give_options):
-        assert right and "pg_options of ProcessGroupGloo._Options mean nothing to tutti and are ignored" in said
+        assert right and "pg_options of ProcessGroupGloo._Options have no meaning for tutti and are ignored" in said
 
 
 def ask_what_is_available(world):
@@ -444,7 +444,7 @@ _takeover.from_environment()
 """
     done = start(sys.executable, "-c", code.replace("import torch,", "import os, torch,").replace(
         "_takeover.from", "os.environ['TUTTI_TAKE_OVER'] = 'gloo'; _takeover.from"))
-    assert "error: TUTTI_TAKE_OVER has no effect: torch" in done.stderr and 'Write "tutti" where' in done.stderr
+    assert "error: TUTTI_TAKE_OVER has no effect: torch" in done.stderr and "Write 'tutti' where" in done.stderr
 
 
 @pytest.mark.one_host("a job of one rank")
@@ -459,13 +459,13 @@ dist.monitored_barrier()
 """
     done = start(sys.executable, "-c", code)
     assert done.stdout == "True True\n" and f"warn: _coalescing_manager of torch {torch.__version__} takes group, " \
-        "devices, and tutti knows one that takes group, device, async_ops: it stays torch's own" in done.stderr
+        "devices, but tutti expects group, device, async_ops: torch's own function stays in place" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, text", [
     ([], "nothing to run; it is used as: tutti run"),
     (["-m"], "nothing to run"),
-    (["no-such-command"], "there is no command no-such-command; a script's name ends in .py"),
+    (["no-such-command"], "command not found: no-such-command; a script's name ends in .py"),
     (["--backends", "ncll", "train.py"], 'cannot take over "ncll"'),
     (["--backends", "", "train.py"], "take_over needs names"),
 ])

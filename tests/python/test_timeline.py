@@ -54,7 +54,7 @@ def test_the_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.svg"
     assert cli.main(["zero", write(tmp_path / "trace.json", [EVENTS], 3), "--picture", str(path), "--steps", "1"]) == 0
-    assert "3 events had no room" in capsys.readouterr().out
+    assert "3 events were dropped" in capsys.readouterr().out
     assert "<svg" in path.read_text()
 
 
@@ -73,7 +73,7 @@ def test_no_file_and_no_step(tmp_path, capsys):
     assert cli.main(["zero", str(tmp_path / "none.json")]) == 1
     assert "No such file" in capsys.readouterr().err
     assert cli.main(["zero", write(tmp_path / "trace.json", [EVENTS[:3]])]) == 1
-    assert "at least two calls of step()" in capsys.readouterr().err
+    assert "call step() at least twice" in capsys.readouterr().err
 
 
 # ---- of trainings ----

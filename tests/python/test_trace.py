@@ -35,16 +35,16 @@ def test_verdicts():
     assert verdict(trace(entry(1)), trace(entry(1))).endswith("all have completed 1 operation")
     assert verdict(trace(entry(1), open_one), trace(entry(1))) == "=> operation 2 was not called by rank 1"
     assert verdict(trace(entry(1), open_one), trace(entry(1), open_one)).startswith(
-        "=> operation 2 was called alike by ranks 0-1 and is not over: it is slow")
+        "=> operation 2 was called identically by ranks 0-1 and is not finished: it is slow")
     assert verdict(trace(entry(1), open_one, ranks="[0, 1]")) == (
-        "=> operation 2 was called alike by rank 0 and is not over: it is slow, or waits for rank 1, of which there is "
-        "no trace")
+        "=> operation 2 was called identically by rank 0 and is not finished: it is slow, or waits for rank 1, which "
+        "left no trace")
     assert verdict(trace(open_one), trace(entry(2, state="started", sizes=((5,),)))) == (
         "=> operation 1 is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
     assert verdict(trace(entry(1), open_one), trace(entry(1), entry(2, state="started", sizes=((5,),)))) == (
         "=> operation 2 differs: all_reduce [4] float on rank 0; all_reduce [5] float on rank 1")
     alike = [trace(entry(1, "tutti:all_to_all", "started", ((size,),))) for size in (4, 5)]
-    assert "called alike" in verdict(*alike)            # which may differ in size
+    assert "called identically" in verdict(*alike)            # which may differ in size
 
 
 PACKAGES = "/v/lib/python3.11/site-packages"
@@ -73,27 +73,27 @@ class Trap:
 
 
 @pytest.mark.parametrize("files, arguments, problem", [
-    (None, [], "is not a folder; traces lie in one, a file for each rank. They are written when a group fails, if TOR"),
+    (None, [], "is not a folder; traces are files in a folder, one for each rank. They are written when a group "),
     ({}, [], "there are no traces in {folder}. They are written when a group fails, if TORCH_FR_BUFFER_SIZE=2000 and "
              "TORCH_FR_DUMP_TEMP_FILE={folder}/trace_ were set for the program, on all ranks"),
     ({"notes.txt": b"x"}, [], "there are no traces in {folder}"),
-    ({"a0": trace(), "b0": trace()}, [], "has files of several kinds: a, b. Say with --prefix which are the traces"),
+    ({"a0": trace(), "b0": trace()}, [], "has files of several kinds: a, b. Select the traces with --prefix"),
     ({"a0": trace()}, ["--prefix", "b"], "there are no traces that begin with 'b' and end in a rank in {folder}"),
     ({"a0": b""}, [], "{folder}/a0 is not a trace of the flight recorder: Ran out of input"),
     ({"a0": pickle.dumps(trace())[:50]}, [], "{folder}/a0 is not a trace of the flight recorder: "),
     ({"a0": b"what is this"}, [], "{folder}/a0 is not a trace of the flight recorder: "),
     ({"a0": {"entries": []}}, [], "{folder}/a0 is not a trace of the flight recorder"),
-    ({"a0": Trap()}, [], "it asks for builtins.print, and a trace holds plain data only"),
+    ({"a0": Trap()}, [], "it refers to builtins.print, but a trace holds only plain data"),
     ({"a0": {**trace(), "entries": None}}, [],
      "{folder}/a0 is not a trace of the flight recorder: trace['entries'] is of type NoneType"),
     ({"a0": {**trace(), "pg_status": {}}}, [],
-     "{folder}/a0 is not a trace of the flight recorder: pg_status has nothing"),
+     "{folder}/a0 is not a trace of the flight recorder: pg_status has no entry"),
     ({"a0": trace(entry(1)), "a1": trace({**entry(1), "state": 5})}, [], "{folder}/a1 is not a trace of the flight "
      "recorder: trace['entries'][0]['state'] is of type int"),
-    ({"a0": trace({**entry(1), "process_group": ("9", "")})}, [], "entries[0] is of no group in pg_config"),
+    ({"a0": trace({**entry(1), "process_group": ("9", "")})}, [], "entries[0] belongs to no group in pg_config"),
     ({"a0": trace(ranks="[0, __import__('os')]")}, [], "the ranks of group '0' are \"[0, __import__('os')]\""),
     ({"a0": {**trace(), "version": "3.1"}}, [], "{folder}/a0 is of version 3.1; this command reads versions 2.x"),
-    ({"a0": trace()}, ["--as", "gloo"], "--as and --out are given together or not at all"),
+    ({"a0": trace()}, ["--as", "gloo"], "--as and --out must be given together"),
     ({"a0": trace()}, ["--as", "gloo", "--out", "{folder}/.."], "has other files, such as "),
 ])
 def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, files, arguments, problem):
@@ -114,9 +114,10 @@ def test_command_does_not_tell_to_set_what_is_set(tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "traces" / "trace_"))
     assert cli.main(["trace", str(tmp_path / "traces")]) == 1
-    assert "TORCH_FR_BUFFER_SIZE is set here; if it was for the program, no rank" in capsys.readouterr().err
+    assert "TORCH_FR_BUFFER_SIZE is set here; if it was set for the program, too, no rank" in capsys.readouterr().err
     assert cli.main(["trace", str(tmp_path)]) == 1
-    assert f"As the environment is here, they are written into {tmp_path}/traces: look" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"With the environment of this command they are written into {tmp_path}/traces: look" in said
 
 
 def test_command(tmp_path, capsys):
@@ -187,7 +188,7 @@ def test_names_of_traces_may_have_digits_before_the_rank(tmp_path, capsys, begin
         assert _trace.read(str(tmp_path / "traces"), *arguments[1:]).of_rank.keys() == set(ranks)
     write(tmp_path / "traces", f"{begins}30", {"rank": 0, **trace()})
     assert cli.main(["trace", str(tmp_path / "traces")]) == 1
-    assert f"files of several kinds: {begins}, {begins}3. Say with --prefix" in capsys.readouterr().err
+    assert f"files of several kinds: {begins}, {begins}3. Select the traces with --prefix" in capsys.readouterr().err
 
 
 def test_torch_knows_no_tutti(tmp_path):

@@ -214,9 +214,9 @@ def run_without_files(world, folder, options):
     whole = {"model": small.state_dict(), "optimizer": third.sharded_state().state_dict()["optimizer"]}
     third.sharded_state().load_state_dict(whole)
     small_state = third.sharded_state().state_dict()
-    refused(ValueError, "elements in the state, and should have", lambda: third.sharded_state().load_state_dict(
+    refused(ValueError, "elements in the state, but should have", lambda: third.sharded_state().load_state_dict(
         {**small_state, "model": dict.fromkeys(small_state["model"], torch.zeros(9, 9, 9))}))
-    refused(ValueError, "it is of other numbers of ranks", lambda: third.sharded_state().load_state_dict(
+    refused(ValueError, "it was saved with another number of ranks", lambda: third.sharded_state().load_state_dict(
         {**small_state, "model": dict.fromkeys(small_state["model"], Parts((9, 9), torch.float32))}))
     refused(ValueError, "the state has no 'scale'", lambda: third.sharded_state().load_state_dict(
         {**small_state, "model": {}}))
@@ -307,7 +307,7 @@ def run_hooked(world, folder):
     dcp.load({"training": optimizer.sharded_state()}, checkpoint_id=folder)
     assert torch.equal(values(model), before)
     model.register_state_dict_post_hook(lambda module, state, *_: state.update(other=state.pop("weight")))
-    refused(ValueError, "has nothing for parameter weight", lambda: optimizer.sharded_state().state_dict())
+    refused(ValueError, "has no entry for parameter weight", lambda: optimizer.sharded_state().state_dict())
 
 
 def test_hooks_of_a_state_dict(shared, tmp_path):

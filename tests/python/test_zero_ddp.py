@@ -127,7 +127,7 @@ def run_programs(world):
             optimizer.step()
             optimizer.zero_grad()
         torch.testing.assert_close(values(wrapped), values(judge))
-    refused(ValueError, "clip all parameters of that model at once",
+    refused(ValueError, "clip all parameters of that model in one call",
             lambda: torch.nn.utils.clip_grad_norm_(list(wrapped.parameters())[:1], 1.0))
     assert torch.nn.utils.clip_grad_norm_(network().parameters(), 1.0) == 0
     before, copied = values(wrapped), copy.deepcopy(wrapped)
@@ -149,16 +149,17 @@ def run_refusals(world):
     ddp = DistributedDataParallel(network())
     adam = torch.optim.AdamW(ddp.parameters())
     refused(ValueError, "use zero.wrap_ddp", lambda: zero.shard(ddp, adam))
-    refused(ValueError, "a Network is no DistributedDataParallel", lambda: zero.wrap_ddp(network(), adam))
+    refused(ValueError, "a Network is not a DistributedDataParallel", lambda: zero.wrap_ddp(network(), adam))
     hooked = DistributedDataParallel(network())
     hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    refused(ValueError, "has a hook of communication", lambda: zero.wrap_ddp(hooked, adam))
+    refused(ValueError, "has a communication hook", lambda: zero.wrap_ddp(hooked, adam))
     optimizer = zero.wrap_ddp(ddp, adam)
-    refused(NotImplementedError, "are zero's", lambda: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook))
-    refused(NotImplementedError, "are zero's", ddp._set_static_graph)
-    with pytest.raises(NotImplementedError, match="are zero's"), Join([ddp]):
+    refused(NotImplementedError, "zero handles the gradients",
+            lambda: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    refused(NotImplementedError, "zero handles the gradients", ddp._set_static_graph)
+    with pytest.raises(NotImplementedError, match="zero handles the gradients"), Join([ddp]):
         pass
-    refused(ValueError, "is sharded already", lambda: zero.wrap_ddp(ddp, adam))
+    refused(ValueError, "is already sharded", lambda: zero.wrap_ddp(ddp, adam))
     go_back(ddp.module, optimizer, 0, world.rank)
     optimizer.step()
 

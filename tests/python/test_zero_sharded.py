@@ -323,7 +323,7 @@ def run_other_units(world):
     model = Picky()
     model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded")
     ids = torch.full((4, 64), world.rank)
-    with pytest.raises(Exception, match="all ranks use the same units in the same order") as error:
+    with pytest.raises(Exception, match="all ranks must use the same units in the same order") as error:
         loss_of(model(ids)).backward()
         optimizer.step()
     return type(error.value) is MismatchError
@@ -354,7 +354,7 @@ def run_hides_its_output(world):
 
     model = Hiding()
     model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded")
-    refused(ValueError, "while its parameters were not gathered: nobody has used the unit",
+    refused(ValueError, "while its parameters were not gathered: the program has not used the unit",
             lambda: model(torch.randn(2, 8)).sum().backward())
 
 
@@ -373,11 +373,11 @@ def run_uneven(world):
     optimizer.step()
     same_on_all_ranks(world, whole_values(model, optimizer))
     model = Network(16)
-    refused(NotImplementedError, "as many ranks on each host",
+    refused(NotImplementedError, "the same number of ranks on each host",
             lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="shared"))
     refused(ValueError, "it can be 'replicated'",
             lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=2, hosts="sharded"))
-    refused(ValueError, "units gathered ahead cannot be",
+    refused(ValueError, "units gathered ahead: one of these is out of range",
             lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded", prefetch=-1))
     dist.barrier()
 

@@ -305,15 +305,15 @@ static bool is_its_own(const struct port *p, struct link *link, const struct end
 static const char *fault_of(const struct port *p, const struct endpoint *from, const struct header *h, bool announced)
 {
     struct link *link = h->from >= 0 && h->from < p->size ? &p->links[h->from] : NULL;
-    if (!link || !is_its_own(p, link, from)) return "its process has sent a message in the name of another";
+    if (!link || !is_its_own(p, link, from)) return "its process has sent a message as another process";
     if (link->lost) return NULL;
     if (h->returned - link->returned > link->charged - link->returned)
-        return "its process has given back more credit than it had";
+        return "its process has returned more credit than it had";
     if (announced && h->id <= link->announced) return "its process has announced a message twice";
     if (link->parked >= PARKED_MOST) return "more than 65536 messages of its process wait to be received";
     bool unasked = h->kind == MESSAGE && !announced;
     if (unasked && link->arrived - link->owed + charge_of(h->bytes) > CREDIT_BYTES)
-        return "its process has sent more bytes unasked than it has credit for";
+        return "its process has sent more eager bytes than it has credit for";
     return NULL;
 }
 _Static_assert(PARKED_MOST == 65536, "as the text says");

@@ -134,7 +134,7 @@ bool link_connect(struct port *p, struct link *link)
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
     router_note_reason(p->base.router);
     link->unreachable = status;
-    link_note_broken(p, link, "no connection can be had");
+    link_note_broken(p, link, "no connection is possible");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
         refuse(p, x, status);

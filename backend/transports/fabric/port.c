@@ -210,7 +210,7 @@ static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
     leave(p);
     if (late)
         router_lose(t->router, member,
-            status_fail(TUTTI_PEER_LOST, "rank %d has not let go of a message of rank %d within %d ms", member, p->rank,
+            status_fail(TUTTI_PEER_LOST, "rank %d has not released a message of rank %d within %d ms", member, p->rank,
                 TRANSPORT_CANCEL_MS));
     return forgotten;
 }
@@ -230,7 +230,7 @@ static bool is_at(const struct port *p, const struct link *link) /* memory of a 
 static void break_endpoint(struct fabric *fabric, struct endpoint *e)
 {
     struct port *polling = fabric->polling;
-    endpoint_note_broken(fabric, e, "it was given up");
+    endpoint_note_broken(fabric, e, "this process closed it");
     fabric->polling = NULL;
     fabric->operations->disconnect(fabric, e);
     fabric->polling = polling;
@@ -242,7 +242,7 @@ static void let_go(struct port *p, struct link *link)
     for (int64_t until_ms = clock_ms() + TRANSPORT_CANCEL_MS; is_at(p, link) && clock_ms() < until_ms;)
         p->fabric->operations->progress(p->fabric);
     if (is_at(p, link))
-        LOG(ERROR, "%s does not let go of memory of rank %d, whose connection was closed", p->fabric->operations->name,
+        LOG(ERROR, "%s does not release memory of rank %d, whose connection was closed", p->fabric->operations->name,
             p->rank);
 }
 static void end_link(struct port *p, struct link *link, tutti_status status)

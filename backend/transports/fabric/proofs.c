@@ -22,7 +22,7 @@ tutti_status endpoint_introduce(const struct fabric *fabric, struct endpoint *e,
     e->life = life;
     e->turn = next_turn();
     if (key_of_pair(key, fabric->process, process, &e->pair)) return TUTTI_OK;
-    return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is not known any more");
+    return status_fail(TUTTI_SYSTEM, "the key that its process shares with this one is no longer known");
 }
 void greeting_begin(const struct fabric *fabric, const struct endpoint *e, struct greeting *out)
 {
@@ -35,7 +35,9 @@ static bool greeting_refuse(const struct fabric *fabric, const char *why)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&logged))
-        LOG(WARN, "%s: a greeting was refused: %s (a stranger, or a host with another TUTTI_SECRET_FILE)",
+        LOG(WARN,
+            "%s: a handshake was refused: %s (from another program, or from a host with another "
+            "TUTTI_SECRET_FILE)",
             fabric->operations->name, why);
     return false;
 }

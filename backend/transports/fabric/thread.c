@@ -70,7 +70,7 @@ tutti_status thread_start(struct fabric *fabric)
     fabric->tender.stop = false;
     fabric->tender.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (fabric->tender.waker < 0)
-        return status_fail(TUTTI_SYSTEM, "no descriptor to wake a thread by: %s", strerror(errno));
+        return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's, not ours */
     int refused = pthread_create(&fabric->tender.thread, NULL, thread_main, fabric);

@@ -340,9 +340,9 @@ static bool is_corrupt(struct shm *shm, const struct link *l)
     if (!l->in.corrupt && !l->out.corrupt) return false;
     router_fail(shm->base.router,
         status_fail(TUTTI_INTERNAL,
-            "rank %d found in the memory it shares with rank %d what rank %d cannot have meant: that memory was "
-            "overwritten, or the ranks run different versions of tutti",
-            shm->base.router->rank, l->rank, l->rank));
+            "rank %d found invalid data in the memory that it shares with rank %d: that memory was overwritten, or the "
+            "ranks run different versions of tutti",
+            shm->base.router->rank, l->rank));
     return true;
 }
 bool link_poll(struct shm *shm, struct link *l)

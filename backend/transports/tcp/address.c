@@ -78,7 +78,7 @@ tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
     if (device) TRY(find_address(device, &name));
     socklen_t bytes = bytes_of(&name);
     int descriptor = s->listener.descriptor = open_socket(name.any.sa_family);
-    if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "no socket for TCP can be had: %s", strerror(-descriptor));
+    if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
     if (name.any.sa_family == AF_INET6) set(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, BACKLOG) != 0
         || getsockname(descriptor, &name.any, &bytes) != 0)

@@ -19,7 +19,7 @@ tutti_status handle_watch(const struct fabric *fabric, struct handle *handle, ui
     int how = !handle->events ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
     if (events == handle->events) return TUTTI_OK;
     if (epoll_ctl(fabric->event, how, handle->descriptor, &what) != 0)
-        return status_fail(TUTTI_SYSTEM, "a socket cannot be watched: %s", strerror(errno));
+        return status_fail(TUTTI_SYSTEM, "epoll cannot watch a socket: %s", strerror(errno));
     handle->events = events;
     return TUTTI_OK;
 }
@@ -60,7 +60,7 @@ void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor
 {
     e->handle.descriptor = descriptor;
     e->base.open = true;
-    if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) endpoint_end(fabric, e, "it cannot be watched");
+    if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) endpoint_end(fabric, e, "epoll cannot watch it");
     else if (h && handshake_encrypt(h, called, &e->tls) != 0) endpoint_end(fabric, e, "it cannot be encrypted");
     else endpoint_push(fabric, e);
     count_open(fabric);
@@ -73,13 +73,13 @@ tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
     if (!twin) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
     twin->base.left = true;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
-        return status_fail(TUTTI_SYSTEM, "no pair of sockets can be had: %s", strerror(errno));
+        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
     for (int i = 0; i < 2; i++) both[i] = descriptor_raised(both[i]);
     if (both[0] < 0 || both[1] < 0) {
         int error = errno;
         for (int i = 0; i < 2; i++)
             if (both[i] >= 0) close(both[i]);
-        return status_fail(TUTTI_SYSTEM, "no pair of sockets can be had: %s", strerror(error));
+        return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(error));
     }
     e->twin = twin;
     twin->twin = e;
@@ -119,7 +119,7 @@ void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why
 }
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
-    endpoint_end(fabric, tcp_of(endpoint), "it was given up");
+    endpoint_end(fabric, tcp_of(endpoint), "this process closed it");
 }
 /* The other side hears the goodbye, closes, and that comes back: then nothing is lost on the way, as it could be if
    this side closed what it has not read to its end. */

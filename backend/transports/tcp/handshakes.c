@@ -133,7 +133,8 @@ void pending_accept(struct fabric *fabric)
             pending_add(fabric, descriptor);
             continue;
         }
-        if (!s->deaf_ms) LOG(WARN, "%s cannot take a call: %s", fabric->operations->name, strerror(-descriptor));
+        if (!s->deaf_ms)
+            LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(-descriptor));
         s->deaf_ms = clock_ms();
         handle_watch(fabric, &s->listener, 0);
         fabric->restless = true;
@@ -174,7 +175,7 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     struct card theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
-            "its process has given no address for TCP (TUTTI_TRANSPORT must say tcp on all hosts)");
+            "its process has published no address for TCP (TUTTI_TRANSPORT must name tcp on all hosts)");
     memcpy(&theirs, card, sizeof theirs);
     struct tcp_endpoint *e = endpoint_new(fabric, process);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
@@ -183,7 +184,7 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;
     tutti_status status = oneself ? endpoint_open_pair(fabric, e) : call(fabric, e);
-    if (status != TUTTI_OK) endpoint_end(fabric, e, "no connection can be had");
+    if (status != TUTTI_OK) endpoint_end(fabric, e, "no connection is possible");
     else *out = &e->base;
     return status;
 }
@@ -228,7 +229,7 @@ void call_advance(struct fabric *fabric, struct tcp_endpoint *e)
     if (!e->connected) {
         int error = address_error(e->handle.descriptor);
         if (error) call_fail(fabric, e, strerror(error));
-        else if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) call_fail(fabric, e, "it cannot be watched");
+        else if (handle_watch(fabric, &e->handle, EPOLLIN) != TUTTI_OK) call_fail(fabric, e, "epoll cannot watch it");
         e->connected = !error;
         return;
     }

@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-static const char cannot_be[] = "its process has sent a message that cannot be";
-static const char no_memory[] = "no memory for a message that comes";
+static const char cannot_be[] = "its process has sent an invalid message";
+static const char no_memory[] = "no memory for an incoming message";
 
 void incoming_forget(struct fabric *fabric, struct incoming *in)
 {

@@ -43,7 +43,7 @@ static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool bloc
     uint32_t events = blocked ? EPOLLIN | EPOLLOUT : EPOLLIN;
     if (e->handle.events == events) return;
     if (handle_watch(fabric, &e->handle, events) != TUTTI_OK) {
-        endpoint_end(fabric, e, "it cannot be watched");
+        endpoint_end(fabric, e, "epoll cannot watch it");
         return;
     }
     sockets_of(fabric)->blocked += blocked ? 1 : -1;

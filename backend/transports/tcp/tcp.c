@@ -107,7 +107,8 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     s->listener = (struct handle){ LISTENER, -1, 0 };
     for (int i = 0; i < PENDING_MOST; i++) s->pending[i].handle = (struct handle){ PENDING, -1, 0 };
     fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
-    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor to wait by: %s", strerror(errno));
+    if (fabric->event < 0)
+        return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait on: %s", strerror(errno));
     TRY(address_listen(s, place));
     TRY(handle_watch(fabric, &s->listener, EPOLLIN));
     memcpy(fabric->card, &s->card, sizeof s->card);

@@ -3,8 +3,9 @@
 #include "backend/transports/ucx/ucx.h"
 #include <stdio.h>
 
-static const char how[] = "this tutti was built without UCX, by which messages go to other hosts: install its headers "
-                          "(apt-get install libucx-dev) and build tutti again, or set TUTTI_TRANSPORT=tcp on all ranks";
+static const char how[] = "this tutti was built without UCX, one of the transports between hosts: install its "
+                          "headers (apt-get install libucx-dev) and build tutti again, or set TUTTI_TRANSPORT=tcp "
+                          "on all ranks";
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
     (void)fabric, (void)place;

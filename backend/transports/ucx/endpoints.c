@@ -60,7 +60,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
 {
     struct ucx_endpoint *e = NULL;
     uint64_t life;
-    if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has given no address of UCX");
+    if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has published no address of UCX");
     memcpy(&life, card + bytes - sizeof life, sizeof life);
     tutti_status status = endpoint_new(fabric, process, life, key, &e);
     if (status == TUTTI_OK) status = endpoint_open(e, card);

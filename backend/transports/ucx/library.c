@@ -120,8 +120,8 @@ tutti_status ucx_library_load(void)
     pthread_once(&library.once, load);
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
-        "no UCX of version 1.%d or later, by which messages go to other hosts (%s): install it (apt-get install "
-        "libucx0), say in TUTTI_UCX where libucp.so.0 is, or set TUTTI_TRANSPORT=tcp on all ranks",
+        "no UCX of version 1.%d or later (%s): install it (apt-get install libucx0), set TUTTI_UCX to the path of "
+        "libucp.so.0, or set TUTTI_TRANSPORT=tcp on all ranks",
         LEAST_MINOR, library.problem[0] ? library.problem : "TUTTI_UCX names none");
 }
 const char *ucx_library_name(void) { return library.name; }

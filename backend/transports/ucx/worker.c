@@ -24,7 +24,7 @@ static void finish(struct fabric *fabric)
 /* ---- the beginning ---- */
 static tutti_status refused(const char *what, ucs_status_t status)
 {
-    return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info says more", ucx_library_name(),
+    return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
 /* Where the user says nothing: between hosts anything but shared memory, which would be found between containers, too;
@@ -61,7 +61,8 @@ static tutti_status keep_card(struct fabric *fabric)
     ucx.ucp_worker_release_address(worker.ucp, address);
     return fits ? TUTTI_OK
                 : status_fail(TUTTI_UNSUPPORTED,
-                      "UCX has an address of %zu bytes: fewer devices, please (UCX_NET_DEVICES)", fabric->card_bytes);
+                      "UCX has an address of %zu bytes, which is too long: name fewer devices in UCX_NET_DEVICES",
+                      fabric->card_bytes);
 }
 static tutti_status start_worker(struct fabric *fabric)
 {

@@ -8,8 +8,8 @@
 tutti_status device_refused(const struct device_port *port, const char *what)
 {
     int error = errno;
-    return status_fail(TUTTI_SYSTEM, "%s gives no %s: %s%s", port->name, what, strerror(error),
-        error == ENOMEM ? " (often it is locked memory that lacks: ulimit -l must say unlimited, by "
+    return status_fail(TUTTI_SYSTEM, "%s has no %s: %s%s", port->name, what, strerror(error),
+        error == ENOMEM ? " (often the limit on locked memory: ulimit -l must print unlimited; set it in "
                           "/etc/security/limits.conf, LimitMEMLOCK= of a systemd unit or docker --ulimit memlock=-1)"
                         : "");
 }
@@ -26,16 +26,16 @@ tutti_status adapter_init(struct adapter *a, const struct device_port *port, int
     a->port = port;
     a->beside = beside;
     errno = verbs.ibv_query_device(context, &a->about);
-    if (errno) return device_refused(port, "description of itself");
+    if (errno) return device_refused(port, "device attributes");
     a->domain = verbs.ibv_alloc_pd(context);
     if (!a->domain) return device_refused(port, "protection domain");
     a->channel = verbs.ibv_create_comp_channel(context);
-    if (!a->channel) return device_refused(port, "channel for completions");
+    if (!a->channel) return device_refused(port, "completion channel");
     make_nonblocking(a->channel->fd);
     make_nonblocking(context->async_fd);
     int entries = smaller(entries_for(a, lanes), a->about.max_cqe);
     a->completions = verbs.ibv_create_cq(context, entries, NULL, a->channel, 0);
-    if (!a->completions) return device_refused(port, "queue of completions");
+    if (!a->completions) return device_refused(port, "completion queue");
     return registration_create(a->domain, (struct registration_limits){ 0, 0 }, &a->memory);
 }
 void adapter_finish(struct adapter *a)
@@ -55,5 +55,5 @@ tutti_status adapter_expect_lane(struct adapter *a)
             "all hosts needs fewer, and so does TUTTI_VERBS_RAILS=1",
             a->port->name, a->about.max_cqe, a->lanes + 1, needed);
     errno = verbs.ibv_resize_cq(a->completions, smaller(twice, a->about.max_cqe));
-    return errno ? device_refused(a->port, "larger queue of completions") : TUTTI_OK;
+    return errno ? device_refused(a->port, "larger completion queue") : TUTTI_OK;
 }

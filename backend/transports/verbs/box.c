@@ -65,14 +65,14 @@ bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, b
 bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
 
 /* ---- heard ---- */
-static const char cannot_be[] = "its process has sent a message that cannot be";
+static const char cannot_be[] = "its process has sent an invalid message";
 static void hear_offer(struct fabric *fabric, struct verbs_endpoint *e, const struct header *header,
     const unsigned char *at)
 {
     struct descriptor *d = descriptor_new(e, at);
     if (d && fabric_hear(fabric, &e->base, header, d, (size_t)d->offer.bytes, true)) return;
     if (d) verbs_release(fabric, d);
-    else endpoint_fail(fabric, e, "no memory for a message that comes");
+    else endpoint_fail(fabric, e, "no memory for an incoming message");
 }
 static void hear_with_header(struct fabric *fabric, struct verbs_endpoint *e, const struct prefix *prefix,
     unsigned char *at)

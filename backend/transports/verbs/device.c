@@ -89,8 +89,7 @@ static tutti_status check_names(const struct search *s)
         size_t length = strcspn(item, ",");
         if (!is_listed(s->names, item, length))
             return status_fail(TUTTI_INVALID_ARGUMENT,
-                "TUTTI_VERBS_DEVICE names %.*s, which is no RDMA device or port "
-                "of this host; there are %s",
+                "TUTTI_VERBS_DEVICE names %.*s, which is not an RDMA device or port of this host; available are %s",
                 (int)size_smaller(length, 100), item, s->names);
         item += length + (item[length] == ',');
     }
@@ -123,14 +122,14 @@ static bool take_gid(struct search *s, struct device_port *p, const struct gid_t
     if (index >= 0)
         refuse(s, "%s has no GID %d, which TUTTI_VERBS_GID_INDEX asks for (it has %s)", p->name, (int)index, all);
     else if (!p->ethernet) refuse(s, "%s has no GID", p->name);
-    else if (!interface) refuse(s, "%s has no address of RoCE v2 (it has %s)", p->name, all);
-    else refuse(s, "%s has no address of RoCE v2 on network interface %s (it has %s)", p->name, interface, all);
+    else if (!interface) refuse(s, "%s has no RoCE v2 address (it has %s)", p->name, all);
+    else refuse(s, "%s has no RoCE v2 address on network interface %s (it has %s)", p->name, interface, all);
     s->elsewhere |= index < 0 && interface && gid_choose(table, NULL, 0);
     return false;
 }
 static const char *problem_of(const struct ibv_context *context, const struct ibv_port_attr *port)
 {
-    static const char *const states[] = { "of unknown state", "down", "starting (no subnet manager yet?)",
+    static const char *const states[] = { "in an unknown state", "down", "starting (no subnet manager yet?)",
         "armed, not active yet" };
     if (context->device->transport_type != IBV_TRANSPORT_IB) return "of a kind without datagrams";
     if (port->state == IBV_PORT_ACTIVE || port->state == IBV_PORT_ACTIVE_DEFER) return NULL;
@@ -163,7 +162,7 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     gid_table_finish(&table);
     if (!served) return TUTTI_OK;
     s->devices->ports[s->devices->count++] = p;
-    note(s, "%s serves by %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
+    note(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
     return TUTTI_OK;
 }
 
@@ -197,9 +196,9 @@ static tutti_status refuse_empty_list(const struct search *s)
     char line[8];
     if (sysfs_line(line, sizeof line, "%s/class/infiniband_verbs/abi_version", s->sysfs))
         return status_fail(TUTTI_UNSUPPORTED,
-            "no RDMA device that libibverbs can use: the kernel has support for them, "
-            "so look for the drivers of libibverbs (apt-get install ibverbs-providers), for the devices (ibv_devices, "
-            "rdma link), and in a container for /dev/infiniband (docker run --device=/dev/infiniband)");
+            "no RDMA device that libibverbs can use: the kernel supports them, so check the drivers of libibverbs "
+            "(apt-get install ibverbs-providers), the devices (ibv_devices, rdma link), and in a container "
+            "/dev/infiniband (docker run --device=/dev/infiniband)");
     return status_fail(TUTTI_UNSUPPORTED,
         "no RDMA device on this host: the kernel has none, or its module ib_uverbs "
         "is not loaded (modprobe ib_uverbs; rdma link lists the devices)");
@@ -226,8 +225,10 @@ static tutti_status judge(const struct search *s)
     TRY(check_names(s));
     if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
     bool asked = *s->named || settings_get()->verbs_gid_index >= 0;
-    return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED, "no RDMA port of this host serves%s: %s%s",
-        *s->named ? " as TUTTI_VERBS_DEVICE asks" : "", s->notes,
+    return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
+        "no RDMA port of this host is usable%s: "
+        "%s%s",
+        *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->notes,
         s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
 static tutti_status create(const struct device_ground *ground, struct devices **out, char notes[NOTES_BYTES])

@@ -51,8 +51,7 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
     struct verbs_address theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
-            "its process has given no address of an RDMA device (TUTTI_TRANSPORT must "
-            "say verbs on all hosts)");
+            "its process has published no address of an RDMA device (TUTTI_TRANSPORT must name verbs on all hosts)");
     memcpy(&theirs, card, sizeof theirs);
     if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet) return refuse_link_layers(nic_of(fabric));
     TRY(endpoint_create(fabric, process, key, &theirs, &e));
@@ -71,7 +70,7 @@ void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
     greeter_part(fabric, verbs_of(endpoint));
-    endpoint_fail(fabric, verbs_of(endpoint), "it was given up");
+    endpoint_fail(fabric, verbs_of(endpoint), "this process closed it");
 }
 /* What was sent last has arrived when the goodbye after it is known to have. */
 static bool has_parted(const struct verbs_endpoint *e)

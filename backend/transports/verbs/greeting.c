@@ -38,13 +38,13 @@ static tutti_status make_ready(const struct fabric *fabric, const struct nic *ni
         .qp_state = IBV_QPS_INIT, .port_num = nic_port(nic)->number, .qkey = key_of_datagrams(fabric->process)
     };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
-    if (errno) return device_refused(nic_port(nic), "pair of queues for datagrams");
+    if (errno) return device_refused(nic_port(nic), "datagram queue pair");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE);
-    if (errno) return device_refused(nic_port(nic), "pair of queues for datagrams that hears");
+    if (errno) return device_refused(nic_port(nic), "datagram queue pair in state RTR");
     how = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = nic->psn & 0xffffff };
     errno = verbs.ibv_modify_qp(pair, &how, IBV_QP_STATE | IBV_QP_SQ_PSN);
-    return errno ? device_refused(nic_port(nic), "pair of queues for datagrams that speaks") : TUTTI_OK;
+    return errno ? device_refused(nic_port(nic), "datagram queue pair in state RTS") : TUTTI_OK;
 }
 tutti_status greeter_init(const struct fabric *fabric, struct nic *nic)
 {
@@ -61,10 +61,10 @@ tutti_status greeter_init(const struct fabric *fabric, struct nic *nic)
     g->region = verbs.ibv_reg_mr(a->domain, g->memory, bytes, IBV_ACCESS_LOCAL_WRITE);
     if (!g->region) return device_refused(nic_port(nic), "memory for datagrams");
     g->pair = verbs.ibv_create_qp(a->domain, &how);
-    if (!g->pair) return device_refused(nic_port(nic), "pair of queues for datagrams");
+    if (!g->pair) return device_refused(nic_port(nic), "datagram queue pair");
     TRY(make_ready(fabric, nic));
     for (unsigned slot = 0; slot < GREETING_SLOTS; slot++) {
-        if (!listen_at(g, slot)) return device_refused(nic_port(nic), "receive of datagrams");
+        if (!listen_at(g, slot)) return device_refused(nic_port(nic), "receive for datagrams");
         g->free_slots[g->free_count++] = GREETING_SLOTS + slot;
     }
     return TUTTI_OK;
@@ -154,7 +154,7 @@ static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct he
     }
     if (ended || (h->theirs && (!e || h->theirs != found->turn))) return NULL;
     if (e && !h->theirs && e->theirs && e->theirs != g->turn) { /* the one that we knew is no more */
-        endpoint_fail(fabric, e, "the other process has begun anew");
+        endpoint_fail(fabric, e, "the other process has connected again");
         e = NULL;
     }
     if (!e && endpoint_create(fabric, g->from, &g->key, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
@@ -188,7 +188,7 @@ static void hear_end(struct fabric *fabric, const struct hello *h)
     uint64_t known = verbs_of(e)->theirs;
     if (known ? known != h->greeting.turn : h->theirs != e->turn) return;
     e->least_turn = h->greeting.turn + 1;
-    endpoint_fail(fabric, verbs_of(e), "the other process has given it up");
+    endpoint_fail(fabric, verbs_of(e), "the other process has closed it");
 }
 static bool is_right(struct fabric *fabric, const struct hello *h)
 {
@@ -230,6 +230,6 @@ void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
     }
     bool whole = wc->status == IBV_WC_SUCCESS && wc->byte_len == ROUTE_BYTES + sizeof hello;
     if (whole) memcpy(&hello, slot_at(g, slot) + ROUTE_BYTES, sizeof hello);
-    if (wc->status == IBV_WC_SUCCESS && !listen_at(g, slot)) LOG(ERROR, "no datagram can be received any more");
+    if (wc->status == IBV_WC_SUCCESS && !listen_at(g, slot)) LOG(ERROR, "datagrams can no longer be received");
     if (whole) hello_hear(fabric, &hello);
 }

@@ -44,7 +44,7 @@ static tutti_status make_lane(struct nic *nic, struct verbs_endpoint *e, int i)
     lane->rail = &nic->rails[i];
     TRY(adapter_expect_lane(lane->rail->adapter));
     lane->pair = make_pair(nic, lane->rail, i == 0 ? &e->inline_bytes : NULL);
-    if (!lane->pair) return device_refused(lane->rail->port, "pair of queues");
+    if (!lane->pair) return device_refused(lane->rail->port, "queue pair");
     lane->rail->adapter->lanes++;
     lane->next_of_bucket = *bucket_of(nic, lane);
     *bucket_of(nic, lane) = lane;
@@ -53,7 +53,7 @@ static tutti_status make_lane(struct nic *nic, struct verbs_endpoint *e, int i)
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
     errno =
         verbs.ibv_modify_qp(lane->pair, &start, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    return errno ? device_refused(lane->rail->port, "pair of queues in state INIT") : TUTTI_OK;
+    return errno ? device_refused(lane->rail->port, "queue pair in state INIT") : TUTTI_OK;
 }
 tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e)
 {
@@ -95,7 +95,7 @@ tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
     const struct rail *rail = &nic->rails[0];
     struct ibv_ah_attr way = way_to(rail->port, &e->card);
     e->address = verbs.ibv_create_ah(rail->adapter->domain, &way);
-    return e->address ? TUTTI_OK : device_refused(rail->port, "way to the other host (no route by this port?)");
+    return e->address ? TUTTI_OK : device_refused(rail->port, "path to the other host (no route from this port?)");
 }
 tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *card, uint32_t psn)
 {
@@ -112,7 +112,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
     errno = verbs.ibv_modify_qp(lane->pair, &hears,
         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER);
-    if (errno) return device_refused(port, "pair of queues that hears");
+    if (errno) return device_refused(port, "queue pair in state RTR");
     struct ibv_qp_attr speaks = { .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)settings_get()->verbs_timeout,
         .retry_cnt = (uint8_t)settings_get()->verbs_retries,
@@ -121,5 +121,5 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
         .max_rd_atomic = reads < card->reads ? reads : card->reads };
     errno = verbs.ibv_modify_qp(lane->pair, &speaks,
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    return errno ? device_refused(port, "pair of queues that speaks") : TUTTI_OK;
+    return errno ? device_refused(port, "queue pair in state RTS") : TUTTI_OK;
 }

@@ -68,7 +68,7 @@ tutti_status verbs_library_load(void)
     if (library.status == TUTTI_OK) return TUTTI_OK;
     return status_fail(library.status,
         "no libibverbs, which the transport verbs needs (%s): install it and the drivers of its devices (apt-get "
-        "install libibverbs1 ibverbs-providers), or say in TUTTI_VERBS where libibverbs.so.1 is",
+        "install libibverbs1 ibverbs-providers), or set TUTTI_VERBS to the path of libibverbs.so.1",
         library.problem[0] ? library.problem : "TUTTI_VERBS names none");
 }
 const char *verbs_library_name(void) { return library.name; }

@@ -187,7 +187,7 @@ static tutti_status open_descriptor(int *out)
             "memory cannot be watched: userfaultfd of this kernel has no such events");
     }
     if (!prove(descriptor))
-        return status_fail(TUTTI_UNSUPPORTED, "memory cannot be watched: this kernel tells of changes too late");
+        return status_fail(TUTTI_UNSUPPORTED, "memory cannot be watched: this kernel reports changes too late");
     *out = descriptor;
     return TUTTI_OK;
 }

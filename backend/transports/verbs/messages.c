@@ -61,7 +61,7 @@ static bool refuse(struct flight *flight, const char *why)
 }
 static const char no_memory[] = "no memory for a message",
                   not_registered[] =
-                      "memory cannot be registered (ulimit -l must say unlimited; TUTTI_LOG=info says more)";
+                      "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
 /* ---- sent ---- */
 static bool send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct flight *f, const void *data)

@@ -44,7 +44,7 @@ static tutti_status make_receives(struct nic *nic)
     int most = smaller(RECEIVES, a->about.max_srq_wr);
     struct ibv_srq_init_attr how = { .attr = { .max_wr = (uint32_t)most, .max_sge = 1 } };
     nic->receives = verbs.ibv_create_srq(a->domain, &how);
-    if (!nic->receives) return device_refused(a->port, "shared queue of receives");
+    if (!nic->receives) return device_refused(a->port, "shared receive queue");
     nic->used_receives = most;
     return nic_post_receives(nic) ? TUTTI_OK : device_refused(a->port, "receive");
 }

@@ -210,8 +210,8 @@ static tutti_status refuse(const struct registration *r, const void *at, size_t 
     if (error == ENOMEM) return refuse_limit(device, bytes);
     if (error == EFAULT)
         return status_fail(TUTTI_INVALID_ARGUMENT,
-            "%zu bytes at %p cannot be registered with the RDMA device %s: not "
-            "all of them are memory of this process that it may use so",
+            "%zu bytes at %p cannot be registered with the RDMA device %s: part of them is not memory that this "
+            "process may use this way",
             bytes, at, device);
     return status_fail(TUTTI_SYSTEM, "%zu bytes at %p cannot be registered with the RDMA device %s: %s", bytes, at,
         device, strerror(error));
@@ -358,13 +358,13 @@ static struct registration_limits bounded(struct registration_limits limits)
 tutti_status registration_create(struct ibv_pd *domain, struct registration_limits limits, struct registration **out)
 {
     struct registration *r = memory_zeroed(1, sizeof *r);
-    if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of what is registered");
+    if (!r) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of registrations");
     r->listener.gone = gone;
     r->domain = domain;
     r->process = getpid();
     r->limits = bounded(limits);
     r->watches = mappings_join(&r->listener) == TUTTI_OK;
-    if (!r->watches) LOG(INFO, "tensors that are not shared are registered for each message: %s", status_detail());
+    if (!r->watches) LOG(INFO, "private tensors are registered again for each message: %s", status_detail());
     *out = r;
     return TUTTI_OK;
 }

@@ -48,7 +48,7 @@ static bool hear_all(struct fabric *fabric)
         heard |= count > 0;
     }
     if (nic->used_receives >= RECEIVES_AT_ONCE && !nic_post_receives(nic))
-        LOG(ERROR, "%s takes no receives any more: %s", nic_port(nic)->name, strerror(errno));
+        LOG(ERROR, "%s accepts no more receives: %s", nic_port(nic)->name, strerror(errno));
     return heard;
 }
 /* Its name, if it is one of ours. */
@@ -98,7 +98,7 @@ static void arm_adapter(struct fabric *fabric, const struct adapter *a)
     hear_events(fabric, a);
     registration_sweep(a->memory);
     errno = ibv_req_notify_cq(a->completions, 0);
-    if (errno) LOG(ERROR, "%s does not say when something comes: %s", a->port->name, strerror(errno));
+    if (errno) LOG(ERROR, "%s cannot announce completions: %s", a->port->name, strerror(errno));
 }
 static bool arm(struct fabric *fabric)
 {
@@ -121,7 +121,7 @@ static tutti_status watch(struct fabric *fabric, int descriptor)
 {
     struct epoll_event what = { .events = EPOLLIN };
     if (epoll_ctl(fabric->event, EPOLL_CTL_ADD, descriptor, &what) == 0) return TUTTI_OK;
-    return status_fail(TUTTI_SYSTEM, "no descriptor to wait for a device by: %s", strerror(errno));
+    return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait for a device: %s", strerror(errno));
 }
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)
 {
@@ -132,7 +132,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     fabric->own = nic;
     if (status != TUTTI_OK) return status;
     fabric->event = descriptor_raised(epoll_create1(EPOLL_CLOEXEC));
-    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "no descriptor for a device: %s", strerror(errno));
+    if (fabric->event < 0) return status_fail(TUTTI_SYSTEM, "epoll cannot watch a device: %s", strerror(errno));
     for (int i = 0; i < nic->adapter_count; i++) {
         TRY(watch(fabric, nic->adapters[i].channel->fd));
         TRY(watch(fabric, nic->adapters[i].port->context->async_fd));

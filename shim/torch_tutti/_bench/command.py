@@ -43,7 +43,7 @@ def resolve(options: argparse.Namespace, ranks: int, local_ranks: int) -> None:
     found = sizes(options.minbytes, options.maxbytes, options.stepbytes, options.stepfactor)
     options.minbytes, options.maxbytes = found[0], max(found[-1], options.maxbytes or 0)
     if options.root is not None and options.root >= ranks:
-        raise ValueError(f"-r {options.root} is no rank: there are {ranks}, from 0 to {ranks - 1}")
+        raise ValueError(f"-r {options.root} is not a rank: there are {ranks}, from 0 to {ranks - 1}")
     if options.nproc not in (None, ranks):
         raise ValueError(f"--nproc {options.nproc} contradicts torchrun, which has started {ranks} ranks: leave it out")
     options.device = options.device or ("cuda" if "nccl" in options.backend else "cpu")
@@ -52,7 +52,7 @@ def resolve(options: argparse.Namespace, ranks: int, local_ranks: int) -> None:
     if options.device == "cuda":
         _check_devices(options.backend, local_ranks)
         if options.shared:
-            raise ValueError("--shared is for CPU tensors: shared memory of the host has no others")
+            raise ValueError("--shared works only with CPU tensors: shared memory of the host holds no others")
 
 
 def _check_backend(name: str, device: str) -> None:
@@ -63,7 +63,7 @@ def _check_backend(name: str, device: str) -> None:
     if name == "nccl" and not torch.cuda.is_available():
         raise ValueError("nccl needs a CUDA device, and torch finds none here; gloo and tutti work on CPU tensors")
     if name == "nccl" and device == "cpu":
-        raise ValueError("nccl has no CPU tensors: leave out --device cpu, or choose tutti or gloo")
+        raise ValueError("nccl does not take CPU tensors: leave out --device cpu, or choose tutti or gloo")
     known = [known for known in dist.Backend.backend_list if known not in ("undefined", "fake")]
     if name not in known or not dist.is_backend_available(name):
         built = ", ".join(known for known in known if dist.is_backend_available(known))
@@ -79,8 +79,8 @@ def _check_devices(backends: list[str], local_ranks: int) -> None:
     if not found:
         raise ValueError("--device cuda needs a CUDA device, and torch finds none here")
     if "nccl" in backends and found < local_ranks:
-        raise ValueError(f"nccl needs a device for every rank: there are {local_ranks} ranks here and {found} devices; "
-                         f"say --nproc {found}")
+        raise ValueError(f"nccl needs a device for every rank: there are {local_ranks} ranks here and {found} "
+                         f"devices; use --nproc {found}")
 
 
 # ---- a rank ----

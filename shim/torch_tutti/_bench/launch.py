@@ -32,7 +32,7 @@ def die_with_parent() -> None:
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
     if os.getppid() != int(parent):
-        raise OSError("the process that has started this rank is gone")
+        raise OSError("the process that started this rank has ended")
 
 
 def launch(words: list[str], ranks: int) -> int:
@@ -79,6 +79,6 @@ def describe(codes: list[int | None]) -> str:
              if code is not None and code > 0 and code != WRONG_RESULTS]
     running = [str(rank) for rank, code in enumerate(codes) if code is None]
     if not killed and not ended:
-        hanging = f"rank {', '.join(running)} did not come to an end when the others had; it was stopped"
+        hanging = f"rank {', '.join(running)} did not end when the others had; it was stopped"
         return hanging if running else ""
     return "; ".join(killed + ended) + ("; the other ranks were stopped" if running else "")

@@ -25,7 +25,7 @@ def size(text: str) -> int:
     """Bytes: a number, of kibi, mebi or gibi with K, M or G behind it."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip(), re.IGNORECASE)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; it is written as 8, 64K, 1.5M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; sizes are written as 8, 64K, 1.5M or 1G")
     return int(float(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found[2].upper()])
 
 
@@ -35,7 +35,7 @@ def _choice(names: tuple[str, ...]):
         if text.lower() == "all":
             return list(names)
         if text.lower() not in names:
-            raise argparse.ArgumentTypeError(f"there is no {text!r}; choose from {', '.join(names)}, all")
+            raise argparse.ArgumentTypeError(f"unknown: {text!r}; choose from {', '.join(names)}, all")
         return [text.lower()]
     return chosen
 
@@ -47,20 +47,20 @@ def _root(text: str) -> int | None:
 def _backends(text: str) -> list[str]:
     names = [name.strip().lower() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different backends, such as tutti,gloo")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different backends, such as tutti,gloo")
     return names
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sizes")
-    group.add_argument("-b", "--minbytes", type=size, metavar="SIZE", help="the first size (default: 32M)")
+    group.add_argument("-b", "--minbytes", type=size, metavar="SIZE", help="first size (default: 32M)")
     group.add_argument("-e", "--maxbytes", type=size, metavar="SIZE",
-                       help="the last size (default: 32M, or the first if that is more)")
+                       help="last size (default: 32M, or the first if that is larger)")
     step = group.add_mutually_exclusive_group()
     step.add_argument("-i", "--stepbytes", type=size, default=1 << 20, metavar="SIZE",
-                      help="the next size is so much more (default: 1M)")
+                      help="add this many bytes for the next size (default: 1M)")
     step.add_argument("-f", "--stepfactor", type=whole(2), metavar="FACTOR",
-                      help="the next size is so many times more")
+                      help="multiply the size by this factor each step")
 
 
 def _add_operation(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-n", "--iters", type=whole(1), default=20, metavar="COUNT",
                        help="timed iterations (default: %(default)s)")
     group.add_argument("-w", "--warmup_iters", type=whole(0), default=5, metavar="COUNT",
-                       help="iterations before them that are not timed (default: %(default)s)")
+                       help="untimed iterations before them (default: %(default)s)")
     group.add_argument("-m", "--agg_iters", type=whole(1), default=1, metavar="COUNT",
                        help="operations of an iteration, timed together (default: %(default)s)")
     group.add_argument("-a", "--average", type=int, choices=range(4), default=3, metavar="0..3",
@@ -86,18 +86,20 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-c", "--check", type=whole(0), default=1, metavar="COUNT",
                        help="further iterations whose results are checked (default: %(default)s)")
     group.add_argument("-T", "--timeout", type=whole(1), default=300, metavar="SECONDS",
-                       help="what one operation may take before the run is given up (default: %(default)s)")
+                       help="longest time of one operation before the run is abandoned (default: %(default)s)")
 
 
 def _add_ours(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("not in nccl-tests")
     group.add_argument("--nproc", type=whole(1), metavar="RANKS",
-                       help="ranks to start (default: one for each core, 2 to 4); under torchrun, torchrun says it")
+                       help="ranks to start (default: one for each core, 2 to 4); under torchrun, those that it "
+                            "started")
     group.add_argument("--backend", type=_backends, default=["tutti"], metavar="NAMES",
                        help="backends of torch, such as tutti,gloo: measured turn by turn (default: tutti)")
-    group.add_argument("--device", choices=("cpu", "cuda"), help="where tensors are (default: cuda for nccl, else cpu)")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="device of the tensors (default: cuda for nccl, "
+                                                                 "else cpu)")
     group.add_argument("--shared", action="store_true",
-                       help="tensors lie in tutti's shared memory, as those of torch_tutti.empty do")
+                       help="allocate tensors in tutti's shared memory, as torch_tutti.empty does")
     group.add_argument("--no-bind", action="store_true",
                        help="do not bind every rank to a core of its own (done where there are enough cores)")
 
@@ -106,7 +108,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--stats", action="store_true", help="columns for the median, the 99th percentile and the best")
     group.add_argument("-J", "--output_file", metavar="FILE", help="save everything in this file, as JSON")
-    group.add_argument("--plot", type=picture, metavar="FILE", help=f"draw it into this file ({', '.join(PICTURES)})")
+    group.add_argument("--plot", type=picture, metavar="FILE", help=f"plot it into this file ({', '.join(PICTURES)})")
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -124,7 +126,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     compare = names.add_parser("compare", help="saved files side by side", allow_abbrev=False)
     compare.add_argument("first", metavar="A.json", help="written by tutti bench -J")
     compare.add_argument("second", metavar="B.json", help="the ratio is its time ÷ that of A.json")
-    compare.add_argument("--plot", type=picture, metavar="FILE", help="draw both into this file")
+    compare.add_argument("--plot", type=picture, metavar="FILE", help="plot both into this file")
     return bench
 
 

@@ -20,7 +20,7 @@ def require() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib, or save with -J and draw elsewhere with "
+        raise ImportError("--plot needs matplotlib: pip install matplotlib, or save with -J and plot elsewhere with "
                           "tutti bench compare A.json B.json --plot FILE") from None
 
 
@@ -67,7 +67,7 @@ def draw(documents: list[tuple[str, Document]], path: str) -> None:
     from matplotlib.figure import Figure
     found = lines(documents)
     if not found:
-        raise ValueError("there is nothing to draw: no backend has done any of the operations")
+        raise ValueError("there is nothing to plot: no backend supports any of the operations")
     figure = Figure(figsize=(12, 4.5 * len(found) + 0.6), layout="constrained")
     all_axes = figure.subplots(len(found), 2, squeeze=False)
     for (collective, of_collective), (time_axes, bandwidth_axes) in zip(found.items(), all_axes):

@@ -90,7 +90,7 @@ def load(path: str) -> Document:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); compare takes files that tutti bench -J has written") from None
+        raise ValueError(f"{path} is not JSON ({error}); compare takes files written by tutti bench -J") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{path} was not written by tutti bench -J")
     if document.get("version") != VERSION:
@@ -184,7 +184,7 @@ class Report:
         self.print(self.table.line(row))
         for placement in PLACEMENTS:
             reason = (row[placement] or {}).get("refused")
-            said = f"# {row['backend']} does not do {_operation(row)}: {reason}"
+            said = f"# {row['backend']} does not support {_operation(row)}: {reason}"
             if reason and said not in self.said:
                 self.said.add(said)
                 self.print(said)

@@ -107,7 +107,7 @@ def between_hosts(group: dict[str, Any]) -> str:
     return (f"a message takes {message['value'] / 1e3:.3g} us (α), one of more than 64 KiB "
             f"{announced['value'] / 1e3:.3g} us, a byte {wire['value']:.3g} ns (β), so "
             f"{1 / wire['value']:.3g} GB/s; "
-            + ("measured when the group joined" if all(measured) else "typical figures: they were not measured"))
+            + ("measured when the group joined" if all(measured) else "typical parameters: they were not measured"))
 
 
 def opening(document: Document) -> list[str]:
@@ -120,12 +120,13 @@ def opening(document: Document) -> list[str]:
              f"# {config['collective']} of {config['nranks']} ranks on {where}; median of {config['iterations']} calls",
              f"# {document['machine']['processor']}, load {document['machine']['load']:.2f}", "#"]
     figures = [_figure(name, row) for name, row in group["figures"].items() if name not in BETWEEN_HOSTS]
-    lines += ["# machine:" if len(hosts) == 1 else "# machine (typical figures, for hosts do not know each other's):"]
+    lines += ["# machine:" if len(hosts) == 1 else "# machine (typical parameters, because hosts do not know each "
+                                                   "other's):"]
     lines += _wrapped(figures)
     if len(hosts) > 1:
         lines.append(f"# between hosts: {between_hosts(group)}")
-    return [*lines, "# (tutti info says what each of them is)",
-            "# measured: of the slowest rank, with torch's part of a call"
+    return [*lines, "# (tutti info explains each of them)",
+            "# measured: on the slowest rank, including torch's part of a call"
             + ("; N/A: messages of one host have no price" if len(hosts) == 1 else ""), "#"]
 
 

@@ -32,7 +32,7 @@ def model_of(options: argparse.Namespace) -> Model:
     sizes = (options.parameters, options.layers, options.width, options.heads)
     if options.model:
         if any(sizes):
-            raise ValueError("plan: --model says all sizes; leave --parameters, --layers, --width and --heads out")
+            raise ValueError("plan: --model defines all sizes; leave out --parameters, --layers, --width and --heads")
         return MODELS[ALIASES.get(options.model, options.model)]
     if not all(sizes):
         raise ValueError(f"plan: give --model ({', '.join(MODELS)}), or --parameters, --layers, --width and --heads")
@@ -61,13 +61,14 @@ def job_of(options: argparse.Namespace) -> Job:
     if large:
         raise ValueError(f"plan: --{large[0].replace('_', '-')} is more than {MOST}")
     if options.ranks > MOST_DEVICES:
-        raise ValueError(f"plan: {options.ranks} devices; a plan is for {MOST_DEVICES} at most")
+        raise ValueError(f"plan: {options.ranks} devices; a plan has at most {MOST_DEVICES}")
     tokens = options.batch_tokens or max(options.sequence, USUAL_TOKENS // options.sequence * options.sequence)
     if tokens % options.sequence:
-        raise ValueError(f"plan: --batch-tokens {tokens} are no whole number of sequences of {options.sequence} "
-                         f"tokens; the next that are: {(tokens // options.sequence + 1) * options.sequence}")
+        raise ValueError(f"plan: --batch-tokens {tokens} are not a whole number of sequences of {options.sequence} "
+                         f"tokens; the next possible number is {(tokens // options.sequence + 1) * options.sequence}")
     if options.compress:
-        raise ValueError("plan: --compress is for the table of ZeRO; leave it out, or all that names a cluster")
+        raise ValueError("plan: --compress applies only to the table of ZeRO; leave it out, or leave out the "
+                         "options of the cluster")
     return Job(model_of(options), cluster_of(options), tokens // options.sequence, options.sequence, options.precision,
                options.schedule or "1f1b")
 
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.measure:
         return _plan(options, job)
     if options.link or options.local_link:
-        raise ValueError("plan: --measure finds what links do; leave --link and --local-link out")
+        raise ValueError("plan: --measure measures the links; leave out --link and --local-link")
     from torch_tutti._bench import command, launch
     if launch.ranks_are_started():
         if int(os.environ["WORLD_SIZE"]) < 2:
@@ -125,10 +126,11 @@ def run(options: argparse.Namespace) -> int:
 
 def add_parser(commands: Any) -> None:
     plan = commands.add_parser(
-        "plan", help="what training a model takes, and how to divide it among devices", allow_abbrev=False,
-        description="Computes what a model takes on each rank, and what a host sends to others in a step, for "
-                    "DistributedDataParallel and each stage of torch_tutti.zero. Where a cluster is named, by any "
-                    "option of the second group, it ranks all ways to divide the model among its devices instead.")
+        "plan", help="show what training a model takes, and how to divide it among devices", allow_abbrev=False,
+        description="Computes the memory that a model takes on each rank, and the bytes that a host sends in a "
+                    "step, for DistributedDataParallel and each stage of torch_tutti.zero. If any option of the "
+                    "second group describes a cluster, it ranks all ways to divide the model among the devices "
+                    "instead.")
     _add_model(plan)
     _add_cluster(plan.add_argument_group("a cluster"))
     plan.set_defaults(run=run)
@@ -140,33 +142,35 @@ def _add_model(plan: Any) -> None:
     for name, what in (("layers", "its layers"), ("width", "numbers for each token between them"),
                        ("heads", "of its attention")):
         plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=what)
-    plan.add_argument("--ranks", "--gpus", type=whole(1), required=True, help="processes that train, one a device")
+    plan.add_argument("--ranks", "--gpus", type=whole(1), required=True, help="processes that train, one for each "
+                                                                              "device")
     plan.add_argument("--hosts", type=whole(1), default=1,
-                      help="machines that they are on, as many on each (default: %(default)s)")
+                      help="hosts, with the same number of processes on each (default: %(default)s)")
     plan.add_argument("--batch", type=whole(1),
                       help="sequences of a rank in a pass (default: 1; of a cluster, what is best)")
     plan.add_argument("--sequence", type=units.tokens, default=2048, help="tokens of each (default: %(default)s)")
     plan.add_argument("--precision", choices=PRECISIONS, default="bf16",
-                      help="of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
+                      help="type of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
     plan.add_argument("--compress", choices=FORMS,
-                      help="gradients on their way, with error feedback; without a cluster")
+                      help="compression of gradients between ranks, with error feedback; not with a cluster")
     plan.add_argument("--share", type=units.share, default=0.01,
-                      help="what topk and randomk keep (default: %(default)s)")
+                      help="share that topk and randomk keep (default: %(default)s)")
     plan.add_argument("--recompute", choices=RECOMPUTED,
                       help="activations that are computed again in the backward pass (default: none; of a cluster, "
                            "what is best)")
 
 
 def _add_cluster(plan: Any) -> None:
-    plan.add_argument("--device", choices=DEVICES, help=f"whose figures are taken for what is not given (default: "
+    plan.add_argument("--device", choices=DEVICES, help="supplies defaults for unspecified values (default: "
                                                         f"{USUAL_DEVICE})")
-    plan.add_argument("--flops", type=units.flops, metavar="SPEED", help="of a device at most, such as 989T")
+    plan.add_argument("--flops", type=units.flops, metavar="SPEED", help="peak FLOP/s of a device, such as 989T")
     plan.add_argument("--efficiency", type=units.share, metavar="SHARE",
-                      help="of it, that computing reaches, such as 0.5")
-    plan.add_argument("--memory", type=units.memory, metavar="SIZE", help="of a device, such as 80GB")
+                      help="achieved fraction of peak FLOP/s, such as 0.5")
+    plan.add_argument("--memory", type=units.memory, metavar="SIZE", help="memory of a device, such as 80GB")
     plan.add_argument("--link", type=units.link, metavar="SPEED",
-                      help="of a host to the others, such as 400gbit or 50GB/s; 400gbit,15us says what a message takes")
-    plan.add_argument("--local-link", type=units.link, metavar="SPEED", help="of a device to others of its host")
+                      help="link of a host to the others, such as 400gbit or 50GB/s; 400gbit,15us adds the latency "
+                           "of a message")
+    plan.add_argument("--local-link", type=units.link, metavar="SPEED", help="link of a device to others of its host")
     plan.add_argument("--measure", action="store_true",
                       help="measure the links between ranks that torchrun has started, or this does, instead")
     plan.add_argument("--batch-tokens", type=units.tokens, metavar="COUNT",

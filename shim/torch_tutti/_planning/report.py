@@ -53,7 +53,7 @@ def opening(job: Job, ranking: Ranking) -> list[str]:
     device = cluster.device
     return [f"{model.parameters / 1e9:.2f} B parameters{active}; {job.precision}, AdamW",
             f"{cluster.devices} device{'s' * (cluster.devices > 1)} on {hosts}: {scaled(device.flops)}FLOP/s at most, "
-            f"of which {device.efficiency:.0%} are reached, and {bytes_shown(device.memory)} each",
+            f"of which {device.efficiency:.0%} is reached, and {bytes_shown(device.memory)} each",
             f"links: in a host {scaled(cluster.local.speed)}B/s and {seconds_shown(cluster.local.latency)} of a device"
             f"{between}",
             f"a step: {job.batch} sequences of {job.length} tokens, {job.tokens / 1e6:.3g} M; schedule {job.schedule}",

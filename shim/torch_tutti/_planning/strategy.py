@@ -115,11 +115,11 @@ def _too_large(job: Job, least: Estimate) -> str:
 def _nothing(job: Job, fixed: dict[str, int]) -> str:
     asked = "".join(f" --{'batch' if name == 'sequences' else name} {value}" for name, value in fixed.items())
     model = job.model
-    return (f"plan: no way divides {job.cluster.devices} devices{' with' + asked if asked else ''}: tp divides the "
+    return (f"plan: no division fits {job.cluster.devices} devices{' with' + asked if asked else ''}: tp divides the "
             f"model's {model.key_heads or model.heads} heads and fills hosts, pp is at most "
-            f"{min(model.layers, MOST_STAGES)}, for {model.layers} layers, "
-            f"dp divides the {job.batch} sequences of a step, ep divides dp and the experts, a pipeline has as many "
-            "microbatches as stages, stages 2 and 3 of ZeRO have none; give other degrees, or more --batch-tokens")
+            f"{min(model.layers, MOST_STAGES)}, for {model.layers} layers, dp divides the {job.batch} sequences of a "
+            "step, ep divides dp and the experts, a pipeline has as many microbatches as stages, stages 2 and 3 of "
+            "ZeRO have none; give other degrees, or more --batch-tokens")
 
 
 # ---- why not ----

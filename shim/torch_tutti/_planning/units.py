@@ -21,7 +21,7 @@ def count(text: str) -> int:
     amount = float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[found[2].lower()] if found else 0.0
     many = int(amount) if amount < float("inf") else 0
     if many < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters, such as 350M or 1.3B")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, such as 350M or 1.3B")
     return many
 
 
@@ -31,7 +31,7 @@ def share(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, above 0 and 1 at most")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share in (0, 1]")
     return value
 
 
@@ -40,8 +40,8 @@ def tokens(text: str) -> int:
     found = re.fullmatch(r"(\d+)([kKmM]?)", text)
     many = int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()] if found else 0
     if many < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, such as 3145728 or 4M, which is 4 x 1024 "
-                                         "x 1024")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens, such as 3145728 or 4M, which is 4 x "
+                                         "1024 x 1024")
     return many
 
 
@@ -50,7 +50,7 @@ def memory(text: str) -> float:
     unit = (1024.0 ** ("kMGT".index(found[2]) + 1) if found[3] else DECIMAL[found[2]]) if found else 0.0
     amount = float(found[1]) * unit if found else 0.0
     if not 0 < amount < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory, such as 80GB or 80GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory, such as 80GB or 80GiB")
     return amount
 
 
@@ -58,7 +58,8 @@ def flops(text: str) -> float:
     found = re.fullmatch(NUMBER + r" ?([MGTP])(?:FLOPS|FLOP/s|flops)?", text)
     speed = float(found[1]) * DECIMAL[found[2]] if found else 0.0
     if not 0 < speed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed of a device, operations a second, such as 989T or 160G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed of a device in operations per second, such as "
+                                         "989T or 160G")
     return speed
 
 
@@ -68,8 +69,8 @@ def speed(text: str) -> float:
     units = {name.lower(): value for name, value in DECIMAL.items()}
     value = float(found[1]) * units[found[2].lower()] / (8 if found[3] else 1) if found else 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed of a link, such as 400gbit or 50GB/s; behind a comma "
-                                         "may stand what a message takes: 400gbit,15us")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed of a link, such as 400gbit or 50GB/s; the latency "
+                                         "of a message may follow: 400gbit,15us")
     return value
 
 
@@ -78,7 +79,7 @@ def link(text: str) -> tuple[float, float | None]:
     fast, comma, wait = text.partition(",")
     found = re.fullmatch(NUMBER + r" ?(ns|us|ms|s)", wait.strip()) if comma else None
     if comma and not found:
-        raise argparse.ArgumentTypeError(f"{wait.strip()!r} is no time of a message, such as 15us")
+        raise argparse.ArgumentTypeError(f"{wait.strip()!r} is not a latency, such as 15us")
     return speed(fast.strip()), float(found[1]) * SECONDS[found[2]] if found else None
 
 

@@ -27,12 +27,12 @@ class Decoder:
         self.rank, self.ranks, self.experts = self.group.rank(), self.group.size(), experts
         shared = shared_of(self.group)
         if shared is None:
-            raise ValueError("experts: a Decoder needs all ranks of the group on one host, and tutti as its backend; a "
-                             "Dispatcher does not")
+            raise ValueError("experts: a Decoder needs all ranks of the group on one host, and tutti as its "
+                             "backend; a Dispatcher needs neither")
         if experts < 1 or experts % self.ranks or capacity < 1 or columns < 1 or dtype not in _core.DTYPES:
             raise ValueError(f"experts: {experts} experts on {self.ranks} ranks, {capacity} tokens of {columns} x "
-                             f"{dtype}: experts must be a multiple of the ranks, the others 1 or more, of float32, "
-                             "bfloat16 or float16")
+                             f"{dtype}: the experts must be a multiple of the ranks, the other sizes 1 or more, the "
+                             "type float32, bfloat16 or float16")
         self.capacity, self.columns, self.dtype, self._turn = capacity, columns, dtype, 0
         self._each = experts // self.ranks
         self._array = up(self._each * self.ranks * capacity * columns * dtype.itemsize)
@@ -83,12 +83,12 @@ class Decoder:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
                              f"{self.capacity} of {self.columns} x {self.dtype}")
         if chosen.dim() != 2 or len(chosen) != len(tokens) or chosen.is_floating_point():
-            raise ValueError(f"experts: what is chosen is {list(chosen.shape)} of {chosen.dtype}; it must be of whole "
-                             f"numbers, [{len(tokens)}, choices]")
+            raise ValueError(f"experts: the chosen experts are {list(chosen.shape)} of {chosen.dtype}; they must be "
+                             f"integers of shape [{len(tokens)}, choices]")
         experts = chosen.to(torch.int64).contiguous()
         placed, counts = _core.place(experts, self.experts, self.capacity)
         if ((placed < 0) & (experts >= 0)).any():
-            raise ValueError("experts: a token chooses an expert twice, and there is no room for that")
+            raise ValueError("experts: a token chooses an expert twice, which is not allowed")
         for owner, part in enumerate(counts.view(self.ranks, self._each)):
             self._counts_at(owner).copy_(part)
         return experts, placed

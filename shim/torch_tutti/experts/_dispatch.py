@@ -97,13 +97,13 @@ class Dispatcher:
         self.group = group_of("experts", group)
         self.rank, self.ranks = self.group.rank(), self.group.size()
         if experts < 1 or experts % self.ranks:
-            raise ValueError(f"experts: {experts} experts cannot be dealt out evenly to {self.ranks} ranks: take a "
+            raise ValueError(f"experts: {experts} experts cannot be divided evenly among {self.ranks} ranks: use a "
                              f"multiple of {self.ranks}")
         if capacity is not None and capacity < 1:
             raise ValueError(f"experts: a capacity of {capacity} rows drops every token; give 1 or more, or None for "
                              "all")
         if pad and capacity is None:
-            raise ValueError("experts: pad makes room for `capacity` rows of each rank and expert; give a capacity")
+            raise ValueError("experts: pad needs a capacity: the rows of each rank and expert")
         self.experts, self.capacity, self.pad = experts, capacity, pad
         self.mine = range(self.rank * (experts // self.ranks), (self.rank + 1) * (experts // self.ranks))
 
@@ -171,10 +171,10 @@ class Dispatcher:
             raise ValueError("combine: this batch has been combined; dispatch again")
         if tuple(outputs.shape) != tuple(batch.shape) or outputs.dtype != batch._layout.dtype:
             raise ValueError(f"combine: the experts' outputs are {_kind(outputs)} on rank {self.rank}, where tokens "
-                             f"are {_kind(batch.tokens)}: they must be alike")
+                             f"are {_kind(batch.tokens)}: they must be the same")
         if tuple(weights.shape) != expected or not weights.is_floating_point():
             raise ValueError(f"combine: weights are {_kind(weights)} on rank {self.rank}; they must be of a floating "
-                             f"type, {list(expected)}, as what was chosen")
+                             f"type and of shape {list(expected)}, as the chosen experts")
 
     def _placed(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """What this rank asks for; or nothing, and what is wrong with it."""
@@ -190,10 +190,10 @@ class Dispatcher:
     def _check(tokens: Tensor, chosen: Tensor) -> None:
         check_tensors("dispatch", tokens=tokens, chosen=chosen)
         if tokens.dim() != 2 or not tokens.shape[1] or tokens.dtype not in DTYPES:
-            raise ValueError(f"dispatch: tokens are {_kind(tokens)}; they must be of a floating type, [tokens, "
-                             "columns]")
+            raise ValueError(f"dispatch: tokens are {_kind(tokens)}; they must be of a floating type and of shape "
+                             "[tokens, columns]")
         if chosen.dim() != 2 or len(chosen) != len(tokens) or chosen.is_floating_point() or chosen.is_complex():
-            raise ValueError(f"dispatch: what is chosen is {_kind(chosen)}; it must be of whole numbers, "
+            raise ValueError(f"dispatch: the chosen experts are {_kind(chosen)}; they must be integers of shape "
                              f"[{len(tokens)}, choices]")
 
     def _exchange(self, tokens: Tensor, counts: Tensor, free: tuple[int, int], problem: Exception | None) -> Tensor:
@@ -212,12 +212,11 @@ class Dispatcher:
             raise problem
         wrong = said[:, STATUS].nonzero().flatten().tolist()
         if wrong:
-            raise ValueError(f"dispatch: rank {wrong[0]} of the group was given what cannot be dispatched; its own "
-                             "error says what")
+            raise ValueError(f"dispatch: rank {wrong[0]} of the group got invalid arguments; its own error says which")
         for rank, (its, kind) in enumerate(said[:, [COLUMNS, DTYPE]].tolist()):
             if (its, kind) != (columns, dtype):
                 raise ValueError(f"dispatch: rank {self.rank} of the group has rows of {columns} x {tokens.dtype}, "
-                                 f"rank {rank} of {its} x {DTYPES[kind]}: experts take one kind")
+                                 f"rank {rank} of {its} x {DTYPES[kind]}: all ranks must have the same kind")
         return said
 
 

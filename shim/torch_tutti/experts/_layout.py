@@ -72,5 +72,4 @@ def meet(group: dist.ProcessGroup, wrong: bool = False) -> None:
     word = torch.tensor([group.rank() + 1.0 if wrong else 0.0])
     all_reduce(word, dist.ReduceOp.MAX, group)
     if word and not wrong:
-        raise ValueError(f"experts: rank {int(word) - 1} of the group was given what does not fit; its own error says "
-                         "what")
+        raise ValueError(f"experts: rank {int(word) - 1} of the group got invalid arguments; its own error says which")

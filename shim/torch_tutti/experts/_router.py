@@ -22,7 +22,7 @@ def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None
         raise ValueError(f"route: {k} experts of each token, from logits of sizes {list(logits.shape)}: logits must be "
                          "[tokens, experts], and k 1 to experts")
     if score not in ("softmax", "sigmoid"):
-        raise ValueError(f'route: score "{score}" is not known: "softmax" and "sigmoid" are')
+        raise ValueError(f'route: score "{score}" is unknown: use "softmax" or "sigmoid"')
     scores = logits.float().softmax(-1) if score == "softmax" else logits.float().sigmoid()
     chosen = (scores if bias is None else scores + bias).topk(k).indices
     weights = scores.gather(-1, chosen)

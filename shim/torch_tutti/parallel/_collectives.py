@@ -35,8 +35,8 @@ def ranks_of(group: dist.ProcessGroup | None) -> Ranks:
 def share(what: str, size: int, ranks: Ranks) -> int:
     """What each rank has of it. Raises ValueError where they would not have the same."""
     if size % ranks.size:
-        raise ValueError(f"parallel: {what} of {size} cannot be divided among {ranks.size} ranks; the next size that "
-                         f"can is {size + -size % ranks.size}")
+        raise ValueError(f"parallel: {what} of {size} cannot be divided among {ranks.size} ranks; the next possible "
+                         f"size is {size + -size % ranks.size}")
     return size // ranks.size
 
 

@@ -78,8 +78,8 @@ class Divided(nn.Module):
 def sequence_dim(dim: int, x: Tensor) -> int:
     """From 0, of x [.., features]. Raises ValueError where no sequence can lie there."""
     if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
-        raise ValueError(f"parallel: dim={dim} of {tuple(x.shape)} is to be the sequence; it is another dimension than "
-                         "the last, which has the features")
+        raise ValueError(f"parallel: dim={dim} of {tuple(x.shape)} cannot be the sequence: the last dimension has "
+                         "the features")
     return dim % x.dim()
 
 

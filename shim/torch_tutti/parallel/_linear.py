@@ -114,7 +114,7 @@ class _Linear(Divided):
         self.sequence, self.dim, self.pieces = sequence, dim, pieces
         self.features = in_features         # of what a rank's forward() takes
         if pieces < 0:
-            raise ValueError(f"parallel: pieces={pieces}; it is 0, for no overlap, or more")
+            raise ValueError(f"parallel: pieces={pieces}; it must be 0, for no overlap, or more")
 
     @classmethod
     def of(cls, linear: nn.Linear, group: dist.ProcessGroup | None = None, **options: Any) -> Any:
@@ -170,8 +170,8 @@ class ColumnLinear(_Linear):
         super().__init__(in_features, out_features, bias, group, sequence, dim, pieces)
         self.gather_output, self.parts = gather_output, parts
         if parts < 1 or out_features % parts or pad and parts > 1:
-            raise ValueError(f"parallel: out_features={out_features} in parts={parts}; parts are of equal size, and "
-                             "are not padded")
+            raise ValueError(f"parallel: out_features={out_features} in parts={parts}; parts must be of equal size, "
+                             "because they are not padded")
         if pad:
             here = -(-out_features // self.ranks.size)
             self.valid = min(here, max(0, out_features - here * self.ranks.rank))

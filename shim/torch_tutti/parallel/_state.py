@@ -74,8 +74,8 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> 
     divided = [at for at, layer in module.named_modules() if isinstance(layer, Divided)]
     known = [name for name, p in module.named_parameters() if is_summed(p)]
     if divided:
-        raise ValueError(f"parallel: {divided[0] or 'the module'} is a divided layer, whose gradients are whole; give "
-                         "sum_gradients what is between such layers")
+        raise ValueError(f"parallel: {divided[0] or 'the module'} is a divided layer, whose gradients need no sum; "
+                         "pass sum_gradients the modules between such layers")
     if known:
         raise ValueError(f"parallel: gradients of {known[0]} are summed already")
     hook = _Sum(ranks)

@@ -22,9 +22,9 @@ def check(fine: Tensor, said: Callable[[], str], count: int) -> None:
     """Raises IndexError where it is not. In a graph, and where the host would have to wait for a device, torch's own
     assertion does, a RuntimeError."""
     if torch.compiler.is_compiling() or not fine.is_cpu:
-        torch._assert_async(fine, f"parallel: a token or target is out of range; there are 0 to {count - 1}")
+        torch._assert_async(fine, f"parallel: a token or target is out of range; allowed are 0 to {count - 1}")
     elif not fine:
-        raise IndexError(f"{said()}; there are 0 to {count - 1}")
+        raise IndexError(f"{said()}; allowed are 0 to {count - 1}")
 
 
 class VocabularyEmbedding(Divided):
@@ -155,14 +155,13 @@ def cross_entropy(logits: Tensor, target: Tensor, group: dist.ProcessGroup | Non
     count = logits.size(-1) * ranks.size
     if logits.shape[:-1] != target.shape or target.is_floating_point():
         raise ValueError(f"parallel: logits {tuple(logits.shape)} with a target {tuple(target.shape)} of "
-                         f"{target.dtype}; "
-                         "the target has the logits' shape but for the last dimension, in whole numbers")
+                         f"{target.dtype}; the target must be integers of the logits' shape without its last "
+                         "dimension")
     if reduction not in ("mean", "sum", "none") or not 0 <= label_smoothing <= 1:
-        raise ValueError(f"parallel: reduction={reduction!r}, label_smoothing={label_smoothing}; there are "
-                         f"mean, sum and "
-                         "none, and smoothing from 0 to 1")
+        raise ValueError(f"parallel: reduction={reduction!r}, label_smoothing={label_smoothing}; allowed are mean, "
+                         "sum and none, and a smoothing from 0 to 1")
     if classes is not None and not 0 < classes <= count:
-        raise ValueError(f"parallel: classes={classes}, and the logits of {ranks.size} ranks are {count}")
+        raise ValueError(f"parallel: classes={classes}, but the logits of {ranks.size} ranks are {count}")
     loss = _CrossEntropy.apply(logits.reshape(-1, logits.size(-1)), target.reshape(-1).long(), ignore_index,
                                label_smoothing, count if classes is None else classes, ranks)
     if reduction == "none":

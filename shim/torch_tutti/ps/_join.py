@@ -64,21 +64,22 @@ def _facts(model: nn.Module, settings: dict[str, Any]) -> list[str]:
 def _slices(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
     size = dist.get_world_size()
     if not isinstance(servers, int) or not 0 < servers < size:
-        raise ValueError(f"ps: servers={servers!r} of {size} ranks; at least one is a server, at least one a worker")
+        raise ValueError(f"ps: servers={servers!r} of {size} ranks; "
+                         "one or more must be servers, and one or more workers")
     if mode not in MODES:
-        raise ValueError(f"ps: mode={mode!r}; there are {', '.join(MODES)}")
+        raise ValueError(f"ps: mode={mode!r}; the modes are {', '.join(MODES)}")
     if (mode == "bounded") != (staleness is not None):
-        raise ValueError(f"ps: staleness={staleness!r} with mode={mode!r}; mode=\"bounded\" needs it, others have none")
+        raise ValueError(f"ps: staleness={staleness!r} with mode={mode!r}; only mode=\"bounded\" takes it")
     if mode == "bounded" and (not isinstance(staleness, int) or staleness < 0):
-        raise ValueError(f"ps: staleness={staleness!r}; it is a number of pushes, 0 or more")
+        raise ValueError(f"ps: staleness={staleness!r}; it must be a number of pushes, 0 or more")
     if not isinstance(slice_bytes, int) or slice_bytes < 1:
-        raise ValueError(f"ps: slice_bytes={slice_bytes!r}; it is a number of bytes, 1 or more")
+        raise ValueError(f"ps: slice_bytes={slice_bytes!r}; it must be a number of bytes, 1 or more")
     parameters = _trained(model)
     for name, p in parameters:
         if p.device.type != "cpu" or not p.is_floating_point() or not p.is_contiguous():
             raise ValueError(f"ps: {name} is {p.dtype} on {p.device}, "
-                             f"{'' if p.is_contiguous() else 'not '}contiguous; what is trained are contiguous "
-                             "floating-point tensors on the CPU")
+                             f"{'' if p.is_contiguous() else 'not '}contiguous; trained parameters must be "
+                             "contiguous floating-point tensors on the CPU")
     slices = cut([p for _, p in parameters], slice_bytes)
     if not slices:
         raise ValueError("ps: the model has no parameters to train")
@@ -111,8 +112,8 @@ def _agreed(make: Callable[[], Any], facts: Sequence[str] = ()) -> Any:
     for rank, (_, its_facts) in enumerate(everyones):
         for ours, its in zip_longest(everyones[0][1], its_facts, fillvalue="nothing more"):
             if ours != its:
-                raise ValueError(f"ps: rank {rank} has {its}, rank 0 has {ours}; all ranks take the same arguments and "
-                                 "the same model")
+                raise ValueError(f"ps: rank {rank} has {its}, rank 0 has {ours}; all ranks must pass the same "
+                                 "arguments and the same model")
     return made
 
 

@@ -47,7 +47,8 @@ class Shard:
         named = [(parameters[piece.parameter][0], mine) for piece, mine in zip(one.pieces, self._pieces)]
         self._optimizer = optimizer(named)
         if not isinstance(self._optimizer, torch.optim.Optimizer):
-            raise ValueError(f"ps: optimizer gave {type(self._optimizer).__name__}; it makes one of torch.optim")
+            raise ValueError(f"ps: optimizer returned {type(self._optimizer).__name__}; it must return one of "
+                             "torch.optim")
         self.pushes = dict.fromkeys(workers, 0)
         self._present = set(self.pushes)                # who is waited for
         self._gradients: dict[int, tuple[Tensor, int]] = {}            # of a step that is not whole yet, with masks
@@ -142,7 +143,7 @@ class Server:
         """Serves until each worker has left or is lost. Its slices are then in this rank's model, which with one server
         is the whole. What the optimizer raises is raised when all workers have been told."""
         if self._served:
-            raise RuntimeError("ps: this server has served; join again on all ranks")
+            raise RuntimeError("ps: this server has finished; join again on all ranks")
         self._served = True
         work = [(target, client) for client in self._clients for target in (self._listen, self._answer)]
         threads = [threading.Thread(target=self._run, args=one, name="tutti ps", daemon=True) for one in work]
@@ -200,7 +201,7 @@ class Server:
         for shard in self._shards.values():
             self._guarded(shard.part, client.rank, given[0].kind == LEAVE)
         if given[0].kind == FAIL:
-            self._lost.setdefault(client.rank, "it failed, and said so")
+            self._lost.setdefault(client.rank, "it failed, and reported so")
             client.outbox.clear()
         client.outbox.put(LAST, Header(BYE))
         self._receive(client)                           # until it has read that, so that it need not ask who left first

@@ -160,7 +160,7 @@ class Worker:
         for number in self._of_parameter[self._number_of[parameter]]:
             self._left[number] -= 1
             if self._left[number] < 0:
-                raise RuntimeError("ps: a parameter has had its gradient in two parts in one backward pass, as with "
+                raise RuntimeError("ps: a parameter got its gradient in two parts in one backward pass, as with "
                                    "reentrant checkpoints; call loss.backward() and push() instead of backward()")
             if not self._left[number]:
                 self._push_slice(number, flats)
@@ -223,7 +223,7 @@ class Worker:
             if header.kind == BYE:
                 return
             if header.kind == FAIL:                     # nobody has asked for this; the server answers whoever leaves
-                self._lose(lane, "it has failed: see what it raised")
+                self._lose(lane, "it has failed: see its own error")
                 lane.leaving.wait()
                 lane.awaited.release()
                 continue

@@ -31,7 +31,7 @@ def draw(runs: Sequence[Run], path: str) -> None:
         raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
     titles, modes = (list(dict.fromkeys(names)) for names in ([run.title for run in runs], [run.mode for run in runs]))
     if not titles:
-        raise ValueError("there is nothing to draw: no mode has run")
+        raise ValueError("there is nothing to plot: no mode has run")
     figure = Figure(figsize=(11, 0.3 + 3.2 * len(titles)), layout="constrained")
     for title, (bars, lines) in zip(titles, figure.subplots(len(titles), 2, squeeze=False, width_ratios=(1, 2))):
         for run in (run for run in runs if run.title == title):

@@ -68,7 +68,7 @@ class Parts(torch.Tensor):
             return cls(args[1], args[0].dtype)
         if func is torch.ops.aten.detach.default:
             return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].writes)
-        raise RuntimeError(f"zero: {func} of a tensor in parts; it is for torch.distributed.checkpoint")
+        raise RuntimeError(f"zero: {func} of a tensor in parts, which only torch.distributed.checkpoint can use")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Parts({tuple(self.shape)}, {self.dtype}, {[(at, tuple(t.shape)) for at, t in self.parts]})"
@@ -194,8 +194,8 @@ class Checkpoint:
         found = [lost.get(o.name, torch.zeros(o.parameter.shape)) for o in owned]
         for o, value in zip(owned, found):
             if value.shape != o.parameter.shape:
-                raise ValueError(f"zero: what parameter {o.name} has lost has the shape {tuple(value.shape)} in the "
-                                 f"state, and should have {tuple(o.parameter.shape)}")
+                raise ValueError(f"zero: the residual of parameter {o.name} has the shape {tuple(value.shape)} in "
+                                 f"the state, but should have {tuple(o.parameter.shape)}")
         for number, value in enumerate(found):
             self.core.set_lost(number, value)
 
@@ -207,13 +207,13 @@ class Checkpoint:
             value = flat[0] if len(flat) == 1 else torch.cat([torch.empty(0, dtype=value.dtype), *flat])
             if value.numel() != piece.value.numel():
                 raise ValueError(f"zero: of {name} of parameter {owned.name} the state has {value.numel()} elements "
-                                 f"for this rank, and should have {piece.value.numel()}: it is of other numbers of "
-                                 "ranks")
+                                 f"for this rank, but should have {piece.value.numel()}: it was saved with another "
+                                 "number of ranks")
             return value
         if not _is_part(name, value):
             return value
         if value.numel() != owned.parameter.numel():
-            raise ValueError(f"zero: {name} of parameter {owned.name} has {value.numel()} elements in the state, and "
+            raise ValueError(f"zero: {name} of parameter {owned.name} has {value.numel()} elements in the state, but "
                              f"should have {owned.parameter.numel()}")
         return value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
 

@@ -26,9 +26,9 @@ def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, 
     divide, as in `zero.shard`, whose other arguments may follow. Hooks of communication and join() are refused, as no
     gradient passes through the wrapper any more: compression= of zero.shard (stages 1 to 3) is for the first."""
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"zero.wrap_ddp: a {type(ddp).__name__} is no DistributedDataParallel; zero.shard takes any "
-                         "model")
-    for what, there in (("a hook of communication", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
+        raise ValueError(f"zero.wrap_ddp: a {type(ddp).__name__} is not a DistributedDataParallel; zero.shard takes "
+                         "any model")
+    for what, there in (("a communication hook", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
                         ("parameters that it ignores or delays", ddp.parameters_to_ignore
                          or ddp._delay_all_reduce_params)):
         if there:
@@ -53,8 +53,8 @@ def _rest(ddp: DistributedDataParallel, optimizer: ZeroOptimizer) -> None:
         optimizer.zero_grad(set_to_none)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError("zero.wrap_ddp: the gradients of this DistributedDataParallel are zero's; hooks of "
-                                  "communication, join() and static graphs are not for it")
+        raise NotImplementedError("zero.wrap_ddp: zero handles the gradients of this DistributedDataParallel; "
+                                  "communication hooks, join() and static graphs are not supported")
 
     def note(called: torch.nn.Module, *_: Any) -> None:
         if called is ddp:               # as its own forward() does

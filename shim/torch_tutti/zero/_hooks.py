@@ -42,7 +42,7 @@ def clip_ours(manager_of: Callable[[torch.Tensor], Any]) -> None:
         trained = {p for p in given if p.requires_grad}
         if len(found) > 1 or trained != {o.parameter for o in found[0].owned}:
             raise ValueError("torch.nn.utils.clip_grad_norm_: some of these parameters are sharded by "
-                             "torch_tutti.zero; clip all parameters of that model at once, and no others")
+                             "torch_tutti.zero; clip all parameters of that model in one call, and no others")
         return found[0].optimizer.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         module.clip_grad_norm_ = clip_grad_norm_

@@ -94,14 +94,14 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     parts.
     """
     if isinstance(model, DistributedDataParallel):
-        raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; give its "
+        raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
                          "module, or use zero.wrap_ddp")
     home = _home_of(stage, hosts)
     if home == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
-        raise ValueError(f"zero.shard: precision={precision!r}; it can be 'bf16' or None")
+        raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
     settings = Settings(home, stage == 3 and hosts is None, MANY if stage == 1 else buffers, ahead, prefetch, reshard,
                         init, _PRECISIONS[precision], compression)
     manager = Manager(model, optimizer, _units_of(model, units), _group_of(group), settings)
@@ -110,7 +110,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
 
 def _home_of(stage: int, hosts: str | None) -> str:
     if stage not in (0, 1, 2, 3):
-        raise ValueError(f"zero.shard: stage {stage!r}; it can be 0, 1, 2 or 3")
+        raise ValueError(f"zero.shard: stage {stage!r}; it must be 0, 1, 2 or 3")
     possible = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
     if hosts not in (None, *possible):
         raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
@@ -134,7 +134,7 @@ def _units_of(model: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Mo
     given, inside = list(units), set(model.modules())
     for unit in given:
         if unit not in inside:
-            raise ValueError(f"zero.shard: {type(unit).__name__} is given as a unit, but is no part of the model")
+            raise ValueError(f"zero.shard: {type(unit).__name__} is given as a unit, but is not part of the model")
     return [module for module in model.modules() if module in given and module is not model]
 
 
@@ -242,20 +242,20 @@ class Manager:
         for name, module in model.named_modules():
             if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
                 raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
-                                 "forward(), on each rank otherwise")
+                                 "forward(), differently on each rank")
         found = []
         for name, p in model.named_parameters():
             if not p.requires_grad:
                 continue
             self._check(name, p, group_of)
             if p in _managers:
-                raise ValueError(f"zero.shard: parameter {name} is sharded already; a model is sharded once")
+                raise ValueError(f"zero.shard: parameter {name} is already sharded; a model can be sharded once")
             found.append(Owned(name, p, unit_of.get(p, 0)))
         if not found:
-            raise ValueError("zero.shard: the model has no parameter that is trained")
+            raise ValueError("zero.shard: the model has no parameter with requires_grad")
         strangers = set(group_of) - {o.parameter for o in found}
         if any(p.requires_grad for p in strangers):
-            raise ValueError("zero.shard: the optimizer has parameters that the model has not")
+            raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
         used = sorted({o.unit for o in found})             # what has no parameters of its own is no unit
         self.modules = [self.modules[unit] for unit in used]
         return sorted((o._replace(unit=used.index(o.unit)) for o in found), key=lambda o: o.unit)
@@ -273,22 +273,22 @@ class Manager:
     @staticmethod
     def _check(name: str, p: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
         if p not in group_of:
-            raise ValueError(f"zero.shard: the optimizer has not the parameter {name}; give it all, or set "
-                             "requires_grad=False")
+            raise ValueError(f"zero.shard: the parameter {name} is not in the optimizer; pass it all parameters, or "
+                             "set requires_grad=False")
         if p.device.type not in ("cpu", "meta") or p.layout != torch.strided:
             raise ValueError(f"zero.shard: parameter {name} is on {p.device}, {p.layout}; it must be an ordinary CPU "
                              "tensor")
         if not p.numel():
             raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
         if p.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; float32 and bfloat16 can be")
+            raise ValueError(f"zero.shard: parameter {name} is {p.dtype}; use float32 or bfloat16")
 
     def _dtypes(self) -> list[torch.dtype]:
         found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
         for name, p, unit in self.owned if self.dtype is None else ():
             if found[unit] not in (None, p.dtype):
-                raise ValueError(f"zero.shard: parameter {name} is {p.dtype}, others of its unit are {found[unit]}; a "
-                                 "unit has one type: name it, or its parts, as units of their own")
+                raise ValueError(f"zero.shard: parameter {name} is {p.dtype}, others of its unit are {found[unit]}; "
+                                 "a unit must have one type: name it, or its parts, as units of their own")
             found[unit] = p.dtype
         return [dtype or torch.float32 for dtype in found]
 
@@ -423,16 +423,17 @@ class Manager:
         for (name, p, _), (address, version) in zip(self.owned, self.seen):
             if now.get(name) is not p:
                 raise RuntimeError(f"zero: the model has another parameter {name} than zero.shard found; load with "
-                                   "assign=False, and shard a model when all its parameters are there")
+                                   "assign=False, and shard a model after all its parameters exist")
             if p.data_ptr() != address:
-                raise RuntimeError(f"zero: parameter {name} does not lie where zero.shard put it; something has moved "
-                                   "it (.to, an assignment to .data). Move or convert a model before it is sharded")
+                raise RuntimeError(f"zero: parameter {name} is not in the memory where zero.shard put it; something "
+                                   "has moved it (.to, an assignment to .data). Move or convert a model before it "
+                                   "is sharded")
             if p._version != version:
                 raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
                                    "optimizer; change it on rank 0, on all ranks in `with optimizer.edit():`")
             if p.grad is not None:
-                raise RuntimeError(f"zero: parameter {name} has a gradient that no backward pass has brought, in "
-                                   ".grad; the optimizer takes only those of backward()")
+                raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
+                                   "backward pass; the optimizer takes only gradients of backward()")
         for name, p in now.items():
             if p.requires_grad and p not in self.number_of:
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
@@ -468,8 +469,8 @@ class Manager:
         found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
                  if torch.is_tensor(value) else (None, value) for name, value in state.items()}
         for lost in set(range(len(self.owned))) - {number for number, _ in found.values()}:
-            raise ValueError(f"zero: the model's state_dict has nothing for parameter {self.owned[lost].name}; a hook "
-                             "of its own may have renamed and copied it")
+            raise ValueError(f"zero: the model's state_dict has no entry for parameter {self.owned[lost].name}; a "
+                             "hook of its own may have renamed and copied it")
         return found
 
     def stay_whole(self) -> None:

@@ -89,7 +89,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def _check_rule(self) -> None:
         needed = rule_of(self._kind, self.param_groups)
         if needed != self._rule and (needed, self._rule) != ("sgd", "momentum"):
-            raise ValueError(f"zero: the groups' settings ask for {self._kind.__name__} in another form now "
+            raise ValueError(f"zero: the settings of the groups now ask for another form of {self._kind.__name__} "
                              f"({needed}) than when the model was sharded ({self._rule}); set them before zero.shard")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -125,7 +125,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """As torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters: the next step scales them. The
         norm before that, the same on all ranks. Collective."""
         if float(norm_type) != 2.0:
-            raise NotImplementedError(f"zero: clip_grad_norm_ with norm_type={norm_type}; it can be 2")
+            raise NotImplementedError(f"zero: clip_grad_norm_ with norm_type={norm_type}; it must be 2")
         norm = self._core.norm() * self._scale          # of what an earlier call has left
         if error_if_nonfinite and not norm < float("inf"):
             raise RuntimeError(f"The total norm of the gradients is {norm}, so it cannot be clipped; drop them with "
@@ -199,8 +199,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     # ---- any other optimizer, on flat parts ----
     def _of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if type(given) in _WHOLE:
-            raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, and a rank has parts of "
-                                      "them")
+            raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, but a rank has only "
+                                      "parts of them")
         number = self._manager.number_of
         self._flat: dict[int, torch.nn.Parameter] = {}
         groups = []

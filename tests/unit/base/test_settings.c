@@ -25,21 +25,21 @@ static void says(const char *variable, const char *value, const char *line)
 static void out_of_range(void **state)
 {
     (void)state;
-    says("TUTTI_SLOTS", "99", "warn: TUTTI_SLOTS=99 is out of range; it may be 0 to 8, using 0\n");
+    says("TUTTI_SLOTS", "99", "warn: TUTTI_SLOTS=99 is out of range (allowed: 0 to 8); using 0\n");
     assert_int_equal(settings_get()->slots, 0);
-    says("TUTTI_TIMEOUT_MS", "-1", "TUTTI_TIMEOUT_MS=-1 is out of range; it may be 1 or more, using 1800000\n");
+    says("TUTTI_TIMEOUT_MS", "-1", "TUTTI_TIMEOUT_MS=-1 is out of range (allowed: 1 or more); using 1800000\n");
     assert_int_equal(settings_get()->timeout_ms, 1800000);
-    says("TUTTI_TILE_BYTES", "-4096", "TUTTI_TILE_BYTES=-4096 is out of range; it may be 0 to 1073741824, using 0\n");
-    says("TUTTI_PAUSES", "-2", "TUTTI_PAUSES=-2 is out of range; it may be -1 or more, using -1\n");
-    says("TUTTI_STREAMING", "2", "TUTTI_STREAMING=2 is out of range; it may be -1 to 1, using -1\n");
-    says("TUTTI_YIELDS", "99999999999999999999", "TUTTI_YIELDS=99999999999999999999 is out of range; it may be -1 ");
+    says("TUTTI_TILE_BYTES", "-4096", "TUTTI_TILE_BYTES=-4096 is out of range (allowed: 0 to 1073741824); using 0\n");
+    says("TUTTI_PAUSES", "-2", "TUTTI_PAUSES=-2 is out of range (allowed: -1 or more); using -1\n");
+    says("TUTTI_STREAMING", "2", "TUTTI_STREAMING=2 is out of range (allowed: -1 to 1); using -1\n");
+    says("TUTTI_YIELDS", "99999999999999999999", "TUTTI_YIELDS=99999999999999999999 is out of range (allowed: -1 ");
 }
 static void no_number(void **state)
 {
     (void)state;
-    says("TUTTI_SLOTS", "many", "TUTTI_SLOTS=many is not a whole number; it may be 0 to 8, using 0\n");
-    says("TUTTI_SLOTS", "", "TUTTI_SLOTS= is not a whole number; it may be 0 to 8, using 0\n");
-    says("TUTTI_LOG", "loud", "TUTTI_LOG=loud is no level; it may be error, warn, info or debug, using warn\n");
+    says("TUTTI_SLOTS", "many", "TUTTI_SLOTS=many is not a whole number (allowed: 0 to 8); using 0\n");
+    says("TUTTI_SLOTS", "", "TUTTI_SLOTS= is not a whole number (allowed: 0 to 8); using 0\n");
+    says("TUTTI_LOG", "loud", "TUTTI_LOG=loud is not a level (allowed: error, warn, info, debug); using warn\n");
 }
 static void the_ends_of_a_range_are_in_it(void **state)
 {

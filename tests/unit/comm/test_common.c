@@ -111,7 +111,7 @@ static void asks_for_too_much(struct rank *me)
     REQUIRE(tutti_mem_alloc_common(&memory, much, me->comm) == TUTTI_NO_MEMORY);
     REQUIRE(tutti_last_error_is_refusal() && !memory);
     if (me->rank == 0) SAYS("70368744177664 bytes");
-    else SAYS("rank 0 could not get it; its own error says why");
+    else SAYS("rank 0 could not allocate it; its own error says why");
     REQUIRE(tutti_mem_alloc_common((void **)&fine, 100, me->comm) == TUTTI_OK);
     REQUIRE(tutti_mem_free(fine) == TUTTI_OK);
 }
@@ -131,7 +131,7 @@ static void is_limited(struct rank *me)
     tutti_status status = tutti_mem_alloc_common(&memory, 8 << 20, me->comm);
     REQUIRE(status == TUTTI_NO_MEMORY && tutti_last_error_is_refusal());
     if (me->rank == limited) SAYS("mmap of 8388608 bytes");
-    else SAYS(limited ? "rank 1 could not get it" : "rank 0 could not get it");
+    else SAYS(limited ? "rank 1 could not allocate it" : "rank 0 could not allocate it");
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
 static void test_one_rank_has_no_addresses(void **state)

@@ -149,8 +149,8 @@ static void what_several_hosts_cannot_do_is_refused(void **state)
     struct choice c;
     assert_int_equal(choose(&g.chooser, &q, &c), TUTTI_INVALID_ARGUMENT);
     assert_string_equal(status_detail(),
-        "allreduce two_shot is for the ranks of one host, and the 4 ranks live on 2 "
-        "hosts: ask for another algorithm, or for none");
+        "allreduce two_shot works on one host only, but the 4 ranks are on 2 "
+        "hosts: choose another algorithm, or none");
     machine_group_finish(&g);
 }
 static const char *name(struct machine_group *g, enum family family, size_t bytes, enum placement_kind placement)

@@ -32,11 +32,11 @@ static void wrong_arguments(struct rank *me)
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_INT32, TUTTI_PREMUL_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
     REFUSES("premul_sum of int32");
     REQUIRE(tutti_all_reduce(NULL, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("the send buffer is NULL, but 16 bytes");
+    REFUSES("the send buffer is NULL, but must have 16 bytes");
     REQUIRE(tutti_all_reduce(one, NULL, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
     REFUSES("the receive buffer is NULL");
     REQUIRE(tutti_all_reduce(one, other, SIZE_MAX / 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("more bytes than there are addresses");
+    REFUSES("exceed the address space");
     REQUIRE(tutti_broadcast(one, one, 4, TUTTI_FLOAT32, 9, c, NULL) == TUTTI_INVALID_ARGUMENT);
     REFUSES("root 9 is not a rank of");
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, -3, 0, c, NULL) == TUTTI_INVALID_ARGUMENT);
@@ -63,9 +63,9 @@ static void wrong_arguments(struct rank *me)
     REFUSES("it must be at least 1");
     tutti_request labelled = { .struct_size = sizeof labelled, .label = 1, .factor = 1, .blocking = true };
     REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 1 - me->rank, 0, c, &labelled) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("a send, a receive, a premul_sum and a norm have no label");
+    REFUSES("a send, a receive, a premul_sum and a norm cannot have a label");
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, c, &labelled) == TUTTI_INVALID_ARGUMENT);
-    REFUSES("a send, a receive, a premul_sum and a norm have no label");
+    REFUSES("a send, a receive, a premul_sum and a norm cannot have a label");
     tutti_request unused = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_wait(&unused, 0) == TUTTI_INVALID_ARGUMENT);
     REFUSES("never used");
@@ -81,7 +81,7 @@ static void overlapping(struct rank *me)
     struct { tutti_status status; const char *says; } got[16];
     int n = 0;
 #define CALL(call, text) got[n].says = text, got[n++].status = call; REQUIRE(strstr(tutti_get_last_error(), text))
-    CALL(tutti_all_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "send == recv;");
+    CALL(tutti_all_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "(send == recv);");
     CALL(tutti_all_reduce(a + 4, a, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "allreduce on rank");
     if (me->rank == 0) {
         CALL(tutti_reduce(a, a + 4, 2, TUTTI_FLOAT32, TUTTI_SUM, 0, c, NULL), "reduce on rank 0");
@@ -96,7 +96,7 @@ static void overlapping(struct rank *me)
     for (int i = 0; i < n; i++) REQUIRE(got[i].status == TUTTI_INVALID_ARGUMENT);
     size_t counts[2] = { 1, 1 }, even[2] = { 0, 2 }, odd[2] = { 1, 3 };
     REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, even, TUTTI_FLOAT32, c, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("overlap in memory, and it cannot work in place");
+    SAYS("overlap, and it cannot work in place");
     for (int i = 0; i < 4; i++) one[i] = (float)(10 * me->rank + i);
     REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, odd, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
     REQUIRE(one[1] == 2.f * (float)me->rank && one[3] == 10 + 2.f * (float)me->rank);   /* no two parts meet */

@@ -52,7 +52,7 @@ static void wrong_arguments(struct rank *me)
     SAYS("a timeout of 1 ms or more, not 0");
     if (me->rank) return;
     REQUIRE(tutti_monitored_barrier(me->comm, 5, NULL) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
-    SAYS("no room to tell who is missing");
+    SAYS("the array for the missing ranks is NULL");
     REQUIRE(tutti_monitored_barrier(NULL, 5, NULL) == TUTTI_INVALID_ARGUMENT);
 }
 static void test_wrong_arguments_are_refused(void **state)

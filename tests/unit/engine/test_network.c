@@ -161,7 +161,7 @@ static void give_up(struct rank *me)
     await_step(held, MET);
     if (held->lost) failure_note_lost(me->comm, 1);
     REQUIRE(tutti_wait(&r, held->lost ? 0 : 1) == expected);
-    REQUIRE(strstr(me->comm->router->reason, held->lost ? "died" : "rank 1 has not let go of a message") != NULL);
+    REQUIRE(strstr(me->comm->router->reason, held->lost ? "died" : "rank 1 has not released a message") != NULL);
     atomic_store(&held->step, ENDED);
 }
 static void both_are_held(bool lost)

@@ -76,10 +76,10 @@ static void what_does_not_exist_is_refused(struct rank *me)
 {
     refuse(me->comm, "allreduec", NULL, "unknown collective \"allreduec\", did you mean \"allreduce\"?");
     refuse(me->comm, "allreduce", "rign", "unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
-    refuse(me->comm, NULL, NULL, "needs the name of a collective");
+    refuse(me->comm, NULL, NULL, "the name of the collective or");
     tutti_prediction old = { .struct_size = sizeof old - 8 };
     REQUIRE(tutti_comm_predict(me->comm, "allreduce", NULL, 8, &old) == TUTTI_INVALID_ARGUMENT);
-    SAYS("begin with TUTTI_PREDICTION_INIT");
+    SAYS("initialize it with TUTTI_PREDICTION_INIT");
     REQUIRE(tutti_comm_predict(me->comm, "allreduce", NULL, 8, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }

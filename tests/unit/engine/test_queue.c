@@ -51,14 +51,15 @@ static void any_of_many(struct rank *me)
     }
     REQUIRE(tutti_queue_wait(queue, 0, &got) == TUTTI_IN_PROGRESS && !got);
     REQUIRE(tutti_queue_wait(queue, 5, &got) == TUTTI_IN_PROGRESS && !got);
-    REFUSED(tutti_queue_destroy(queue), "the queue is not empty: 1 of its requests are not over, and 0 are over but");
+    REFUSED(tutti_queue_destroy(queue),
+        "the queue is not empty: 1 of its requests are not finished, and 0 are finished but");
     REQUIRE(tutti_barrier(comm[0], NULL) == TUTTI_OK);
     int32_t x = 5;
     tutti_request send = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(&x, 1, TUTTI_INT32, (me->rank + 1) % me->size, LATE + 3, comm[0], &send) == TUTTI_OK);
     REQUIRE(tutti_wait(&send, 0) == TUTTI_OK);
     while (tutti_test(&r[LATE]) != TUTTI_OK) sleep_us(100);
-    REFUSED(tutti_queue_destroy(queue), "0 of its requests are not over, and 1 are over but were not taken");
+    REFUSED(tutti_queue_destroy(queue), "0 of its requests are not finished, and 1 are finished but were not taken");
     REFUSED(tutti_barrier(comm[0], &r[LATE]), "the request is still in its queue");
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got == &r[LATE] && small[LATE] == 5);
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);
@@ -147,14 +148,14 @@ static void fail_some(struct rank *me)
     REQUIRE(tutti_queue_create(&queue) == TUTTI_OK);
     tutti_request *r = requests_of(queue, 3);
     r[0].blocking = true;
-    REFUSED(tutti_barrier(me->comm, &r[0]), "it can neither be blocking nor have `done`");
+    REFUSED(tutti_barrier(me->comm, &r[0]), "cannot also be blocking or have a `done` callback");
     r[0].blocking = false;
     r[0].done = nothing_but_done;
-    REFUSED(tutti_barrier(me->comm, &r[0]), "it can neither be blocking nor have `done`");
+    REFUSED(tutti_barrier(me->comm, &r[0]), "cannot also be blocking or have a `done` callback");
     r[0].done = NULL;
     REFUSED(tutti_send(&x, 1, TUTTI_FLOAT32, 77, 0, me->comm, &r[0]), "peer 77 is not a rank of");
-    REFUSED(tutti_queue_wait(NULL, 0, &got), "needs a queue and a place for the request");
-    REFUSED(tutti_queue_create(NULL), "needs a place for the queue");
+    REFUSED(tutti_queue_wait(NULL, 0, &got), "the queue or the pointer to the request is NULL");
+    REFUSED(tutti_queue_create(NULL), "the pointer to the queue is NULL");
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);    /* what was refused is not in it */
     for (int i = 0; i < 2; i++)
         REQUIRE(tutti_recv(&x, 1, TUTTI_FLOAT32, TUTTI_ANY_SOURCE, (uint32_t)i, me->comm, &r[i]) == TUTTI_OK);

@@ -132,7 +132,7 @@ static void ask_for_more_than_fits(struct rank *me)
     x->site.segment = &part;
     REQUIRE(tutti_scatter(data, data + RANKS, 1, TUTTI_FLOAT32, 0, me->comm, &by_name) == TUTTI_UNSUPPORTED);
     REQUIRE(strstr(tutti_get_last_error(), "scatter by algorithm read_write stages"));
-    REQUIRE(strstr(tutti_get_last_error(), "ask for another algorithm, or for none"));
+    REQUIRE(strstr(tutti_get_last_error(), "choose another algorithm, or none"));
     x->site.segment = all;
     free(data);
 }

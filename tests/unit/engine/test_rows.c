@@ -175,13 +175,13 @@ static void refuse(struct rank *me)
     struct wrong cases[] = {
         { "must be 0 or more", 2, 32, TUTTI_FLOAT32, good, NULL },
         { "unknown norm 7", 2, 32, TUTTI_FLOAT32, good, NULL },
-        { "rows of float64 cannot be normalised: float32, bfloat16 and float16 can", 2, 32, TUTTI_FLOAT64, good, NULL },
+        { "rows of float64 cannot be normalised: use float32, bfloat16 or float16", 2, 32, TUTTI_FLOAT64, good, NULL },
         { "rows of 0 columns: there must be 1 to", 2, 0, TUTTI_FLOAT32, good, NULL },
-        { "the residual overlaps with what is", 2, 32, TUTTI_FLOAT32, good, NULL },
-        { "the weight overlaps with what is received", 2, 32, TUTTI_FLOAT32, good, NULL },
-        { "own_rows is done by algorithm two_shot: ask for none", 2, 32, TUTTI_FLOAT32, good, "one_shot" },
-        { "begin with TUTTI_NORM_INIT", 2, 32, TUTTI_FLOAT32, good, NULL },
-        { "more bytes than there are addresses", SIZE_MAX, 2, TUTTI_FLOAT32, good, NULL },
+        { "the residual overlaps with the", 2, 32, TUTTI_FLOAT32, good, NULL },
+        { "the weight overlaps with the receive buffer", 2, 32, TUTTI_FLOAT32, good, NULL },
+        { "own_rows always uses algorithm two_shot: choose none", 2, 32, TUTTI_FLOAT32, good, "one_shot" },
+        { "initialize it with TUTTI_NORM_INIT", 2, 32, TUTTI_FLOAT32, good, NULL },
+        { "exceed the address space", SIZE_MAX, 2, TUTTI_FLOAT32, good, NULL },
     };
     cases[0].norm.epsilon = -1;
     cases[1].norm.kind = (tutti_norm_kind)7;
@@ -232,7 +232,7 @@ static void refuse_long(struct rank *me)
     REQUIRE(tutti_all_reduce_norm(x, x, 2, columns, TUTTI_FLOAT32, &norm, me->comm, NULL) == TUTTI_OK);
     norm.own_rows = true;
     REQUIRE(tutti_all_reduce_norm(x, x, 2, columns, TUTTI_FLOAT32, &norm, me->comm, NULL) == TUTTI_UNSUPPORTED);
-    REQUIRE(strstr(tutti_get_last_error(), "rows of 16777216 bytes are too long for each of 2 ranks"));
+    REQUIRE(strstr(tutti_get_last_error(), "rows of 16777216 bytes are too long for own_rows on 2 ranks"));
     free(x);
 }
 static void rows_must_fit(void **state)

@@ -52,7 +52,7 @@ static void test_arguments(void **state)
 {
     (void)state;
     assert_int_equal(tutti_mem_alloc(NULL, 1), TUTTI_INVALID_ARGUMENT);
-    assert_string_equal(tutti_get_last_error(), "tutti_mem_alloc needs a place for the address");
+    assert_string_equal(tutti_get_last_error(), "tutti_mem_alloc: the pointer to the address is NULL");
     assert_int_equal(tutti_mem_free(NULL), TUTTI_OK);
     assert_int_equal(tutti_mem_free(&state), TUTTI_INVALID_ARGUMENT);
 }

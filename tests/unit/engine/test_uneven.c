@@ -209,17 +209,19 @@ static void wrong_arguments(struct rank *me)
     tutti_comm *c = me->comm;
     half[0] = half[1] = PTRDIFF_MAX / 16 + 100;
 #define REFUSES(call, text) REQUIRE((call) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal()); SAYS(text)
-    REFUSES(tutti_all_gather_v(a, b, NULL, offsets, TUTTI_FLOAT32, c, NULL), "all_gather_v needs an array of counts");
-    REFUSES(tutti_reduce_scatter_v(a, counts, NULL, b, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "reduce_scatter_v needs an");
-    REFUSES(tutti_all_gather_v(a, b, huge, offsets, TUTTI_FLOAT64, c, NULL), "are beyond all addresses");
-    REFUSES(tutti_all_gather_v(a, b, half, offsets, TUTTI_FLOAT64, c, NULL), "add up to more bytes than there are");
+    REFUSES(tutti_all_gather_v(a, b, NULL, offsets, TUTTI_FLOAT32, c, NULL), "all_gather_v: the array of counts");
+    REFUSES(tutti_reduce_scatter_v(a, counts, NULL, b, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "reduce_scatter_v: the array");
+    REFUSES(tutti_all_gather_v(a, b, huge, offsets, TUTTI_FLOAT64, c, NULL), "exceed the address space");
+    REFUSES(tutti_all_gather_v(a, b, half, offsets, TUTTI_FLOAT64, c, NULL),
+        "add up to more bytes than the address space has");
     REFUSES(tutti_all_gather_v(NULL, b, counts, offsets, TUTTI_FLOAT32, c, NULL), "the send buffer is NULL");
-    REFUSES(tutti_all_gather_v(a, NULL, counts, offsets, TUTTI_FLOAT32, c, NULL), "the receive buffer is NULL, but 56");
+    REFUSES(tutti_all_gather_v(a, NULL, counts, offsets, TUTTI_FLOAT32, c, NULL),
+        "the receive buffer is NULL, but must have 56");
     REFUSES(tutti_reduce_scatter_v(a, counts, offsets, b, TUTTI_FLOAT32, TUTTI_BXOR, c, NULL), "is not defined");
     REFUSES(tutti_all_gather_v(b + offsets[me->rank] + 1, b, counts, offsets, TUTTI_FLOAT32, c, NULL),
-        "but not in place, which is send == recv + offsets[rank]");
+        "but not in place (send == recv + offsets[rank])");
     REFUSES(tutti_reduce_scatter_v(a, counts, offsets, a + offsets[1 - me->rank], TUTTI_FLOAT32, TUTTI_SUM, c, NULL),
-        "but not in place, which is recv == send + offsets[rank]");
+        "but not in place (recv == send + offsets[rank])");
     size_t meet[2] = { 5, 0 }, backwards[2] = { 6, 0 };
     REFUSES(tutti_all_gather_v(a, b, counts, meet, TUTTI_FLOAT32, c, NULL),
         "the parts that ranks 0 and 1 send are received into memory that overlaps");

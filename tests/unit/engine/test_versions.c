@@ -62,9 +62,9 @@ static void test_a_config_of_no_known_size_is_refused(void **state)
 {
     (void)state;
     tutti_config config = { .size = 1 };
-    check_refused(&config, "tutti_config.struct_size is 0: begin with TUTTI_CONFIG_INIT");
+    check_refused(&config, "tutti_config.struct_size is 0: initialize it with TUTTI_CONFIG_INIT");
     config.struct_size = 15;                            /* not even the number of ranks is in it */
-    check_refused(&config, "tutti_config.struct_size is 15, but no version of it has less than 16 bytes");
+    check_refused(&config, "tutti_config.struct_size is 15, but every version of it has at least 16 bytes");
     config.struct_size = sizeof config + 8;
     char text[64];
     snprintf(text, sizeof text, "is %zu, but this library, tutti " TUTTI_VERSION ", knows %zu bytes", sizeof config + 8,
@@ -93,9 +93,9 @@ static void refuse_requests(struct rank *me)
         size_t size;
         const char *text;
     } cases[] = {
-        { 0, "tutti_request.struct_size is 0: begin with TUTTI_REQUEST_INIT" },
+        { 0, "tutti_request.struct_size is 0: initialize it with TUTTI_REQUEST_INIT" },
         { sizeof(tutti_request) + 8, "program was compiled for a later version" },
-        { offsetof(tutti_request, reserved), "struct_size is 64, but no version of it has less than 1088 bytes" },
+        { offsetof(tutti_request, reserved), "struct_size is 64, but every version of it has at least 1088 bytes" },
         { sizeof(tutti_request) - 1, "tutti_request.struct_size is" },
     };
     float x = 1;
@@ -148,14 +148,14 @@ static void test_an_id_has_128_bytes_and_is_checked(void **state)
     assert_int_equal(sizeof id, 128);
     check_id_refused(&id, "the unique id is empty: one rank makes it with tutti_get_unique_id");
     memset(&id, 0xff, sizeof id);
-    check_id_refused(&id, "damaged when it was passed on (all 128 bytes must be), or a later version has made it");
+    check_id_refused(&id, "damaged when it was passed on (all 128 bytes must arrive), or a later version made it");
     assert_int_equal(tutti_get_unique_id(&id), TUTTI_OK);
     assert_int_equal(tutti_get_unique_id(&other), TUTTI_OK);
     assert_memory_not_equal(&id, &other, sizeof id);
     id.bytes[127] = 1;
-    check_id_refused(&id, "none that tutti " TUTTI_VERSION " makes");
+    check_id_refused(&id, "not one that tutti " TUTTI_VERSION " makes");
     assert_int_equal(tutti_get_unique_id(NULL), TUTTI_INVALID_ARGUMENT);
-    SAYS("needs a place for the id");
+    SAYS("the pointer to the id is NULL");
 }
 int main(void)
 {

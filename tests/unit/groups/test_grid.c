@@ -158,10 +158,10 @@ static void test_experts(void **state)
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 3), TUTTI_INVALID_ARGUMENT);
     SAYS("experts of tp 1 and ep 3 do not divide 16 ranks");
     assert_int_equal(tutti_grid_experts(&e, &g, 0, 1), TUTTI_INVALID_ARGUMENT);
-    SAYS("both are at least 1");
+    SAYS("both must be at least 1");
     assert_int_equal(tutti_grid_make(&g, "tp-pp-dp-ep", "tp=2,dp=4,pp=2", 16), TUTTI_OK);
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 2), TUTTI_INVALID_ARGUMENT);
-    SAYS("pipeline groups would be others than the dense ones");
+    SAYS("pipeline groups of the experts differ from the dense ones");
     assert_int_equal(tutti_grid_make(&g, "tp-pp", "tp=2,pp=2", 4), TUTTI_OK);
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 2), TUTTI_INVALID_ARGUMENT);
     SAYS("an order that names dp");
@@ -190,22 +190,22 @@ static void test_what_is_refused(void **state)
         int ranks;
         const char *text;
     } wrong[] = {
-        { "tp-dp", "tp=2,dp=3", 8, "grid: tp 2 x dp 3 are 6 ranks, and there are 8" },
+        { "tp-dp", "tp=2,dp=3", 8, "grid: tp 2 x dp 3 are 6 ranks, but there are 8" },
         { "tp-dp", "tp=4,dp=4", 8, "are more than 8 ranks" },
-        { "tp-dp", "tp=2,pp=4", 8, "pp has size 4, and the order \"tp-dp\" does not name it" },
+        { "tp-dp", "tp=2,pp=4", 8, "pp has size 4, but the order \"tp-dp\" does not name it" },
         { "tp-dp-tp", "", 1, "names tp twice" },
-        { "tp--dp", "", 1, "is no list of names of 1 to 7 letters" },
-        { "tp-dp-", "", 1, "is no list of names" },
-        { "", "", 1, "is no list of names" },
-        { "tensorparallel", "", 1, "is no list of names" },
-        { "tp", "tp=2,tp=2", 4, "two sizes of tp" },
-        { "tp", "tp=0", 1, "the size of tp is 0; it is at least 1" },
+        { "tp--dp", "", 1, "is not a list of names of 1 to 7 letters" },
+        { "tp-dp-", "", 1, "is not a list of names" },
+        { "", "", 1, "is not a list of names" },
+        { "tensorparallel", "", 1, "is not a list of names" },
+        { "tp", "tp=2,tp=2", 4, "tp has two sizes" },
+        { "tp", "tp=0", 1, "the size of tp is 0; it must be at least 1" },
         { "tp", "tp=99999999999", 1, "the size of tp is 99999999999" },
-        { "tp", "tp=two", 2, "is no list of sizes, as \"tp=2,dp=4\"" },
-        { "tp", "tp=2,", 2, "is no list of sizes" },
-        { "tp", "tp", 2, "is no list of sizes" },
-        { "tp", "tp=-2", 2, "is no list of sizes" },
-        { "tp", "", 0, "0 ranks; there is at least one" },
+        { "tp", "tp=two", 2, "is not a list of sizes, as in \"tp=2,dp=4\"" },
+        { "tp", "tp=2,", 2, "is not a list of sizes" },
+        { "tp", "tp", 2, "is not a list of sizes" },
+        { "tp", "tp=-2", 2, "is not a list of sizes" },
+        { "tp", "", 0, "0 ranks; there must be at least one" },
         { "a-b-c-d-e-f-g-h-i", "", 1, "more than 8 names" },
     };
     tutti_grid g;
@@ -218,14 +218,14 @@ static void test_what_is_refused(void **state)
     assert_int_equal(tutti_grid_make(&g, "tp-dp", "tp=2,dp=2,ep=1", 4), TUTTI_OK);
     assert_int_equal(g.axes, 3);                        /* ep is appended */
     assert_int_equal(tutti_grid_groups(&g, "tp-pp", &n, &m), TUTTI_INVALID_ARGUMENT);
-    SAYS("\"tp-pp\" names pp, which is no axis");
+    SAYS("\"tp-pp\" names pp, which is not an axis");
     assert_int_equal(tutti_grid_group(&g, "tp", 2, out), TUTTI_INVALID_ARGUMENT);
-    SAYS("there is no group 2 of \"tp\"; there are 2");
+    SAYS("group 2 of \"tp\" does not exist; there are 2");
     assert_int_equal(tutti_grid_index(&g, 4, out), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(tutti_grid_find(&g, "tp", -1, &n, &m), TUTTI_INVALID_ARGUMENT);
-    SAYS("there is no rank -1; there are 4");
+    SAYS("rank -1 does not exist; there are 4");
     assert_int_equal(tutti_grid_group(&g, "tp", 0, NULL), TUTTI_INVALID_ARGUMENT);
-    SAYS("one is NULL");
+    SAYS("is NULL");
 }
 int main(void)
 {

@@ -117,27 +117,27 @@ static void test_what_is_wrong_is_found(void **state)
     tutti_pipeline *p = made("1f1b", 2, 1, 4);
     swap(p, 1, 0, 1);                                   /* a backward before its forward */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("waits for ever, at its action");
+    SAYS("never completes its action");
     swap(p, 1, 0, 1);
     swap(p, 0, 0, 1);                                   /* the second microbatch is sent first */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("from rank 0 to 1 the forward of microbatch 1 is sent where that of 0 is wanted");
+    SAYS("rank 0 sends rank 1 the forward of microbatch 1 where that of microbatch 0 is expected");
     swap(p, 0, 0, 1);
     p->list[0].action[3].microbatch = 0;                /* once too often, or too little */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("is not its own, or is there twice");
+    SAYS("belongs to another rank, or is a duplicate");
     tutti_pipeline_destroy(p);
     p = made("gpipe", 2, 1, 2);
     p->list[1].count--;
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("microbatch 1 of stage 1 is not gone through");
+    SAYS("microbatch 1 is missing on stage 1");
     tutti_pipeline_destroy(p);
     p = made("zb-h1", 2, 1, 4);
     int at = 0;
     while (p->list[0].action[at].work != TUTTI_BACKWARD_WEIGHT) at++;
     swap(p, 0, at, 0);                                  /* weights before all */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("rank 0 waits for ever, at its action 0: the backward of weights of microbatch 0 on stage 0");
+    SAYS("rank 0 never completes its action 0, the backward of weights of microbatch 0 on stage 0");
     tutti_pipeline_destroy(p);
 }
 static void test_what_is_refused(void **state)
@@ -148,7 +148,7 @@ static void test_what_is_refused(void **state)
         int ranks, chunks, microbatches;
         const char *text;
     } wrong[] = {
-        { "dualpipe", 2, 1, 4, "there is no schedule \"dualpipe\"; there are naive, gpipe" },
+        { "dualpipe", 2, 1, 4, "unknown schedule \"dualpipe\"; known are naive, gpipe" },
         { "1f1b", 4, 1, 3, "3 microbatches for 4 ranks; 1f1b needs at least 4, gpipe takes fewer" },
         { "1f1b", 4, 2, 8, "1f1b has 1 stage on each rank, not 2" },
         { "dualpipe-v", 4, 2, 7, "7 microbatches for 4 ranks; dualpipe-v needs at least 8" },
@@ -167,12 +167,12 @@ static void test_what_is_refused(void **state)
         SAYS(wrong[i].text);
     }
     assert_int_equal(tutti_pipeline_make(&p, NULL, 2, 1, 4), TUTTI_INVALID_ARGUMENT);
-    SAYS("one is NULL");
+    SAYS("is NULL");
     p = made("gpipe", 4, 1, 2);                         /* fewer microbatches than ranks */
     ones[3] = -1;
     tutti_pipeline_cost cost = { ones, ones, ones, 0 };
     assert_int_equal(tutti_pipeline_time(p, &cost, NULL, &makespan, busy, held), TUTTI_INVALID_ARGUMENT);
-    SAYS("a time is below 0");
+    SAYS("a time is negative");
     assert_null(tutti_pipeline_actions(p, 4, &count));
     tutti_pipeline_destroy(p);
     assert_int_equal(tutti_pipeline_destroy(NULL), TUTTI_OK);

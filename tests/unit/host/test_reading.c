@@ -112,7 +112,7 @@ static void a_kernel_that_refuses(void **state)
         if (!forbid_reading()) _exit(77);
         bool right = reading_try(&source) == -EPERM && !reading_is_possible(memory, 1);
         right = right && reading_failed(&source, -EPERM, 2, 1) == TUTTI_SYSTEM;
-        _exit(right && strstr(status_detail(), "when the group looked it could") ? 0 : 1);
+        _exit(right && strstr(status_detail(), "it could when the group was formed") ? 0 : 1);
     }
     int how;
     waitpid(reader, &how, 0);

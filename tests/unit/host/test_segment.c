@@ -118,7 +118,7 @@ static void test_wrong_nonce_is_refused(void **state)
     int descriptor = create(&mine);
     const unsigned char *wrong = (const unsigned char *)"another nonce..";
     assert_int_equal(segment_attach(&theirs, &shape, wrong, descriptor), TUTTI_SYSTEM);
-    assert_non_null(strstr(status_detail(), "not that of this group"));
+    assert_non_null(strstr(status_detail(), "does not belong to this group"));
     assert_null(theirs.base);
     assert_int_equal(fcntl(descriptor, F_GETFD), -1);                  /* it has been closed */
     segment_detach(&mine);
@@ -204,7 +204,7 @@ static void test_full_machine_is_an_error_with_bytes(void **state)
     madvise_error = 0;
     fallocate_error = ENOSPC;
     assert_int_equal(segment_create(&none, &shape, nonce, &other), TUTTI_NO_MEMORY);
-    assert_non_null(strstr(status_detail(), "bytes of shared memory could not be had"));
+    assert_non_null(strstr(status_detail(), "bytes of shared memory are not available"));
     fallocate_error = 0;
     assert_null(none.base);
     assert_int_equal(other, -7);

@@ -70,15 +70,15 @@ static void test_missing_rank_0_is_named_by_all(void **state)
 static void test_sizes_that_disagree_are_shown_to_all(void **state)
 {
     struct way more = { .size = 4, .odd_rank = 2, .odd_size = 6, .timeout_ms = JOIN_MS };
-    run_both(&more, TUTTI_MISMATCH, "rank 2 was told that test group has 6 ranks, rank 0 was told 4");
+    run_both(&more, TUTTI_MISMATCH, "rank 2 joins test group as a group of 6 ranks, rank 0 as one of 4");
     struct way less = { .size = 4, .odd_rank = 3, .odd_size = 3, .timeout_ms = JOIN_MS };
-    run_both(&less, TUTTI_MISMATCH, "rank 3 was told that test group has 3 ranks, rank 0 was told 4");
+    run_both(&less, TUTTI_MISMATCH, "rank 3 joins test group as a group of 3 ranks, rank 0 as one of 4");
     (void)state;
 }
 static void test_builds_that_disagree_are_shown_to_all(void **state)
 {
     struct way way = { .size = 3, .odd_rank = 1, .odd_build = 7, .timeout_ms = JOIN_MS };
-    run_both(&way, TUTTI_MISMATCH, "rank 1 joins test group with a tutti made of other sources (00000007)");
+    run_both(&way, TUTTI_MISMATCH, "rank 1 joins test group with a tutti built from other sources (00000007)");
     (void)state;
 }
 static void test_no_memory_is_an_error(void **state)
@@ -308,7 +308,7 @@ static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
     }
     for (int r = 1; r < ARE; r++) {
         assert_int_equal(hear(sockets[r], &verdict), TUTTI_MISMATCH);
-        assert_non_null(strstr(verdict.detail, "was told that test group has 40 ranks, rank 0 was told 4"));
+        assert_non_null(strstr(verdict.detail, "joins test group as a group of 40 ranks, rank 0 as one of 4"));
         close(sockets[r]);
     }
     pthread_join(thread, NULL);

@@ -54,7 +54,7 @@ static void test_one_that_answered_when_the_group_had_formed(void **state)
     bootstrap_shorten(&config, &first.member);
     pthread_join(twin.thread, NULL);
     assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this one, "));
+    assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this process ("));
     assert_int_equal(store_keys(s), 2);                 /* a program without store_remove would have left 3 */
     free(s);
     outcomes_destroy(outcomes);
@@ -120,7 +120,7 @@ static void test_store_that_fails_is_blamed(void **state)
     s->refusal = TUTTI_SYSTEM;
     run_store(&way, s, outcomes);
     assert_int_equal(outcomes[0].status, TUTTI_SYSTEM);
-    assert_non_null(strstr(outcomes[0].detail, "the key-value store failed to take key r0"));
+    assert_non_null(strstr(outcomes[0].detail, "the key-value store failed to store key r0"));
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -175,7 +175,7 @@ static void test_earlier_failures_are_not_believed(void **state)
     struct store *s = store_create();
     struct way odd = { .size = 3, .odd_rank = 1, .odd_size = 4, .timeout_ms = SHORT_MS };
     run_store(&odd, s, outcomes);
-    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 was told that test group has 4 ranks");
+    expect_failure(&odd, outcomes, TUTTI_MISMATCH, "rank 1 joins test group as a group of 4 ranks");
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
     run_store(&way, s, outcomes);
     expect_tables(&way, outcomes);
@@ -246,8 +246,8 @@ static void test_rank_that_comes_after_the_end_is_told(void **state)
     pthread_join(late.thread, NULL);
     assert_int_equal(second->status, TUTTI_TIMEOUT);
     assert_non_null(strstr(second->detail,
-        "rank 0 of 3 has not joined test group within 1000 ms; the store only "
-        "holds the end of an earlier attempt without this process, of 3 ranks, by process"));
+        "rank 0 of 3 has not joined test group within 1000 ms; the store holds "
+        "only an earlier attempt without this process (3 ranks, process"));
     free(s);
     outcomes_destroy(second);
     outcomes_destroy(outcomes);
@@ -354,8 +354,8 @@ static void test_one_that_offers_no_contact_is_refused(void **state)
         struct way way = { .size = 3, .odd_rank = 2, .timeout_ms = SHORT_MS, .has_contacts = all, .odd_contact = true };
         run_store(&way, s, outcomes);
         expect_failure(&way, outcomes, TUTTI_MISMATCH,
-            all ? "rank 2 of test group has no address for ranks of other hosts, and rank 0 has one"
-                : "rank 2 of test group has an address for ranks of other hosts, and rank 0 has none");
+            all ? "rank 2 of test group has no address for ranks of other hosts, but rank 0 has one"
+                : "rank 2 of test group has an address for ranks of other hosts, but rank 0 has none");
         expect_nothing_claimed(s);
         free(s);
     }

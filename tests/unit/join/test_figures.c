@@ -83,7 +83,9 @@ static void listen_to_nobody(struct rank *me)
     if (me->rank == 0) return;
     atomic_store(&told->ready, 0);
     REQUIRE(figures_agree(me->comm, &(struct crossings){ 0 }, clock_ms() + 20) == TUTTI_TIMEOUT);
-    REQUIRE(strstr(tutti_get_last_error(), "rank 0 of choir has joined but did not say in time") != NULL);
+    REQUIRE(strstr(tutti_get_last_error(),
+                "rank 0 of choir has joined but did not publish the machine parameters in time")
+        != NULL);
 }
 static void a_silent_rank_0_is_an_error(void **state)
 {

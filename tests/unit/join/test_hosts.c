@@ -44,18 +44,18 @@ static void refuse(const char *text, int size, const char *why)
 static void test_what_does_not_fit_is_refused(void **state)
 {
     (void)state;
-    refuse("3", 2, "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks give a number of hosts (1 to 2)");
-    refuse("0", 2, "is no number of hosts");
-    refuse("-1", 2, "is no number of hosts");
-    refuse("two", 2, "is no number of hosts");
-    refuse("2x", 2, "is no number of hosts");
-    refuse("0,1", 3, "does not name a host for each of them");
-    refuse("0,1,", 3, "does not name a host for each of them");
-    refuse(",0,1", 3, "does not name a host for each of them");
-    refuse("0,,1", 3, "does not name a host for each of them");
-    refuse("0,3,1", 3, "does not name a host for each of them");
+    refuse("3", 2, "TUTTI_HOSTS=3 is not a possible number of hosts; for 2 ranks give a number of hosts (1 to 2)");
+    refuse("0", 2, "is not a possible number of hosts");
+    refuse("-1", 2, "is not a possible number of hosts");
+    refuse("two", 2, "is not a possible number of hosts");
+    refuse("2x", 2, "is not a possible number of hosts");
+    refuse("0,1", 3, "does not name a host for each rank");
+    refuse("0,1,", 3, "does not name a host for each rank");
+    refuse(",0,1", 3, "does not name a host for each rank");
+    refuse("0,,1", 3, "does not name a host for each rank");
+    refuse("0,3,1", 3, "does not name a host for each rank");
     refuse("0,1,0,1", 3, "names more hosts than there are ranks");
-    refuse("99999999999999999999", 3, "is no number of hosts");
+    refuse("99999999999999999999", 3, "is not a possible number of hosts");
 }
 
 /* ---- what members say ---- */
@@ -101,7 +101,7 @@ static void test_pretending_on_several_hosts_is_refused(void **state)
     make_group(&(struct said){ "aab", (int[]){ 0, 1, 1 } }, members, &g);
     assert_int_equal(hosts_layout(&g, &layout), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(),
-        "TUTTI_HOSTS pretends hosts for choir, but rank 0 (process 101 on node) and rank 2 (process 103 on node) are "
+        "TUTTI_HOSTS simulates hosts for choir, but rank 0 (process 101 on node) and rank 2 (process 103 on node) are "
         "on different hosts: unset it"));
 }
 static void refuse_contact(const struct contact *contact, const char *why)
@@ -120,11 +120,11 @@ static void test_who_cannot_be_reached_is_refused(void **state)
 {
     (void)state;
     refuse_contact(&(struct contact){ .family = 0 },
-        "cannot be reached from other hosts, and rank 2 (process 103 on node, 10.0.0.3:4711) of choir is on one: it "
-        "offers no address");
+        "cannot be reached from other hosts, but rank 2 (process 103 on node, 10.0.0.3:4711) of choir is on another "
+        "one: it offers no address");
     refuse_contact(&(struct contact){ 2, 4711, 0, { 127, 0, 1, 1 } },
-        "rank 1 (process 102 on node, 127.0.1.1:4711) cannot be reached from other hosts, and rank 2 (process 103 on "
-        "node, 10.0.0.3:4711) of choir is on one: it offers a loopback address");
+        "rank 1 (process 102 on node, 127.0.1.1:4711) cannot be reached from other hosts, but rank 2 (process 103 on "
+        "node, 10.0.0.3:4711) of choir is on another one: it offers a loopback address");
 }
 
 /* ---- a group ---- */
@@ -150,7 +150,8 @@ static void test_a_group_that_does_not_fit_is_refused(void **state)
         tutti_store store;
         const char *why;
         tutti_status status;
-    } c = { world_store_create(), "TUTTI_HOSTS=3 is no number of hosts for them; for 2 ranks", TUTTI_INVALID_ARGUMENT };
+    } c = { world_store_create(), "TUTTI_HOSTS=3 is not a possible number of hosts; for 2 ranks",
+        TUTTI_INVALID_ARGUMENT };
     world_pretend("3");
     for (int r = 0; r < 2; r++) create_refused(&(struct rank){ .rank = r, .size = 2, .context = &c });
     world_pretend("");
@@ -274,7 +275,7 @@ static void name_one_of_one_host(struct rank *me)
     tutti_request r = { .struct_size = sizeof r, .algorithm = "two_shot", .blocking = true };
     REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
     REQUIRE(strstr(tutti_get_last_error(),
-                "allreduce by algorithm two_shot needs all ranks on one host, and those of "
+                "allreduce by algorithm two_shot needs all ranks on one host, but those of "
                 "choir are on 2")
         != NULL);
     REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "one_shot") == TUTTI_INVALID_ARGUMENT);

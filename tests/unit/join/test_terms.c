@@ -65,7 +65,7 @@ static void expect_mismatch(const struct side *side, int rank, const char *one, 
 }
 static void expect_lists(const struct side *side, int rank)
 {
-    expect_mismatch(side, rank, "2 members, 0, 3, says its rank", "2 members, 1, 2, says its rank");
+    expect_mismatch(side, rank, "2 members, 0, 3, according to its rank", "2 members, 1, 2, according to its rank");
     assert_non_null(strstr(side->outcomes[rank].detail, hint));
 }
 static void expect_lists_on_all(const struct dispute *d)
@@ -183,10 +183,10 @@ static void test_members_of_another_number(void **state)
     await_keys(d.store, 1);
     for (int r = 2; r >= 0; r--) {
         bring_now(&d, &d.b, r);
-        expect_mismatch(&d.b, r, "2 members, 0, 3, says", "3 members, 1, 2, 4, says");
+        expect_mismatch(&d.b, r, "2 members, 0, 3, according", "3 members, 1, 2, 4, according");
     }
     end(&d.a, 0);
-    expect_mismatch(&d.a, 0, "2 members, 0, 3, says", "3 members, 1, 2, 4, says");
+    expect_mismatch(&d.a, 0, "2 members, 0, 3, according", "3 members, 1, 2, 4, according");
     dispute_finish(&d);
     (void)state;
 }
@@ -199,8 +199,8 @@ static void test_one_that_was_told_no_members(void **state)
     await_keys(d.store, 1);
     bring_now(&d, &d.b, 1);
     end(&d.a, 0);
-    expect_mismatch(&d.a, 0, "2 members, 0, 3, says", "0 members, none, says");
-    expect_mismatch(&d.b, 1, "2 members, 0, 3, says", "0 members, none, says");
+    expect_mismatch(&d.a, 0, "2 members, 0, 3, according", "0 members, none, according");
+    expect_mismatch(&d.b, 1, "2 members, 0, 3, according", "0 members, none, according");
     dispute_finish(&d);
     (void)state;
 }
@@ -270,7 +270,7 @@ static void test_long_lists_that_differ_late_are_told_apart(void **state)
     start(&d, &d.a, 0);
     await_keys(d.store, 1);
     bring_now(&d, &d.b, 1);
-    expect_mismatch(&d.b, 1, "1000000000, 1000000002,", "they differ in those not shown");
+    expect_mismatch(&d.b, 1, "1000000000, 1000000002,", "they differ in members that are not shown");
     end(&d.a, 0);
     dispute_finish(&d);
     (void)state;

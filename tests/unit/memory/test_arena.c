@@ -95,7 +95,7 @@ static void test_a_stranger_is_not_freed(void **state)
     unsigned char *at = allocate(1000);
     (void)state;
     assert_int_equal(arena_free(&outside), TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(status_detail(), "tutti_mem_alloc has not given it"));
+    assert_non_null(strstr(status_detail(), "tutti_mem_alloc did not return it"));
     assert_int_equal(arena_free(at + 64), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(arena_free(at), TUTTI_OK);
     assert_int_equal(arena_free(at), TUTTI_INVALID_ARGUMENT);
@@ -241,7 +241,7 @@ static void test_refusals_are_errors(void **state)
 {
     (void)state;
     fallocate_error = ENOSPC;
-    expect_refusal(TUTTI_NO_MEMORY, "no memory for shared tensors: 524292096 bytes of shared memory could not be had");
+    expect_refusal(TUTTI_NO_MEMORY, "no memory for shared tensors: 524292096 bytes of shared memory are not available");
     fallocate_error = 0;
     memfd_error = EMFILE;
     expect_refusal(TUTTI_SYSTEM, "too many open files? see ulimit -n");
@@ -262,7 +262,7 @@ static void test_what_is_kept_is_given_up_before_memory_is_refused(void **state)
     arena_free(allocate(100 * MIB));
     assert_int_equal(arena_extent().blocks, 0);
     machine_is_full = true;                             /* and with nothing to give up it is an error */
-    expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory could not be had");
+    expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory are not available");
     machine_is_full = false;
 }
 static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void **state)
@@ -311,7 +311,7 @@ static void test_what_is_no_block_is_not_mapped(void **state)
     assert_int_equal(arena_attach(dup(sealed), 1, 3 * MIB, "process 7's", &theirs), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "is 2097152 bytes and should be 3145728"));
     assert_int_equal(arena_attach(sealed, 1, 2 * MIB, "process 7's", &theirs), TUTTI_SYSTEM);
-    assert_non_null(strstr(status_detail(), "is not the block of process 7's shared tensors"));
+    assert_non_null(strstr(status_detail(), "the received block of process 7's shared tensors is not"));
     assert_null(theirs);
 }
 

@@ -164,7 +164,7 @@ static void a_folder_that_was_asked_for_is_missed(void **state)
     setenv("TUTTI_CACHE", "/dev/null/tutti", 1);        /* in a file, so that not even root may */
     settings_reload();
     assert_non_null(strstr(said_by(write_nowhere),
-        "warn: TUTTI_CACHE=/dev/null/tutti: what was measured of this "
+        "warn: TUTTI_CACHE=/dev/null/tutti: the measured parameters of this "
         "machine cannot be kept there (Not a directory)"));
     unsetenv("TUTTI_CACHE");
     settings_reload();

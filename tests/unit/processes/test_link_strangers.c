@@ -197,6 +197,7 @@ static void answer_with(int listener, const void *bytes, size_t count, bool once
 {
     struct pollfd ready = { .fd = listener, .events = POLLIN };
     char ignored[sizeof(struct handshake_hello)];
+    int64_t until = clock_ms() + JOIN_MS;
     do {
         if (poll(&ready, 1, 100) != 1) continue;
         int one = tcp_accept(listener);
@@ -205,7 +206,7 @@ static void answer_with(int listener, const void *bytes, size_t count, bool once
         recv(one, ignored, sizeof ignored, MSG_DONTWAIT);
         if (count) send(one, bytes, count, MSG_NOSIGNAL);
         close(one);
-    } while (!once && !atomic_load(&world->skip));
+    } while (!once && !atomic_load(&world->skip) && clock_ms() < until);
 }
 static void expect(const struct identity *other, const char *text)
 {
@@ -233,7 +234,7 @@ static void call_a_stranger(void)                       /* 1 is no process of ou
             struct handshake_answer answer;
         } said = { { { "tutti-l", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 1 } },
             { { "tutti-l", HANDSHAKE_VERSION, round == 3 ? HANDSHAKE_REFUSED : HANDSHAKE_WELCOME }, 0, { 0 } } };
-        const char *texts[] = { "hung up", "another program", "another version", "TUTTI_SECRET_FILE",
+        const char *texts[] = { "closed the connection", "another program", "another version", "TUTTI_SECRET_FILE",
             "TUTTI_SECRET_FILE" };
         if (round == 2) said.opening.head.version++;
         if (rank == 0) {

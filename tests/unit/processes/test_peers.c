@@ -243,7 +243,7 @@ static void send_too_many(void)                                        /* that n
     if (rank == 1) close(last);
     make_token(token, 0, 1, SENT - KEPT_OPEN - 1);      /* closed for the others: who waits does not wait long */
     REQUIRE(rank == 0 || peers_await_descriptor(token, INT64_MAX, &none) == TUTTI_SYSTEM);
-    REQUIRE(rank == 0 || strstr(status_detail(), "more than 256 came after it that this process has not asked for"));
+    REQUIRE(rank == 0 || strstr(status_detail(), "more than 256 arrived after it that this process has not requested"));
     REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? KEPT_OPEN - 1 : 0)));    /* one was taken */
     peer_release(peer);
     world_barrier(2);

@@ -205,7 +205,7 @@ static void expect(const char *asked, const char *library, tutti_status status, 
 static void test_what_cannot_be_had(void **state)
 {
     (void)state;
-    expect("require", "libssl.so.3", TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"require\": it can be required");
+    expect("require", "libssl.so.3", TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"require\": it must be required");
     expect("required", "libno.so", TUTTI_UNSUPPORTED, "needs OpenSSL 3 (libno.so");
 }
 int main(int count, char **arguments)

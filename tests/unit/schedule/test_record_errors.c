@@ -81,8 +81,8 @@ static void record_nobody(struct schedule *s) { step_recv(s, out(s), s->size); }
 static void message_to_nobody(void **state)
 {
     (void)state;
-    expect(ALLREDUCE, record_self, "rank 0: message to nobody");
-    expect(ALLREDUCE, record_nobody, "rank 0: message to nobody");
+    expect(ALLREDUCE, record_self, "rank 0: message without a receiver");
+    expect(ALLREDUCE, record_nobody, "rank 0: message without a receiver");
 }
 static void record_landing(struct schedule *s) { step_recv(s, chunk(peer(s), OUTPUT, 0), peer(s)); }
 static void landing_at_a_peer(void **state)
@@ -110,9 +110,9 @@ static void record_uneven_cut(struct schedule *s) { schedule_cut(s, 1 + s->rank 
 static void cuts(void **state)
 {
     (void)state;
-    expect(ALLREDUCE, record_late_cut, "rank 0: cuts the message after the first step");
-    expect(ALLREDUCE, record_no_pieces, "rank 0: cuts the message into no pieces, or too many");
-    expect(ALLREDUCE, record_uneven_cut, "rank 2: cuts the message unlike its peers");
+    expect(ALLREDUCE, record_late_cut, "rank 0: divides the message after the first step");
+    expect(ALLREDUCE, record_no_pieces, "rank 0: divides the message into no pieces, or too many");
+    expect(ALLREDUCE, record_uneven_cut, "rank 2: divides the message differently from its peers");
 }
 static void record_root_output(struct schedule *s)
 {
@@ -144,7 +144,7 @@ static void record_unwritten(struct schedule *s) { step_copy(s, out(s), chunk(pe
 static void nobody_writes(void **state)
 {
     (void)state;
-    expect(ALLREDUCE, record_unwritten, "rank 0: reads a chunk that nobody writes");
+    expect(ALLREDUCE, record_unwritten, "rank 0: reads a chunk that is never written");
 }
 static void record_partly(struct schedule *s)
 {

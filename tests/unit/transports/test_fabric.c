@@ -295,14 +295,14 @@ static void speaks_for_another_rank(void)
     struct header h = short_of(1, 4, 8);
     sequences[1] = 0;
     say(2, h, noise, 8);
-    assert_refused(2, "its process has sent a message in the name of another");
+    assert_refused(2, "its process has sent a message as another process");
     assert_int_equal(x[0].state, TRANSFER_POSTED);
     assert_int_equal(in[0][0], 0xee);
     assert_heard(1, 5);
     rank_await(&me, &x[1], 1); /* the connection is held for a second */
     assert_int_equal(x[1].status, TUTTI_PEER_LOST);
     assert_non_null(strstr(me.router->reason, "rank 2 on host 2"));
-    assert_non_null(strstr(me.router->reason, "in the name of another"));
+    assert_non_null(strstr(me.router->reason, "as another process"));
     assert_heard(1, 6);
 }
 static void test_a_member_speaks_for_itself_alone(void **state)
@@ -333,7 +333,7 @@ static void speaks_though_no_member(void)
     poll_all();
     dup2(standard, STDERR_FILENO);
     close(standard);
-    assert_refused(STRANGER, "its process has sent a message in the name of another");
+    assert_refused(STRANGER, "its process has sent a message as another process");
     assert_int_equal(lines_of(log, "none ends its connection with a process at address 9"), 1);
     fclose(log);
     assert_int_equal(x.state, TRANSFER_POSTED);
@@ -348,8 +348,8 @@ static void test_who_is_no_member_is_not_heard(void **state)
 }
 
 /* ---- what can be ---- */
-static const char of_length[] = "its process has sent a message of a length that cannot be",
-                  of_id[] = "its process has sent a message of an id that cannot be",
+static const char of_length[] = "its process has sent a message of an invalid length",
+                  of_id[] = "its process has sent a message with an invalid id",
                   of_kind[] = "its process has sent a message of an unknown kind";
 static const struct wrong {
     struct header header;
@@ -371,8 +371,8 @@ static const struct wrong {
     { { .kind = CREDIT, .id = 1 }, 8, true, of_length },
     { { .bytes = 8, .id = 1 }, 8, false, of_id },
     { { .bytes = 8 }, 8, true, of_id },
-    { { .returned = 1 }, 0, false, "its process has given back more credit than it had" },
-    { { .returned = UINT64_MAX }, 0, false, "its process has given back more credit than it had" },
+    { { .returned = 1 }, 0, false, "its process has returned more credit than it had" },
+    { { .returned = UINT64_MAX }, 0, false, "its process has returned more credit than it had" },
     { { .sequence = 1 }, 0, false, "a message of its process is missing" },
     { { .sequence = UINT32_MAX }, 0, false, "its process has sent a message twice" },
 };
@@ -418,7 +418,7 @@ static void sends_beyond_its_credit(void)
     poll_all();
     assert_int_equal(ended, 0);
     say(2, short_of(2, 5, 0), data, 0);
-    assert_refused(2, "its process has sent more bytes unasked than it has credit for");
+    assert_refused(2, "its process has sent more eager bytes than it has credit for");
     assert_heard(1, 3);
 }
 static void test_bytes_that_nobody_asked_for_are_bounded(void **state)
@@ -480,7 +480,8 @@ static void test_early_messages_are_bounded(void **state)
     assert_false(ends[2]->faulty);
     assert_false(announce(2, 1, 100, EARLY_MOST + 1));
     assert_true(ends[2]->faulty);
-    assert_string_equal(ends[2]->why, "its process has sent too much to groups that are not joined here");
+    assert_string_equal(ends[2]->why,
+        "its process has sent too many messages to groups that this process has not joined");
     join_group();
     poll_all();
     assert_int_equal(released, EARLY_MOST);
@@ -514,7 +515,7 @@ static void test_early_messages_are_whose_they_are(void **state)
     struct header h = short_of(1, 4, 8);
     say(2, h, out, 8);
     join_group();
-    assert_refused(2, "its process has sent a message in the name of another");
+    assert_refused(2, "its process has sent a message as another process");
     rank_recv(&me, &x, 1, 4, &piece, in, 8);
     poll_all();
     assert_int_equal(x.state, TRANSFER_POSTED);

@@ -100,7 +100,7 @@ static void test_a_failure_of_one_transport_ends_all(void **state)
     assert_false(router_poll(m.routers[1]));
     expect_failed(post(m.routers[1], &late, true, 2, &byte_out), TUTTI_INTERNAL);
     expect_failed(post(m.routers[1], &late, false, TRANSFER_ANY_PEER, &byte_in), TUTTI_INTERNAL);
-    assert_non_null(strstr(m.routers[1]->reason, "rank 1 found in the memory it shares with rank 0"));
+    assert_non_null(strstr(m.routers[1]->reason, "rank 1 found invalid data in the memory that it shares with rank 0"));
     mixed_close(&m);
 }
 /* A message with its bytes that came before the loss is there; what was only announced is not. */

@@ -229,7 +229,7 @@ static void test_what_cannot_be_breaks_the_connection(void **state)
         say(s, frame, sizeof frame);
         assert_closed(s);
         assert_string_equal(seen(&ours, (unsigned char[16]){ nonce, 7 }).why,
-            "its process has sent a message that cannot be");
+            "its process has sent an invalid message");
     }
 }
 /* A group of two, whose other rank is a socket of this test. */
@@ -314,7 +314,7 @@ static void test_data_that_cannot_be_touches_nothing(void **state)
         pair_end(&p);
         assert_int_equal(p.x.state, TRANSFER_FAILED);
         assert_int_equal(p.x.status, TUTTI_PEER_LOST);
-        assert_non_null(strstr(status_detail(), "its process has sent a message that cannot be"));
+        assert_non_null(strstr(status_detail(), "its process has sent an invalid message"));
         assert_memory_equal(into, expected, sizeof into);
         close(p.partner);
     }
@@ -420,7 +420,7 @@ static void test_a_process_speaks_for_its_own_ranks(void **state)
     }
     close(another);
     assert_string_equal(seen(&ours, (unsigned char[16]){ 83, 7 }).why,
-        "its process has sent a message in the name of another");
+        "its process has sent a message as another process");
     assert_int_equal(p.x.state, TRANSFER_POSTED);
     assert_received(&p, 0);
     router_destroy(p.me.router);

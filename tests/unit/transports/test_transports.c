@@ -28,7 +28,7 @@ static void test_cancelling_ends_although_the_peer_stands_still(void **state)
     while (out.state == TRANSFER_POSTED && !router_cancel(m.routers[0], &out)) router_poll(m.routers[0]);
     assert_int_equal(out.state, TRANSFER_FAILED);
     assert_int_equal(out.status, TUTTI_PEER_LOST);
-    assert_non_null(strstr(m.routers[0]->reason, "rank 1 has not let go"));
+    assert_non_null(strstr(m.routers[0]->reason, "rank 1 has not released"));
     router_post(m.routers[0], &later);
     assert_int_equal(later.status, TUTTI_PEER_LOST);
     memset(sent, 0xdd, sizeof sent); /* it is the caller's again: the receiver gets none of it */

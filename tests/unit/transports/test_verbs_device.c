@@ -282,13 +282,13 @@ static void test_a_named_port_that_is_down_is_an_error(void **state)
 {
     (void)state;
     set("TUTTI_VERBS_DEVICE", "rdma0,rdma1");
-    REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "as TUTTI_VERBS_DEVICE asks", "rdma1:2 is down");
+    REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "with this TUTTI_VERBS_DEVICE", "rdma1:2 is down");
 }
 static void test_no_address_on_the_interface_is_an_error_that_lists_them(void **state)
 {
     (void)state;
     devices = 1;
-    REFUSED(TUTTI_UNSUPPORTED, "eth7", "rdma0:1 has no address of RoCE v2 on network interface eth7",
+    REFUSED(TUTTI_UNSUPPORTED, "eth7", "rdma0:1 has no RoCE v2 address on network interface eth7",
         "1 RoCE v2 fe80::1 on lo", "2 RoCE v1 10.0.0.1 on lo", "name in TUTTI_VERBS_DEVICE those that lead");
 }
 static void test_no_address_of_the_second_version_is_an_error(void **state)
@@ -296,9 +296,9 @@ static void test_no_address_of_the_second_version_is_an_error(void **state)
     (void)state;
     devices = 1;
     for (int i = 0; i < GIDS; i++) made[0].port[0].gids[i].kind = IBV_GID_TYPE_ROCE_V1;
-    REFUSED(TUTTI_UNSUPPORTED, "lo", "no address of RoCE v2", "3 RoCE v1 10.0.0.1 on lo");
+    REFUSED(TUTTI_UNSUPPORTED, "lo", "no RoCE v2 address", "3 RoCE v1 10.0.0.1 on lo");
     memset(made[0].port[0].gids, 0, sizeof made[0].port[0].gids);
-    REFUSED(TUTTI_UNSUPPORTED, NULL, "no address of RoCE v2 (it has none)");
+    REFUSED(TUTTI_UNSUPPORTED, NULL, "no RoCE v2 address (it has none)");
 }
 static void test_a_gid_that_is_not_there_is_an_error(void **state)
 {
@@ -430,7 +430,7 @@ static void test_description_has_every_port(void **state)
     const struct device_ground ground = { NULL, 0, root };
     assert_int_equal(devices_describe(&ground, text, sizeof text), TUTTI_OK);
     assert_string_equal(text,
-        "rdma0:1 serves by 10.0.0.1 on lo (GID 3, MTU 1024); rdma1:1 serves by fe80::2:c903:1:2 "
+        "rdma0:1 is used with 10.0.0.1 on lo (GID 3, MTU 1024); rdma1:1 is used with fe80::2:c903:1:2 "
         "(GID 0, MTU 4096); rdma1:2 is down");
 }
 static void test_long_notes_are_cut(void **state)

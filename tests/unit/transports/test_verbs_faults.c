@@ -304,21 +304,21 @@ static void test_an_offer_of_nothing(void **state)
 {
     (void)state;
     by_hand = (struct errand){ .what = OFFER, .offer.id = 1 };
-    complaint = "its process has sent a message of a length that cannot be";
+    complaint = "its process has sent a message of an invalid length";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_an_end_of_what_was_not_offered(void **state)
 {
     (void)state;
     by_hand = (struct errand){ .what = DONE, .offer.id = 1 };
-    complaint = "its process has sent a message that cannot be";
+    complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_a_message_of_a_kind_that_is_none(void **state)
 {
     (void)state;
     by_hand = (struct errand){ .what = (enum what)(GOODBYE + 1) };
-    complaint = "its process has sent a message that cannot be";
+    complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 int main(void)

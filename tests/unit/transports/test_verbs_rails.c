@@ -187,9 +187,9 @@ static void test_a_device_that_refuses(void **state)
         enum fake_call call;
         unsigned after;
         const char *lacks;
-    } calls[] = { { FAKE_ALLOC_PD, 1, "fake_1:1 gives no protection domain" },
-        { FAKE_CREATE_CHANNEL, 1, "fake_1:1 gives no channel for completions" },
-        { FAKE_CREATE_CQ, 1, "fake_1:1 gives no queue of completions" } };
+    } calls[] = { { FAKE_ALLOC_PD, 1, "fake_1:1 has no protection domain" },
+        { FAKE_CREATE_CHANNEL, 1, "fake_1:1 has no completion channel" },
+        { FAKE_CREATE_CQ, 1, "fake_1:1 has no completion queue" } };
     const struct fabric_place place = { .device = "lo", .pretended = true };
     unsigned char card[FABRIC_CARD_BYTES], process[16] = { 1 };
     size_t bytes;

@@ -164,7 +164,7 @@ static void needs_its_unit(struct rank *me)
     void *at;
     bool adds;
     REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
-    SAYS("a gradient of unit 0 has been computed while its parameters were not gathered");
+    SAYS("a gradient of unit 0 was computed while its parameters were not gathered");
     REQUIRE(tutti_zero_use_backward(zero, UNITS) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_release(zero, -1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_use(zero, 0) == TUTTI_OK && tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK);
@@ -176,7 +176,7 @@ static void uses_others(struct rank *me)
     REQUIRE(tutti_zero_use(zero, 2) == TUTTI_OK);
     tutti_status status = tutti_zero_use(zero, me->rank == 1 ? 4 : 3);
     REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
-    SAYS("all ranks use the same units in the same order");
+    SAYS("all ranks must use the same units in the same order");
     if (status == TUTTI_MISMATCH) SAYS("label");
     REQUIRE(tutti_zero_use(zero, 0) == status);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);

@@ -122,7 +122,7 @@ static void test_what_is_refused(void **state)
     m.dtype[3] = TUTTI_FLOAT64;
     refuses(&m, "unit 3 has elements of type float64");
     m.parameter[0].count = SIZE_MAX / 2;
-    refuses(&m, "more bytes than there are addresses");
+    refuses(&m, "exceeds the address space");
 }
 int main(void)
 {

@@ -334,7 +334,7 @@ static void calls_wrongly(struct rank *me)
     REQUIRE(tutti_zero_use(zero, 2) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_gradient(zero, -1, &at, &adds) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_INVALID_ARGUMENT);
-    SAYS("nobody asked where to write it");
+    SAYS("the program did not ask where to write its gradient");
     REQUIRE(tutti_zero_step(zero, NULL, 1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(!tutti_zero_parameter_at(zero, 2));
     REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK && !adds);
@@ -411,8 +411,8 @@ static void waits_in_vain(struct rank *me)
     if (me->rank == 0) {
         REQUIRE(tutti_zero_use(zero, 1) == TUTTI_TIMEOUT);
         bool spread = getenv("WORLD_HOSTS") != NULL;
-        SAYS(spread ? "unit 1 has not come from the other hosts"
-                    : "rank 1 has not updated its slice of unit 1 in 300 ms");
+        SAYS(spread ? "unit 1 was not received from the other hosts"
+                    : "rank 1 has not updated its slice of unit 1 within 300 ms");
         REQUIRE(tutti_zero_settle(zero) == TUTTI_TIMEOUT);             /* from now on */
         SAYS("unit 1");
     }

@@ -67,12 +67,13 @@ void early_forget(struct fabric *fabric, const struct endpoint *from)
 static bool keep_early(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
     size_t bytes, bool announced)
 {
-    static const char too_much[] = "its process has sent too much to groups that are not joined here";
+    static const char too_much[] = "its process has sent too many messages to groups that this process has not "
+                                   "joined";
     if (port_was_closed(fabric, header->comm, header->to)) return false;
     bool room = from->early < EARLY_MOST && from->early_bytes < EARLY_BYTES;
     struct note *note = room ? note_new(header, data, bytes, announced) : NULL;
     if (!note) {
-        endpoint_note_faulty(fabric, from, room ? "no memory for what its process sends" : too_much);
+        endpoint_note_faulty(fabric, from, room ? "no memory for the messages of its process" : too_much);
         return false;
     }
     note->from = from;
@@ -88,9 +89,8 @@ static const char *fault_of(const struct header *h, size_t bytes, bool announced
     if (h->kind == MESSAGE && !announced && bytes == h->bytes && bytes <= EAGER_BYTES && !h->id) return NULL;
     bool carries = h->kind == MESSAGE, is_long = announced && bytes >= 1 && bytes <= (h->bytes ? h->bytes : 1);
     bool is_short = !announced && bytes == (carries ? h->bytes : 0) && bytes <= EAGER_BYTES;
-    if (announced ? !carries || !is_long : !is_short)
-        return "its process has sent a message of a length that cannot be";
-    return carries && announced != (h->id != 0) ? "its process has sent a message of an id that cannot be" : NULL;
+    if (announced ? !carries || !is_long : !is_short) return "its process has sent a message of an invalid length";
+    return carries && announced != (h->id != 0) ? "its process has sent a message with an invalid id" : NULL;
 }
 bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
     bool announced)
