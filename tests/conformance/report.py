@@ -82,7 +82,7 @@ def opening(results: dict[str, dict[str, Result]]) -> str:
 
 PyTorch's own test of its backends, `DistributedTest` from the wheel of torch {version("torch")}: {len(results["gloo"])}
 cases, {WORLD_SIZE} ranks, CPU tensors, no GPU. `script/conformance` runs them and writes this file; no test is edited.
-Ranks are forked from a process that has done nothing but import the tests, which takes minutes; torch's own way,
+Ranks are forked from a process that has only imported the tests, and a run takes minutes; torch's own way,
 `--spawn`, takes about half an hour for each way on two processors.
 
 Many cases are reserved to a backend by its name. So they run in four ways: on gloo, which is the judge; on tutti while

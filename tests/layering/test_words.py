@@ -17,8 +17,8 @@ CEILINGS = {
     "static functions of one word": 441,
     "comments beside the code": 2175,
     "sentences of comments": 802,
-    "sentences of literals": 11,
-    "sentences of pages": 130,
+    "sentences of literals": 0,
+    "sentences of pages": 0,
 }
 LEAST_WORDS_OF_A_NAME = 2.07
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
