@@ -34,7 +34,7 @@ class Futures {
         std::condition_variable arrived, left;
         std::deque<Work *> works;
         int idle = 0, busy = 0;
-        std::atomic<bool> starved{ false }; /* works wait, and no thread could be made for them */
+        std::atomic<bool> lacks_threads{ false }; /* works wait, and no thread could be made for them */
         bool stopped = false;
     };
     static Queue *&queue()
@@ -69,7 +69,7 @@ bool Futures::ensure_idle(Queue *q)
     if (refused)
         TORCH_WARN_ONCE("tutti: cannot start another thread for callbacks of futures: pthread_create returned error ",
             refused, " (limit on threads? see ulimit -u). Futures now complete in calls of the program's own threads");
-    q->starved = refused && !q->works.empty();
+    q->lacks_threads = refused && !q->works.empty();
     return !refused;
 }
 void Futures::begin(const std::string &who)
@@ -107,7 +107,7 @@ c10::intrusive_ptr<Work> Futures::take(Queue *q)
 void Futures::help()
 {
     Queue *q = queue();
-    while (q->starved.load(std::memory_order_relaxed)) {
+    while (q->lacks_threads.load(std::memory_order_relaxed)) {
         std::unique_lock<std::mutex> lock(q->mutex);
         if (q->stopped || q->works.empty() || ensure_idle(q)) return;
         auto work = take(q);
@@ -139,7 +139,7 @@ void *Futures::serve(void *queue)
         lock.lock();
         q->busy--;
         q->idle++;
-        q->starved = false;
+        q->lacks_threads = false;
         q->left.notify_all();
     }
     q->idle--;

@@ -26,7 +26,7 @@ static tutti_status open_unit(struct gatherer *g, int unit)
     if (g->whole_bytes > g->most_bytes) g->most_bytes = g->whole_bytes;
     return TUTTI_OK;
 }
-static tutti_status land(struct gatherer *g, int unit)
+static tutti_status gathering_complete(struct gatherer *g, int unit)
 {
     struct whole *w = &g->unit[unit];
     if (w->state != COMING) return TUTTI_OK;
@@ -49,7 +49,7 @@ static tutti_status start(struct gatherer *g, int unit)
 {
     const struct unit_partition *u = &g->partition->unit[unit];
     struct whole *w = &g->unit[unit];
-    TRY(land(g, unit));                                 /* what came for a use that was not made */
+    TRY(gathering_complete(g, unit));                                 /* what came for a use that was not made */
     if (w->state == CLOSED) TRY(open_unit(g, unit));
     w->here = true;
     w->request = (tutti_request)TUTTI_REQUEST_INIT;
@@ -66,7 +66,7 @@ static tutti_status close_unit(struct gatherer *g, int unit)
 {
     struct whole *w = &g->unit[unit];
     if (w->state == CLOSED) return TUTTI_OK;
-    TRY(land(g, unit));
+    TRY(gathering_complete(g, unit));
     w->state = CLOSED;
     g->whole_bytes -= bytes_of(g, unit);
     return pages_close(&g->pages, w->flat, bytes_of(g, unit));
@@ -120,7 +120,7 @@ tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
         TRY(gatherer_look(g));
     }
     w->done = backward;
-    return land(g, unit);
+    return gathering_complete(g, unit);
 }
 void gatherer_release(struct gatherer *g, int unit) { g->unit[unit].done = g->unit[unit].here; }
 tutti_status gatherer_check(const struct gatherer *g, int unit)
@@ -141,7 +141,7 @@ tutti_status gatherer_keep(struct gatherer *g, bool kept)
             TRY(start(g, u));
             g->unit[u].done = true;                     /* but for this, nobody uses it */
         }
-    for (int u = 0; u < g->partition->units; u++) TRY(land(g, u));
+    for (int u = 0; u < g->partition->units; u++) TRY(gathering_complete(g, u));
     return TUTTI_OK;
 }
 tutti_status gatherer_rest(struct gatherer *g)
@@ -188,7 +188,7 @@ tutti_status gatherer_init(struct gatherer *g, const struct partition *partition
     for (int u = 0; u < partition->units; u++) TRY(make_unit(g, u));
     return TUTTI_OK;
 }
-void gatherer_land(struct gatherer *g, int64_t until_ms)
+void gatherer_complete(struct gatherer *g, int64_t until_ms)
 {
     for (int u = 0; is_unit(g, u); u++)
         while (g->unit[u].state == COMING && tutti_test(&g->unit[u].request) == TUTTI_IN_PROGRESS

@@ -45,4 +45,4 @@ void gatherer_count(struct gatherer *gatherer, int unit);               /* a gra
 tutti_status gatherer_keep(struct gatherer *gatherer, bool kept);
 tutti_status gatherer_rest(struct gatherer *gatherer);  /* slices are about to change: nothing is whole */
 tutti_status gatherer_look(struct gatherer *gatherer);  /* collective: starts what is foreseen */
-void gatherer_land(struct gatherer *gatherer, int64_t until_ms);        /* waits for what is coming, no longer */
+void gatherer_complete(struct gatherer *gatherer, int64_t until_ms);        /* waits for what is coming, no longer */

@@ -98,9 +98,9 @@ tutti_status home_claim(struct home *h, uint64_t steps)
     TRY(home_keep(h, steps, true));
     return tutti_barrier(h->word, NULL);
 }
-void home_land(struct home *h, int64_t until_ms)
+void home_complete(struct home *h, int64_t until_ms)
 {
-    gatherer_land(&h->gatherer, until_ms);
+    gatherer_complete(&h->gatherer, until_ms);
     for (int u = 0; h->house && u < h->partition->units; u++)
         while (h->house[u].gathers && tutti_test(&h->house[u].gathering) == TUTTI_IN_PROGRESS && clock_ms() < until_ms)
             pause_for(YIELDS);

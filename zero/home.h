@@ -41,7 +41,7 @@ tutti_status home_keep(struct home *home, uint64_t steps, bool kept);  /* collec
 tutti_status home_claim(struct home *home, uint64_t steps);
 tutti_status home_claim_pieces(struct home *home, uint64_t steps);     /* collective: nobody reads another's slices */
 tutti_status home_begin(struct home *home);             /* collective: all have what rank 0 has */
-void home_land(struct home *home, int64_t until_ms);    /* waits for what is being gathered, at most that long */
+void home_complete(struct home *home, int64_t until_ms);    /* waits for what is being gathered, at most that long */
 /* This rank's slice is as `steps` steps have left it. Collective where bytes move: units in the same order on all. */
 tutti_status home_publish(struct home *home, int unit, uint64_t steps);
 /* Returns when all slices are. */

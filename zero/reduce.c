@@ -82,7 +82,7 @@ static void advance(struct reducer *r)
 {
     for (int n = 0; n < r->flies && sum_advance(&r->sums, flying(r, n)); n++) continue;
 }
-static tutti_status land(struct reducer *r, int n)
+static tutti_status reduction_complete(struct reducer *r, int n)
 {
     int unit = r->flying[n];
     struct gathering_sum *g = &r->unit[unit];
@@ -117,7 +117,7 @@ static tutti_status take_buffer(struct reducer *r, int unit)
         *out = find_spare(r, bytes);
         if (*out) return TUTTI_OK;
         bool waits = r->flies && count_buffers(r, bytes) >= r->buffers && is_soon_over(r);
-        TRY(waits ? land(r, 0) : make_buffer(r, bytes, out));
+        TRY(waits ? reduction_complete(r, 0) : make_buffer(r, bytes, out));
     }
     return TUTTI_OK;
 }
@@ -217,9 +217,9 @@ static bool has_gradients(const struct reducer *r)
         if (r->unit[u].buffer) return true;
     return false;
 }
-static tutti_status land_all(struct reducer *r)
+static tutti_status reductions_complete(struct reducer *r)
 {
-    while (r->flies) TRY(land(r, 0));
+    while (r->flies) TRY(reduction_complete(r, 0));
     return TUTTI_OK;
 }
 static tutti_status start_round(struct reducer *r, int round)
@@ -234,7 +234,7 @@ static tutti_status start_round(struct reducer *r, int round)
 }
 static tutti_status start_again(struct reducer *r)
 {
-    TRY(land_all(r));
+    TRY(reductions_complete(r));
     return start_round(r, 2);
 }
 static tutti_status close_step(struct reducer *r, bool drops)
@@ -254,16 +254,16 @@ static tutti_status close_step(struct reducer *r, bool drops)
     return TUTTI_OK;
 }
 tutti_status reducer_close(struct reducer *r) { return close_step(r, false); }
-tutti_status reducer_land(struct reducer *r, int unit)
+tutti_status reducer_complete(struct reducer *r, int unit)
 {
     for (int n = 0; n < r->flies; n++)
-        if (r->flying[n] == unit) return land(r, n);
+        if (r->flying[n] == unit) return reduction_complete(r, n);
     return TUTTI_OK;
 }
 tutti_status reducer_settle(struct reducer *r)
 {
     TRY(reducer_close(r));
-    return land_all(r);
+    return reductions_complete(r);
 }
 /* What rank 0 has seen in the first step is the order from then on. */
 static tutti_status learn(struct reducer *r)
@@ -300,7 +300,7 @@ tutti_status reducer_drop(struct reducer *r)
 {
     if (reducer_is_at_rest(r)) return TUTTI_OK;
     TRY(close_step(r, true));
-    TRY(land_all(r));
+    TRY(reductions_complete(r));
     sums_forget(&r->sums);                              /* parts of what is dropped are in it */
     return reducer_next(r);
 }

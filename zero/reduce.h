@@ -48,8 +48,8 @@ tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out
 tutti_status reducer_ready(struct reducer *reducer, int parameter);
 /* Collective: no gradient comes any more; all sums are on their way. */
 tutti_status reducer_close(struct reducer *reducer);
-tutti_status reducer_land(struct reducer *reducer, int unit);          /* returns when its sum is there */
-tutti_status reducer_settle(struct reducer *reducer);   /* collective: closes, and all land */
+tutti_status reducer_complete(struct reducer *reducer, int unit);          /* returns when its sum is there */
+tutti_status reducer_settle(struct reducer *reducer);   /* collective: closes, and all complete */
 tutti_status reducer_next(struct reducer *reducer);     /* collective: the next step begins */
 tutti_status reducer_drop(struct reducer *reducer);     /* collective, if there is any gradient */
 bool reducer_is_at_rest(const struct reducer *reducer); /* between steps, with no gradient */

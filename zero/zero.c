@@ -129,7 +129,7 @@ static tutti_status claim(tutti_zero *z)
 static tutti_status update(tutti_zero *z, int unit)
 {
     struct reducer *r = &z->reducer;
-    TRY(reducer_land(r, unit));
+    TRY(reducer_complete(r, unit));
     TRY(home_await(&z->home, unit, z->steps - 1));      /* of a unit that nobody has used since the last step */
     int64_t began_ns = journal_now(&z->journal);
     if (!z->updates) optimizer_copy(&z->optimizer, unit);
@@ -239,7 +239,7 @@ static void leave(tutti_zero *z)
     bool over = !z->tail || tail_is_over(z->tail, until_ms);
     bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
     if (midway && !z->failure) abandon(z);
-    else if (!z->failure && z->home.partition) home_land(&z->home, until_ms);
+    else if (!z->failure && z->home.partition) home_complete(&z->home, until_ms);
     tail_destroy(z->tail);
 }
 tutti_status tutti_zero_destroy(tutti_zero *z)

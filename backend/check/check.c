@@ -87,7 +87,7 @@ static void post(struct checker *k, int thread, int step, int tile, int operatio
     ++*checker_now(k, thread);
     m->clock = checker_snapshot(k, thread);
 }
-static void land(struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile,
+static void message_receive(struct checker *k, const struct schedule *s, int step, const struct message *sent, int tile,
     int operation)
 {
     const struct step *t = &s->steps[step];
@@ -114,7 +114,7 @@ static bool complete(struct checker *k, int thread, int step, int tile, int oper
         return false;
     }
     if (s->steps[step].kind == RECV) {
-        land(k, s, step, other, tile, operation);
+        message_receive(k, s, step, other, tile, operation);
         checker_learn(k, thread, other->clock);
     }
     m->done_at = ++*checker_now(k, thread);

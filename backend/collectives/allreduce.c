@@ -16,9 +16,9 @@ void allreduce_naive(struct schedule *s)
         return;
     }
     for (int peer = 1; peer < s->size; peer++) {
-        struct span landed = span_part(landing, peer % 2 * out.count, out.count);
-        step_recv(s, landed, peer);
-        have = accumulate(s, out, have, landed);
+        struct span received = span_part(landing, peer % 2 * out.count, out.count);
+        step_recv(s, received, peer);
+        have = accumulate(s, out, have, received);
     }
     for (int peer = 1; peer < s->size; peer++) step_send(s, out, peer);
 }
@@ -54,11 +54,11 @@ void team_allreduce_ring(struct schedule *s, const struct team *t)
     assert(t->pieces == t->size);
     if (team_is_alone(s, t)) return;
     for (int k = 1; k < t->size; k++) {
-        struct span landed = span_part(landing, k % 2, 1);
+        struct span received = span_part(landing, k % 2, 1);
         int next = t->me - k - 1;
         step_send(s, have, team_rank(t, t->me + 1));
-        step_recv(s, landed, team_rank(t, t->me - 1));
-        have = accumulate(s, team_piece(s, t, OUTPUT, next), team_piece(s, t, t->source, next), landed);
+        step_recv(s, received, team_rank(t, t->me - 1));
+        have = accumulate(s, team_piece(s, t, OUTPUT, next), team_piece(s, t, t->source, next), received);
     }
     team_allgather_ring(s, t);
 }
@@ -77,11 +77,11 @@ void team_allreduce_doubling(struct schedule *s, const struct team *t)
     struct span landing = fresh(s, 2 * t->pieces), out = team_part(s, t, OUTPUT), have = team_part(s, t, t->source);
     if (team_is_alone(s, t) || !fold_in(s, t, &f, out, &have)) return;
     for (int bit = 1, half = 0; bit < f.power; bit *= 2, half = !half) {
-        struct span landed = span_part(landing, half * t->pieces, t->pieces);
+        struct span received = span_part(landing, half * t->pieces, t->pieces);
         int peer = team_rank(t, fold_member(&f, f.id ^ bit));
         step_send(s, have, peer);
-        step_recv(s, landed, peer);
-        have = accumulate(s, out, have, landed);
+        step_recv(s, received, peer);
+        have = accumulate(s, out, have, received);
     }
     fold_out(s, t, &f, out);
 }
@@ -103,10 +103,10 @@ void team_allreduce_rabenseifner(struct schedule *s, const struct team *t)
     if (team_is_alone(s, t) || !fold_in(s, t, &f, out, &have)) return;
     for (int bit = f.power / 2; bit; bit /= 2, have = out) {
         int peer = team_rank(t, fold_member(&f, f.id ^ bit)), its = first + (~f.id & bit), mine = first + (f.id & bit);
-        struct span landed = fresh(s, bit);
+        struct span received = fresh(s, bit);
         step_send(s, span_part(have, its, bit), peer);
-        step_recv(s, landed, peer);
-        accumulate(s, span_part(out, mine, bit), span_part(have, mine, bit), landed);
+        step_recv(s, received, peer);
+        accumulate(s, span_part(out, mine, bit), span_part(have, mine, bit), received);
         first = mine;
     }
     for (int bit = 1; bit < f.power; bit *= 2, first &= ~(bit - 1)) {
@@ -134,12 +134,12 @@ void team_allreduce_circulant(struct schedule *s, const struct team *t)
     if (team_is_alone(s, t)) return;
     for (int width = t->size, skip; width > 1; width = skip, have = OUTPUT) {
         int half = width / 2;
-        struct span landed = fresh(s, half);
+        struct span received = fresh(s, half);
         widths[rounds++] = width;
         skip = width - half;
         run_send(s, team_run(s, t, have, me + skip, half), team_rank(t, me + skip));
-        step_recv(s, landed, team_rank(t, me - skip));
-        run_accumulate(s, team_run(s, t, OUTPUT, me, half), team_run(s, t, have, me, half), landed);
+        step_recv(s, received, team_rank(t, me - skip));
+        run_accumulate(s, team_run(s, t, OUTPUT, me, half), team_run(s, t, have, me, half), received);
         if (half < skip && have != OUTPUT)
             step_copy(s, team_piece(s, t, OUTPUT, me + half), team_piece(s, t, have, me + half));
     }

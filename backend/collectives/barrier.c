@@ -9,10 +9,10 @@ void team_barrier_dissemination(struct schedule *s, const struct team *t)
     struct span have = team_part(s, t, t->source), landing = fresh(s, 2);
     if (team_is_alone(s, t)) return;
     for (int distance = 1, half = 0; distance < t->size; distance *= 2, half = !half) {
-        struct span landed = span_part(landing, half, 1);
+        struct span received = span_part(landing, half, 1);
         step_send(s, have, team_rank(t, t->me + distance));
-        step_recv(s, landed, team_rank(t, t->me - distance));
-        have = accumulate(s, team_part(s, t, OUTPUT), have, landed);
+        step_recv(s, received, team_rank(t, t->me - distance));
+        have = accumulate(s, team_part(s, t, OUTPUT), have, received);
     }
 }
 void barrier_dissemination(struct schedule *s)

@@ -20,10 +20,10 @@ bool span_same(struct span a, struct span b)
 }
 
 /* ---- sums ---- */
-struct span accumulate(struct schedule *s, struct span sum, struct span have, struct span landed)
+struct span accumulate(struct schedule *s, struct span sum, struct span have, struct span received)
 {
     if (!span_same(sum, have)) step_copy(s, sum, have);
-    step_reduce(s, sum, landed);
+    step_reduce(s, sum, received);
     return sum;
 }
 void accumulate_host(struct schedule *s, struct span into, int first)
@@ -80,10 +80,10 @@ void run_copy(struct schedule *s, struct span to, struct run from)
     for (int i = 0, done = 0; i < from.parts; done += from.part[i++].count)
         step_copy(s, span_part(to, done, from.part[i].count), from.part[i]);
 }
-void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span landed)
+void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span received)
 {
     for (int i = 0, done = 0; i < sum.parts; done += sum.part[i++].count)
-        accumulate(s, sum.part[i], have.part[i], span_part(landed, done, sum.part[i].count));
+        accumulate(s, sum.part[i], have.part[i], span_part(received, done, sum.part[i].count));
 }
 
 /* ---- folding ---- */
@@ -100,9 +100,9 @@ bool fold_in(struct schedule *s, const struct team *t, const struct fold *f, str
         step_recv(s, out, team_rank(t, t->me + 1));
     }
     if (f->takes) {
-        struct span landed = fresh(s, out.count);
-        step_recv(s, landed, team_rank(t, t->me - 1));
-        *have = accumulate(s, out, *have, landed);
+        struct span received = fresh(s, out.count);
+        step_recv(s, received, team_rank(t, t->me - 1));
+        *have = accumulate(s, out, *have, received);
     }
     return !f->gives;
 }

@@ -11,8 +11,8 @@ int power_below(int n);                              /* the largest power of two
 struct span span_part(struct span a, int first, int count);
 bool span_same(struct span a, struct span b);
 
-/* sum = have + landed; returns sum, which is what the rank has from then on. `have` may be `sum` itself. */
-struct span accumulate(struct schedule *s, struct span sum, struct span have, struct span landed);
+/* sum = have + received; returns sum, which is what the rank has from then on. `have` may be `sum` itself. */
+struct span accumulate(struct schedule *s, struct span sum, struct span have, struct span received);
 /* into = what all ranks have at `first` of INPUT, read where it lies and added in rank order: the same bits whoever
    does it. */
 void accumulate_host(struct schedule *s, struct span into, int first);
@@ -28,7 +28,7 @@ bool team_is_alone_with(struct schedule *s, const struct team *t, struct span su
 void run_send(struct schedule *s, struct run from, int peer);
 void run_recv(struct schedule *s, struct run into, int peer);
 void run_copy(struct schedule *s, struct span to, struct run from);
-void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span landed);
+void run_accumulate(struct schedule *s, struct run sum, struct run have, struct span received);
 
 /* A group folded to a power of two. Of the first `extra` pairs of neighbours the even one gives its data to the odd
    one, which takes part for both and passes the result back. */

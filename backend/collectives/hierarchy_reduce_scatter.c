@@ -14,8 +14,8 @@ void reduce_scatter_hierarchy(struct schedule *s)
     sum_host(s, out, s->rank);
     for (int hop = 1; hop < l->hosts; hop++) {
         int to = mod(me + hop, l->hosts);
-        struct span landed = span_part(landing, hop % 2, 1);
-        step_recv(s, landed, carrier_of(l, mod(me - hop, l->hosts), s->rank));
+        struct span received = span_part(landing, hop % 2, 1);
+        step_recv(s, received, carrier_of(l, mod(me - hop, l->hosts), s->rank));
         for (int i = 0; i < host_size(l, to); i++) {
             int peer = rank_at(l, to, i);
             if (carrier_of(l, me, peer) != s->rank) continue;
@@ -23,6 +23,6 @@ void reduce_scatter_hierarchy(struct schedule *s)
             if (!alone) sum_host(s, sum, peer);
             step_send(s, sum, peer);
         }
-        step_reduce(s, out, landed);
+        step_reduce(s, out, received);
     }
 }

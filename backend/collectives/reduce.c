@@ -16,9 +16,9 @@ void reduce_naive(struct schedule *s)
     if (s->rank != s->root) step_send(s, have, s->root);
     if (s->rank != s->root || team_is_alone(s, &all)) return;
     for (int hop = 1; hop < s->size; hop++) {
-        struct span landed = span_part(landing, hop % 2 * have.count, have.count);
-        step_recv(s, landed, mod(s->root + hop, s->size));
-        have = accumulate(s, whole(s, s->rank, OUTPUT), have, landed);
+        struct span received = span_part(landing, hop % 2 * have.count, have.count);
+        step_recv(s, received, mod(s->root + hop, s->size));
+        have = accumulate(s, whole(s, s->rank, OUTPUT), have, received);
     }
 }
 
@@ -30,9 +30,9 @@ void team_reduce_binomial(struct schedule *s, const struct team *t, int root, st
     if (team_is_alone_with(s, t, sum)) return;
     for (; bit < t->size && !(v & bit); bit *= 2, half = !half) {
         if (v + bit >= t->size) continue;
-        struct span landed = span_part(landing, half * sum.count, sum.count);
-        step_recv(s, landed, team_rank(t, v + bit + root));
-        have = accumulate(s, sum, have, landed);
+        struct span received = span_part(landing, half * sum.count, sum.count);
+        step_recv(s, received, team_rank(t, v + bit + root));
+        have = accumulate(s, sum, have, received);
     }
     if (v) step_send(s, have, team_rank(t, v - bit + root));
 }

@@ -7,15 +7,15 @@
 void reduce_scatter_ring(struct schedule *s)
 {
     struct team all = team_blocks(s);
-    struct span landing = fresh(s, 2), have = team_piece(s, &all, INPUT, s->rank - 1), landed = have;
+    struct span landing = fresh(s, 2), have = team_piece(s, &all, INPUT, s->rank - 1), received = have;
     if (team_is_alone(s, &all)) return;
-    for (int k = 1; k < s->size; k++, have = landed) {
-        landed = span_part(landing, k % 2, 1);
+    for (int k = 1; k < s->size; k++, have = received) {
+        received = span_part(landing, k % 2, 1);
         step_send(s, have, mod(s->rank + 1, s->size));
-        step_recv(s, landed, mod(s->rank - 1, s->size));
-        if (k < s->size - 1) step_reduce(s, landed, team_piece(s, &all, INPUT, s->rank - k - 1));
+        step_recv(s, received, mod(s->rank - 1, s->size));
+        if (k < s->size - 1) step_reduce(s, received, team_piece(s, &all, INPUT, s->rank - k - 1));
     }
-    accumulate(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank), landed);
+    accumulate(s, whole(s, s->rank, OUTPUT), chunk(s->rank, INPUT, s->rank), received);
 }
 
 /* Recursive halving: give the rank 2^k away the blocks on its side, from far to near. log2 p rounds and (p - 1)/p n for
@@ -26,26 +26,26 @@ void reduce_scatter_halving(struct schedule *s)
     struct fold f = fold_of(s->size, s->rank);
     struct span have = whole(s, s->rank, INPUT), out = whole(s, s->rank, OUTPUT);
     if (f.gives) {
-        struct span landed = fresh(s, 1);
+        struct span received = fresh(s, 1);
         step_send(s, have, s->rank + 1);
-        step_recv(s, landed, s->rank + 1);
-        step_copy(s, out, landed);
+        step_recv(s, received, s->rank + 1);
+        step_copy(s, out, received);
         return;
     }
     struct span sums = fresh(s, s->size);
     if (f.takes) {
-        struct span landed = fresh(s, s->size);
-        step_recv(s, landed, s->rank - 1);
-        have = accumulate(s, sums, have, landed);
+        struct span received = fresh(s, s->size);
+        step_recv(s, received, s->rank - 1);
+        have = accumulate(s, sums, have, received);
     }
     for (int bit = f.power / 2, low = 0; bit; bit /= 2, have = sums) {
         int peer = fold_member(&f, f.id ^ bit), its = low + (~f.id & bit), first = fold_first(&f, its);
         step_send(s, span_part(have, first, fold_first(&f, its + bit) - first), peer);
         low += f.id & bit;
         first = fold_first(&f, low);
-        struct span landed = fresh(s, fold_first(&f, low + bit) - first);
-        step_recv(s, landed, peer);
-        accumulate(s, span_part(sums, first, landed.count), span_part(have, first, landed.count), landed);
+        struct span received = fresh(s, fold_first(&f, low + bit) - first);
+        step_recv(s, received, peer);
+        accumulate(s, span_part(sums, first, received.count), span_part(have, first, received.count), received);
     }
     if (f.takes) step_send(s, span_part(have, s->rank - 1, 1), s->rank - 1);
     step_copy(s, out, span_part(have, s->rank, 1));
@@ -60,14 +60,14 @@ void reduce_scatter_circulant(struct schedule *s)
     if (team_is_alone(s, &all)) return;
     for (int width = s->size, skip; width > 1; width = skip) {
         int half = width / 2;
-        struct span landed = fresh(s, half);
+        struct span received = fresh(s, half);
         skip = width - half;
         int to = mod(s->rank + skip, s->size), from = mod(s->rank - skip, s->size);
         if (width < s->size) step_send(s, span_part(sums, skip, half), to);
         else run_send(s, team_run(s, &all, INPUT, s->rank + skip, half), to);
-        step_recv(s, landed, from);
+        step_recv(s, received, from);
         if (width == s->size) run_copy(s, sums, team_run(s, &all, INPUT, s->rank, skip));
-        step_reduce(s, span_part(sums, 0, half), landed);
+        step_reduce(s, span_part(sums, 0, half), received);
     }
     step_copy(s, whole(s, s->rank, OUTPUT), span_part(sums, 0, 1));
 }

@@ -125,7 +125,7 @@ static void callers_accept(void)
 {
     for (int i = 0; i < AT_ONCE; i++) {
         int descriptor = tcp_accept(links.listener);
-        if (descriptor < 0) { registry.starved |= descriptor != -EAGAIN; return; }
+        if (descriptor < 0) { registry.out_of_descriptors |= descriptor != -EAGAIN; return; }
         if (links.caller_count == MOST_CALLERS) make_room();
         bool room = links.caller_count < MOST_CALLERS;
         if (!room || registry_poll(descriptor) != 0) registry_hang_up(&descriptor);

@@ -89,7 +89,7 @@ bool claims_answer(int descriptor)
     if (socket >= 0) {
         if (answer_make(c, c->owner, &answer)) socket_send(socket, &answer, sizeof answer, -1);
         close(socket);                                 /* what was sent can be read nevertheless */
-    } else registry.starved = socket != -EAGAIN && socket != -EPERM;
+    } else registry.out_of_descriptors = socket != -EAGAIN && socket != -EPERM;
     return true;
 }
 

@@ -64,7 +64,7 @@ struct registry {
     pthread_cond_t changed;                             /* a state, a kept descriptor, the end of a call */
     int users;
     void (*at_end)(void);                               /* see peers_at_end; or NULL */
-    bool stop, stopping, starved;
+    bool stop, stopping, out_of_descriptors;
     struct identity self;
     int listener, poller, waker;
     pthread_t thread;

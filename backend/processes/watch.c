@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HELLO_MS = 2000, STARVED_MS = 10, LINGER_MS = 50 };
+enum { HELLO_MS = 2000, OUT_OF_DESCRIPTORS_MS = 10, LINGER_MS = 50 };
 
 /* ---- what peers say ---- */
 void peer_end(struct peer *peer, enum state state)
@@ -178,7 +178,7 @@ static void pending_accept(void)
 {
     int descriptor = socket_accept(registry.listener);
     if (descriptor == -EPERM) { registry_turn_away(-1, "belongs to another user"); return; }
-    if (descriptor < 0) { registry.starved = descriptor != -EAGAIN; return; }
+    if (descriptor < 0) { registry.out_of_descriptors = descriptor != -EAGAIN; return; }
     if (registry.pending_count == MOST_PENDING) pending_dismiss("sent nothing while many others connected");
     struct pending *pending = &registry.pending[registry.pending_count];
     *pending = (struct pending){ .descriptor = descriptor, .until_ms = clock_ms() + HELLO_MS };
@@ -244,11 +244,11 @@ static int patience_ms(void)
 static int await_events(struct epoll_event *events, int count, int most_ms)
 {
     int poller = registry.poller;
-    bool starved = registry.starved;
-    registry.starved = false;
+    bool out_of_descriptors = registry.out_of_descriptors;
+    registry.out_of_descriptors = false;
     pthread_mutex_unlock(&registry.lock);
     /* out of descriptors: the listener stays ready without our being able to accept, so do not run in circles */
-    if (starved) nanosleep(&(struct timespec){ 0, STARVED_MS * 1000000 }, NULL);
+    if (out_of_descriptors) nanosleep(&(struct timespec){ 0, OUT_OF_DESCRIPTORS_MS * 1000000 }, NULL);
     int ready = epoll_wait(poller, events, count, most_ms);
     pthread_mutex_lock(&registry.lock);
     return ready;

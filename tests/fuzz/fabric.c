@@ -11,7 +11,7 @@ static struct fabric fabrics[NETWORKS];
 static int fabric_count;
 static struct {
     struct fabric *by;
-    struct flight *flight;
+    struct fabric_op *op;
 } under_way[IN_FLIGHT];
 static int under_way_count;
 static struct {
@@ -45,7 +45,7 @@ static tutti_status connect_to(struct fabric *fabric, const unsigned char proces
     *out = fabric->endpoints = e;
     return TUTTI_OK;
 }
-static bool take_flight(struct fabric *fabric, struct flight *f)
+static bool take_flight(struct fabric *fabric, struct fabric_op *f)
 {
     if ((f->endpoint && endpoint_is_broken(f->endpoint)) || under_way_count == IN_FLIGHT) {
         f->why = "broken";
@@ -56,17 +56,17 @@ static bool take_flight(struct fabric *fabric, struct flight *f)
         return false;
     }
     under_way[under_way_count].by = fabric;
-    under_way[under_way_count++].flight = f;
+    under_way[under_way_count++].op = f;
     return true;
 }
-static bool send_flight(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+static bool send_flight(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     (void)announced;
     const volatile unsigned char *from = data ? data : f->room;
     if (f->bytes) (void)(from[0] + from[f->bytes - 1]);
     return take_flight(fabric, f);
 }
-static bool fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+static bool fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     FUZZ_CHECK(f->bytes <= MOST_BYTES);
     if (f->bytes) memset(buffer ? buffer : f->room, 7, f->bytes);
@@ -109,26 +109,26 @@ static void land(struct fabric *fabric, const char *why)
     int i = under_way_count - 1;
     while (i >= 0 && under_way[i].by != fabric) i--;
     if (i < 0) return;
-    struct flight *f = under_way[i].flight;
+    struct fabric_op *f = under_way[i].op;
     under_way[i] = under_way[--under_way_count];
-    flight_land(fabric, f, why);
+    fabric_op_complete(fabric, f, why);
 }
 static void land_all(void)
 {
     while (under_way_count) land(under_way[0].by, NULL);
 }
-/* All that is under way over it lands. */
+/* All that is under way over it completes. */
 static void disconnect(struct fabric *fabric, struct endpoint *e)
 {
     endpoint_note_broken(fabric, e, "given up");
     for (int i = 0; i < under_way_count;) {
-        struct flight *f = under_way[i].flight;
+        struct fabric_op *f = under_way[i].op;
         if (under_way[i].by != fabric || f->endpoint != e) {
             i++;
             continue;
         }
         under_way[i] = under_way[--under_way_count];
-        flight_land(fabric, f, "given up");
+        fabric_op_complete(fabric, f, "given up");
     }
 }
 static const struct fabric_operations operations = { .name = "fuzzed",
@@ -215,7 +215,7 @@ static void end(struct fuzz_rank *r)
     land_all();
     for (struct fabric *fabric = fabrics; fabric < fabrics + fabric_count; fabric++) {
         for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
-        flights_free(fabric);
+        fabric_ops_free(fabric);
         for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
     }
 }

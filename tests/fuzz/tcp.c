@@ -70,7 +70,7 @@ static void forget(void)
     struct sockets *s = sockets_of(&fabric);
     for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
     endpoints_free(&fabric);
-    flights_free(&fabric);
+    fabric_ops_free(&fabric);
     fabric.past.count = 0;
     s->ids = s->looks = 0;
     s->busy = NULL;

@@ -152,12 +152,12 @@ static void forget(void)
     for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
     endpoints_free(&fabric);
     pending_drop_all(&fabric);
-    flights_free(&fabric);
+    fabric_ops_free(&fabric);
     while (waiting_count) close(waiting[--waiting_count]);
     for (int i = 0; i < other_count; i++) hang_up(&others[i]);
     other_count = 0;
     fabric.past.count = 0;
-    fabric.restless = false;
+    fabric.needs_poll = false;
     s->ids = s->looks = 0;
     s->calls = 0;
     s->deaf_ms = 0;

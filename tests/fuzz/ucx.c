@@ -214,7 +214,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     land_all(UCS_ERR_CANCELED);
     for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
     operations->finish(fabric);
-    flights_free(fabric);
+    fabric_ops_free(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return 0;
 }

@@ -281,7 +281,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
     endpoints_destroy(fabric);
     greeter_finish(&nic);
-    flights_free(fabric);
+    fabric_ops_free(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return 0;
 }

@@ -12,10 +12,10 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
-    "names of private words": 3502,
-    "tags with two meanings": 37,
-    "static functions of one word": 441,
-    "comments beside the code": 2175,
+    "names of private words": 2516,
+    "tags with two meanings": 36,
+    "static functions of one word": 436,
+    "comments beside the code": 2173,
     "sentences of comments": 802,
     "sentences of literals": 0,
     "sentences of pages": 0,

@@ -17,72 +17,73 @@ static void fail_memory(struct port *p, int from)
 }
 
 /* ---- announced messages ---- */
-static struct parked **bucket_of(struct port *p, uint64_t id) { return &p->parked[id % PARKED_BUCKETS]; }
-static struct parked *parked_find(struct port *p, const struct link *link, uint64_t id)
+static struct pending_rndv **bucket_of(struct port *p, uint64_t id) { return &p->pending[id % PENDING_RNDV_BUCKETS]; }
+static struct pending_rndv *pending_rndv_find(struct port *p, const struct link *link, uint64_t id)
 {
-    struct parked *parked = *bucket_of(p, id);
-    while (parked && (parked->id != id || parked->link != link)) parked = parked->next;
-    return parked;
+    struct pending_rndv *pending = *bucket_of(p, id);
+    while (pending && (pending->id != id || pending->link != link)) pending = pending->next;
+    return pending;
 }
-static struct parked *parked_new(struct port *p, struct link *link, const struct header *h, void *descriptor,
-    size_t bytes)
+static struct pending_rndv *pending_rndv_new(struct port *p, struct link *link, const struct header *h,
+    void *descriptor, size_t bytes)
 {
-    struct parked *parked = memory_zeroed(1, sizeof *parked), **at = bucket_of(p, h->id);
-    if (!parked) return NULL;
-    *parked = (struct parked){ .next = *at, .at = at, .link = link, .name = h->name, .id = h->id, .wire = h->bytes };
-    parked->descriptor = descriptor;
-    parked->bytes = bytes;
-    if (*at) (*at)->at = &parked->next;
-    link->parked++;
-    return *at = parked;
+    struct pending_rndv *pending = memory_zeroed(1, sizeof *pending), **at = bucket_of(p, h->id);
+    if (!pending) return NULL;
+    *pending =
+        (struct pending_rndv){ .next = *at, .at = at, .link = link, .name = h->name, .id = h->id, .wire = h->bytes };
+    pending->descriptor = descriptor;
+    pending->bytes = bytes;
+    if (*at) (*at)->at = &pending->next;
+    link->pending++;
+    return *at = pending;
 }
-static void due_push(struct due *due, struct parked *parked)
+static void due_push(struct due *due, struct pending_rndv *pending)
 {
-    parked->next_due = NULL;
-    parked->due = true;
-    if (due->first) due->last->next_due = parked;
-    else due->first = parked;
-    due->last = parked;
+    pending->next_due = NULL;
+    pending->due = true;
+    if (due->first) due->last->next_due = pending;
+    else due->first = pending;
+    due->last = pending;
 }
-static void due_remove(struct due *due, const struct parked *parked)
+static void due_remove(struct due *due, const struct pending_rndv *pending)
 {
-    struct parked *before = NULL, *at = due->first;
-    for (; at && at != parked; at = at->next_due) before = at;
+    struct pending_rndv *before = NULL, *at = due->first;
+    for (; at && at != pending; at = at->next_due) before = at;
     if (!at) return;
     if (before) before->next_due = at->next_due;
     else due->first = at->next_due;
     if (due->last == at) due->last = before;
     at->due = false;
 }
-static struct parked *due_pop(struct due *due)
+static struct pending_rndv *due_pop(struct due *due)
 {
-    struct parked *parked = due->first;
-    if (parked) due_remove(due, parked);
-    return parked;
+    struct pending_rndv *pending = due->first;
+    if (pending) due_remove(due, pending);
+    return pending;
 }
-static void release(struct port *p, struct parked *parked)
+static void release(struct port *p, struct pending_rndv *pending)
 {
-    if (parked->descriptor) p->fabric->operations->release(p->fabric, parked->descriptor);
-    parked->descriptor = NULL;
+    if (pending->descriptor) p->fabric->operations->release(p->fabric, pending->descriptor);
+    pending->descriptor = NULL;
 }
-static void parked_free(struct port *p, struct parked *parked)
+static void pending_rndv_free(struct port *p, struct pending_rndv *pending)
 {
-    release(p, parked);
-    if (parked->due) due_remove(&p->met, parked);
-    if (parked->due) due_remove(&p->refusing, parked);
-    *parked->at = parked->next;
-    if (parked->next) parked->next->at = parked->at;
-    parked->link->parked--;
-    free(parked);
+    release(p, pending);
+    if (pending->due) due_remove(&p->met, pending);
+    if (pending->due) due_remove(&p->refusing, pending);
+    *pending->at = pending->next;
+    if (pending->next) pending->next->at = pending->at;
+    pending->link->pending--;
+    free(pending);
 }
-static void fetch(struct port *p, struct link *link, struct transfer *x, struct parked *parked)
+static void fetch(struct port *p, struct link *link, struct transfer *x, struct pending_rndv *pending)
 {
     /* Without an endpoint that is whole nothing could end the fetch: so it is not to the caller's memory. */
     bool safe = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
-    bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= parked->bytes;
-    struct flight *f = flight_new(p->fabric, direct ? 0 : parked->bytes);
+    bool direct = safe && x->piece_count == 1 && x->pieces[0].length >= pending->bytes;
+    struct fabric_op *f = fabric_op_new(p->fabric, direct ? 0 : pending->bytes);
     if (!f) {
-        release(p, parked);
+        release(p, pending);
         router_refuse(p->base.router, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message of rank %d", p->rank, link->rank));
         return;
@@ -92,81 +93,82 @@ static void fetch(struct port *p, struct link *link, struct transfer *x, struct 
     f->endpoint = link->endpoint;
     f->transfer = x;
     f->packed = !direct;
-    f->bytes = parked->bytes;
-    void *descriptor = parked->descriptor;
-    parked->descriptor = NULL;
-    flight_enlist(f, &p->flights); /* before: it may land within */
+    f->bytes = pending->bytes;
+    void *descriptor = pending->descriptor;
+    pending->descriptor = NULL;
+    fabric_op_add(f, &p->ops); /* before: it may complete within */
     if (p->fabric->operations->fetch(p->fabric, f, descriptor, direct ? x->pieces[0].at : NULL)) return;
-    flight_remove(f);
-    flight_enlist(f, &p->landed);
+    fabric_op_remove(f);
+    fabric_op_add(f, &p->completed);
 }
-/* What is refused stays parked until its sender has heard so and withdraws it: to let go of it is success there. */
+/* What is refused stays pending until its sender has heard so and withdraws it: to let go of it is success there. */
 void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes)
 {
-    struct parked *parked = parked_find(p, link, id);
+    struct pending_rndv *pending = pending_rndv_find(p, link, id);
     x->key = id;
-    if (parked) parked->receive = NULL;
-    if (!parked || !parked->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
-    else if (transfer_meets(x, link->rank, bytes)) fetch(p, link, x, parked);
+    if (pending) pending->receive = NULL;
+    if (!pending || !pending->descriptor) transfer_fail(x, TUTTI_ABORTED, 0);
+    else if (transfer_meets(x, link->rank, bytes)) fetch(p, link, x, pending);
     else {
-        parked->wanted = x->wire;
-        due_push(&p->refusing, parked);
+        pending->wanted = x->wire;
+        due_push(&p->refusing, pending);
         return;
     }
-    if (parked) parked_free(p, parked);
+    if (pending) pending_rndv_free(p, pending);
 }
 /* Again where memory was missing for it, but not where the connection has broken. */
 void port_refuse(struct port *p)
 {
     struct due due = p->refusing;
     p->refusing = (struct due){ NULL, NULL };
-    for (struct parked *at; (at = due_pop(&due)) != NULL;) {
+    for (struct pending_rndv *at; (at = due_pop(&due)) != NULL;) {
         bool told = port_tell(p, at->link, &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted });
         if (!told && !at->link->broken_ms && !at->link->unreachable) due_push(&p->refusing, at);
     }
 }
 void port_begin_met(struct port *p)
 {
-    for (struct parked *at; (at = due_pop(&p->met)) != NULL;) port_accept(p, at->link, at->receive, at->id, at->wire);
+    for (struct pending_rndv *at; (at = due_pop(&p->met)) != NULL;)
+        port_accept(p, at->link, at->receive, at->id, at->wire);
 }
 /* The sender takes it back, or has died: nobody will fetch it. Its receive, if there is one, finds it gone. What is
-   fetched, or has been, is not parked any more. */
-static void parked_withdraw(struct port *p, const struct link *link, uint64_t id)
+   fetched, or has been, is not pending any more. */
+static void pending_rndv_withdraw(struct port *p, const struct link *link, uint64_t id)
 {
-    struct parked *parked = parked_find(p, link, id);
-    if (!parked) return;
-    release(p, parked);
-    if (parked->receive) return;
-    struct arrival *a = matching_withdraw(matching_of(p), &p->base, link->rank, parked->name, id);
+    struct pending_rndv *pending = pending_rndv_find(p, link, id);
+    if (!pending) return;
+    release(p, pending);
+    if (pending->receive) return;
+    struct arrival *a = matching_withdraw(matching_of(p), &p->base, link->rank, pending->name, id);
     if (a) matching_free(matching_of(p), a);
-    parked_free(p, parked);
+    pending_rndv_free(p, pending);
 }
 void port_forget_arrivals(struct port *p, const struct link *link)
 {
-    for (int i = 0; i < PARKED_BUCKETS; i++)
-        for (struct parked *at = p->parked[i], *next; at; at = next) {
+    for (int i = 0; i < PENDING_RNDV_BUCKETS; i++)
+        for (struct pending_rndv *at = p->pending[i], *next; at; at = next) {
             next = at->next;
-            if (!link || at->link == link) parked_free(p, at);
+            if (!link || at->link == link) pending_rndv_free(p, at);
         }
 }
 bool link_forget_receive(struct port *p, struct link *link, const struct transfer *x)
 {
-    struct parked *parked = p->met.first;
-    while (parked && (parked->link != link || parked->receive != x)) parked = parked->next_due;
-    if (parked) parked_free(p, parked);
-    return parked;
+    struct pending_rndv *pending = p->met.first;
+    while (pending && (pending->link != link || pending->receive != x)) pending = pending->next_due;
+    if (pending) pending_rndv_free(p, pending);
+    return pending;
 }
 
 /* ---- messages ---- */
 /* Not inlined, like what is seldom done: a short message that is expected passes by. */
 __attribute__((noinline)) static void hear_announced(struct port *p, struct link *link, const struct header *h)
 {
-    struct parked *parked = parked_find(p, link, h->id);
-    if (!parked) return; /* it was withdrawn before its turn came */
-    parked->receive = matching_arrive(matching_of(p), link->rank, h->name);
-    if (parked->receive) {
-        parked->receive->source = link->rank;
-        due_push(&p->met, parked);
+    struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
+    if (!pending) return; /* it was withdrawn before its turn came */
+    pending->receive = matching_arrive(matching_of(p), link->rank, h->name);
+    if (pending->receive) {
+        pending->receive->source = link->rank;
+        due_push(&p->met, pending);
         return;
     }
     struct arrival *a = matching_arrival(matching_of(p), 0);
@@ -221,12 +223,12 @@ static struct note *note_of(struct link *link, struct endpoint *from, const stru
     struct note *note = note_new(h, announced ? NULL : data, h->kind == MESSAGE ? (size_t)h->bytes : 0, announced);
     if (!note) return NULL;
     note->from = from;
-    link->parked += !note->announced; /* that is parked, and counts */
+    link->pending += !note->announced; /* that is pending, and counts */
     return note;
 }
 static void note_end(struct port *p, struct note *note)
 {
-    p->links[note->header.from].parked -= !note->announced;
+    p->links[note->header.from].pending -= !note->announced;
     note_free(p->fabric, note);
 }
 static void put_ahead(struct port *p, struct note *note)
@@ -279,7 +281,7 @@ static inline void hear(struct port *p, struct link *link, struct endpoint *from
 {
     switch ((enum kind)h->kind) {
     case MESSAGE: hear_message(p, link, from, h, data); return;
-    case WITHDRAWN: parked_withdraw(p, link, h->id); return;
+    case WITHDRAWN: pending_rndv_withdraw(p, link, h->id); return;
     case REFUSED: port_refused(p, h); return;
     default: return; /* credit has been taken */
     }
@@ -310,13 +312,13 @@ static const char *fault_of(const struct port *p, const struct endpoint *from, c
     if (h->returned - link->returned > link->charged - link->returned)
         return "its process has returned more credit than it had";
     if (announced && h->id <= link->announced) return "its process has announced a message twice";
-    if (link->parked >= PARKED_MOST) return "more than 65536 messages of its process wait to be received";
+    if (link->pending >= PENDING_RNDV_MOST) return "more than 65536 messages of its process wait to be received";
     bool unasked = h->kind == MESSAGE && !announced;
     if (unasked && link->arrived - link->owed + charge_of(h->bytes) > CREDIT_BYTES)
         return "its process has sent more eager bytes than it has credit for";
     return NULL;
 }
-_Static_assert(PARKED_MOST == 65536, "as the text says");
+_Static_assert(PENDING_RNDV_MOST == 65536, "as the text says");
 /* At once, though its rank does not poll: where it lies, or that it lies nowhere any more, as its sender waits for
    that. false: there was no memory. */
 static bool arrival_take(struct port *p, struct link *link, const struct header *h, void *data, size_t bytes,
@@ -324,11 +326,11 @@ static bool arrival_take(struct port *p, struct link *link, const struct header 
 {
     link->returned = h->returned;
     if (h->kind == WITHDRAWN) {
-        struct parked *parked = parked_find(p, link, h->id);
-        if (parked) release(p, parked);
+        struct pending_rndv *pending = pending_rndv_find(p, link, h->id);
+        if (pending) release(p, pending);
     } else if (announced) {
         link->announced = h->id;
-        return parked_new(p, link, h, data, bytes);
+        return pending_rndv_new(p, link, h, data, bytes);
     } else if (h->kind == MESSAGE) link->arrived += charge_of(h->bytes);
     return true;
 }

@@ -11,9 +11,9 @@
 
 static const char reset[] = "the connection was reset";
 
-static struct flight *flight_for(struct port *p, struct link *link, size_t room)
+static struct fabric_op *fabric_op_for(struct port *p, struct link *link, size_t room)
 {
-    struct flight *f = flight_new(p->fabric, room);
+    struct fabric_op *f = fabric_op_new(p->fabric, room);
     if (!f) return NULL;
     f->owner = p;
     f->link = link;
@@ -30,27 +30,27 @@ void link_note_broken(struct port *p, struct link *link, const char *why)
     p->broken++;
 }
 /* It had a number: what is sent later could not be heard, as the other waits for this one. */
-static void note_lost_message(struct port *p, const struct flight *f)
+static void note_lost_message(struct port *p, const struct fabric_op *f)
 {
     bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
     if (f->why && expected) link_note_broken(p, f->link, f->why);
 }
-/* A flight that is not under way has landed: with success, or not. */
-static void dispatch(struct port *p, struct flight *f, const void *data, bool announced)
+/* An op that is not under way has completed: with success, or not. */
+static void dispatch(struct port *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
     if (!flies) note_lost_message(p, f);
-    if (!flies && !f->why && !f->transfer) flight_free(p->fabric, f); /* nobody waits for it */
-    else flight_enlist(f, flies ? &p->flights : &p->landed);
+    if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f); /* nobody waits for it */
+    else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
 static void refuse(struct port *p, struct transfer *x, tutti_status status)
 {
     router_refuse(p->base.router, x, status);
 }
 /* NULL: no memory, and the transfer has failed. */
-static struct flight *flight_of_message(struct port *p, struct link *link, struct transfer *x, size_t room)
+static struct fabric_op *fabric_op_of_message(struct port *p, struct link *link, struct transfer *x, size_t room)
 {
-    struct flight *f = flight_for(p, link, room);
+    struct fabric_op *f = fabric_op_for(p, link, room);
     if (!f) {
         refuse(p, x,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for a message to rank %d", p->rank, link->rank));
@@ -68,7 +68,7 @@ static bool has_credit(const struct link *link, uint64_t bytes)
 }
 static void send_eager(struct port *p, struct link *link, struct transfer *x)
 {
-    struct flight *f = flight_of_message(p, link, x, (size_t)x->wire);
+    struct fabric_op *f = fabric_op_of_message(p, link, x, (size_t)x->wire);
     if (!f) return;
     f->bytes = (size_t)x->wire;
     link->charged += charge_of(x->wire);
@@ -81,7 +81,7 @@ static void announce(struct port *p, struct link *link, struct transfer *x)
 {
     bool packed = !is_one_run(x);
     size_t room = x->wire ? (size_t)x->wire : 1; /* a byte for nothing, which cannot be announced */
-    struct flight *f = flight_of_message(p, link, x, packed ? room : 0);
+    struct fabric_op *f = fabric_op_of_message(p, link, x, packed ? room : 0);
     if (!f) return;
     f->header.id = x->key = ++p->ids;
     f->transfer = x;
@@ -203,7 +203,7 @@ bool port_send_waiting(struct port *p)
 bool port_tell(struct port *p, struct link *link, const struct header *said)
 {
     bool can = link_connect(p, link) && !endpoint_is_broken(link->endpoint);
-    struct flight *f = can ? flight_for(p, link, 0) : NULL;
+    struct fabric_op *f = can ? fabric_op_for(p, link, 0) : NULL;
     if (!f) return false; /* who cannot be told of credit sends announced messages */
     f->header.kind = said->kind;
     f->header.name = said->name;
@@ -223,14 +223,14 @@ void port_return_credit(struct port *p)
 }
 
 /* ---- what the fabric is done with ---- */
-static void end_send(struct port *p, struct flight *f)
+static void end_send(struct port *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->refused) transfer_fail(x, TUTTI_MISMATCH, f->theirs);
     else if (!f->why) transfer_done(x);
     else hold(p, f->link, x, f->why);
 }
-static void end_receive(struct port *p, struct flight *f)
+static void end_receive(struct port *p, struct fabric_op *f)
 {
     struct transfer *x = f->transfer;
     if (f->why) {
@@ -240,10 +240,10 @@ static void end_receive(struct port *p, struct flight *f)
     if (f->packed) pieces_scatter(x, f->room, size_smaller(f->bytes, (size_t)x->wire));
     transfer_done(x);
 }
-void port_end_landed(struct port *p)
+void port_end_completed(struct port *p)
 {
-    for (struct flight *f; (f = p->landed) != NULL; flight_free(p->fabric, f)) {
-        flight_remove(f);
+    for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) {
+        fabric_op_remove(f);
         if (!f->transfer) {
             note_lost_message(p, f);
             continue;
@@ -254,7 +254,7 @@ void port_end_landed(struct port *p)
 }
 void port_refused(struct port *p, const struct header *header)
 {
-    for (struct flight *f = p->flights; f; f = f->next)
+    for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->transfer && f->transfer->is_send && f->link->rank == header->from && f->header.id == header->id) {
             if (f->refused) return;
             f->refused = true;

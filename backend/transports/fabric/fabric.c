@@ -108,7 +108,7 @@ static void finish(struct fabric *fabric)
     fabric->operations->part(fabric);
     for (struct note *note; (note = notes_pop(&fabric->early)) != NULL;) note_free(fabric, note);
     fabric->operations->finish(fabric);
-    flights_free(fabric);
+    fabric_ops_free(fabric);
     fabric->stopping = false;
 }
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)

@@ -6,7 +6,7 @@
  *
  * Everything of a fabric is touched with its lock held, the functions below included; what they tell, they tell
  * within `progress`, on whichever thread that is. What has come or is over is told to the port whose it is: at once if
- * it is the one that polls (fabric->polling), else through its lists `notes` and `landed`, and its bell rings if it
+ * it is the one that polls (fabric->polling), else through its lists `notes` and `completed`, and its bell rings if it
  * sleeps.
  *
  * A process speaks for its own ranks alone: a message is accepted from the process at the other end of the connection
@@ -19,7 +19,7 @@
 
 enum {
     FABRIC_CARD_BYTES = 2048,
-    FLIGHT_CLASSES = 14,   /* rooms of 256 bytes to 2 MiB are kept, others freed */
+    FABRIC_OP_CLASSES = 14,   /* rooms of 256 bytes to 2 MiB are kept, others freed */
     EARLY_MOST = 16384,    /* messages of a process that wait here for groups that are not there yet */
     EARLY_BYTES = 4 << 20, /* of them */
 };
@@ -62,8 +62,8 @@ struct fabric;
 struct link;
 struct port;
 /* Something the fabric is at: an eager message on its way (room has its bytes), an announced one, or one that is
-   fetched. From its post until it has landed. */
-struct flight {
+   fetched. From its post until it has completed. */
+struct fabric_op {
     struct header header;
     uint64_t connection; /* of a fabric that sends it behind the header */
     struct port *owner; /* NULL: nobody is interested any more */
@@ -74,10 +74,11 @@ struct flight {
     bool refused;
     uint64_t theirs;                /* of refused */
     int64_t withdrawn_ms;           /* since when its caller wants it back; 0: it does not */
-    const char *why;                /* it has not landed well; NULL: it has */
+    const char *why;                /* it has not completed well; NULL: it has */
     size_t bytes;                   /* that go over the network */
     int class;
-    struct flight *next, **at; /* in owner->flights or among the orphans, in owner->landed, then among the spare ones */
+    /* Its list: owner->ops or the orphans, then owner->completed, then the spare ones. */
+    struct fabric_op *next, **at;
     unsigned char *room;
 };
 /* A message that has come while its port did not poll, or before there was one. */
@@ -86,7 +87,7 @@ struct note {
     struct endpoint *from;
     struct header header;
     bool announced;
-    void *parked; /* the fabric's descriptor of an announced one, while there is no port that has it */
+    void *pending; /* the fabric's descriptor of an announced one, while there is no port that has it */
     size_t bytes;
     unsigned char data[];
 };
@@ -105,15 +106,16 @@ struct fabric_operations {
     /* An endpoint to a process, by its card; it is open when both sides have proved that they know the key. */
     tutti_status (*connect)(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
         const unsigned char *card, size_t bytes, struct endpoint **out);
-    /* Sends the header and flight->bytes of `data` (NULL: of the room), which stay until it lands: with its bytes, or
-       announced, and then it lands when they have been fetched or let go of. false: it has landed already. */
-    bool (*send)(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
+    /* Sends the header and op->bytes of `data` (NULL: of the room), which stay until it completes: with its bytes, or
+       announced, and then it completes when they have been fetched or let go of. false: it has completed already. */
+    bool (*send)(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
     /* The bytes of what was announced by this descriptor, to `buffer` (NULL: the room). false: as above. */
-    bool (*fetch)(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
-    void (*release)(struct fabric *fabric, void *descriptor); /* nobody will fetch it: it lands well at its sender */
+    bool (*fetch)(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
+    /* Nobody will fetch the announced message: it completes with success at its sender. */
+    void (*release)(struct fabric *fabric, void *descriptor);
     bool (*progress)(struct fabric *fabric);                  /* true: something happened */
     bool (*arm)(struct fabric *fabric); /* true: nothing is left to do, and `event` tells of what comes */
-    /* By force, and whatever is under way over it lands within; what is sent later is refused. */
+    /* By force, and whatever is under way over it completes within; what is sent later is refused. */
     void (*disconnect)(struct fabric *fabric, struct endpoint *endpoint);
     /* Where its other end is, for messages. NULL: this is not known. */
     void (*address)(const struct endpoint *endpoint, char *out, size_t bytes);
@@ -123,7 +125,7 @@ struct past { /* ports that are no more, the latest */
     struct { uint64_t comm; int rank; } closed[PAST_PORTS];
     unsigned count;
 };
-struct tender { /* the thread that looks after a fabric */
+struct fabric_thread { /* the thread that looks after a fabric */
     pthread_t thread;
     bool runs, stop;
     int waker;
@@ -140,7 +142,7 @@ struct fabric {
     unsigned char card[FABRIC_CARD_BYTES];
     size_t card_bytes;
     int event;
-    bool restless; /* is to be looked at again soon, whatever the descriptor says */
+    bool needs_poll; /* is to be looked at again soon, whatever the descriptor says */
     struct endpoint *endpoints;
     unsigned breaks; /* endpoints that have broken, ever */
     bool faults;     /* some are faulty that are not disconnected yet */
@@ -148,9 +150,9 @@ struct fabric {
     struct port *ports, *polling;
     struct past past;
     struct notes early; /* for communicators that are not there yet */
-    struct flight *orphans; /* under way, and nobody is interested any more */
-    struct flight *spare[FLIGHT_CLASSES];
-    struct tender tender;
+    struct fabric_op *orphans; /* under way, and nobody is interested any more */
+    struct fabric_op *spare[FABRIC_OP_CLASSES];
+    struct fabric_thread thread;
     int armed;        /* ports that sleep */
     unsigned touched; /* by whoever polls */
     struct fabric *next;
@@ -180,10 +182,10 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
    disconnected after the progress that is under way. */
 bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data, size_t bytes,
     bool announced);
-/* A flight that was under way has landed; why NULL: well. Not for those that `send` or `fetch` say false of. */
-void flight_land(struct fabric *fabric, struct flight *flight, const char *why);
-struct flight *flight_new(struct fabric *fabric, size_t room); /* NULL: out of memory */
-void flight_free(struct fabric *fabric, struct flight *flight);
+/* An op that was under way has completed; why NULL: well. Not for those that `send` or `fetch` say false of. */
+void fabric_op_complete(struct fabric *fabric, struct fabric_op *op, const char *why);
+struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room); /* NULL: out of memory */
+void fabric_op_free(struct fabric *fabric, struct fabric_op *op);
 /* NULL: there is none, or it has broken or left. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 void endpoint_note_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
@@ -215,7 +217,7 @@ bool greeting_is_over(const struct fabric *fabric, const struct greeting *said);
 struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced);
 void notes_push(struct notes *notes, struct note *note);
 struct note *notes_pop(struct notes *notes);
-void note_free(struct fabric *fabric, struct note *note); /* and lets go of what is parked */
+void note_free(struct fabric *fabric, struct note *note); /* and lets go of what is pending */
 /* Of fabric->early; what waits there counts for the endpoint by which it came. */
 struct note *early_pop(struct fabric *fabric); /* NULL: there is none */
 void early_push(struct fabric *fabric, struct note *note);

@@ -46,16 +46,16 @@ void port_note(struct port *p, struct note *note)
 }
 void port_starve(struct port *p)
 {
-    p->starved = true;
+    p->out_of_memory = true;
     wake(p);
 }
 void ports_wake(const struct fabric *fabric)
 {
     for (struct port *p = fabric->ports; p; p = p->next) wake(p);
 }
-void port_land(struct port *p, struct flight *f)
+void port_complete(struct port *p, struct fabric_op *f)
 {
-    flight_enlist(f, &p->landed);
+    fabric_op_add(f, &p->completed);
     if (p->fabric->polling != p) wake(p);
 }
 
@@ -77,7 +77,7 @@ static void fabric_accept(struct transport *t, int member, struct transfer *x, c
 {
     struct port *p = enter(t);
     port_accept(p, &p->links[member], x, a->id, a->bytes);
-    port_end_landed(p);
+    port_end_completed(p);
     leave(p);
 }
 static void fabric_release(struct transport *t, int member, uint64_t bytes)
@@ -89,10 +89,10 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
 /* What notes and callbacks have left to be done. */
 static bool settle(struct port *p)
 {
-    bool moved = p->met.first || p->landed;
+    bool moved = p->met.first || p->completed;
     if (p->ahead.first) moved |= port_hear_ahead(p);
     if (p->met.first) port_begin_met(p);
-    if (p->landed) port_end_landed(p);
+    if (p->completed) port_end_completed(p);
     if (p->waiting) moved |= port_send_waiting(p);
     if (p->owes) port_return_credit(p);
     if (p->refusing.first) port_refuse(p);
@@ -154,17 +154,18 @@ static bool fabric_poll(struct transport *t)
     struct port *p = enter(t);
     bool moved = progress(p);
     const struct link *broken = p->broken ? find_broken(p) : NULL;
-    bool starved = p->starved;
+    bool out_of_memory = p->out_of_memory;
     leave(p);
     if (broken) lose(p, broken);
-    if (starved) router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
-    return moved || broken || starved;
+    if (out_of_memory)
+        router_fail(t->router, status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for messages", p->rank));
+    return moved || broken || out_of_memory;
 }
 static bool fabric_arm(struct transport *t)
 {
     struct port *p = enter(t);
-    bool ready = !p->notes.first && !p->landed && !p->met.first && !p->waiting && !p->owes && !p->broken
-        && !p->refusing.first && !p->starved;
+    bool ready = !p->notes.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
+        && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
         p->armed = true;
         p->fabric->armed++;
@@ -175,15 +176,15 @@ static bool fabric_arm(struct transport *t)
 }
 
 /* ---- taking back ---- */
-static struct flight *find_flight(const struct port *p, const struct transfer *x)
+static struct fabric_op *fabric_op_find(const struct port *p, const struct transfer *x)
 {
-    struct flight *f = p->flights;
+    struct fabric_op *f = p->ops;
     while (f && f->transfer != x) f = f->next;
     return f;
 }
 /* A rendezvous cannot be called back: the other end is asked to let go of it, and after a while the connection is
    broken, which ends all that is under way. */
-static bool is_overdue(struct port *p, struct flight *f)
+static bool is_overdue(struct port *p, struct fabric_op *f)
 {
     int64_t now_ms = clock_ms();
     if (f->withdrawn_ms) return now_ms - f->withdrawn_ms >= TRANSPORT_CANCEL_MS;
@@ -204,7 +205,7 @@ static bool fabric_cancel(struct transport *t, int member, struct transfer *x)
     struct link *link = &p->links[member];
     bool forgotten = unwait(p, link, x) || queue_remove(&link->held, x) || link_forget_receive(p, link, x),
          late = false;
-    struct flight *f = forgotten ? NULL : find_flight(p, x);
+    struct fabric_op *f = forgotten ? NULL : fabric_op_find(p, x);
     if (f) late = is_overdue(p, f);
     if (!forgotten) progress(p);
     leave(p);
@@ -222,7 +223,7 @@ static void fail_all(struct queue *q, tutti_status status)
 }
 static bool is_at(const struct port *p, const struct link *link) /* memory of a caller may be touched */
 {
-    const struct flight *f = p->flights;
+    const struct fabric_op *f = p->ops;
     while (f && (f->link != link || !f->transfer || f->packed)) f = f->next;
     return f;
 }
@@ -248,16 +249,16 @@ static void let_go(struct port *p, struct link *link)
 static void end_link(struct port *p, struct link *link, tutti_status status)
 {
     link->lost = true;
-    for (struct parked *at = p->met.first; at; at = at->next_due)
+    for (struct pending_rndv *at = p->met.first; at; at = at->next_due)
         if (at->link == link) transfer_fail(at->receive, status, 0);
     port_forget_arrivals(p, link);
     let_go(p, link);
-    port_end_landed(p);
+    port_end_completed(p);
     p->broken -= link->broken_ms != 0;
     p->waiting -= link->waiting.first != NULL;
     fail_all(&link->held, status);
     fail_all(&link->waiting, status);
-    for (struct flight *f = p->flights; f; f = f->next)
+    for (struct fabric_op *f = p->ops; f; f = f->next)
         if (f->link == link && f->transfer) {
             transfer_fail(f->transfer, status, 0);
             f->transfer = NULL;
@@ -269,13 +270,13 @@ static void fabric_lose(struct transport *t, int member, tutti_status status)
     end_link(p, &p->links[member], status);
     leave(p);
 }
-static void orphan_flights(struct port *p)
+static void fabric_ops_orphan(struct port *p)
 {
-    for (struct flight *f; (f = p->flights) != NULL; f->owner = NULL) {
-        flight_remove(f);
-        flight_enlist(f, &p->fabric->orphans);
+    for (struct fabric_op *f; (f = p->ops) != NULL; f->owner = NULL) {
+        fabric_op_remove(f);
+        fabric_op_add(f, &p->fabric->orphans);
     }
-    for (struct flight *f; (f = p->landed) != NULL; flight_free(p->fabric, f)) flight_remove(f);
+    for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) fabric_op_remove(f);
 }
 static void note_closed(const struct port *p)
 {
@@ -293,7 +294,7 @@ static void fabric_destroy(struct transport *t)
     disarm(p);
     for (int r = 0; r < p->size; r++) let_go(p, &p->links[r]);
     port_forget_arrivals(p, NULL);
-    orphan_flights(p);
+    fabric_ops_orphan(p);
     for (struct note *note; (note = notes_pop(&p->notes)) != NULL;) note_free(p->fabric, note);
     for (struct note *note; (note = notes_pop(&p->ahead)) != NULL;) note_free(p->fabric, note);
     leave(p);
@@ -321,9 +322,9 @@ static void take_early(struct port *p)
             early_push(fabric, note);
             continue;
         }
-        void *data = note->announced ? note->parked : note->data;
+        void *data = note->announced ? note->pending : note->data;
         bool heard = !note->from->faulty && port_hear(p, note->from, &note->header, data, note->bytes, note->announced);
-        if (heard) note->parked = NULL;
+        if (heard) note->pending = NULL;
         note_free(fabric, note);
     }
 }

@@ -7,8 +7,8 @@
 enum {
     CREDIT_BYTES = 262144, /* of eager messages that a peer has been sent and that have not met their receive yet */
     LEAST_CHARGE = 64,     /* of each */
-    PARKED_MOST = 65536,   /* announced messages of a rank that nobody has asked for, and notes of others */
-    PARKED_BUCKETS = 256,
+    PENDING_RNDV_MOST = 65536,   /* announced messages of a rank that nobody has asked for, and notes of others */
+    PENDING_RNDV_BUCKETS = 256,
     HOLD_MS = 1000,        /* how long a connection that broke is held, for the reason to come by another way */
     UNCONNECTED_MS = 3000  /* after which it is said that messages go by another network */
 };
@@ -25,16 +25,16 @@ struct link { /* with one rank */
     uint64_t owed, told;       /* of it: that have met their receive; and of which it knows */
     uint64_t arrived;          /* of it: that have come */
     uint64_t announced;        /* by it: the id of its latest message */
-    int parked;                /* of PARKED_MOST */
+    int pending;                /* of PENDING_RNDV_MOST */
     const struct endpoint *by; /* it was heard last: of its process */
     struct queue waiting;      /* sends, until there is an endpoint */
     struct queue held;         /* transfers that a broken connection has ended */
 };
 /* An announced message that nobody has asked for yet. It is found by the link that it came from and its id, which no
    other message of that link has. */
-struct parked {
-    struct parked *next, **at; /* of its bucket */
-    struct parked *next_due;   /* of the port's `met` or `refusing` */
+struct pending_rndv {
+    struct pending_rndv *next, **at; /* of its bucket */
+    struct pending_rndv *next_due;   /* of the port's `met` or `refusing` */
     bool due;                  /* it is in one of them */
     struct link *link;
     struct message_name name;
@@ -44,7 +44,7 @@ struct parked {
     struct transfer *receive; /* that has met it; NULL: none yet */
     uint64_t wanted;          /* of refusing: bytes of the receive that has */
 };
-struct due { struct parked *first, *last; }; /* oldest first */
+struct due { struct pending_rndv *first, *last; }; /* oldest first */
 struct port {
     struct transport base;
     struct fabric *fabric;
@@ -52,15 +52,15 @@ struct port {
     int rank, size;
     struct fabric_ground ground;
     struct link *links;        /* [size] */
-    struct flight *flights, *landed;
+    struct fabric_op *ops, *completed;
     struct notes notes, ahead; /* ahead: that wait for others, which come by another network */
-    struct parked *parked[PARKED_BUCKETS];
+    struct pending_rndv *pending[PENDING_RNDV_BUCKETS];
     struct due met, refusing; /* receives to begin; senders to be told that their message is refused */
     int waiting;               /* links whose sends wait for an endpoint */
     bool armed, owes;          /* owes: a link has credit to give back */
     int broken;                /* links that are, and not lost yet */
     unsigned breaks;           /* of the fabric that are known here */
-    bool starved;
+    bool out_of_memory;
     uint64_t ids;
     struct port *next;
 };
@@ -80,7 +80,7 @@ bool port_send_waiting(struct port *p);             /* those whose link now has 
 /* Kind, name, id and bytes of `said`. false: it cannot be told. */
 bool port_tell(struct port *p, struct link *link, const struct header *said);
 void port_return_credit(struct port *p);
-void port_end_landed(struct port *p);               /* transfers that the fabric is done with */
+void port_end_completed(struct port *p);               /* transfers that the fabric is done with */
 void port_refused(struct port *p, const struct header *header);
 void link_note_broken(struct port *p, struct link *link, const char *why);
 bool link_connect(struct port *p, struct link *link);  /* true: it has an endpoint; false: not yet, or never */
@@ -101,14 +101,14 @@ bool link_forget_receive(struct port *p, struct link *link, const struct transfe
 struct port *port_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
 void port_note(struct port *p, struct note *note); /* is heard in its next poll */
-void port_land(struct port *p, struct flight *flight);
+void port_complete(struct port *p, struct fabric_op *op);
 void port_starve(struct port *p); /* there was no memory to note a message: it fails in its next poll */
 void ports_wake(const struct fabric *fabric); /* all that sleep */
 
-/* ---- flights.c, thread.c ---- */
-void flight_enlist(struct flight *flight, struct flight **list);
-void flight_remove(struct flight *flight);
-void flights_free(struct fabric *fabric); /* those that are kept */
+/* ---- ops.c, thread.c ---- */
+void fabric_op_add(struct fabric_op *op, struct fabric_op **list);
+void fabric_op_remove(struct fabric_op *op);
+void fabric_ops_free(struct fabric *fabric); /* those that are kept */
 tutti_status thread_start(struct fabric *fabric);
 void thread_stop(struct fabric *fabric); /* lets go of the lock meanwhile */
 void thread_wake(struct fabric *fabric);

@@ -23,7 +23,7 @@ struct note *notes_pop(struct notes *notes)
 }
 void note_free(struct fabric *fabric, struct note *note)
 {
-    if (note->parked) fabric->operations->release(fabric, note->parked);
+    if (note->pending) fabric->operations->release(fabric, note->pending);
     free(note);
 }
 struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced)
@@ -33,7 +33,7 @@ struct note *note_new(const struct header *header, const void *data, size_t byte
     note->header = *header;
     note->announced = announced;
     note->bytes = bytes;
-    if (announced) note->parked = (void *)(uintptr_t)data;
+    if (announced) note->pending = (void *)(uintptr_t)data;
     else if (bytes) memcpy(note->data, data, bytes);
     return note;
 }

@@ -18,13 +18,13 @@ enum { LOOK_MS = 5 };
 void thread_wake(struct fabric *fabric)
 {
     uint64_t one = 1;
-    ssize_t ignored = write(fabric->tender.waker, &one, sizeof one); /* full: it is awake anyway */
+    ssize_t ignored = write(fabric->thread.waker, &one, sizeof one); /* full: it is awake anyway */
     (void)ignored;
 }
 static void drain_waker(const struct fabric *fabric)
 {
     uint64_t ignored;
-    ssize_t unused = read(fabric->tender.waker, &ignored, sizeof ignored);
+    ssize_t unused = read(fabric->thread.waker, &ignored, sizeof ignored);
     (void)unused;
 }
 static bool arm(struct fabric *fabric)
@@ -37,8 +37,8 @@ static bool arm(struct fabric *fabric)
 }
 static void wait_for_event(struct fabric *fabric, bool listens)
 {
-    struct pollfd both[] = { { fabric->tender.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
-    int most_ms = listens && !fabric->restless ? -1 : LOOK_MS;
+    struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event, POLLIN, 0 } };
+    int most_ms = listens && !fabric->needs_poll ? -1 : LOOK_MS;
     pthread_mutex_unlock(&fabric->lock);
     poll(both, listens ? 2 : 1, most_ms);
     pthread_mutex_lock(&fabric->lock);
@@ -55,7 +55,7 @@ static void *thread_main(void *of)
     struct fabric *fabric = of;
     unsigned touched = 0;
     pthread_mutex_lock(&fabric->lock);
-    while (!fabric->tender.stop) {
+    while (!fabric->thread.stop) {
         bool idle = touched == fabric->touched, listens = fabric->armed || idle;
         touched = fabric->touched;
         if (!listens || arm(fabric)) wait_for_event(fabric, listens);
@@ -67,33 +67,33 @@ static void *thread_main(void *of)
 tutti_status thread_start(struct fabric *fabric)
 {
     sigset_t all, before;
-    fabric->tender.stop = false;
-    fabric->tender.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (fabric->tender.waker < 0)
+    fabric->thread.stop = false;
+    fabric->thread.waker = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (fabric->thread.waker < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's, not ours */
-    int refused = pthread_create(&fabric->tender.thread, NULL, thread_main, fabric);
+    int refused = pthread_create(&fabric->thread.thread, NULL, thread_main, fabric);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    fabric->tender.runs = !refused;
+    fabric->thread.runs = !refused;
     if (refused)
         return status_fail(TUTTI_SYSTEM, "cannot start the thread of %s: %s", fabric->operations->name,
             strerror(refused));
     char name[16];
     snprintf(name, sizeof name, "tutti-%.9s", fabric->operations->name);
-    pthread_setname_np(fabric->tender.thread, name);
+    pthread_setname_np(fabric->thread.thread, name);
     return TUTTI_OK;
 }
 void thread_stop(struct fabric *fabric)
 {
-    if (fabric->tender.runs) {
-        fabric->tender.stop = true;
+    if (fabric->thread.runs) {
+        fabric->thread.stop = true;
         thread_wake(fabric);
         pthread_mutex_unlock(&fabric->lock);
-        pthread_join(fabric->tender.thread, NULL);
+        pthread_join(fabric->thread.thread, NULL);
         pthread_mutex_lock(&fabric->lock);
-        fabric->tender.runs = false;
+        fabric->thread.runs = false;
     }
-    if (fabric->tender.waker > 0) close(fabric->tender.waker);
-    fabric->tender.waker = 0;
+    if (fabric->thread.waker > 0) close(fabric->thread.waker);
+    fabric->thread.waker = 0;
 }

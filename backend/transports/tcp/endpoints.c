@@ -1,5 +1,5 @@
 /* An endpoint for each process that this one speaks to: made, opened, failed, ended. One that has failed stays, without
- * its socket, until the fabric ends: what came by it may still be parked. */
+ * its socket, until the fabric ends: what came by it may still be pending. */
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
@@ -69,9 +69,9 @@ void endpoint_open(struct fabric *fabric, struct tcp_endpoint *e, int descriptor
 tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
 {
     int both[2];
-    struct tcp_endpoint *twin = endpoint_new(fabric, e->base.process);
-    if (!twin) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    twin->base.left = true;
+    struct tcp_endpoint *loopback_peer = endpoint_new(fabric, e->base.process);
+    if (!loopback_peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
+    loopback_peer->base.left = true;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, both) != 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(errno));
     for (int i = 0; i < 2; i++) both[i] = descriptor_raised(both[i]);
@@ -81,10 +81,10 @@ tutti_status endpoint_open_pair(struct fabric *fabric, struct tcp_endpoint *e)
             if (both[i] >= 0) close(both[i]);
         return status_fail(TUTTI_SYSTEM, "cannot create a pair of sockets: %s", strerror(error));
     }
-    e->twin = twin;
-    twin->twin = e;
+    e->loopback_peer = loopback_peer;
+    loopback_peer->loopback_peer = e;
     endpoint_open(fabric, e, both[0], NULL, false);
-    endpoint_open(fabric, twin, both[1], NULL, true);
+    endpoint_open(fabric, loopback_peer, both[1], NULL, true);
     return TUTTI_OK;
 }
 
@@ -106,16 +106,16 @@ static void end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char 
     e->tls = NULL;
     e->current = NULL;
     incoming_forget(fabric, &e->in);
-    errands_land(fabric, e, why);
+    tcp_xfers_complete(fabric, e, why);
     if (open) count_open(fabric);
 }
 void endpoint_end(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    struct tcp_endpoint *twin = e->twin;
+    struct tcp_endpoint *loopback_peer = e->loopback_peer;
     end_alone(fabric, e, why);
-    if (!twin) return;
-    e->twin = twin->twin = NULL;
-    end_alone(fabric, twin, why);
+    if (!loopback_peer) return;
+    e->loopback_peer = loopback_peer->loopback_peer = NULL;
+    end_alone(fabric, loopback_peer, why);
 }
 void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {
@@ -134,8 +134,8 @@ static bool has_parted(struct tcp_endpoint *e)
 }
 static void say_goodbye(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    e->goodbye = (struct errand){ .endpoint = e, .frame.what = GOODBYE };
-    errand_write(fabric, e, &e->goodbye);
+    e->goodbye = (struct tcp_xfer){ .endpoint = e, .frame.what = GOODBYE };
+    tcp_xfer_write(fabric, e, &e->goodbye);
 }
 void tcp_part(struct fabric *fabric)
 {

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 static const char magic[8] = "tutti-t";
-enum { STARVED_MS = 100, ACCEPTS_AT_ONCE = 32 };
+enum { OUT_OF_DESCRIPTORS_MS = 100, ACCEPTS_AT_ONCE = 32 };
 static const char closed[] = "it has closed the connection";
 
 /* ---- the process that is called ---- */
@@ -118,7 +118,7 @@ static void pending_add(struct fabric *fabric, int descriptor)
         .handle = { PENDING, descriptor, 0 }, .since_ms = clock_ms(), .network = contact_network(&there)
     };
     sockets_of(fabric)->pending_count++;
-    fabric->restless = true;
+    fabric->needs_poll = true;
     if (handshake_open(&pending->handshake, magic, descriptor) != 0
         || handle_watch(fabric, &pending->handle, EPOLLIN) != TUTTI_OK)
         pending_forget(fabric, pending);
@@ -137,7 +137,7 @@ void pending_accept(struct fabric *fabric)
             LOG(WARN, "%s cannot accept a connection: %s", fabric->operations->name, strerror(-descriptor));
         s->deaf_ms = clock_ms();
         handle_watch(fabric, &s->listener, 0);
-        fabric->restless = true;
+        fabric->needs_poll = true;
         return;
     }
 }
@@ -157,7 +157,7 @@ static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
     e->again_ms = 0;
     e->connected = false;
     handshake_begin(&e->handshake, magic);
-    fabric->restless = true;
+    fabric->needs_poll = true;
     if (descriptor == -ECONNREFUSED || descriptor == -ECONNRESET) { /* who told it tells why */
         endpoint_end(fabric, e, strerror(-descriptor));
         return TUTTI_OK;
@@ -204,7 +204,7 @@ static void call_repeat(struct fabric *fabric, struct tcp_endpoint *e)
     handle_close(fabric, &e->handle);
     e->handshake.has_said_hello = false;
     e->again_ms = clock_ms() + RECALL_MS;
-    fabric->restless = true;
+    fabric->needs_poll = true;
 }
 static int handshake_advance(struct fabric *fabric, struct tcp_endpoint *e)    /* 1: it is over; 0: more is to come */
 {
@@ -244,19 +244,19 @@ static void call_tick(struct fabric *fabric, struct tcp_endpoint *e, int64_t now
 {
     if (now_ms - e->since_ms >= CALL_MS) call_fail(fabric, e, strerror(ETIMEDOUT));
     else if (e->again_ms && now_ms >= e->again_ms && call(fabric, e) != TUTTI_OK) call_fail(fabric, e, closed);
-    fabric->restless |= !e->base.open && !endpoint_is_broken(&e->base);
+    fabric->needs_poll |= !e->base.open && !endpoint_is_broken(&e->base);
 }
 void handshakes_expire(struct fabric *fabric)
 {
     struct sockets *s = sockets_of(fabric);
     int64_t now_ms = clock_ms();
-    if (s->deaf_ms && now_ms - s->deaf_ms >= STARVED_MS) {
+    if (s->deaf_ms && now_ms - s->deaf_ms >= OUT_OF_DESCRIPTORS_MS) {
         s->deaf_ms = 0;
         handle_watch(fabric, &s->listener, EPOLLIN);
     }
     for (struct pending_connection *p = s->pending; s->pending_count && p < s->pending + PENDING_MOST; p++)
         if (p->handle.descriptor >= 0 && now_ms - p->since_ms >= PENDING_MS) pending_forget(fabric, p);
-    fabric->restless = s->pending_count || s->deaf_ms;
+    fabric->needs_poll = s->pending_count || s->deaf_ms;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)
         if (!e->open && !endpoint_is_broken(e)) call_tick(fabric, tcp_of(e), now_ms);
 }

@@ -13,7 +13,7 @@ static const char no_memory[] = "no memory for an incoming message";
 
 void incoming_forget(struct fabric *fabric, struct incoming *in)
 {
-    if (in->room) flight_free(fabric, in->room);
+    if (in->room) fabric_op_free(fabric, in->room);
     *in = (struct incoming){ .head_bytes = 0 };
 }
 
@@ -28,63 +28,63 @@ static const char *hear_offer(struct fabric *fabric, struct tcp_endpoint *e, con
 {
     struct header header = header_of(&e->in);
     if (!frame->extent || frame->id <= e->last_offer) return cannot_be;
-    struct errand *errand = errand_new(fabric, e);
-    if (!errand) return no_memory;
-    errand->frame.id = e->last_offer = frame->id;
-    errand->bytes = (size_t)frame->extent;
-    if (!fabric_hear(fabric, &e->base, &header, errand, errand->bytes, true)) tcp_release(fabric, errand);
+    struct tcp_xfer *xfer = tcp_xfer_new(fabric, e);
+    if (!xfer) return no_memory;
+    xfer->frame.id = e->last_offer = frame->id;
+    xfer->bytes = (size_t)frame->extent;
+    if (!fabric_hear(fabric, &e->base, &header, xfer, xfer->bytes, true)) tcp_release(fabric, xfer);
     return NULL;
 }
 static const char *hear_wish(struct fabric *fabric, struct tcp_endpoint *e, const struct frame *frame)
 {
-    struct errand *errand = errands_find(&e->offered, frame->id);
-    if (!errand) return cannot_be;
-    errands_remove(&e->offered, errand);
+    struct tcp_xfer *xfer = tcp_xfers_find(&e->offered, frame->id);
+    if (!xfer) return cannot_be;
+    tcp_xfers_remove(&e->offered, xfer);
     if (frame->what == RELEASE) {
-        errand_land(fabric, errand, NULL);
+        tcp_xfer_complete(fabric, xfer, NULL);
         return NULL;
     }
-    errand_begin_part(errand);
-    errands_push_by_priority(&e->pulled, errand);
+    tcp_xfer_begin_part(xfer);
+    tcp_xfers_push_by_priority(&e->pulled, xfer);
     if (!(e->handle.events & EPOLLOUT)) endpoint_make_busy(fabric, e);
     return NULL;
 }
 static const char *hear_data(struct tcp_endpoint *e, const struct frame *frame)
 {
-    struct errand *errand = errands_find(&e->fetching, frame->id);
-    if (!errand || !frame->bytes || frame->extent != errand->moved || frame->bytes > errand->bytes - errand->moved)
+    struct tcp_xfer *xfer = tcp_xfers_find(&e->fetching, frame->id);
+    if (!xfer || !frame->bytes || frame->extent != xfer->moved || frame->bytes > xfer->bytes - xfer->moved)
         return cannot_be;
-    e->in.fetch = errand;
-    e->in.into = errand->into + errand->moved;
+    e->in.fetch = xfer;
+    e->in.into = xfer->into + xfer->moved;
     e->in.left = (size_t)frame->bytes;
     return NULL;
 }
 static const char *expect_eager(struct fabric *fabric, struct incoming *in, const struct frame *frame)
 {
-    in->room = flight_new(fabric, (size_t)frame->bytes);
+    in->room = fabric_op_new(fabric, (size_t)frame->bytes);
     if (!in->room) return no_memory;
     in->into = in->room->room;
     in->left = in->room->bytes = (size_t)frame->bytes;
     return NULL;
 }
-static void data_is_whole(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+static void data_is_whole(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     e->in.fetch = NULL;
-    errand->moved = (size_t)(e->in.into - errand->into);
-    if (errand->moved < errand->bytes) return;
-    errands_remove(&e->fetching, errand);
-    errand_land(fabric, errand, NULL);
+    xfer->moved = (size_t)(e->in.into - xfer->into);
+    if (xfer->moved < xfer->bytes) return;
+    tcp_xfers_remove(&e->fetching, xfer);
+    tcp_xfer_complete(fabric, xfer, NULL);
 }
 /* The bytes of the frame have come to their place. */
 static void is_whole(struct fabric *fabric, struct tcp_endpoint *e)
 {
-    struct flight *room = e->in.room;
+    struct fabric_op *room = e->in.room;
     if (e->in.fetch) data_is_whole(fabric, e, e->in.fetch);
     if (!room) return;
     struct header header = header_of(&e->in);
     e->in.room = NULL;
     fabric_hear(fabric, &e->base, &header, room->room, room->bytes, false);
-    flight_free(fabric, room);
+    fabric_op_free(fabric, room);
 }
 /* The head has come, and `bytes` behind it are at `at`: how many of them it takes. */
 static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigned char *at, size_t bytes)

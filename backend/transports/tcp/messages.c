@@ -5,129 +5,129 @@
 #include "backend/transports/tcp/sockets.h"
 #include <stdlib.h>
 
-/* ---- errands ---- */
-struct errand *errand_new(struct fabric *fabric, struct tcp_endpoint *e)
+/* ---- xfers ---- */
+struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct sockets *s = sockets_of(fabric);
-    struct errand *errand = s->spare;
-    if (errand) s->spare = errand->next;
-    else if (!(errand = memory_zeroed(1, sizeof *errand))) return NULL;
-    *errand = (struct errand){ .endpoint = e };
-    return errand;
+    struct tcp_xfer *xfer = s->spare;
+    if (xfer) s->spare = xfer->next;
+    else if (!(xfer = memory_zeroed(1, sizeof *xfer))) return NULL;
+    *xfer = (struct tcp_xfer){ .endpoint = e };
+    return xfer;
 }
-void errand_free(struct fabric *fabric, struct errand *errand)
+void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer)
 {
     struct sockets *s = sockets_of(fabric);
-    if (errand == &errand->endpoint->goodbye) return;
-    errand->next = s->spare;
-    s->spare = errand;
+    if (xfer == &xfer->endpoint->goodbye) return;
+    xfer->next = s->spare;
+    s->spare = xfer;
 }
-void errands_push(struct errands *list, struct errand *errand)
+void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer)
 {
-    errand->next = NULL;
-    if (list->last) list->last->next = errand;
-    else list->first = errand;
-    list->last = errand;
+    xfer->next = NULL;
+    if (list->last) list->last->next = xfer;
+    else list->first = xfer;
+    list->last = xfer;
 }
-static int priority_of(const struct errand *errand)
+static int priority_of(const struct tcp_xfer *xfer)
 {
-    const struct port *owner = errand->flight ? errand->flight->owner : NULL;
+    const struct port *owner = xfer->op ? xfer->op->owner : NULL;
     return owner ? router_priority(owner->base.router) : 0;
 }
-void errands_push_by_priority(struct errands *list, struct errand *errand)
+void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer)
 {
-    int priority = priority_of(errand);
-    struct errand **at = &list->first;
+    int priority = priority_of(xfer);
+    struct tcp_xfer **at = &list->first;
     if (!priority) {
-        errands_push(list, errand);
+        tcp_xfers_push(list, xfer);
         return;
     }
     while (*at && priority_of(*at) >= priority) at = &(*at)->next;
-    errand->next = *at;
-    *at = errand;
-    if (!errand->next) list->last = errand;
+    xfer->next = *at;
+    *at = xfer;
+    if (!xfer->next) list->last = xfer;
 }
-void errands_remove(struct errands *list, const struct errand *errand)
+void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer)
 {
-    struct errand *before = NULL, *at = list->first;
-    for (; at != errand; at = at->next) before = at;
-    if (before) before->next = errand->next;
-    else list->first = errand->next;
-    if (list->last == errand) list->last = before;
+    struct tcp_xfer *before = NULL, *at = list->first;
+    for (; at != xfer; at = at->next) before = at;
+    if (before) before->next = xfer->next;
+    else list->first = xfer->next;
+    if (list->last == xfer) list->last = before;
 }
-struct errand *errands_find(const struct errands *list, uint64_t id)
+struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id)
 {
-    struct errand *errand = list->first;
-    while (errand && errand->frame.id != id) errand = errand->next;
-    return errand;
+    struct tcp_xfer *xfer = list->first;
+    while (xfer && xfer->frame.id != id) xfer = xfer->next;
+    return xfer;
 }
-void errand_land(struct fabric *fabric, struct errand *errand, const char *why)
+void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why)
 {
-    struct flight *flight = errand->flight;
-    errand_free(fabric, errand);
-    if (flight) flight_land(fabric, flight, why);
+    struct fabric_op *op = xfer->op;
+    tcp_xfer_free(fabric, xfer);
+    if (op) fabric_op_complete(fabric, op, why);
 }
-static void land_list(struct fabric *fabric, struct errands *list, const char *why)
+static void list_complete(struct fabric *fabric, struct tcp_xfers *list, const char *why)
 {
-    for (struct errand *errand; (errand = list->first) != NULL; errand_land(fabric, errand, why))
-        errands_remove(list, errand);
+    for (struct tcp_xfer *xfer; (xfer = list->first) != NULL; tcp_xfer_complete(fabric, xfer, why))
+        tcp_xfers_remove(list, xfer);
 }
-void errands_land(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
+void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why)
 {
-    land_list(fabric, &e->waiting, why);
-    land_list(fabric, &e->pulled, why);
-    land_list(fabric, &e->offered, why);
-    land_list(fabric, &e->fetching, why);
+    list_complete(fabric, &e->waiting, why);
+    list_complete(fabric, &e->pulled, why);
+    list_complete(fabric, &e->offered, why);
+    list_complete(fabric, &e->fetching, why);
 }
 
 /* ---- what the port asks for ---- */
-static bool refuse(struct flight *flight, const char *why)
+static bool refuse(struct fabric_op *op, const char *why)
 {
-    flight->why = why;
+    op->why = why;
     return false;
 }
 static const char no_memory[] = "no memory for a message";
-/* Of what has left or failed; false, as the flight has landed. */
-static bool end_now(struct fabric *fabric, struct errand *errand, enum fate fate)
+/* Of what has left or failed; false, as the op has completed. */
+static bool end_now(struct fabric *fabric, struct tcp_xfer *xfer, enum send_status status)
 {
-    struct flight *flight = errand->flight;
-    const char *why = fate == FAILED ? errand->endpoint->base.why : NULL;
-    errand_free(fabric, errand);
-    return refuse(flight, why);
+    struct fabric_op *op = xfer->op;
+    const char *why = status == FAILED ? xfer->endpoint->base.why : NULL;
+    tcp_xfer_free(fabric, xfer);
+    return refuse(op, why);
 }
-bool tcp_send(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+bool tcp_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     struct tcp_endpoint *e = tcp_of(f->endpoint);
-    struct errand *errand = endpoint_is_broken(&e->base) ? NULL : errand_new(fabric, e);
-    if (!errand) return refuse(f, e->base.why ? e->base.why : no_memory);
-    errand->flight = f;
-    errand->from = data ? data : f->room;
-    errand->bytes = f->bytes;
-    errand->frame = announced ? (struct frame){ .what = OFFER, .id = ++sockets_of(fabric)->ids, .extent = f->bytes }
-                              : (struct frame){ .what = EAGER, .bytes = f->bytes };
-    enum fate fate = errand_write(fabric, e, errand);
-    if (fate == FAILED || (fate == LEFT && !announced)) return end_now(fabric, errand, fate);
-    if (fate == LEFT) errands_push(&e->offered, errand);
+    struct tcp_xfer *xfer = endpoint_is_broken(&e->base) ? NULL : tcp_xfer_new(fabric, e);
+    if (!xfer) return refuse(f, e->base.why ? e->base.why : no_memory);
+    xfer->op = f;
+    xfer->from = data ? data : f->room;
+    xfer->bytes = f->bytes;
+    xfer->frame = announced ? (struct frame){ .what = OFFER, .id = ++sockets_of(fabric)->ids, .extent = f->bytes }
+                            : (struct frame){ .what = EAGER, .bytes = f->bytes };
+    enum send_status status = tcp_xfer_write(fabric, e, xfer);
+    if (status == FAILED || (status == SENT && !announced)) return end_now(fabric, xfer, status);
+    if (status == SENT) tcp_xfers_push(&e->offered, xfer);
     return true;
 }
-/* Its errand has been made when the offer came. */
-bool tcp_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+/* Its xfer has been made when the offer came. */
+bool tcp_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
-    struct errand *errand = descriptor;
-    struct tcp_endpoint *e = errand->endpoint;
-    errand->flight = f;
-    errand->into = buffer ? buffer : f->room;
-    errand->frame.what = PULL;
-    enum fate fate = endpoint_is_broken(&e->base) ? FAILED : errand_write(fabric, e, errand);
-    if (fate == FAILED) return end_now(fabric, errand, fate);
-    if (fate == LEFT) errands_push(&e->fetching, errand);
+    struct tcp_xfer *xfer = descriptor;
+    struct tcp_endpoint *e = xfer->endpoint;
+    xfer->op = f;
+    xfer->into = buffer ? buffer : f->room;
+    xfer->frame.what = PULL;
+    enum send_status status = endpoint_is_broken(&e->base) ? FAILED : tcp_xfer_write(fabric, e, xfer);
+    if (status == FAILED) return end_now(fabric, xfer, status);
+    if (status == SENT) tcp_xfers_push(&e->fetching, xfer);
     return true;
 }
 void tcp_release(struct fabric *fabric, void *descriptor)
 {
-    struct errand *errand = descriptor;
-    struct tcp_endpoint *e = errand->endpoint;
-    errand->frame.what = RELEASE;
-    if (endpoint_is_broken(&e->base) || e->parted || errand_write(fabric, e, errand) != WAITS)
-        errand_free(fabric, errand);
+    struct tcp_xfer *xfer = descriptor;
+    struct tcp_endpoint *e = xfer->endpoint;
+    xfer->frame.what = RELEASE;
+    if (endpoint_is_broken(&e->base) || e->parted || tcp_xfer_write(fabric, e, xfer) != QUEUED)
+        tcp_xfer_free(fabric, xfer);
 }

@@ -10,33 +10,33 @@
 static size_t bytes_of_header(const struct frame *f) { return f->what <= OFFER ? sizeof(struct header) : 0; }
 static size_t bytes_of(const struct frame *f) { return sizeof *f + bytes_of_header(f) + (size_t)f->bytes; }
 /* More of its frame. The bytes that were written, or -1 and errno. */
-static ssize_t write_some(const struct tcp_endpoint *e, struct errand *errand)
+static ssize_t write_some(const struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
-    struct frame *frame = &errand->frame;
-    unsigned char *from = (unsigned char *)(uintptr_t)errand->from;
+    struct frame *frame = &xfer->frame;
+    unsigned char *from = (unsigned char *)(uintptr_t)xfer->from;
     struct iovec list[3], *at = list;
-    size_t skip = errand->written;
+    size_t skip = xfer->written;
     int count = 0;
     list[count++] = (struct iovec){ frame, sizeof *frame };
-    if (bytes_of_header(frame)) list[count++] = (struct iovec){ &errand->flight->header, sizeof(struct header) };
-    if (frame->bytes) list[count++] = (struct iovec){ from + errand->moved, (size_t)frame->bytes };
+    if (bytes_of_header(frame)) list[count++] = (struct iovec){ &xfer->op->header, sizeof(struct header) };
+    if (frame->bytes) list[count++] = (struct iovec){ from + xfer->moved, (size_t)frame->bytes };
     for (; skip >= at->iov_len; at++, count--) skip -= at->iov_len;
     at->iov_base = (unsigned char *)at->iov_base + skip;
     at->iov_len -= skip;
     const struct msghdr message = { .msg_iov = at, .msg_iovlen = (size_t)count };
     ssize_t n = e->tls ? tls_send(e->tls, e->handle.descriptor, at, count)
                        : sendmsg(e->handle.descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n > 0) errand->written += (size_t)n;
+    if (n > 0) xfer->written += (size_t)n;
     return n;
 }
 /* The next part of what the other side has asked for. */
-void errand_begin_part(struct errand *errand)
+void tcp_xfer_begin_part(struct tcp_xfer *xfer)
 {
-    errand->frame = (struct frame){ .what = DATA,
-        .bytes = size_smaller(PART_BYTES, errand->bytes - errand->moved),
-        .id = errand->frame.id,
-        .extent = errand->moved };
-    errand->written = 0;
+    xfer->frame = (struct frame){ .what = DATA,
+        .bytes = size_smaller(PART_BYTES, xfer->bytes - xfer->moved),
+        .id = xfer->frame.id,
+        .extent = xfer->moved };
+    xfer->written = 0;
 }
 static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool blocked)
 {
@@ -49,15 +49,15 @@ static void set_blocked(struct fabric *fabric, struct tcp_endpoint *e, bool bloc
     sockets_of(fabric)->blocked += blocked ? 1 : -1;
 }
 /* true: its frame has left. false: the socket takes no more now, or has failed. */
-static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+static bool write_whole(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
-    size_t bytes = bytes_of(&errand->frame);
-    while (errand->written < bytes) {
-        ssize_t n = write_some(e, errand);
+    size_t bytes = bytes_of(&xfer->frame);
+    while (xfer->written < bytes) {
+        ssize_t n = write_some(e, xfer);
         if (n >= 0) continue;
         int error = errno;
         if (error == EINTR) continue;
-        e->current = errand->written ? errand : NULL;
+        e->current = xfer->written ? xfer : NULL;
         if (error == EAGAIN || error == ENOBUFS) set_blocked(fabric, e, tls_is_open(e->tls) || tls_has_unsent(e->tls));
         else endpoint_end(fabric, e, strerror(error));
         return false;
@@ -74,7 +74,7 @@ void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e)
     e->next_busy = s->busy;
     s->busy = e;
 }
-static struct errand *next_of(const struct tcp_endpoint *e)
+static struct tcp_xfer *next_of(const struct tcp_endpoint *e)
 {
     if (e->current) return e->current;
     return e->waiting.first ? e->waiting.first : e->pulled.first;
@@ -86,42 +86,42 @@ void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e)
     else if (tls_has_unsent(e->tls)) set_blocked(fabric, e, true);
     else if (tls_has_unread(e->tls) || (tls_is_open(e->tls) && next_of(e))) endpoint_make_busy(fabric, e);
 }
-enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
     bool now = !e->current && !e->waiting.first && !(e->handle.events & EPOLLOUT);
-    if (now && write_whole(fabric, e, errand)) return LEFT;
+    if (now && write_whole(fabric, e, xfer)) return SENT;
     if (e->handle.descriptor < 0) return FAILED;
-    errands_push(&e->waiting, errand);
-    return WAITS;
+    tcp_xfers_push(&e->waiting, xfer);
+    return QUEUED;
 }
 
 /* ---- what waited ---- */
-static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand)
+static void has_left(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer)
 {
-    if (errand->frame.what == DATA) {
-        errand->moved += (size_t)errand->frame.bytes;
-        if (errand->moved < errand->bytes) {
-            errand_begin_part(errand);
+    if (xfer->frame.what == DATA) {
+        xfer->moved += (size_t)xfer->frame.bytes;
+        if (xfer->moved < xfer->bytes) {
+            tcp_xfer_begin_part(xfer);
             return;
         }
-        errands_remove(&e->pulled, errand);
-        errand_land(fabric, errand, NULL);
+        tcp_xfers_remove(&e->pulled, xfer);
+        tcp_xfer_complete(fabric, xfer, NULL);
         return;
     }
-    errands_remove(&e->waiting, errand);
-    if (errand->frame.what == OFFER) errands_push(&e->offered, errand);
-    else if (errand->frame.what == PULL) errands_push(&e->fetching, errand);
-    else errand_land(fabric, errand, NULL);
+    tcp_xfers_remove(&e->waiting, xfer);
+    if (xfer->frame.what == OFFER) tcp_xfers_push(&e->offered, xfer);
+    else if (xfer->frame.what == PULL) tcp_xfers_push(&e->fetching, xfer);
+    else tcp_xfer_complete(fabric, xfer, NULL);
 }
 bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e)
 {
     size_t written = 0;
-    for (struct errand *errand; written < WRITE_BYTES && e->handle.descriptor >= 0 && (errand = next_of(e)) != NULL;) {
-        size_t before = errand->written;
-        bool whole = write_whole(fabric, e, errand);
+    for (struct tcp_xfer *xfer; written < WRITE_BYTES && e->handle.descriptor >= 0 && (xfer = next_of(e)) != NULL;) {
+        size_t before = xfer->written;
+        bool whole = write_whole(fabric, e, xfer);
         if (!whole) return written > 0 || e->handle.descriptor < 0;
-        written += errand->written - before;
-        has_left(fabric, e, errand);
+        written += xfer->written - before;
+        has_left(fabric, e, xfer);
     }
     if (!next_of(e) && e->handle.descriptor >= 0) endpoint_push(fabric, e);
     if (e->handle.descriptor < 0) return true;

@@ -38,18 +38,18 @@ struct frame { /* then, of EAGER and OFFER, the header; then `bytes` of EAGER an
 };
 enum { MOST_HEAD = sizeof(struct frame) + sizeof(struct header) };
 struct tcp_endpoint;
-/* A message at one of its ends, from beginning to end: in one list of its endpoint, or parked. */
-struct errand {
-    struct errand *next;
+/* A message at one of its ends, from beginning to end: in one list of its endpoint, or pending. */
+struct tcp_xfer {
+    struct tcp_xfer *next;
     struct tcp_endpoint *endpoint;
-    struct flight *flight; /* NULL: none, or not yet */
+    struct fabric_op *op; /* NULL: none, or not yet */
     struct frame frame;
     const unsigned char *from;
     unsigned char *into;
     size_t bytes, moved; /* of an announced message: all, and those that have been */
     size_t written;      /* of the frame */
 };
-struct errands { struct errand *first, *last; };
+struct tcp_xfers { struct tcp_xfer *first, *last; };
 enum purpose { LISTENER, PENDING, ENDPOINT };
 struct handle { /* what the kernel tells of */
     enum purpose purpose;
@@ -67,8 +67,8 @@ struct incoming { /* the frame that is being received */
     size_t head_bytes;
     unsigned char *into; /* its bytes */
     size_t left;
-    struct flight *room;  /* of EAGER */
-    struct errand *fetch; /* of DATA */
+    struct fabric_op *room;  /* of EAGER */
+    struct tcp_xfer *fetch; /* of DATA */
 };
 struct tcp_endpoint {
     struct endpoint base;
@@ -86,10 +86,10 @@ struct tcp_endpoint {
     struct tls *tls;             /* NULL: it is not encrypted */
     struct incoming in;
     uint64_t last_offer;                               /* the id of the latest that has come */
-    struct errand *current;                            /* partly written */
-    struct errands waiting, pulled, offered, fetching; /* the first two are to be written */
-    struct errand goodbye;
-    struct tcp_endpoint *twin; /* the other end, of a connection with oneself */
+    struct tcp_xfer *current;                            /* partly written */
+    struct tcp_xfers waiting, pulled, offered, fetching; /* the first two are to be written */
+    struct tcp_xfer goodbye;
+    struct tcp_endpoint *loopback_peer; /* the other end, of a connection with oneself */
     bool busy;                 /* in sockets->busy */
     struct tcp_endpoint *next_busy;
 };
@@ -105,7 +105,7 @@ struct sockets {
     int open, blocked;         /* endpoints; blocked: whose sockets do not */
     struct tcp_endpoint *few[UNASKED];
     unsigned looks;
-    struct errand *spare;
+    struct tcp_xfer *spare;
     unsigned char buffer[BUFFER_BYTES];
 };
 static inline struct sockets *sockets_of(const struct fabric *fabric) { return fabric->own; }
@@ -140,23 +140,23 @@ void tcp_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void tcp_part(struct fabric *fabric);
 void endpoints_free(struct fabric *fabric);
 /* ---- messages.c ---- */
-struct errand *errand_new(struct fabric *fabric, struct tcp_endpoint *e); /* NULL: no memory */
-void errand_free(struct fabric *fabric, struct errand *errand);
-void errands_push(struct errands *list, struct errand *errand);
-void errands_push_by_priority(struct errands *list, struct errand *errand); /* behind its equals */
-void errands_remove(struct errands *list, const struct errand *errand);
-struct errand *errands_find(const struct errands *list, uint64_t id); /* NULL: it has none of it */
-void errand_land(struct fabric *fabric, struct errand *errand, const char *why);
-void errands_land(struct fabric *fabric, struct tcp_endpoint *e, const char *why); /* all */
-bool tcp_send(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
-bool tcp_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+struct tcp_xfer *tcp_xfer_new(struct fabric *fabric, struct tcp_endpoint *e); /* NULL: no memory */
+void tcp_xfer_free(struct fabric *fabric, struct tcp_xfer *xfer);
+void tcp_xfers_push(struct tcp_xfers *list, struct tcp_xfer *xfer);
+void tcp_xfers_push_by_priority(struct tcp_xfers *list, struct tcp_xfer *xfer); /* behind its equals */
+void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer);
+struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id); /* NULL: it has none of it */
+void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
+void tcp_xfers_complete(struct fabric *fabric, struct tcp_endpoint *e, const char *why); /* all */
+bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
+bool tcp_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void tcp_release(struct fabric *fabric, void *descriptor);
 /* ---- outgoing.c ---- */
 /* Its frame, now or when it is its turn. Of what waits it is told when it has left; what has failed is the caller's,
    and so is the endpoint's reason. */
-enum fate { LEFT, WAITS, FAILED };
-enum fate errand_write(struct fabric *fabric, struct tcp_endpoint *e, struct errand *errand);
-void errand_begin_part(struct errand *errand); /* of what the other side has asked for: the next */
+enum send_status { SENT, QUEUED, FAILED };
+enum send_status tcp_xfer_write(struct fabric *fabric, struct tcp_endpoint *e, struct tcp_xfer *xfer);
+void tcp_xfer_begin_part(struct tcp_xfer *xfer); /* of what the other side has asked for: the next */
 void endpoint_make_busy(struct fabric *fabric, struct tcp_endpoint *e);
 bool endpoint_write(struct fabric *fabric, struct tcp_endpoint *e); /* what waits; true: something has left */
 void endpoint_push(struct fabric *fabric, struct tcp_endpoint *e);  /* what encryption holds; may end it */

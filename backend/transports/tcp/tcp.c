@@ -66,10 +66,10 @@ static bool write_busy(struct fabric *fabric)
 static bool go_on(struct fabric *fabric, bool all)
 {
     struct sockets *s = sockets_of(fabric);
-    all |= s->open > UNASKED || s->blocked || fabric->restless || ++s->looks % ASK_EVERY == 0;
+    all |= s->open > UNASKED || s->blocked || fabric->needs_poll || ++s->looks % ASK_EVERY == 0;
     bool moved = all ? ask_all(fabric) : read_few(fabric);
     if (s->busy) moved |= write_busy(fabric);
-    if (fabric->restless) handshakes_expire(fabric);
+    if (fabric->needs_poll) handshakes_expire(fabric);
     return moved;
 }
 bool tcp_progress(struct fabric *fabric) { return go_on(fabric, false); }
@@ -92,7 +92,7 @@ static void finish(struct fabric *fabric)
     endpoints_free(fabric);
     pending_drop_all(fabric);
     handle_close(fabric, &s->listener);
-    for (struct errand *errand; (errand = s->spare) != NULL; free(errand)) s->spare = errand->next;
+    for (struct tcp_xfer *xfer; (xfer = s->spare) != NULL; free(xfer)) s->spare = xfer->next;
     if (fabric->event >= 0) close(fabric->event);
     fabric->event = -1;
     fabric->own = NULL;

@@ -72,7 +72,7 @@ tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char proc
     *bucket_of(e->number) = e;
     e->base.next = fabric->endpoints;
     *out = fabric->endpoints = &e->base;
-    fabric->restless = true;
+    fabric->needs_poll = true;
     return TUTTI_OK;
 }
 
@@ -82,21 +82,21 @@ static bool say(struct fabric *fabric, struct ucx_endpoint *e, enum kind_of_ucx 
 {
     struct notice notice;
     size_t bytes = notice_make(fabric, e, kind, &notice);
-    struct flight *f = flight_new(fabric, bytes);
+    struct fabric_op *f = fabric_op_new(fabric, bytes);
     if (!f) return false;
     f->header = notice.header;
     f->endpoint = &e->base;
     f->bytes = bytes;
     memcpy(f->room, notice.data, bytes);
-    flight_enlist(f, &fabric->orphans); /* before: it may land within */
+    fabric_op_add(f, &fabric->orphans); /* before: it may complete within */
     if (ucx_send_flags(f, NULL, UCP_AM_SEND_FLAG_EAGER | flags)) return true;
-    flight_remove(f);
+    fabric_op_remove(f);
     bool sent = !f->why;
     if (sent) ucx_said(fabric, f);
-    flight_free(fabric, f);
+    fabric_op_free(fabric, f);
     return sent;
 }
-void ucx_said(struct fabric *fabric, const struct flight *f)
+void ucx_said(struct fabric *fabric, const struct fabric_op *f)
 {
     (void)fabric;
     if (f->header.kind == OPENED) f->endpoint->open |= !f->why;
@@ -168,12 +168,12 @@ static void hear_greeting(struct fabric *fabric, const struct note *note)
 }
 void ucx_greet(struct fabric *fabric)
 {
-    fabric->restless = false;
+    fabric->needs_poll = false;
     for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note))
         hear_greeting(fabric, note);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
         if (!e->open && !endpoint_is_broken(e)) greet(fabric, mine(e));
-        fabric->restless |= !e->open && !endpoint_is_broken(e);
+        fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
     }
 }
 
@@ -198,7 +198,7 @@ static void keep_greeting(struct fabric *fabric, const struct notice *said, size
     struct note *note = note_new(&said->header, said->data, bytes, false);
     if (!note) return;
     notes_push(&worker.greetings, note);
-    fabric->restless = true;
+    fabric->needs_poll = true;
 }
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)
 {
@@ -232,12 +232,12 @@ void ucx_disconnect(struct fabric *fabric, struct endpoint *which)
 static void progress_or_pause(struct fabric *fabric)
 {
     if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause(fabric);
-    if (fabric->restless) ucx_greet(fabric);
+    if (fabric->needs_poll) ucx_greet(fabric);
 }
 /* What has begun to open is opened first: the messages of UCX's own that are on their way are not to wait, either. */
 static void end_greetings(struct fabric *fabric, int64_t until_ms)
 {
-    while (fabric->restless && clock_ms() < until_ms) progress_or_pause(fabric);
+    while (fabric->needs_poll && clock_ms() < until_ms) progress_or_pause(fabric);
 }
 static void say_goodbyes(struct fabric *fabric, int64_t until_ms)
 {

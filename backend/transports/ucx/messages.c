@@ -4,31 +4,31 @@
 #include <string.h>
 
 enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
-_Static_assert(offsetof(struct flight, connection) == sizeof(struct header), "it goes behind the header");
+_Static_assert(offsetof(struct fabric_op, connection) == sizeof(struct header), "it goes behind the header");
 
-static void land(void *request, struct flight *f, ucs_status_t status)
+static void request_complete(void *request, struct fabric_op *f, ucs_status_t status)
 {
     ucx.ucp_request_free(request);
     f->why = status == UCS_OK ? NULL : ucx_status_text(status);
     if (!f->owner && f->endpoint) ucx_said(&ucx_fabric, f);
-    flight_land(&ucx_fabric, f, f->why);
+    fabric_op_complete(&ucx_fabric, f, f->why);
 }
-static void on_sent(void *request, ucs_status_t status, void *flight) { land(request, flight, status); }
-static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *flight)
+static void on_sent(void *request, ucs_status_t status, void *op) { request_complete(request, op, status); }
+static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *op)
 {
     (void)bytes; /* as announced */
-    land(request, flight, status);
+    request_complete(request, op, status);
 }
-/* false: it is over already, with flight->why. true: its callback says when, or has: UCX calls it before it returns
+/* false: it is over already, with op->why. true: its callback says when, or has: UCX calls it before it returns
    where it finds that the sender's connection is no more. */
-static bool is_under_way(struct flight *f, ucs_status_ptr_t request)
+static bool is_under_way(struct fabric_op *f, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
     f->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
     if (f->why && f->endpoint) endpoint_note_broken(&ucx_fabric, f->endpoint, f->why);
     return false;
 }
-bool ucx_send_flags(struct flight *f, const void *data, unsigned flags)
+bool ucx_send_flags(struct fabric_op *f, const void *data, unsigned flags)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
             | UCP_OP_ATTR_FIELD_FLAGS,
@@ -40,13 +40,13 @@ bool ucx_send_flags(struct flight *f, const void *data, unsigned flags)
         ucx.ucp_am_send_nbx(e->ep, UCX_MESSAGE_ID, &f->header, HEADER_BYTES, data ? data : f->room, f->bytes,
             &parameters));
 }
-bool ucx_send(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+bool ucx_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     (void)fabric;
     f->connection = ((const struct ucx_endpoint *)f->endpoint)->theirs;
     return ucx_send_flags(f, data, announced ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
 }
-bool ucx_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+bool ucx_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     const ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
         .cb.recv_am = on_fetched,

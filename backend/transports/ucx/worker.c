@@ -92,13 +92,13 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 static bool progress(struct fabric *fabric)
 {
     bool moved = ucx.ucp_worker_progress(worker.ucp) != 0;
-    if (fabric->restless) ucx_greet(fabric);
+    if (fabric->needs_poll) ucx_greet(fabric);
     return moved;
 }
 static bool arm(struct fabric *fabric)
 {
     while (ucx.ucp_worker_progress(worker.ucp)) {}
-    if (fabric->restless) ucx_greet(fabric);
+    if (fabric->needs_poll) ucx_greet(fabric);
     return ucx.ucp_worker_arm(worker.ucp) != UCS_ERR_BUSY;
 }
 static const struct fabric_operations operations = { .name = "ucx",

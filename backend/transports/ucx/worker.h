@@ -22,7 +22,7 @@ struct notice { /* such a message */
     };
 };
 /* UCX does not say by which connection a message came. So each end has a number, drawn at random, which only the
-   process at the other end is told: what it sends has that number behind the header (flight->connection). */
+   process at the other end is told: what it sends has that number behind the header (op->connection). */
 struct ucx_endpoint {
     struct endpoint base;
     struct ucx_endpoint *next_of_bucket;
@@ -41,9 +41,9 @@ struct worker {
 extern struct worker worker;
 
 /* ---- messages.c ---- */
-bool ucx_send(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
-bool ucx_send_flags(struct flight *flight, const void *data, unsigned flags);
-bool ucx_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+bool ucx_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
+bool ucx_send_flags(struct fabric_op *op, const void *data, unsigned flags);
+bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void ucx_release(struct fabric *fabric, void *descriptor);
 ucs_status_t ucx_on_message(void *unused, const void *said, size_t said_bytes, void *data, size_t bytes,
     const ucp_am_recv_param_t *p);
@@ -61,9 +61,9 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *card, size_t bytes, struct endpoint **out);
 struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number); /* NULL: there is none */
-void ucx_greet(struct fabric *fabric); /* as long as it is restless, after every progress; never in a callback */
+void ucx_greet(struct fabric *fabric); /* while needs_poll, after every progress; never in a callback */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
-void ucx_said(struct fabric *fabric, const struct flight *flight); /* to the process; it has landed */
+void ucx_said(struct fabric *fabric, const struct fabric_op *op); /* to the process; it has completed */
 void ucx_part(struct fabric *fabric);
 void ucx_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void ucx_endpoints_free(struct fabric *fabric); /* after the worker, which may still end what was sent over them */

@@ -9,58 +9,59 @@
 #include <endian.h>
 #include <string.h>
 
-static size_t bytes_of(const struct errand *errand)
+static size_t bytes_of(const struct verbs_xfer *xfer)
 {
-    switch (errand->what) {
-    case EAGER: return sizeof(struct header) + errand->flight->bytes;
+    switch (xfer->what) {
+    case EAGER: return sizeof(struct header) + xfer->op->bytes;
     case OFFER: return sizeof(struct header) + sizeof(struct offer);
     case DONE: return sizeof(uint64_t);
     default: return 0;
     }
 }
-static void fill(unsigned char *at, const struct errand *errand)
+static void fill(unsigned char *at, const struct verbs_xfer *xfer)
 {
-    switch (errand->what) {
+    switch (xfer->what) {
     case EAGER:
-        memcpy(at, &errand->flight->header, sizeof(struct header));
-        memcpy(at + sizeof(struct header), errand->data, errand->flight->bytes);
+        memcpy(at, &xfer->op->header, sizeof(struct header));
+        memcpy(at + sizeof(struct header), xfer->data, xfer->op->bytes);
         return;
     case OFFER:
-        memcpy(at, &errand->flight->header, sizeof(struct header));
-        memcpy(at + sizeof(struct header), &errand->offer, sizeof errand->offer);
+        memcpy(at, &xfer->op->header, sizeof(struct header));
+        memcpy(at + sizeof(struct header), &xfer->offer, sizeof xfer->offer);
         return;
-    case DONE: memcpy(at, &errand->offer.id, sizeof errand->offer.id); return;
+    case DONE: memcpy(at, &xfer->offer.id, sizeof xfer->offer.id); return;
     default: return;
     }
 }
-static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand, bool signalled)
+static bool write_message(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer,
+    bool signalled)
 {
     struct box *box = &e->box;
-    size_t bytes = sizeof(struct prefix) + bytes_of(errand), taken = size_round_up(bytes, BOX_GRAIN);
+    size_t bytes = sizeof(struct prefix) + bytes_of(xfer), taken = size_round_up(bytes, BOX_GRAIN);
     uint64_t begin = box->written, offset = begin % BOX_BYTES;
-    uint64_t reserve = errand->what == HEARD || errand->what == GOODBYE ? 0 : BOX_RESERVE;
+    uint64_t reserve = xfer->what == HEARD || xfer->what == GOODBYE ? 0 : BOX_RESERVE;
     if (offset + taken > BOX_BYTES) begin += BOX_BYTES - offset;
     uint64_t oldest = box->left < box->sent ? box->left : box->sent, end = begin + taken;
     if (end + reserve - oldest > BOX_BYTES || !lane_has_room(&e->lanes[0])) return false;
     const struct prefix prefix = {
-        .position = end, .heard = box->heard, .what = errand->what, .bytes = (uint32_t)(bytes - sizeof prefix)
+        .position = end, .heard = box->heard, .what = xfer->what, .bytes = (uint32_t)(bytes - sizeof prefix)
     };
     unsigned char *at = box->out + begin % BOX_BYTES;
     memcpy(at, &prefix, sizeof prefix);
-    fill(at + sizeof prefix, errand);
+    fill(at + sizeof prefix, xfer);
     box->written = end;
     box->told = box->heard;
     int error = requests_write(e, begin, bytes, signalled);
     if (error) endpoint_fail(fabric, e, strerror(error));
     return true;
 }
-bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand)
+bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer)
 {
-    return write_message(fabric, e, errand, false);
+    return write_message(fabric, e, xfer, false);
 }
 bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled)
 {
-    return write_message(fabric, e, &(struct errand){ .what = what }, signalled);
+    return write_message(fabric, e, &(struct verbs_xfer){ .what = what }, signalled);
 }
 bool box_owes(const struct box *box) { return box->heard - box->told >= BOX_BYTES / 4; }
 

@@ -1,5 +1,5 @@
 /* An endpoint for each process that this one speaks to: made, failed, ended. One that has failed stays, without its
- * queues, until the fabric ends: what came by it may still be parked. */
+ * queues, until the fabric ends: what came by it may still be pending. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
@@ -35,7 +35,7 @@ tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[
     }
     e->base.next = fabric->endpoints;
     fabric->endpoints = &e->base;
-    fabric->restless = true;
+    fabric->needs_poll = true;
     *out = e;
     return TUTTI_OK;
 }
@@ -65,7 +65,7 @@ void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *
 {
     endpoint_note_broken(fabric, &e->base, why);
     lanes_destroy(nic_of(fabric), e);
-    endpoint_land_all(fabric, e, why);
+    endpoint_complete_all(fabric, e, why);
 }
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint)
 {

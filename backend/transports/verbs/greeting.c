@@ -123,11 +123,11 @@ void greeter_part(struct fabric *fabric, struct verbs_endpoint *e) { say_hello(f
 void verbs_greet(struct fabric *fabric)
 {
     int64_t now_ms = clock_ms();
-    fabric->restless = false;
+    fabric->needs_poll = false;
     for (struct endpoint *b = fabric->endpoints; b; b = b->next) {
         if (endpoint_is_broken(b) || b->left) continue;
         if (!b->open || verbs_of(b)->owes_answer) greet(fabric, verbs_of(b), now_ms);
-        fabric->restless |= !b->open;
+        fabric->needs_poll |= !b->open;
     }
 }
 
@@ -217,7 +217,7 @@ void hello_hear(struct fabric *fabric, const struct hello *h)
         nic_of(fabric)->stalled = true; /* what it has heard already may fill its box */
     }
     e->owes_answer |= h->stage != OPEN;
-    fabric->restless |= e->owes_answer;
+    fabric->needs_poll |= e->owes_answer;
 }
 void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc)
 {

@@ -1,62 +1,62 @@
 /* What flights are at over an endpoint: an eager message waits for room in the other's box and is over when it is put
  * together; an announced one is offered, and over when the other says DONE; one that is fetched is read by the device
- * from where the other says that it lies. Each is an errand, in one list of its endpoint. */
+ * from where the other says that it lies. Each is a xfer, in one list of its endpoint. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- errands ---- */
-static void append(struct errand **list, struct errand *errand)
+/* ---- xfers ---- */
+static void append(struct verbs_xfer **list, struct verbs_xfer *xfer)
 {
     while (*list) list = &(*list)->next;
-    errand->next = NULL;
-    *list = errand;
+    xfer->next = NULL;
+    *list = xfer;
 }
-static void take_out(struct errand **list, const struct errand *errand)
+static void take_out(struct verbs_xfer **list, const struct verbs_xfer *xfer)
 {
-    while (*list != errand) list = &(*list)->next;
-    *list = errand->next;
+    while (*list != xfer) list = &(*list)->next;
+    *list = xfer->next;
 }
-static struct errand *errand_new(struct flight *flight, enum what what)
+static struct verbs_xfer *xfer_new(struct fabric_op *op, enum what what)
 {
-    struct errand *errand = memory_zeroed(1, sizeof *errand);
-    if (!errand) return NULL;
-    errand->flight = flight;
-    errand->what = what;
-    return errand;
+    struct verbs_xfer *xfer = memory_zeroed(1, sizeof *xfer);
+    if (!xfer) return NULL;
+    xfer->op = op;
+    xfer->what = what;
+    return xfer;
 }
-static void unpin(struct nic *nic, struct errand *errand)
+static void unpin(struct nic *nic, struct verbs_xfer *xfer)
 {
     for (int i = 0; i < nic->adapter_count; i++)
-        if (errand->memory[i].region) registration_give(nic->adapters[i].memory, &errand->memory[i]);
+        if (xfer->memory[i].region) registration_give(nic->adapters[i].memory, &xfer->memory[i]);
 }
 /* Each device that reads it must know its memory. What is registered before one refuses, its owner gives back. */
-static bool pin(const struct verbs_endpoint *e, struct errand *errand, const void *at, size_t bytes, bool writes)
+static bool pin(const struct verbs_endpoint *e, struct verbs_xfer *xfer, const void *at, size_t bytes, bool writes)
 {
     for (int i = 0; i < e->lane_count; i++) {
         struct adapter *adapter = e->lanes[i].rail->adapter;
-        struct registered *memory = &errand->memory[adapter->index];
+        struct registered *memory = &xfer->memory[adapter->index];
         if (!memory->region && registration_take(adapter->memory, at, bytes, writes, memory) != TUTTI_OK) return false;
-        if (!writes) errand->offer.keys[i] = memory->region->rkey;
+        if (!writes) xfer->offer.keys[i] = memory->region->rkey;
     }
     return true;
 }
-static void errand_free(struct nic *nic, struct errand *errand)
+static void xfer_free(struct nic *nic, struct verbs_xfer *xfer)
 {
-    unpin(nic, errand);
-    free(errand);
+    unpin(nic, xfer);
+    free(xfer);
 }
-static void land(struct fabric *fabric, struct errand *errand, const char *why)
+static void xfer_complete(struct fabric *fabric, struct verbs_xfer *xfer, const char *why)
 {
-    struct flight *flight = errand->flight;
-    errand_free(nic_of(fabric), errand);
-    if (flight) flight_land(fabric, flight, why);
+    struct fabric_op *op = xfer->op;
+    xfer_free(nic_of(fabric), xfer);
+    if (op) fabric_op_complete(fabric, op, why);
 }
-/* false: it has landed already, with these words. */
-static bool refuse(struct flight *flight, const char *why)
+/* false: it has completed already, with these words. */
+static bool refuse(struct fabric_op *op, const char *why)
 {
-    flight->why = why;
+    op->why = why;
     return false;
 }
 static const char no_memory[] = "no memory for a message",
@@ -64,35 +64,35 @@ static const char no_memory[] = "no memory for a message",
                       "memory cannot be registered (ulimit -l must print unlimited; TUTTI_LOG=info shows more)";
 
 /* ---- sent ---- */
-static bool send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct flight *f, const void *data)
+static bool send_eager(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f, const void *data)
 {
-    struct errand now = { .flight = f, .what = EAGER, .data = data };
+    struct verbs_xfer now = { .op = f, .what = EAGER, .data = data };
     if (!e->waiting && box_send(fabric, e, &now)) return refuse(f, NULL); /* over, and well */
-    struct errand *errand = errand_new(f, EAGER);
-    if (!errand) return refuse(f, no_memory);
-    errand->data = data;
-    append(&e->waiting, errand);
+    struct verbs_xfer *xfer = xfer_new(f, EAGER);
+    if (!xfer) return refuse(f, no_memory);
+    xfer->data = data;
+    append(&e->waiting, xfer);
     return true;
 }
-static bool send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct flight *f, const void *data)
+static bool send_offer(struct fabric *fabric, struct verbs_endpoint *e, struct fabric_op *f, const void *data)
 {
     struct nic *nic = nic_of(fabric);
-    struct errand *errand = errand_new(f, OFFER);
-    if (!errand) return refuse(f, no_memory);
-    errand->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
-    if (!pin(e, errand, data, f->bytes, false)) {
-        errand_free(nic, errand);
+    struct verbs_xfer *xfer = xfer_new(f, OFFER);
+    if (!xfer) return refuse(f, no_memory);
+    xfer->offer = (struct offer){ .at = (uintptr_t)data, .bytes = f->bytes, .id = ++nic->ids };
+    if (!pin(e, xfer, data, f->bytes, false)) {
+        xfer_free(nic, xfer);
         return refuse(f, not_registered);
     }
-    bool left = !e->waiting && box_send(fabric, e, errand);
+    bool left = !e->waiting && box_send(fabric, e, xfer);
     if (endpoint_is_broken(&e->base)) { /* by this one */
-        errand_free(nic, errand);
+        xfer_free(nic, xfer);
         return refuse(f, e->base.why);
     }
-    append(left ? &e->offered : &e->waiting, errand);
+    append(left ? &e->offered : &e->waiting, xfer);
     return true;
 }
-bool verbs_send(struct fabric *fabric, struct flight *f, const void *data, bool announced)
+bool verbs_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     struct verbs_endpoint *e = verbs_of(f->endpoint);
     const void *from = data ? data : f->room;
@@ -101,11 +101,11 @@ bool verbs_send(struct fabric *fabric, struct flight *f, const void *data, bool 
 }
 bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
 {
-    struct errand *errand = e->offered;
-    while (errand && errand->offer.id != id) errand = errand->next;
-    if (!errand) return false;
-    take_out(&e->offered, errand);
-    land(fabric, errand, NULL);
+    struct verbs_xfer *xfer = e->offered;
+    while (xfer && xfer->offer.id != id) xfer = xfer->next;
+    if (!xfer) return false;
+    take_out(&e->offered, xfer);
+    xfer_complete(fabric, xfer, NULL);
     return true;
 }
 
@@ -120,15 +120,15 @@ struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer)
 }
 static void tell_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id)
 {
-    struct errand now = { .what = DONE, .offer.id = id };
+    struct verbs_xfer now = { .what = DONE, .offer.id = id };
     if (endpoint_is_broken(&e->base) || (!e->waiting && box_send(fabric, e, &now))) return;
-    struct errand *errand = errand_new(NULL, DONE);
-    if (!errand) {
+    struct verbs_xfer *xfer = xfer_new(NULL, DONE);
+    if (!xfer) {
         endpoint_fail(fabric, e, no_memory);
         return;
     }
-    errand->offer.id = id;
-    append(&e->waiting, errand);
+    xfer->offer.id = id;
+    append(&e->waiting, xfer);
 }
 void verbs_release(struct fabric *fabric, void *descriptor)
 {
@@ -139,7 +139,7 @@ void verbs_release(struct fabric *fabric, void *descriptor)
 static void read_more(struct fabric *fabric, struct verbs_endpoint *e)
 {
     while (e->reading && !endpoint_is_broken(&e->base)) {
-        struct errand *fetch = e->reading;
+        struct verbs_xfer *fetch = e->reading;
         size_t before = fetch->asked;
         int error = requests_read(e, fetch);
         if (error) {
@@ -152,36 +152,36 @@ static void read_more(struct fabric *fabric, struct verbs_endpoint *e)
         append(&e->fetching, fetch);
     }
 }
-bool verbs_fetch(struct fabric *fabric, struct flight *f, void *descriptor, void *buffer)
+bool verbs_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     struct descriptor *d = descriptor;
     struct nic *nic = nic_of(fabric);
     struct verbs_endpoint *e = d->from;
-    struct errand *errand = endpoint_is_broken(&e->base) ? NULL : errand_new(f, EAGER);
+    struct verbs_xfer *xfer = endpoint_is_broken(&e->base) ? NULL : xfer_new(f, EAGER);
     const char *why = e->base.why ? e->base.why : no_memory;
-    if (errand) {
-        errand->offer = d->offer;
-        errand->into = buffer ? buffer : f->room;
-        if (!pin(e, errand, errand->into, f->bytes, true)) {
-            errand_free(nic, errand);
-            errand = NULL;
+    if (xfer) {
+        xfer->offer = d->offer;
+        xfer->into = buffer ? buffer : f->room;
+        if (!pin(e, xfer, xfer->into, f->bytes, true)) {
+            xfer_free(nic, xfer);
+            xfer = NULL;
             why = not_registered;
         }
     }
-    if (!errand) {
+    if (!xfer) {
         verbs_release(fabric, d);
         return refuse(f, why);
     }
     free(d);
-    append(&e->reading, errand);
-    if (e->reading == errand) read_more(fabric, e);
+    append(&e->reading, xfer);
+    if (e->reading == xfer) read_more(fabric, e);
     return true;
 }
-void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct errand *fetch)
+void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch)
 {
     uint64_t id = fetch->offer.id;
     take_out(&e->fetching, fetch);
-    land(fabric, fetch, NULL);
+    xfer_complete(fabric, fetch, NULL);
     tell_done(fabric, e, id);
 }
 
@@ -189,27 +189,27 @@ void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct er
 void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e)
 {
     while (e->waiting && !endpoint_is_broken(&e->base)) {
-        struct errand *errand = e->waiting;
-        if (!box_send(fabric, e, errand)) break;
-        if (endpoint_is_broken(&e->base)) break; /* and has landed */
-        take_out(&e->waiting, errand);
-        if (errand->what == OFFER) append(&e->offered, errand);
-        else land(fabric, errand, NULL);
+        struct verbs_xfer *xfer = e->waiting;
+        if (!box_send(fabric, e, xfer)) break;
+        if (endpoint_is_broken(&e->base)) break; /* and has completed */
+        take_out(&e->waiting, xfer);
+        if (xfer->what == OFFER) append(&e->offered, xfer);
+        else xfer_complete(fabric, xfer, NULL);
     }
     read_more(fabric, e);
     if (!endpoint_is_broken(&e->base) && box_owes(&e->box)) box_tell(fabric, e, HEARD, false);
 }
-static void land_list(struct fabric *fabric, struct errand **list, const char *why)
+static void list_complete(struct fabric *fabric, struct verbs_xfer **list, const char *why)
 {
-    for (struct errand *errand; (errand = *list) != NULL;) {
-        *list = errand->next;
-        land(fabric, errand, why);
+    for (struct verbs_xfer *xfer; (xfer = *list) != NULL;) {
+        *list = xfer->next;
+        xfer_complete(fabric, xfer, why);
     }
 }
-void endpoint_land_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
+void endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
 {
-    land_list(fabric, &e->waiting, why);
-    land_list(fabric, &e->offered, why);
-    land_list(fabric, &e->reading, why);
-    land_list(fabric, &e->fetching, why);
+    list_complete(fabric, &e->waiting, why);
+    list_complete(fabric, &e->offered, why);
+    list_complete(fabric, &e->reading, why);
+    list_complete(fabric, &e->fetching, why);
 }

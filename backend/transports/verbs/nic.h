@@ -52,10 +52,10 @@ struct descriptor { /* of an offer that has come */
     struct verbs_endpoint *from;
     struct offer offer;
 };
-/* What a flight is at here. In one list of its endpoint: waiting for room, offered, or fetching. */
-struct errand {
-    struct errand *next, **at;
-    struct flight *flight; /* NULL: of nobody (DONE) */
+/* What an op is at here. In one list of its endpoint: waiting for room, offered, or fetching. */
+struct verbs_xfer {
+    struct verbs_xfer *next, **at;
+    struct fabric_op *op; /* NULL: of nobody (DONE) */
     enum what what;
     const void *data;    /* of a message, until it is put together */
     struct offer offer;  /* mine; or the other's, of what is fetched */
@@ -65,7 +65,7 @@ struct errand {
     struct registered memory[RAILS_MOST]; /* by adapter; no region: it is not registered */
 };
 struct posted { /* a work request that is open */
-    struct errand *fetch; /* it is the last read of a doorbell; else NULL */
+    struct verbs_xfer *fetch; /* it is the last read of a doorbell; else NULL */
     uint64_t position;    /* of what is put together so far */
 };
 struct verbs_endpoint;
@@ -97,7 +97,7 @@ struct verbs_endpoint {
     struct box box;
     struct lane lanes[RAILS_MOST];
     int lane_count, next_lane; /* of those that both have; 0 until they are connected */
-    struct errand *waiting, *reading, *offered, *fetching; /* waiting, reading: for room, the oldest first */
+    struct verbs_xfer *waiting, *reading, *offered, *fetching; /* waiting, reading: for room, the oldest first */
 };
 struct greeter {
     struct ibv_qp *pair;
@@ -130,7 +130,7 @@ struct nic {
     int used_receives;
     struct greeter greeter;
     struct lane *bucket[LANE_BUCKETS]; /* by the number of their pair */
-    bool stalled;  /* some endpoint has errands that wait, or has heard much that it has not told */
+    bool stalled;  /* some endpoint has xfers that wait, or has heard much that it has not told */
     uint32_t psn;
     uint64_t ids;
 };
@@ -171,9 +171,9 @@ bool lane_has_room(const struct lane *lane);
 /* What was put together from `begin` on. 0, or why the device refuses it. */
 int requests_write(struct verbs_endpoint *e, uint64_t begin, size_t bytes, bool signalled);
 /* Of a fetch as much as there is room for, in one doorbell of each lane. */
-int requests_read(struct verbs_endpoint *e, struct errand *fetch);
+int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch);
 /* A signalled work request is over: the fetch that is over with it, or NULL. */
-struct errand *requests_end(struct lane *lane, unsigned request);
+struct verbs_xfer *requests_end(struct lane *lane, unsigned request);
 
 /* ---- greeting.c ---- */
 tutti_status greeter_init(const struct fabric *fabric, struct nic *nic);
@@ -183,19 +183,19 @@ void greeter_hear(struct fabric *fabric, const struct ibv_wc *wc);
 void verbs_greet(struct fabric *fabric);
 
 /* ---- messages.c ---- */
-bool verbs_send(struct fabric *fabric, struct flight *flight, const void *data, bool announced);
-bool verbs_fetch(struct fabric *fabric, struct flight *flight, void *descriptor, void *buffer);
+bool verbs_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
+bool verbs_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, void *buffer);
 void verbs_release(struct fabric *fabric, void *descriptor);
 /* With what waits, and with what it owes the other. */
 void endpoint_go_on(struct fabric *fabric, struct verbs_endpoint *e);
 struct descriptor *descriptor_new(struct verbs_endpoint *e, const void *offer); /* NULL: out of memory */
 bool endpoint_offer_done(struct fabric *fabric, struct verbs_endpoint *e, uint64_t id); /* false: there is none */
-void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct errand *fetch);
-/* All that is under way over it lands so. */
-void endpoint_land_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
+void endpoint_fetched(struct fabric *fabric, struct verbs_endpoint *e, struct verbs_xfer *fetch);
+/* All that is under way over it completes so. */
+void endpoint_complete_all(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 /* ---- box.c ---- */
 /* Puts a message together where the other's box has room for it, and sends it. false: there is none now. */
-bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct errand *errand);
+bool box_send(struct fabric *fabric, struct verbs_endpoint *e, const struct verbs_xfer *xfer);
 bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, bool signalled);
 bool box_owes(const struct box *box); /* much was heard that the other does not know of */
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);

@@ -38,7 +38,7 @@ static unsigned reads_that_fit(const struct lane *lane)
     return room < READS_AT_ONCE ? room : READS_AT_ONCE;
 }
 /* Up to `share` bytes more of a fetch, in one doorbell, whose last request is signalled. */
-static int read_share(struct lane *lane, struct errand *fetch, size_t share)
+static int read_share(struct lane *lane, struct verbs_xfer *fetch, size_t share)
 {
     struct ibv_send_wr list[READS_AT_ONCE], *bad;
     struct ibv_sge into[READS_AT_ONCE];
@@ -67,7 +67,7 @@ static int read_share(struct lane *lane, struct errand *fetch, size_t share)
     return ibv_post_send(lane->pair, list, &bad);
 }
 /* Each lane in turn an equal part of what is left, the next fetch from the next lane on. */
-int requests_read(struct verbs_endpoint *e, struct errand *fetch)
+int requests_read(struct verbs_endpoint *e, struct verbs_xfer *fetch)
 {
     int error = 0;
     size_t bytes = (size_t)fetch->offer.bytes;
@@ -79,9 +79,9 @@ int requests_read(struct verbs_endpoint *e, struct errand *fetch)
     }
     return error;
 }
-struct errand *requests_end(struct lane *lane, unsigned request)
+struct verbs_xfer *requests_end(struct lane *lane, unsigned request)
 {
-    struct errand *fetch = NULL;
+    struct verbs_xfer *fetch = NULL;
     struct verbs_endpoint *e = lane->endpoint;
     while (lane->ended != request + 1) {
         const struct posted *posted = &lane->posted[lane->ended++ % SENDS];

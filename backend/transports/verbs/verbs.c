@@ -33,7 +33,7 @@ static void hear_completion(struct fabric *fabric, const struct adapter *adapter
         box_hear(fabric, e, wc);
         return;
     }
-    struct errand *fetch = requests_end(lane, (unsigned)wc->wr_id);
+    struct verbs_xfer *fetch = requests_end(lane, (unsigned)wc->wr_id);
     if (fetch) endpoint_fetched(fabric, e, fetch);
     nic->stalled |= e->waiting || e->reading || box_owes(&e->box);
 }
@@ -83,7 +83,7 @@ bool verbs_progress(struct fabric *fabric)
 {
     struct nic *nic = nic_of(fabric);
     bool moved = hear_all(fabric);
-    if (fabric->restless) verbs_greet(fabric);
+    if (fabric->needs_poll) verbs_greet(fabric);
     if (!nic->stalled) return moved;
     nic->stalled = false;
     for (struct endpoint *e = fabric->endpoints; e; e = e->next)

@@ -210,7 +210,8 @@ static void wrong_arguments(struct rank *me)
     half[0] = half[1] = PTRDIFF_MAX / 16 + 100;
 #define REFUSES(call, text) REQUIRE((call) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal()); SAYS(text)
     REFUSES(tutti_all_gather_v(a, b, NULL, offsets, TUTTI_FLOAT32, c, NULL), "all_gather_v: the array of counts");
-    REFUSES(tutti_reduce_scatter_v(a, counts, NULL, b, TUTTI_FLOAT32, TUTTI_SUM, c, NULL), "reduce_scatter_v: the array");
+    REFUSES(tutti_reduce_scatter_v(a, counts, NULL, b, TUTTI_FLOAT32, TUTTI_SUM, c, NULL),
+        "reduce_scatter_v: the array");
     REFUSES(tutti_all_gather_v(a, b, huge, offsets, TUTTI_FLOAT64, c, NULL), "exceed the address space");
     REFUSES(tutti_all_gather_v(a, b, half, offsets, TUTTI_FLOAT64, c, NULL),
         "add up to more bytes than the address space has");

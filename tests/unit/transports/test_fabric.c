@@ -52,14 +52,14 @@ static tutti_status connect_to(struct fabric *f, const unsigned char process[16]
     *out = f->endpoints = e;
     return TUTTI_OK;
 }
-static bool send_none(struct fabric *f, struct flight *flight, const void *data, bool announced)
+static bool send_none(struct fabric *f, struct fabric_op *op, const void *data, bool announced)
 {
-    (void)f, (void)flight, (void)data, (void)announced;
+    (void)f, (void)op, (void)data, (void)announced;
     return false;
 }
-static bool fetch(struct fabric *f, struct flight *flight, void *descriptor, void *buffer)
+static bool fetch(struct fabric *f, struct fabric_op *op, void *descriptor, void *buffer)
 {
-    (void)f, (void)descriptor, (void)buffer, (void)flight;
+    (void)f, (void)descriptor, (void)buffer, (void)op;
     fetched++;
     return false;
 }
@@ -429,13 +429,13 @@ static void test_bytes_that_nobody_asked_for_are_bounded(void **state)
 static const char too_many[] = "more than 65536 messages of its process wait to be received";
 static void announces_without_end(void)
 {
-    for (uint64_t i = 1; i <= PARKED_MOST; i++) assert_true(announce(2, i, 100, i));
+    for (uint64_t i = 1; i <= PENDING_RNDV_MOST; i++) assert_true(announce(2, i, 100, i));
     assert_int_equal(ended, 0);
-    assert_false(announce(2, 0, 100, PARKED_MOST + 1));
+    assert_false(announce(2, 0, 100, PENDING_RNDV_MOST + 1));
     assert_refused(2, too_many);
     assert_heard(1, 3);
     router_lose(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
-    assert_int_equal(released, PARKED_MOST);
+    assert_int_equal(released, PENDING_RNDV_MOST);
 }
 static void test_announced_messages_are_bounded(void **state)
 {
@@ -445,13 +445,13 @@ static void test_announced_messages_are_bounded(void **state)
 /* What is taken back does not count any more when the rank has heard so. */
 static void announces_and_withdraws(void)
 {
-    for (uint64_t i = 1; i <= 3 * PARKED_MOST; i++) {
+    for (uint64_t i = 1; i <= 3 * PENDING_RNDV_MOST; i++) {
         assert_true(announce(2, 1, 100, i));
         withdraw(2, 1, i);
         if (i % 1000 == 0) poll_all();
     }
     poll_all();
-    assert_int_equal(released, 3 * PARKED_MOST);
+    assert_int_equal(released, 3 * PENDING_RNDV_MOST);
     assert_int_equal(ended, 0);
 }
 static void test_what_is_taken_back_makes_room(void **state)
@@ -462,8 +462,8 @@ static void test_what_is_taken_back_makes_room(void **state)
 static void test_what_is_noted_is_bounded(void **state)
 {
     polls = false;
-    for (int i = 0; i < PARKED_MOST; i++) withdraw(2, 1, 1);
-    for (int i = 0; i < PARKED_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
+    for (int i = 0; i < PENDING_RNDV_MOST; i++) withdraw(2, 1, 1);
+    for (int i = 0; i < PENDING_RNDV_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
     assert_int_equal(ends[2]->faulty, true); /* CREDIT is no note, but comes after as many as may be */
     assert_string_equal(ends[2]->why, too_many);
     assert_heard(1, 3);

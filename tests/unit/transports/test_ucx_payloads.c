@@ -205,7 +205,7 @@ static int left_count, ended_late;
 static int count_orphans(void)
 {
     int count = 0;
-    for (const struct flight *f = ucx_fabric.orphans; f; f = f->next) count++;
+    for (const struct fabric_op *f = ucx_fabric.orphans; f; f = f->next) count++;
     return count;
 }
 static unsigned no_progress(ucp_worker_h ucp)
@@ -248,15 +248,15 @@ static void test_what_ends_after_the_endpoints(void **state)
     ucx.ucp_ep_close_nbx = close_later;
     ucx.ucp_worker_destroy = destroy_with_all;
     for (int i = 0; i < MANY; i++) {
-        struct flight *f = flight_new(&ucx_fabric, BYTES);
+        struct fabric_op *f = fabric_op_new(&ucx_fabric, BYTES);
         memset(f->room, 0, BYTES);
         f->header = (struct header){ .comm = 5, .bytes = BYTES };
         f->endpoint = &e->base;
         f->bytes = BYTES;
-        flight_enlist(f, &ucx_fabric.orphans);
+        fabric_op_add(f, &ucx_fabric.orphans);
         if (ucx_send(&ucx_fabric, f, NULL, false)) continue;
-        flight_remove(f);
-        flight_free(&ucx_fabric, f);
+        fabric_op_remove(f);
+        fabric_op_free(&ucx_fabric, f);
     }
     pthread_mutex_unlock(&ucx_fabric.lock);
     fabric_close(&ucx_fabric);

@@ -270,22 +270,22 @@ static void test_a_pair_that_nothing_reaches(void **state)
 
 /* ---- what the other side says ---- */
 /* By hand, behind what its port has sent. */
-static bool say_by_hand(const struct rank *me, struct errand *errand)
+static bool say_by_hand(const struct rank *me, struct verbs_xfer *xfer)
 {
-    struct flight flight = { .header = { .comm = me->router->comm,
-                                 .name = name_of(9),
-                                 .id = 1,
-                                 .from = 0,
-                                 .to = 1,
-                                 .sequence = me->router->routes[1].sent } };
+    struct fabric_op op = { .header = { .comm = me->router->comm,
+                                .name = name_of(9),
+                                .id = 1,
+                                .from = 0,
+                                .to = 1,
+                                .sequence = me->router->routes[1].sent } };
     struct fabric *fabric = &verbs_fabrics[0];
-    errand->flight = &flight;
+    xfer->op = &op;
     pthread_mutex_lock(&fabric->lock);
-    bool sent = box_send(fabric, verbs_of(fabric->endpoints), errand);
+    bool sent = box_send(fabric, verbs_of(fabric->endpoints), xfer);
     pthread_mutex_unlock(&fabric->lock);
     return sent;
 }
-static struct errand by_hand;
+static struct verbs_xfer by_hand;
 static const char *complaint;
 static void it_says_what_cannot_be(struct rank *me)
 {
@@ -303,21 +303,21 @@ static void it_says_what_cannot_be(struct rank *me)
 static void test_an_offer_of_nothing(void **state)
 {
     (void)state;
-    by_hand = (struct errand){ .what = OFFER, .offer.id = 1 };
+    by_hand = (struct verbs_xfer){ .what = OFFER, .offer.id = 1 };
     complaint = "its process has sent a message of an invalid length";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_an_end_of_what_was_not_offered(void **state)
 {
     (void)state;
-    by_hand = (struct errand){ .what = DONE, .offer.id = 1 };
+    by_hand = (struct verbs_xfer){ .what = DONE, .offer.id = 1 };
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }
 static void test_a_message_of_a_kind_that_is_none(void **state)
 {
     (void)state;
-    by_hand = (struct errand){ .what = (enum what)(GOODBYE + 1) };
+    by_hand = (struct verbs_xfer){ .what = (enum what)(GOODBYE + 1) };
     complaint = "its process has sent an invalid message";
     ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
 }

@@ -21,8 +21,8 @@ zero_mutant(reduce crosses_as_it_lands "    for (int n = 0; n < r->flies; n++) T
 # sums
 zero_mutant(reduce leaves_absent_as_they_were "if (r->presence[i] == ABSENT) memset" "if (false) memset")
 zero_mutant(reduce sums_what_is_being_written "        r->unit[p->unit].ready--;\n        r->unit[p->unit].complete = false;" "        r->unit[p->unit].ready--;")
-zero_mutant(reduce lands_the_oldest_for_another "if (r->flying[n] == unit) return land(r, n);" "return land(r, 0);")
-zero_mutant(zero updates_before_it_lands "    TRY(reducer_land(r, unit));\n" "")
+zero_mutant(reduce lands_the_oldest_for_another "if (r->flying[n] == unit) return reduction_complete(r, n);" "return reduction_complete(r, 0);")
+zero_mutant(zero updates_before_it_lands "    TRY(reducer_complete(r, unit));\n" "")
 # who reads what
 zero_mutant(zero steps_over_readers "return closed ? tutti_barrier(z->word, NULL) : TUTTI_OK;" "return TUTTI_OK;")
 zero_mutant(zero overwrites_what_is_gathered "    TRY(home_await(&z->home, unit, z->steps - 1));" "")
@@ -32,6 +32,6 @@ zero_mutant(home says_before_it_arrives "    house->gathers = true;" "    house-
 zero_mutant(home one_slice_is_enough "for (int i = 0; i < h->places.here; i++)\n        if (atomic" "for (int i = 0; i < 1; i++)\n        if (atomic")
 zero_mutant(home uses_before_it_arrives "house->gathers ? await_gathering(h, unit) : TUTTI_OK;" "TUTTI_OK;\n    house->gathers = false;")
 zero_mutant(gather closes_what_waits "if (!w->here && !w->waits) TRY" "if (!w->here) TRY")
-zero_mutant(gather uses_before_it_is_whole "    w->done = backward;\n    return land(g, unit);" "    w->done = backward;\n    return TUTTI_OK;")
+zero_mutant(gather uses_before_it_is_whole "    w->done = backward;\n    return gathering_complete(g, unit);" "    w->done = backward;\n    return TUTTI_OK;")
 zero_mutant(zero starts_without_what_was_foreseen "    TRY(home_rest(&z->home));\n" "")
-zero_mutant(zero leaves_before_it_is_sent "    else if (!z->failure && z->home.partition) home_land(&z->home, until_ms);\n" "")
+zero_mutant(zero leaves_before_it_is_sent "    else if (!z->failure && z->home.partition) home_complete(&z->home, until_ms);\n" "")

@@ -1,0 +1,64 @@
+/* What a fabric is at, and the memory for it: rooms are kept by powers of two, so that in the long run nothing is
+   allocated. */
+#include "backend/base/memory.h"
+#include "backend/transports/fabric/port.h"
+#include <stdlib.h>
+
+enum { SMALLEST_ROOM = 256 };
+
+static int class_of(size_t room)
+{
+    int class = 0;
+    while (class < FABRIC_OP_CLASSES && (size_t)SMALLEST_ROOM << class < room) class++;
+    return class;
+}
+struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room)
+{
+    int class = class_of(room);
+    bool kept = class < FABRIC_OP_CLASSES;
+    struct fabric_op *f = kept ? fabric->spare[class] : NULL;
+    size_t before = size_round_up(sizeof *f, 64);
+    if (f) fabric->spare[class] = f->next;
+    else if (!(f = memory_aligned(before + (kept ? (size_t)SMALLEST_ROOM << class : room)))) return NULL;
+    *f = (struct fabric_op){ .class = class, .room = (unsigned char *)f + before };
+    return f;
+}
+void fabric_op_free(struct fabric *fabric, struct fabric_op *f)
+{
+    if (f->class == FABRIC_OP_CLASSES) {
+        free(f);
+        return;
+    }
+    f->next = fabric->spare[f->class];
+    fabric->spare[f->class] = f;
+}
+void fabric_op_add(struct fabric_op *f, struct fabric_op **list)
+{
+    f->next = *list;
+    if (f->next) f->next->at = &f->next;
+    f->at = list;
+    *list = f;
+}
+void fabric_op_remove(struct fabric_op *f)
+{
+    if (!f->at) return;
+    *f->at = f->next;
+    if (f->next) f->next->at = f->at;
+    f->at = NULL;
+}
+
+/* Of some a fabric may never tell that they have completed. */
+void fabric_ops_free(struct fabric *fabric)
+{
+    for (struct fabric_op *f; (f = fabric->orphans) != NULL; fabric_op_free(fabric, f)) fabric_op_remove(f);
+    for (int class = 0; class < FABRIC_OP_CLASSES; class++)
+        for (struct fabric_op *f; (f = fabric->spare[class]) != NULL; free(f)) fabric->spare[class] = f->next;
+}
+void fabric_op_complete(struct fabric *fabric, struct fabric_op *f, const char *why)
+{
+    f->why = why;
+    if (why && f->endpoint) endpoint_note_broken(fabric, f->endpoint, why);
+    fabric_op_remove(f);
+    if (f->owner) port_complete(f->owner, f);
+    else fabric_op_free(fabric, f);
+}
