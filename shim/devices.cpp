@@ -26,7 +26,7 @@ static c10::Stream current_stream(c10::Device device)
 {
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
-static void note_device(std::vector<c10::Device> &devices, const at::Tensor &tensor)
+static void device_record(std::vector<c10::Device> &devices, const at::Tensor &tensor)
 {
     c10::Device device = tensor.device();
     if (device.is_cpu() || std::find(devices.begin(), devices.end(), device) != devices.end()) return;
@@ -89,7 +89,7 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
         c10::impl::VirtualGuardImpl(stream.device_type())
             .recordDataPtrOnStream(copy.to.storage().data_ptr(),
                 stream); /* whoever allocated it may have done so for another stream */
-        note_device(written, copy.to);
+        device_record(written, copy.to);
     }
     for (c10::Device device : written) {
         events.emplace_back(device.type());
@@ -99,8 +99,8 @@ void Footprint::deliver(std::vector<c10::Event> &events) const
 std::vector<c10::Device> Footprint::devices() const
 {
     std::vector<c10::Device> found;
-    for (const at::Tensor &tensor : inputs) note_device(found, tensor);
-    for (const at::Tensor &tensor : outputs) note_device(found, tensor);
+    for (const at::Tensor &tensor : inputs) device_record(found, tensor);
+    for (const at::Tensor &tensor : outputs) device_record(found, tensor);
     return found;
 }
 Extent extent_of(const at::Tensor &tensor)

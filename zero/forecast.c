@@ -14,7 +14,7 @@ bool forecast_init(struct forecast *f, int units)
     return f->past != NULL;
 }
 void forecast_finish(struct forecast *f) { free(f->past); }
-void forecast_note(struct forecast *f, int event)
+void forecast_record(struct forecast *f, int event)
 {
     if (f->count == 2 * f->room) {
         memcpy(f->past, f->past + f->room, (size_t)f->room * sizeof *f->past);

@@ -10,6 +10,6 @@ struct forecast {
 };
 bool forecast_init(struct forecast *forecast, int units);               /* false: no memory */
 void forecast_finish(struct forecast *forecast);
-void forecast_note(struct forecast *forecast, int event);
+void forecast_record(struct forecast *forecast, int event);
 /* The next `most` at most, up to the step; returns how many. */
 int forecast_look(const struct forecast *forecast, int most, int *out);

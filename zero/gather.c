@@ -116,7 +116,7 @@ tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
     w->early = w->done = false;
     w->waits = backward ? g->partition->unit[unit].parameters : 0;
     if (comes) {
-        forecast_note(&g->forecast, unit);
+        forecast_record(&g->forecast, unit);
         TRY(gatherer_look(g));
     }
     w->done = backward;
@@ -147,7 +147,7 @@ tutti_status gatherer_keep(struct gatherer *g, bool kept)
 tutti_status gatherer_rest(struct gatherer *g)
 {
     g->keeps = false;
-    forecast_note(&g->forecast, FORECAST_STEP);
+    forecast_record(&g->forecast, FORECAST_STEP);
     return close_all(g);
 }
 tutti_status gatherer_begin(struct gatherer *g)

@@ -49,7 +49,7 @@ static void keep(struct journal *j, const tutti_zero_event *event)
     else j->missed += j->open;
     pthread_mutex_unlock(&j->lock);
 }
-void journal_note(struct journal *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
+void journal_record(struct journal *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
 {
     if (began_ns) keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }

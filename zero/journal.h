@@ -18,7 +18,7 @@ tutti_status journal_open(struct journal *journal, size_t events);     /* empty,
 size_t journal_read(struct journal *journal, tutti_zero_event *out, size_t capacity, size_t *missed);
 int64_t journal_now(struct journal *journal);           /* 0: nobody watches */
 /* began_ns 0: nobody watched then, and it is not kept. */
-void journal_note(struct journal *journal, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes);
+void journal_record(struct journal *journal, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes);
 /* Of an operation that is about to start: the request tells of its end, or the caller does with span_end. */
 void span_begin(struct span *span, struct journal *journal, tutti_zero_event_kind kind, int unit, uint64_t bytes);
 void span_follow(struct span *span, tutti_request *request);

@@ -23,13 +23,13 @@ static bool was_seen(const struct order *o, int unit)
         if (o->seen[i] == unit) return true;
     return false;
 }
-void order_note(struct order *o, int unit)
+void order_record(struct order *o, int unit)
 {
     if (o->learns && !was_seen(o, unit)) o->seen[o->seen_count++] = unit;
 }
 void order_learned(struct order *o)
 {
-    for (int i = 0; i < o->units; i++) order_note(o, o->turn[i]);
+    for (int i = 0; i < o->units; i++) order_record(o, o->turn[i]);
     memcpy(o->turn, o->seen, (size_t)o->units * sizeof *o->turn);
     o->learns = false;
 }

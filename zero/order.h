@@ -12,6 +12,6 @@ struct order {
 };
 bool order_init(struct order *order, int units);        /* the reverse of their numbers; false: no memory */
 void order_finish(struct order *order);
-void order_note(struct order *order, int unit);         /* complete, once for each unit while it learns */
+void order_record(struct order *order, int unit);         /* complete, once for each unit while it learns */
 /* All units: those seen, then the rest as they were. It learns no more. */
 void order_learned(struct order *order);

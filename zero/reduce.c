@@ -193,8 +193,8 @@ tutti_status reducer_ready(struct reducer *r, int parameter)
     r->presence[parameter] = r->held ? HELD : READY;
     if (r->held || ++g->ready < r->partition->unit[unit].parameters || g->started) return TUTTI_OK;
     g->complete = true;
-    journal_note(r->sums.journal, TUTTI_ZERO_READY, unit, journal_now(r->sums.journal), 0);
-    order_note(&r->order, unit);
+    journal_record(r->sums.journal, TUTTI_ZERO_READY, unit, journal_now(r->sums.journal), 0);
+    order_record(&r->order, unit);
     if (unit != whose_turn(r)) r->late_units++;
     return start_complete(r);
 }

@@ -135,7 +135,7 @@ static tutti_status update(tutti_zero *z, int unit)
     if (!z->updates) optimizer_copy(&z->optimizer, unit);
     else if (r->unit[unit].rounds)
         optimizer_update(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
-    journal_note(&z->journal, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
+    journal_record(&z->journal, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
     return home_publish(&z->home, unit, z->steps);
 }
 /* What sums are there first is updated first; ahead, what is needed first. Either order is the same on all ranks. */
@@ -172,7 +172,7 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
     z->steps++;
     if (z->tail && rates) tail_start(z->tail);
     else TRY(update_all(z));
-    journal_note(&z->journal, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
+    journal_record(&z->journal, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 
@@ -287,7 +287,7 @@ static tutti_status use(tutti_zero *z, int unit, bool backward)
     int64_t began_ns = journal_now(&z->journal);
     TRY(tail_await_unit(z->tail, unit, z->steps));
     TRY(keep(z, home_use(&z->home, unit, z->steps, backward)));
-    journal_note(&z->journal, TUTTI_ZERO_USED, unit, began_ns, 0);
+    journal_record(&z->journal, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_use(tutti_zero *z, int unit) { return use(z, unit, false); }
@@ -310,7 +310,7 @@ tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool 
     int unit = z->partition.parameter[parameter].unit;
     if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, unit));
     TRY(keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
-    if (journal_now(&z->journal) > began_ns + LOOK_NS) journal_note(&z->journal, TUTTI_ZERO_ASKED, unit, began_ns, 0);
+    if (journal_now(&z->journal) > began_ns + LOOK_NS) journal_record(&z->journal, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
@@ -331,7 +331,7 @@ tutti_status tutti_zero_settle(tutti_zero *z)
     int64_t began_ns = z ? journal_now(&z->journal) : 0;
     TRY(check(z));
     TRY(keep(z, reducer_settle(&z->reducer)));
-    journal_note(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
+    journal_record(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 static tutti_status norm(tutti_zero *z, double *out)
@@ -349,7 +349,7 @@ tutti_status tutti_zero_norm(tutti_zero *z, double *out)
     int64_t began_ns = z ? journal_now(&z->journal) : 0;
     TRY(check(z));
     TRY(keep(z, norm(z, out)));
-    journal_note(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
+    journal_record(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)

@@ -178,7 +178,7 @@ static void leave(struct accord *a)
 
 /* ---- deaths ---- */
 /* If an operation is open it goes on first as far as it gets, by its driver. */
-static void note_lost(struct accord *a, int rank)
+static void lost_record(struct accord *a, int rank)
 {
     a->lost[rank] = true;
     atomic_store(&a->has_lost, true);
@@ -189,11 +189,11 @@ void accord_accept_deaths(struct accord *a)
     accept_deaths(a);
     leave(a);
 }
-void accord_note_lost(struct accord *a, int rank)
+void accord_record_lost(struct accord *a, int rank)
 {
     enter(a);
     look_at_host(a);                                    /* perhaps it has left */
-    note_lost(a, rank);
+    lost_record(a, rank);
     leave(a);
     comm_call(a->comm);
 }
@@ -220,7 +220,7 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     bool member = from >= 0 && from < g->size;
     if (!member) LOG(WARN, "%s: control message from the invalid rank %d", g->name, from);
     else if (!length || group_has_here(g, from)) look_at_host(a);      /* what its ranks say is there */
-    else if (!agree_decode(bytes, length, g->size, &m)) note_lost(a, from);
+    else if (!agree_decode(bytes, length, g->size, &m)) lost_record(a, from);
     else {
         if (m.kind == AGREE_BYE) a->left[from] = true;
         if (m.kind != AGREE_FAIL) hear(a, from, &m);
@@ -270,7 +270,7 @@ bool accord_may_end(struct accord *a, uint64_t number)
     leave(a);
     return may;
 }
-static void note_waits(struct accord *a)
+static void waits_record(struct accord *a)
 {
     const struct group *g = group_of(a);
     bool waits[64];
@@ -282,7 +282,7 @@ static void note_waits(struct accord *a)
         if (!group_has_here(g, r)) wait_for(a, r, now[r]);
     if (now != waits) free(now);
 }
-static void note_missed(struct accord *a)
+static void missed_record(struct accord *a)
 {
     const struct group *g = group_of(a);
     a->missed = -1;
@@ -290,7 +290,7 @@ static void note_missed(struct accord *a)
         if (!executor_has_arrived(&a->comm->executor, group_rank(g, i))) a->missed = group_rank(g, i);
 }
 /* A message that has met nothing: of an operation to come, or of another call than ours. */
-static void note_arrival(void *context, const struct arrival *arrival)
+static void arrival_record(void *context, const struct arrival *arrival)
 {
     struct accord *a = context;
     uint64_t operation = arrival->name.operation;
@@ -308,9 +308,9 @@ void accord_look(tutti_comm *comm)
     enter(a);
     look_at_host(a);
     if (comm->backlog.running) {
-        note_missed(a);
-        note_waits(a);
-        matching_each(&comm->router->matching, note_arrival, a);
+        missed_record(a);
+        waits_record(a);
+        matching_each(&comm->router->matching, arrival_record, a);
     }
     leave(a);
 }

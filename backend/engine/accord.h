@@ -35,7 +35,7 @@ void accord_close_roll_call(const struct accord *accord, uint64_t operation);
 void accord_tell_host(const struct accord *accord);     /* its ranks are to look at what is said in the segment */
 
 /* ---- any thread ---- */
-void accord_note_lost(struct accord *accord, int rank); /* its process is gone */
+void accord_record_lost(struct accord *accord, int rank); /* its process is gone */
 bool accord_has_lost(const struct accord *accord);      /* deaths to accept */
 bool accord_has_left(const struct accord *accord, int rank);           /* of another host: in good order */
 bool accord_is_failing(const struct accord *accord);    /* a reason is known; the verdict comes by itself */

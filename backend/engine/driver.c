@@ -184,7 +184,7 @@ void driver_acquire(tutti_comm *comm)
 void driver_release(tutti_comm *comm)
 {
     bool open = driver_has_open(comm), rests = open && rest_is_possible(comm), rested = comm->gate.resting;
-    rest_note(comm, rests);
+    rest_record(comm, rests);
     if (rests) comm->launcher.timed = false;            /* a time would say when its caller comes back */
     if (rests) atomic_store_explicit(&comm->executor.site.contact->listening, RESTS, memory_order_relaxed);
     else if (!open || rested) comm_awake(comm);

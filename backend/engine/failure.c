@@ -159,12 +159,12 @@ tutti_status comm_failure(tutti_comm *comm)
 }
 
 /* ---- reasons ---- */
-void failure_note_lost(tutti_comm *comm, int rank)
+void failure_record_lost(tutti_comm *comm, int rank)
 {
     uint32_t nobody = 0;
     if (comm_has_left(comm, rank)) return;
     atomic_compare_exchange_strong(&comm->outcome.lost, &nobody, (uint32_t)rank + 1);
-    if (comm->accord) accord_note_lost(comm->accord, rank);
+    if (comm->accord) accord_record_lost(comm->accord, rank);
     else comm_call(comm);
 }
 void failure_ask_to_stop(tutti_comm *comm, tutti_status status)

@@ -13,7 +13,7 @@ struct outcome {
     char detail[STATUS_DETAIL_BYTES];
 };
 /* ---- of any thread: seen by whoever drives, soon ---- */
-void failure_note_lost(tutti_comm *comm, int rank);     /* its process is gone */
+void failure_record_lost(tutti_comm *comm, int rank);     /* its process is gone */
 void failure_ask_to_stop(tutti_comm *comm, tutti_status status);
 tutti_status comm_failure(tutti_comm *comm);            /* OK, or the status; then this thread's last error is set */
 

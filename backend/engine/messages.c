@@ -111,7 +111,7 @@ static void leave(void *context)
 }
 static tutti_status connect_host(tutti_comm *comm, const struct site *s)
 {
-    struct shm_ground ground = { .context = comm,
+    struct shm_callbacks callbacks = { .context = comm,
         .pair = host_pair,
         .reserve = host_reserve,
         .ring = ring_host,
@@ -125,18 +125,18 @@ static tutti_status connect_host(tutti_comm *comm, const struct site *s)
         .opens = opens,
         .reads = reads,
         .read = read_private };
-    return shm_connect(comm->router, &ground, s->index, s->rank_at, s->ranks);
+    return shm_connect(comm->router, &callbacks, s->index, s->rank_at, s->ranks);
 }
 static tutti_status connect_network(tutti_comm *comm, const struct site *s)    /* hosts do not share tensors */
 {
-    struct shm_ground ground = { .context = comm,
+    struct shm_callbacks callbacks = { .context = comm,
         .pair = network_pair,
         .reserve = network_reserve,
         .ring = ring_network,
         .stream = s->stream,
         .stream_far = s->stream,
         .paced = s->paced };
-    return shm_connect(comm->router, &ground, s->rank, NULL, comm->group.size);
+    return shm_connect(comm->router, &callbacks, s->rank, NULL, comm->group.size);
 }
 static _Atomic(network_connect *) network;
 void messages_use_network(network_connect *connect) { atomic_store(&network, connect); }

@@ -1,6 +1,5 @@
-/* A process tells others by one card, which it keeps, how it is reached by all of its networks: their cards one behind
-   the other, each with its length before it. So they stay open from the first group that needs them to the last of any
-   kind. */
+/* The address of a process joins the addresses of all its networks, each with its length before it. A process keeps its
+   address, so its networks stay open from the first group that needs them to the last group of any kind. */
 #include "backend/engine/networks.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -16,22 +15,23 @@ static struct fabric *next_fabric(int *number)          /* from that number on; 
     return fabric_at((*number)++);
 }
 
-/* ---- cards ---- */
-struct cards { size_t bytes; unsigned char content[FABRIC_CARD_BYTES]; };
-static tutti_status add_card(struct cards *all, const unsigned char *card, size_t bytes)
+/* ---- addresses ---- */
+struct addresses { size_t bytes; unsigned char content[FABRIC_ADDRESS_BYTES]; };
+static tutti_status address_add(struct addresses *all, const unsigned char *address, size_t bytes)
 {
     uint16_t length = (uint16_t)bytes;
     if (all->bytes + sizeof length + bytes > sizeof all->content)
         return status_fail(TUTTI_UNSUPPORTED,
             "the addresses of all networks take more than %d bytes: name fewer networks in TUTTI_TRANSPORT, or "
             "fewer devices in UCX_NET_DEVICES",
-            FABRIC_CARD_BYTES);
+            FABRIC_ADDRESS_BYTES);
     memcpy(all->content + all->bytes, &length, sizeof length);
-    memcpy(all->content + all->bytes + sizeof length, card, bytes);
+    memcpy(all->content + all->bytes + sizeof length, address, bytes);
     all->bytes += sizeof length + bytes;
     return TUTTI_OK;
 }
-static tutti_status take_card(const struct cards *all, const struct fabric *fabric, unsigned char *out, size_t *bytes)
+static tutti_status address_take(const struct addresses *all, const struct fabric *fabric, unsigned char *out,
+    size_t *bytes)
 {
     size_t at = 0;
     int number = 0;
@@ -55,11 +55,11 @@ static const unsigned char *process_of(void *context, int rank)
 {
     return group_of(context)->members[rank].identity.nonce;
 }
-static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+static tutti_status address_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
-    struct cards all = { .bytes = 0 };
-    tutti_status status = link_card(group_of(context)->peers[rank], all.content, &all.bytes);
-    return status == TUTTI_OK ? take_card(&all, fabric, out, bytes) : status;
+    struct addresses all = { .bytes = 0 };
+    tutti_status status = link_process_address(group_of(context)->peers[rank], all.content, &all.bytes);
+    return status == TUTTI_OK ? address_take(&all, fabric, out, bytes) : status;
 }
 static void name_of(void *context, int rank, char *out, size_t bytes)
 {
@@ -74,18 +74,18 @@ static void close_all(void)
     int number = 0;
     for (struct fabric *f; (f = next_fabric(&number)) != NULL;) fabric_close(f);
 }
-static tutti_status open_one(struct fabric *fabric, const struct group *g, struct cards *all)
+static tutti_status open_one(struct fabric *fabric, const struct group *g, struct addresses *all)
 {
-    unsigned char card[FABRIC_CARD_BYTES];
-    size_t bytes = sizeof card;
+    unsigned char address[FABRIC_ADDRESS_BYTES];
+    size_t bytes = sizeof address;
     struct fabric_place place = { .device = g->interface[0] ? g->interface : NULL,
         .pretended = g->members[0].pretends != 0 };
-    TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, card, &bytes));
-    tutti_status status = add_card(all, card, bytes);
+    TRY(fabric_open(fabric, g->members[g->rank].identity.nonce, &place, address, &bytes));
+    tutti_status status = address_add(all, address, bytes);
     if (status != TUTTI_OK) fabric_close(fabric);
     return status;
 }
-static tutti_status open_all(const struct group *g, struct cards *all)
+static tutti_status open_all(const struct group *g, struct addresses *all)
 {
     int number = 0;
     for (struct fabric *f; (f = next_fabric(&number)) != NULL;) {
@@ -100,13 +100,13 @@ static tutti_status open_all(const struct group *g, struct cards *all)
 }
 tutti_status networks_connect(tutti_comm *comm)
 {
-    struct fabric_ground ground = {
-        .context = comm, .process = process_of, .card = card_of, .name = name_of, .key = comm->group.key
+    struct fabric_callbacks callbacks = {
+        .context = comm, .process = process_of, .address = address_of, .name = name_of, .key = comm->group.key
     };
-    struct cards all = { .bytes = 0 };
+    struct addresses all = { .bytes = 0 };
     int number = 0;
     TRY(open_all(&comm->group, &all));
     TRY(links_publish(all.content, all.bytes));
-    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &ground));
+    for (struct fabric *f; (f = next_fabric(&number)) != NULL;) TRY(fabric_connect(f, comm->router, &callbacks));
     return TUTTI_OK;
 }

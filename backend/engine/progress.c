@@ -75,7 +75,7 @@ static enum visit visit(tutti_comm *comm, int64_t n, bool may_stay, struct wait_
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == RESTS) comm_awake(comm);
     if (open && !went && ladder_is_climbed(&engine.ladder, n))
         went = comm_has_verdict(comm) || !router_arm(comm->router);
-    rest_note(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
+    rest_record(comm, open && !went && n >= comm->group.ladder.pauses && rest_is_possible(comm));
     *moved |= went;
     driver_leave(comm);
     if (open) return OPEN;

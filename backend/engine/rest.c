@@ -24,7 +24,7 @@ bool rest_is_possible(tutti_comm *comm)
     return !comm->messages.reaching && !comm_has_failed(comm) && !atomic_load(&comm->gate.inside)
         && all_may_rest(comm, comm->backlog.head) && all_may_rest(comm, comm->messages.open);
 }
-void rest_note(tutti_comm *comm, bool rests)
+void rest_record(tutti_comm *comm, bool rests)
 {
     if (atomic_load_explicit(&comm->gate.resting, memory_order_relaxed) == rests) return;
     atomic_store_explicit(&comm->gate.resting, rests, memory_order_relaxed);

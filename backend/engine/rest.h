@@ -8,7 +8,7 @@
 bool rest_is_small(const tutti_comm *comm, const struct operation *op);
 /* What is open is so little that it can wait until somebody needs it, here or on another rank. Driver only. */
 bool rest_is_possible(tutti_comm *comm);
-void rest_note(tutti_comm *comm, bool rests);
+void rest_record(tutti_comm *comm, bool rests);
 void comm_awake(tutti_comm *comm);                      /* somebody polls: no peer needs to ring; driver only */
 /* Somebody waits: peers whose part rests are to do it now. */
 void peers_rouse(const tutti_comm *comm);

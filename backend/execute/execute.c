@@ -147,7 +147,7 @@ tutti_status executor_begin(struct executor *x)
     x->run.unread.error = 0;
     if (x->launch.uneven) TRY(counts_announce(x));
     fingerprint_make(x);
-    tracks_note(x);
+    tracks_record(x);
     tell_other_hosts(x);
     x->run.one_sided = false;
     x->run.deferred = !x->launch.program;
@@ -200,7 +200,7 @@ tutti_status executor_again(struct executor *x)
 {
     begin_anew(&x->run, x->site.ranks);
     fingerprint_make(x);
-    tracks_note(x);
+    tracks_record(x);
     if (x->run.one_sided) x->run.declaration->fingerprint = x->run.fingerprint;
     bind_again(x);
     TRY(announce(x));

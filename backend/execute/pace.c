@@ -19,7 +19,7 @@ bool pace_is_due(struct pace *p)
     unsigned call = p->calls++;
     return call >= SETTLED && call % (call < OFTEN_UNTIL ? OFTEN : SELDOM) == 0;
 }
-void pace_note(struct pace *p, double line_ns)
+void pace_record(struct pace *p, double line_ns)
 {
     if (line_ns > p->line_ns && p->line_ns < MOST_NS) p->line_ns *= UP;
     else if (line_ns < p->line_ns && p->line_ns > LEAST_NS) p->line_ns /= DOWN;
@@ -34,6 +34,6 @@ static double sample(void *to)
 }
 bool pace_streams(void *to)
 {
-    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_note(&mine, sample(to));
+    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_is_due(&mine)) pace_record(&mine, sample(to));
     return !mine.ordinary;
 }

@@ -17,4 +17,4 @@ struct pace {
     double line_ns;                                    /* to get a line that a peer has read: a low quantile      */
 };
 bool pace_is_due(struct pace *pace);                   /* this call is to be measured                             */
-void pace_note(struct pace *pace, double line_ns);     /* one measurement; it may have been interrupted           */
+void pace_record(struct pace *pace, double line_ns);     /* one measurement; it may have been interrupted           */

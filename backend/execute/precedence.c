@@ -8,7 +8,7 @@ _Atomic int64_t precedence_moment_ns = 50000000;
 static _Atomic int64_t moved_ns[TUTTI_PRIORITIES];
 static _Atomic int highest;                             /* that has ever moved */
 
-void precedence_note(int priority, bool over)
+void precedence_record(int priority, bool over)
 {
     if (priority > atomic_load_explicit(&highest, memory_order_relaxed))
         atomic_store_explicit(&highest, priority, memory_order_relaxed);

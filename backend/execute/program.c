@@ -6,7 +6,7 @@
 #include "backend/execute/fetch.h"
 #include <stdlib.h>
 
-static void note_touch(struct program *p, struct span a)
+static void touch_record(struct program *p, struct span a)
 {
     int known = 0;
     if (a.rank == p->schedule->rank || a.buffer == SCRATCH) return;
@@ -15,12 +15,12 @@ static void note_touch(struct program *p, struct span a)
     p->touches[known] = (struct touch){ a.rank, a.buffer };
     if (known == p->touch_count) p->touch_count++;
 }
-static void note_touches(struct program *p)
+static void touches_record(struct program *p)
 {
     const struct schedule *s = p->schedule;
     for (int step = 0; step < s->step_count; step++) {
         const struct step *t = &s->steps[step];
-        for (int i = 0; i < t->from_count + t->to_count; i++) note_touch(p, s->spans[t->span + i]);
+        for (int i = 0; i < t->from_count + t->to_count; i++) touch_record(p, s->spans[t->span + i]);
     }
 }
 static int program_pieces(const struct schedule *s, int *piece_at)
@@ -97,7 +97,7 @@ static bool make_room(struct program *p)
     if (p->plan->one_sided && !make_needed(p)) return false;
     p->block = (struct pointers){ p->piece.to + widest, p->piece.from + widest };
     if (p->plan->reads && !make_fetched(p, widest)) return false;
-    if (p->plan->shared || p->plan->reads) note_touches(p);
+    if (p->plan->shared || p->plan->reads) touches_record(p);
     if (p->schedule->first_message >= 0) return make_messages(p);
     return p->touch_count || make_parts(p);
 }

@@ -70,7 +70,7 @@ static inline bool has_come(struct executor *x, int peer, tutti_status *status) 
    that has looked in vain looks later next time, until one look in 64 is in vain. If that does not help, the other is
    late for other reasons: then it looks at once, and tries again some calls later. */
 enum { STEP = 256, IN_VAIN = STEP / 4, LATEST = 80 * STEP, AT_ONCE = 1000 };
-static void first_look_note(struct first_look *f, bool in_vain)
+static void first_look_record(struct first_look *f, bool in_vain)
 {
     if (in_vain) f->after += IN_VAIN;
     else if (f->after) f->after--;
@@ -83,7 +83,7 @@ static void look_first(struct executor *x)
     if (x->core_is_shared || (f->at_once && f->at_once--)) return;
     pass_steps(f->after / STEP);
     const struct line *line = line_of(x, x->site.index ? 0 : 1);
-    first_look_note(f, atomic_load_explicit(&line->counter, memory_order_acquire) < arrival(x));
+    first_look_record(f, atomic_load_explicit(&line->counter, memory_order_acquire) < arrival(x));
 }
 /* A peer that was there before me may be some operations ahead: then a line that I shall need can be on its way. The
    next one, or where what it announces has to be fetched as well, one that is farther off. */

@@ -135,10 +135,10 @@ __attribute__((noinline)) tutti_status tiles_run(struct executor *x)
         if (polls && s->first_message >= 0) came = router_poll(x->site.router);
         for (; x->run.low < x->run.cut->tiles && is_over(x, x->run.low); x->run.low++, moved = true)
             x->run.pc[slot_of(x, x->run.low)] = 0;
-        if (moved && priority) precedence_note(priority, false);       /* what has come may be for others */
+        if (moved && priority) precedence_record(priority, false);       /* what has come may be for others */
         if (!(moved | came) || status != TUTTI_IN_PROGRESS) return status;
     }
-    if (priority) precedence_note(priority, true);
+    if (priority) precedence_record(priority, true);
     if (!x->run.arrived && !roll_call(x, &status)) return status;
     return program_end(s) == s->step_count || is_ready(x, s->step_count - 1, x->run.cut->tiles - 1, &status) ? TUTTI_OK
                                                                                                              : status;

@@ -11,7 +11,7 @@ void tracks_enter(struct executor *x)
     x->run.track = x->tracks.at;
     x->run.parity = (int)(x->tracks.turn & 1);
 }
-void tracks_note(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ number(x), x->base }; }
+void tracks_record(struct executor *x) { x->tracks.last[x->run.track] = (struct last){ number(x), x->base }; }
 /* An operation has the newest track, or the one before it in the ring; `other` is the other of both. */
 int tracks_next(const struct executor *x)
 {

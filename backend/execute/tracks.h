@@ -25,7 +25,7 @@
 enum { TRACK_POSITIONS = 1024 };                         /* that a one-sided operation takes, whatever it is */
 
 void tracks_enter(struct executor *x);                   /* sets track and turn of the operation that begins */
-void tracks_note(struct executor *x);                    /* it is announced now */
+void tracks_record(struct executor *x);                    /* it is announced now */
 int tracks_next(const struct executor *x);               /* the track of the next operation */
 /* In a one-sided one: whether all have left behind what the next track was used for. *status is MISMATCH when one of
    them has done something else. */

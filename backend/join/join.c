@@ -38,7 +38,7 @@ struct membership {
 static void peer_lost(void *context)                                    /* on the watch thread */
 {
     struct member_watch *w = context;
-    failure_note_lost(w->comm, w->rank);
+    failure_record_lost(w->comm, w->rank);
 }
 static void watch_peers(tutti_comm *comm)
 {

@@ -80,7 +80,7 @@ void call_ready(struct peer *peer)
 }
 static bool is_wanted(const struct peer *peer)
 {
-    return peer->link->waiters || peer->unsent.first || peer->link->wants_card;
+    return peer->link->waiters || peer->unsent.first || peer->link->wants_address;
 }
 void call_tick(struct peer *peer, int64_t now_ms)
 {

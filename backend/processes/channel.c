@@ -112,7 +112,7 @@ static bool post(struct channel *c, const struct parcel *parcel)
     }
     if (!c->routes) return peer_post(peer, parcel);
     bool sent = route(c, true, parcel);
-    if (!(parcel->flags & LAST_WORD)) routes_note_sent(c->routes, parcel->to.rank);
+    if (!(parcel->flags & LAST_WORD)) routes_record_sent(c->routes, parcel->to.rank);
     return sent;
 }
 static bool say(struct channel *c, int to, unsigned word, int flags, const void *bytes, size_t length)
@@ -235,7 +235,7 @@ static void deliver(struct letter *letter)
 {
     struct channel *c = find(&letter->parcel.to);
     if (c && !is_authentic(c, letter)) { letter_refuse(letter); return; }
-    if (c && c->routes) routes_note_heard(c->routes, letter->parcel.from);
+    if (c && c->routes) routes_record_received(c->routes, letter->parcel.from);
     if (c && !c->closing) call(c, &letter->parcel);
     else if (c || (c = find_closed(&letter->parcel.to)) != NULL) answer(c, &letter->parcel);
     else if (!pass_on(letter)) keep_early(letter);

@@ -34,7 +34,7 @@ struct peer *link_add(const struct identity *identity, const struct key_id *key)
 void link_forget(struct peer *peer)
 {
     wire_free(peer->link->wire);
-    free(peer->link->card);
+    free(peer->link->process_address);
     free(peer->link);
 }
 void link_want(struct peer *peer)
@@ -97,18 +97,18 @@ static void beat(struct peer *peer, size_t most)
     struct packet packet = registry_packet(peer->identity.nonce, BEAT);
     say(peer, &packet, sizeof packet, most);
 }
-static bool say_card(struct peer *peer)
+static bool address_send(struct peer *peer)
 {
-    struct packet_and_card message = { .packet = registry_packet(peer->identity.nonce, CARD) };
-    memcpy(message.card, links.card->content, links.card->bytes);
-    return link_say(peer, &message.packet, sizeof message.packet + links.card->bytes) == 0;
+    struct packet_and_address message = { .packet = registry_packet(peer->identity.nonce, ADDRESS) };
+    memcpy(message.process_address, links.process_address->content, links.process_address->bytes);
+    return link_say(peer, &message.packet, sizeof message.packet + links.process_address->bytes) == 0;
 }
 void link_catch_up(struct peer *peer)
 {
     struct link *link = peer->link;
     if (peer->state != OPEN) return;
-    if (link->wants_card && peer_tell(peer, CARD_WANTED, NULL, -1) == 0) link->wants_card = false;
-    if (link->owes_card && say_card(peer)) link->owes_card = false;
+    if (link->wants_address && peer_tell(peer, ADDRESS_REQUEST, NULL, -1) == 0) link->wants_address = false;
+    if (link->owes_address && address_send(peer)) link->owes_address = false;
     if (peer->unsent.first || peer->owes_given_ups) peer_flush(peer);
     if (link->wire->got - link->wire->told >= TELL_BYTES) beat(peer, WIRE_WINDOW);
 }
@@ -122,22 +122,22 @@ bool link_push(struct peer *peer)
 }
 
 /* ---- hearing ---- */
-static void keep_card(struct link *link, const struct packet_and_card *message, size_t bytes)
+static void address_keep(struct link *link, const struct packet_and_address *message, size_t bytes)
 {
-    if (!link->card) link->card = memory_zeroed(1, sizeof *link->card);
-    if (!link->card) { link->wants_card = true; return; }              /* it is asked once more, later */
-    link->card->bytes = bytes - sizeof message->packet;
-    memcpy(link->card->content, message->card, link->card->bytes);
+    if (!link->process_address) link->process_address = memory_zeroed(1, sizeof *link->process_address);
+    if (!link->process_address) { link->wants_address = true; return; } /* it is asked once more, later */
+    link->process_address->bytes = bytes - sizeof message->packet;
+    memcpy(link->process_address->content, message->process_address, link->process_address->bytes);
 }
 static bool hear(struct peer *peer, const union message *m, size_t bytes)      /* false: it is the end */
 {
     struct link *link = peer->link;
     switch (m->packet.kind) {
     case PARCEL: channels_receive(&m->letter.parcel, peer); return true;
-    case CARD: keep_card(link, &m->card, bytes); return true;
-    case CARD_WANTED:
+    case ADDRESS: address_keep(link, &m->process_address, bytes); return true;
+    case ADDRESS_REQUEST:
         link->was_asked = true;
-        link->owes_card = links.card != NULL;
+        link->owes_address = links.process_address != NULL;
         return true;
     case GIVEN_UP: peer_hear_given_up(peer, &m->packet); return true;
     case GOODBYE: peer_end(peer, LEFT); return false;

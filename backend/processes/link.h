@@ -5,7 +5,7 @@
 #include "backend/processes/handshake.h"
 #include "backend/processes/wire.h"
 
-struct card { size_t bytes; unsigned char content[CARD_BYTES]; };
+struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
 struct link {
     struct contact at, from;                            /* where it listens, if known; from where it was called last */
     enum { IDLE, CALLING, CONNECTED, GREETING } stage;  /* CONNECTING: of our own call. GREETING: it has our hello */
@@ -15,10 +15,10 @@ struct link {
     int error;                                          /* -errno of the last call, or of the end; 0: none */
     int refusals;                                       /* in a row: nobody listens there any more */
     bool was_open, is_full;                             /* is_full: its socket takes nothing at present */
-    bool has_asked, wants_card;                         /* we have for its card, ever; are to */
-    bool was_asked, owes_card;                          /* it has for ours, ever; is to get it */
+    bool has_asked, wants_address;                         /* we have for its process address, ever; are to */
+    bool was_asked, owes_address;                          /* it has for ours, ever; is to get it */
     struct wire *wire;                                  /* since it is open */
-    struct card *card;                                  /* its own, when it has come */
+    struct process_address *process_address;                                  /* its own, when it has come */
 };
 struct caller {                                         /* a process that has called and has no link yet */
     int descriptor;
@@ -31,7 +31,7 @@ enum { MOST_CALLERS = 128 };
 struct links {                                          /* of this process */
     int listener, caller_count;
     struct contact at;                                  /* family 0: it does not listen */
-    struct card *card;
+    struct process_address *process_address;
     int64_t due_ms;                                     /* something is to be done then, or nothing yet */
     struct caller callers[MOST_CALLERS];                /* oldest first */
 };

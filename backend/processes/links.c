@@ -60,8 +60,8 @@ tutti_status links_listen(const struct contact *at, struct contact *out)
 }
 static void forget(void)
 {
-    free(links.card);
-    links.card = NULL;
+    free(links.process_address);
+    links.process_address = NULL;
     links.at = (struct contact){ 0 };
     links.due_ms = INT64_MAX;
     links.caller_count = 0;
@@ -155,19 +155,19 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 /* ---- cards ---- */
 tutti_status links_publish(const void *content, size_t bytes)
 {
-    if (bytes > CARD_BYTES)
-        return status_fail(TUTTI_INTERNAL, "an address of %zu bytes; the limit is %d", bytes, CARD_BYTES);
+    if (bytes > PROCESS_ADDRESS_BYTES)
+        return status_fail(TUTTI_INTERNAL, "an address of %zu bytes; the limit is %d", bytes, PROCESS_ADDRESS_BYTES);
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
-    if (!links.card) links.card = memory_zeroed(1, sizeof *links.card);
-    bool room = links.card;
+    if (!links.process_address) links.process_address = memory_zeroed(1, sizeof *links.process_address);
+    bool room = links.process_address;
     if (room) {
-        links.card->bytes = bytes;
-        if (bytes) memcpy(links.card->content, content, bytes);
+        links.process_address->bytes = bytes;
+        if (bytes) memcpy(links.process_address->content, content, bytes);
     }
     for (struct peer *p = registry.peers; room && p; p = p->next)
         if (p->link && p->link->was_asked) {
-            p->link->owes_card = true;
+            p->link->owes_address = true;
             link_catch_up(p);
         }
     pthread_mutex_unlock(&registry.lock);
@@ -176,25 +176,25 @@ tutti_status links_publish(const void *content, size_t bytes)
 static void ask(struct peer *peer)
 {
     struct link *link = peer->link;
-    if (!link->has_asked) link->has_asked = link->wants_card = true;
-    if (!link->wants_card) return;
+    if (!link->has_asked) link->has_asked = link->wants_address = true;
+    if (!link->wants_address) return;
     link_want(peer);
     link_catch_up(peer);
 }
-tutti_status link_card(struct peer *peer, void *out, size_t *bytes)
+tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes)
 {
     pthread_mutex_lock(&registry.lock);
-    const struct card *card = peer ? peer->link->card : links.card;
-    bool gone = peer && !card && peer_is_over(peer);
-    if (card) {
-        *bytes = card->bytes;
-        memcpy(out, card->content, card->bytes);
+    const struct process_address *process_address = peer ? peer->link->process_address : links.process_address;
+    bool gone = peer && !process_address && peer_is_over(peer);
+    if (process_address) {
+        *bytes = process_address->bytes;
+        memcpy(out, process_address->content, process_address->bytes);
     } else if (peer && !gone) ask(peer);
     pthread_mutex_unlock(&registry.lock);
     if (gone)
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", (unsigned long long)peer->identity.pid,
             peer->identity.host);
-    return card ? TUTTI_OK : TUTTI_IN_PROGRESS;
+    return process_address ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }
 double link_way_ns(const struct peer *peer)
 {

@@ -15,7 +15,7 @@ struct contact {                                        /* where a process liste
     uint32_t scope;                                     /* of a link-local address, as the one who listens numbers it */
     unsigned char address[16];
 };
-enum { CONTACT_TEXT_BYTES = 64, CARD_BYTES = 2048 };
+enum { CONTACT_TEXT_BYTES = 64, PROCESS_ADDRESS_BYTES = 2048 };
 /* From where somebody comes: equal, it is one host, or one network of IPv6, of which a host has as many addresses as it
    likes. */
 uint64_t contact_network(const struct contact *contact);
@@ -35,9 +35,9 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms);
    known. */
 double link_way_ns(const struct peer *peer);
 
-/* What transports tell others of this process, so that those can reach it (an address of theirs): the *card*. The last
-   one counts. Up to CARD_BYTES. Those who have asked before it was there hear of it now. */
-tutti_status links_publish(const void *card, size_t bytes);
-/* The card of that process, which is asked for when it is first called; also of this process itself (NULL).
+/* Sets the *process address*, by which the transports of other hosts reach this process: up to PROCESS_ADDRESS_BYTES. A
+   later one replaces it. Processes that asked for it before get it now. */
+tutti_status links_publish(const void *process_address, size_t bytes);
+/* The process address of that process, which is asked for when it is first called; also of this process itself (NULL).
    IN_PROGRESS: not here yet, ask again. PEER_LOST. Never waits. */
-tutti_status link_card(struct peer *peer, void *out, size_t *bytes);
+tutti_status link_process_address(struct peer *peer, void *out, size_t *bytes);

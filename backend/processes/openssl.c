@@ -12,7 +12,7 @@ struct openssl_calls openssl;
 /* Why the library could not be opened; empty: it is open. */
 static char problem[400];
 
-static void note_problem(const char *name, const char *why)
+static void problem_record(const char *name, const char *why)
 {
     snprintf(problem, sizeof problem, "%.100s: %.250s", name, why ? why : "it cannot be opened");
 }
@@ -21,7 +21,7 @@ static void open_library(void)
     const char *name = settings_get()->openssl, *missing = NULL;
     void *opened = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
-        note_problem(name, dlerror());
+        problem_record(name, dlerror());
         return;
     }
 #define X(type, name, parameters) \
@@ -29,8 +29,8 @@ static void open_library(void)
     if (!openssl.name) missing = #name " is missing in it";
     OPENSSL_CALLS(X)
 #undef X
-    if (missing) note_problem(name, missing);
-    else if (openssl.OpenSSL_version_num() >> 28 < 3) note_problem(name, "it is older than version 3");
+    if (missing) problem_record(name, missing);
+    else if (openssl.OpenSSL_version_num() >> 28 < 3) problem_record(name, "it is older than version 3");
     else openssl.OPENSSL_init_crypto(NO_ATEXIT, NULL);
 }
 tutti_status openssl_load(void)

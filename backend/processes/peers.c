@@ -301,7 +301,7 @@ void peers_give_up(const unsigned char token[16])
 {
     pthread_mutex_lock(&registry.lock);
     /* other ranks of this process wait for it as well; who was first has told all, and is to be named by all */
-    bool first = registry_note_given_up(token, &registry.self);
+    bool first = registry_record_given_up(token, &registry.self);
     if (first) registry_pass_on(token, NULL);
     pthread_mutex_unlock(&registry.lock);
 }

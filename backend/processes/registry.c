@@ -148,7 +148,7 @@ const struct given_up *registry_find_given_up(const unsigned char token[16])
         if (nonce_equal(registry.given_up[i].token, token)) return &registry.given_up[i];
     return NULL;
 }
-bool registry_note_given_up(const unsigned char token[16], const struct identity *by)
+bool registry_record_given_up(const unsigned char token[16], const struct identity *by)
 {
     int kept = -1;
     if (registry_find_given_up(token)) return false;          /* who follows gives up because of the first */

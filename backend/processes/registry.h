@@ -14,10 +14,10 @@ enum kind {
     GIVEN_UP,
     PARCEL,
     BEAT,
-    CARD_WANTED,
-    CARD,      /* over links only */
+    ADDRESS_REQUEST,
+    ADDRESS,      /* over links only */
 };
-struct packet {                                        /* after the handshake; behind a PARCEL or CARD comes one */
+struct packet {                                        /* after the handshake; behind a PARCEL or ADDRESS comes one */
     char magic[8];
     uint32_t version, kind;
     unsigned char to[16], token[16];
@@ -105,7 +105,7 @@ void registry_forget(struct peer *peer);               /* nobody uses it, and it
 bool registry_take_kept(const unsigned char token[16], int *out);      /* false: it has not come */
 struct pending registry_take_pending(int index);
 /* The first to say so is kept; what was sent for that group is not wanted any more. */
-bool registry_note_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
+bool registry_record_given_up(const unsigned char token[16], const struct identity *by);       /* true: the first */
 const struct given_up *registry_find_given_up(const unsigned char token[16]);          /* or NULL */
 /* Tells all who do not hear of it from the one it was heard of (NULL: this process): over links, and all of this host
    what came over a link. */

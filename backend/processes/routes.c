@@ -156,11 +156,11 @@ bool routes_may_pass(const struct routes *r, int from, int to)
 }
 int routes_left(const struct routes *r, int to) { return route_distance(r->map.hosts, r->map.host, r->host_of[to]); }
 int routes_most_hops(const struct routes *r) { return route_longest(r->map.hosts) + 2; }
-void routes_note_sent(struct routes *r, int to)
+void routes_record_sent(struct routes *r, int to)
 {
     if (r->peers[to] && r->peers[to]->link && r->unanswered[to] < PATIENCE) r->unanswered[to]++;
 }
-void routes_note_heard(struct routes *r, int from)
+void routes_record_received(struct routes *r, int from)
 {
     if (from >= 0 && from < r->map.size) r->unanswered[from] = 0;
 }

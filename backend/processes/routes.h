@@ -34,5 +34,5 @@ struct peer *routes_next(const struct routes *routes, int to, bool mine);
 bool routes_may_pass(const struct routes *routes, int from, int to);   /* both exist, and `to` is of another process */
 int routes_left(const struct routes *routes, int to);   /* steps from host to host */
 int routes_most_hops(const struct routes *routes);      /* of a message, from process to process */
-void routes_note_sent(struct routes *routes, int to);   /* something that is answered, or said again */
-void routes_note_heard(struct routes *routes, int from);
+void routes_record_sent(struct routes *routes, int to);   /* something that is answered, or said again */
+void routes_record_received(struct routes *routes, int from);

@@ -32,7 +32,7 @@ void peer_open(struct peer *peer)
 }
 void peer_hear_given_up(struct peer *peer, const struct packet *packet)
 {
-    if (registry_note_given_up(packet->token, &packet->from)) registry_pass_on(packet->token, peer);
+    if (registry_record_given_up(packet->token, &packet->from)) registry_pass_on(packet->token, peer);
 }
 /* The oldest descriptor is closed where there are too many; who waits for it later is told so. */
 static void kept_make_room(void)

@@ -8,7 +8,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-static_assert(sizeof(struct frame) == 8 && sizeof(struct packet_and_card) == sizeof(struct packet) + CARD_BYTES,
+static_assert(sizeof(struct frame) == 8
+        && sizeof(struct packet_and_address) == sizeof(struct packet) + PROCESS_ADDRESS_BYTES,
     "no padding");
 static_assert(sizeof(struct frame) + sizeof(union message) <= WIRE_IN_BYTES, "the longest frame fits");
 
@@ -65,11 +66,11 @@ static bool is_for_us(const union message *m, size_t bytes)
 {
     switch (m->packet.kind) {
     case PARCEL: return parcel_is_for_us((int)bytes, &m->letter);
-    case CARD: return packet_is_for_us(sizeof m->packet, &m->packet);
+    case ADDRESS: return packet_is_for_us(sizeof m->packet, &m->packet);
     case GOODBYE:
     case GIVEN_UP:
     case BEAT:
-    case CARD_WANTED: return packet_is_for_us((int)bytes, &m->packet);
+    case ADDRESS_REQUEST: return packet_is_for_us((int)bytes, &m->packet);
     default: return false;
     }
 }

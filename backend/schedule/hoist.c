@@ -41,7 +41,7 @@ static void put(struct hoist *h, const struct step *t)
     h->fixed = h->after[h->receives] = place_for(h, t);
     h->receive[h->receives++] = *t;
 }
-static void note(struct hoist *h, const struct step *t)
+static void step_record(struct hoist *h, const struct step *t)
 {
     int place = t->kind == RECV ? h->fixed : h->others;
     for (int x = 0; x < t->from_count + t->to_count; x++) {
@@ -67,7 +67,7 @@ static void hoist_schedule(struct hoist *h)
 {
     for (int j = 0; j < h->s->step_count; j++) {
         put(h, &h->s->steps[j]);
-        note(h, &h->s->steps[j]);
+        step_record(h, &h->s->steps[j]);
     }
     merge(h);
 }

@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { NOTES_COLUMN = 56 };
+enum { REMARKS_COLUMN = 56 };
 struct text {
     char *buffer;
     size_t capacity, length;
@@ -52,17 +52,17 @@ static void put_action(struct text *t, const struct schedule *s, const struct st
     if (step->kind == SEND) put(t, " -> %d", step->peer);
     if (step->kind == RECV) put(t, " <- %d", step->peer);
 }
-/* The first note of a line stands in a column of its own. */
-static void put_note(struct text *t, size_t line, int *notes, const char *note)
+/* The first remark of a line stands in a column of its own. */
+static void put_remark(struct text *t, size_t line, int *remarks, const char *remark)
 {
     size_t written = t->length - line;
-    int space = written < NOTES_COLUMN ? (int)(NOTES_COLUMN - written) : 2;
-    if (*notes) put(t, "; %s", note);
-    else put(t, "%*s%s", space, "", note);
-    ++*notes;
+    int space = written < REMARKS_COLUMN ? (int)(REMARKS_COLUMN - written) : 2;
+    if (*remarks) put(t, "; %s", remark);
+    else put(t, "%*s%s", space, "", remark);
+    ++*remarks;
 }
 static void put_waits(struct text *t, const struct schedule *s, const struct step *step, enum lag lag, size_t line,
-    int *notes)
+    int *remarks)
 {
     static const char *const words[] = { "after ", "slot free after ", "every tile after " };
     int waits = 0;
@@ -70,27 +70,27 @@ static void put_waits(struct text *t, const struct schedule *s, const struct ste
         const struct wait *w = &s->waits[step->wait + i];
         if (w->lag != lag) continue;
         if (waits++) put(t, ", ");
-        else put_note(t, line, notes, words[lag]);
+        else put_remark(t, line, remarks, words[lag]);
         if (w->rank == s->rank) put(t, "message %d", w->step);
         else put(t, "%d:%d", w->rank, w->step);
     }
 }
-static void put_notes(struct text *t, const struct schedule *s, int step, size_t line)
+static void put_remarks(struct text *t, const struct schedule *s, int step, size_t line)
 {
     const struct step *x = &s->steps[step];
-    int notes = 0;
-    for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++) put_waits(t, s, x, (enum lag)lag, line, &notes);
-    if (step < s->prelude) put_note(t, line, &notes, "prelude");
-    if (x->raw) put_note(t, line, &notes, "raw");
-    if (x->finish) put_note(t, line, &notes, "finish");
-    if (x->by_tile || x->by_reuse || x->by_leave) put_note(t, line, &notes, "published");
+    int remarks = 0;
+    for (int lag = SAME_TILE; lag <= EVERY_TILE; lag++) put_waits(t, s, x, (enum lag)lag, line, &remarks);
+    if (step < s->prelude) put_remark(t, line, &remarks, "prelude");
+    if (x->raw) put_remark(t, line, &remarks, "raw");
+    if (x->finish) put_remark(t, line, &remarks, "finish");
+    if (x->by_tile || x->by_reuse || x->by_leave) put_remark(t, line, &remarks, "published");
 }
 static void put_step(struct text *t, const struct schedule *s, int step)
 {
     size_t line = t->length;
     put(t, "%3d:%-3d ", s->rank, step);
     put_action(t, s, &s->steps[step]);
-    put_notes(t, s, step, line);
+    put_remarks(t, s, step, line);
     put(t, "\n");
 }
 static const char *plural(int n) { return n == 1 ? "" : "s"; }

@@ -30,7 +30,7 @@ static bool step_keeps(const struct plan *p, const struct schedule *s, const str
     struct span from = *step_from(s, t), to = *step_to(s, t);
     return t->from_count == 1 && t->to_count == 1 && from.rank == to.rank && cell_of(p, to, 0) == cell_of(p, from, 0);
 }
-static void note_write(const struct build *b, struct schedule *s, int step, struct span to, bool keeps)
+static void write_record(const struct build *b, struct schedule *s, int step, struct span to, bool keeps)
 {
     for (int i = 0; i < to.count; i++) {
         struct writer *w = writer_of(b, to, i);
@@ -40,7 +40,7 @@ static void note_write(const struct build *b, struct schedule *s, int step, stru
         if (w->first < 0 && !keeps) w->first = step;
     }
 }
-static void note_read(const struct build *b, const struct schedule *s, struct span from)
+static void read_record(const struct build *b, const struct schedule *s, struct span from)
 {
     for (int i = 0; from.buffer != INPUT && i < from.count; i++) {
         struct writer *w = writer_of(b, from, i);
@@ -59,12 +59,12 @@ void writers_find(struct build *b)
             struct schedule *s = &p->ranks[m];
             const struct step *t = &s->steps[j];
             bool keeps = t->kind == WORK && step_keeps(p, s, t);
-            for (int d = 0; d < t->to_count; d++) note_write(b, s, j, step_to(s, t)[d], keeps);
+            for (int d = 0; d < t->to_count; d++) write_record(b, s, j, step_to(s, t)[d], keeps);
         }
     for (int m = 0; m < p->count; m++)
         for (int j = 0; j < p->ranks[m].step_count; j++) {
             const struct schedule *s = &p->ranks[m];
             const struct step *t = &s->steps[j];
-            for (int f = 0; f < t->from_count; f++) note_read(b, s, step_from(s, t)[f]);
+            for (int f = 0; f < t->from_count; f++) read_record(b, s, step_from(s, t)[f]);
         }
 }

@@ -7,20 +7,20 @@
 #include <stdlib.h>
 
 /* ---- failing ---- */
-void router_note_reason(struct router *r)
+void router_keep_reason(struct router *r)
 {
     if (!r->reason[0]) snprintf(r->reason, sizeof r->reason, "%s", status_detail());
 }
 void router_fail(struct router *r, tutti_status status)
 {
-    router_note_reason(r);
+    router_keep_reason(r);
     if (r->failure) return;
     r->failure = status;
     r->polled = &r->failed;
 }
 void router_refuse(struct router *r, struct transfer *x, tutti_status status)
 {
-    router_note_reason(r);
+    router_keep_reason(r);
     transfer_fail(x, status, 0);
 }
 static void drop_peer(struct router *r, int rank, tutti_status status)
@@ -33,7 +33,7 @@ static void drop_peer(struct router *r, int rank, tutti_status status)
 void router_lose(struct router *r, int rank, tutti_status status)
 {
     if (r->routes[rank].status) return;
-    router_note_reason(r);
+    router_keep_reason(r);
     r->routes[rank].status = status;
     drop_peer(r, rank, status);
 }

@@ -102,6 +102,6 @@ void router_lose(struct router *router, int rank, tutti_status status);
 /* Nothing goes any more; the first failure stays. Every transfer must be in a list of the transport or in the matching:
    they fail at the end of the poll that is under way, or in the next. */
 void router_fail(struct router *router, tutti_status status);
-void router_note_reason(struct router *router); /* status_fail has said why transfers will be refused */
+void router_keep_reason(struct router *router); /* status_fail has said why transfers will be refused */
 /* Fails one transfer, with the words of status_fail. */
 void router_refuse(struct router *router, struct transfer *transfer, tutti_status status);

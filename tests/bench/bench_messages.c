@@ -20,7 +20,7 @@ static int ranks = 2, batches = 2000;
 static struct router *router;
 static bool streamed;
 
-/* ---- the ground: the bell is a shared word, as in the product ---- */
+/* ---- the callbacks: the bell is a shared word, as in the product ---- */
 static size_t pair_bytes(void) { return (shm_pair_bytes() + 4095) / 4096 * 4096; }
 static unsigned char *pair_at(void *context, int from, int to)
 {
@@ -40,12 +40,12 @@ static void ring(void *context, int rank)
 static struct router *connect_rank(int rank)
 {
     stream_function *stream = streamed ? stream_find() : NULL;
-    struct shm_ground ground = {
+    struct shm_callbacks callbacks = {
         .pair = pair_at, .reserve = reserve, .ring = ring, .stream = stream, .stream_far = stream
     };
     struct router *r = NULL;
     if (router_create(rank, ranks, 1, (struct bell){ NULL, NULL }, &r) != TUTTI_OK) exit(1);
-    if (shm_connect(r, &ground, rank, NULL, ranks) != TUTTI_OK) exit(1);
+    if (shm_connect(r, &callbacks, rank, NULL, ranks) != TUTTI_OK) exit(1);
     return r;
 }
 

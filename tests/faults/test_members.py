@@ -85,7 +85,8 @@ def test_a_group_of_which_another_rank_stays_alone(tmp_path):
     """Rank 0 of the longer list waits for it, and so does rank 2 for what rank 0 decides."""
     told = told_of(tmp_path, [[[0, 1, 2]], [[1]], [[0, 1, 2]]])
     assert told[1] == [10], told
-    assert all(shows_both(told[rank][0], "1 members, 1, according", "3 members, 0-2, according") for rank in (0, 2)), told
+    assert all(shows_both(told[rank][0], "1 members, 1, according", "3 members, 0-2, according")
+               for rank in (0, 2)), told
 
 
 def test_groups_of_one_rank_may_have_one_name(tmp_path):

@@ -33,9 +33,9 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
 }
 static void part(struct fabric *fabric) { (void)fabric; }
 static tutti_status connect_to(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    FUZZ_CHECK(key && card && bytes);
+    FUZZ_CHECK(key && address && bytes);
     uint8_t how = input_byte(&in);
     if (how == 255) return status_fail(TUTTI_SYSTEM, "refused");
     struct endpoint *e = calloc(1, sizeof *e);
@@ -120,7 +120,7 @@ static void land_all(void)
 /* All that is under way over it completes. */
 static void disconnect(struct fabric *fabric, struct endpoint *e)
 {
-    endpoint_note_broken(fabric, e, "given up");
+    endpoint_mark_broken(fabric, e, "given up");
     for (int i = 0; i < under_way_count;) {
         struct fabric_op *f = under_way[i].op;
         if (under_way[i].by != fabric || f->endpoint != e) {
@@ -214,7 +214,7 @@ static void end(struct fuzz_rank *r)
     rank_finish(r);
     land_all();
     for (struct fabric *fabric = fabrics; fabric < fabrics + fabric_count; fabric++) {
-        for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
+        for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
         fabric_ops_free(fabric);
         for (struct endpoint *e; (e = fabric->endpoints) != NULL; free(e)) fabric->endpoints = e->next;
     }
@@ -225,7 +225,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     in = (struct input){ data, size };
     coming_count = 0;
     for (int i = 0; i < NETWORKS; i++) fabrics[i] = (struct fabric)FABRIC(&operations);
-    for (int i = 0; i < NETWORKS; i++) fabrics[i].card_bytes = 64;
+    for (int i = 0; i < NETWORKS; i++) fabrics[i].address_bytes = 64;
     fabric_count = 1 + input_byte(&in) % NETWORKS;
     rank_init(&rank, &fabrics[0]);
     if (fabric_count > 1) rank_connect(&rank, &fabrics[1]);

@@ -19,7 +19,7 @@ enum step {
     HANGS_UP,
     HOLD,
     LET_GO,
-    WANT_CARD,
+    WANT_ADDRESS,
     TIME_PASSES,
     STEPS_THERE_ARE
 };
@@ -119,7 +119,7 @@ static void say_frame(struct other *o)
         m.letter.parcel.to.token[0] = input_byte(&in) % 4;
         m.letter.parcel.length = input_byte(&in);
         bytes = offsetof(struct packet_and_parcel, parcel.bytes) + m.letter.parcel.length;
-    } else if (m.packet.kind == CARD) bytes += input_byte(&in);
+    } else if (m.packet.kind == ADDRESS) bytes += input_byte(&in);
     for (int changes = input_byte(&in) % 4 / 3; changes > 0; changes--)
         ((unsigned char *)&m)[input_byte(&in) % bytes] = input_byte(&in);
     wire_put(&o->wire, &m, bytes, WIRE_WINDOW);
@@ -144,12 +144,13 @@ static void let_go(int slot)
     peer_release(held[slot]);
     held[slot] = NULL;
 }
-static void want_card(int slot)
+static void want_address(int slot)
 {
-    static unsigned char card[CARD_BYTES];
+    static unsigned char process_address[PROCESS_ADDRESS_BYTES];
     size_t bytes = 0;
-    if (held[slot] && link_card(held[slot], card, &bytes) == TUTTI_OK) FUZZ_CHECK(bytes <= sizeof card);
-    if (!held[slot]) links_publish(card, input_byte(&in));
+    if (held[slot] && link_process_address(held[slot], process_address, &bytes) == TUTTI_OK)
+        FUZZ_CHECK(bytes <= sizeof process_address);
+    if (!held[slot]) links_publish(process_address, input_byte(&in));
 }
 static void turn(void)
 {
@@ -189,7 +190,7 @@ static void take_step(void)
         break;
     case HOLD: hold(slot); break;
     case LET_GO: let_go(slot); break;
-    case WANT_CARD: want_card(slot); break;
+    case WANT_ADDRESS: want_address(slot); break;
     case TIME_PASSES: pretended_ns += (int64_t)input_byte(&in) << 26; break;
     case STEPS_THERE_ARE: break;
     }

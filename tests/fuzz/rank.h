@@ -22,12 +22,12 @@ static const unsigned char *fuzz_process_of(void *context, int rank)
     (void)context;
     return fuzz_process[rank];
 }
-static tutti_status fuzz_card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+static tutti_status fuzz_address_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
     (void)context;
     (void)rank;
-    memset(out, 0, FABRIC_CARD_BYTES);
-    *bytes = fabric->card_bytes;
+    memset(out, 0, FABRIC_ADDRESS_BYTES);
+    *bytes = fabric->address_bytes;
     return TUTTI_OK;
 }
 static void fuzz_name_of(void *context, int rank, char *out, size_t bytes)
@@ -47,11 +47,11 @@ static inline struct key_id fuzz_key(void)
 /* Beside those that it has already. */
 static inline void rank_connect(struct fuzz_rank *r, struct fabric *fabric)
 {
-    const struct fabric_ground ground = {
-        .process = fuzz_process_of, .card = fuzz_card_of, .name = fuzz_name_of, .key = fuzz_key()
+    const struct fabric_callbacks callbacks = {
+        .process = fuzz_process_of, .address = fuzz_address_of, .name = fuzz_name_of, .key = fuzz_key()
     };
     memcpy(fabric->process, fuzz_process[0], sizeof fabric->process);
-    FUZZ_CHECK(fabric_connect(fabric, r->router, &ground) == TUTTI_OK);
+    FUZZ_CHECK(fabric_connect(fabric, r->router, &callbacks) == TUTTI_OK);
 }
 static inline void rank_init(struct fuzz_rank *r, struct fabric *fabric)
 {

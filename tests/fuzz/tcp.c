@@ -68,7 +68,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 static void forget(void)
 {
     struct sockets *s = sockets_of(&fabric);
-    for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
+    for (struct saved_msg *msg; (msg = early_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
     endpoints_free(&fabric);
     fabric_ops_free(&fabric);
     fabric.past.count = 0;

@@ -33,13 +33,13 @@ static struct other *other_add(bool calls, int process, int *ours)
 tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
 {
     s->listener.descriptor = listener = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s->card.family = AF_INET;
+    s->address.family = AF_INET;
     return place->pretended && listener >= 0 ? TUTTI_OK : TUTTI_SYSTEM;
 }
-int address_call(const struct sockets *s, const struct card *card)
+int address_call(const struct sockets *s, const struct tcp_address *address)
 {
     int ours;
-    struct other *o = s && card ? other_add(false, 1 + input_byte(&in) % (RANKS - 1), &ours) : NULL;
+    struct other *o = s && address ? other_add(false, 1 + input_byte(&in) % (RANKS - 1), &ours) : NULL;
     if (!o || input_byte(&in) == 255) return -ECONNREFUSED;
     handshake_open(&o->handshake, magic, o->socket);
     return ours;
@@ -149,7 +149,7 @@ static void forget(void)
 {
     struct sockets *s = sockets_of(&fabric);
     uint64_t ignored;
-    for (struct note *note; (note = early_pop(&fabric)) != NULL;) note_free(&fabric, note);
+    for (struct saved_msg *msg; (msg = early_pop(&fabric)) != NULL;) saved_msg_free(&fabric, msg);
     endpoints_free(&fabric);
     pending_drop_all(&fabric);
     fabric_ops_free(&fabric);
@@ -169,7 +169,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_rank rank;
     in = (struct input){ data, size };
     rank_init(&rank, &fabric);
-    ((struct port *)rank.router->network)->ground.key = key;
+    ((struct port *)rank.router->network)->callbacks.key = key;
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
     check();
     rank_finish(&rank);

@@ -113,7 +113,7 @@ static uint64_t some_number(void)
 /* A notice of a process about the connection: with its proof, or with one byte changed. */
 static void hear_process(void)
 {
-    struct fabric of = { .card_bytes = ucx_fabric.card_bytes };
+    struct fabric of = { .address_bytes = ucx_fabric.address_bytes };
     struct ucx_endpoint end = { .number = input_byte(&in) % 4, .theirs = input_byte(&in) % 4 ? some_number() : 0 };
     struct notice said;
     const struct key_id key = fuzz_key();
@@ -203,7 +203,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     drawn = endpoints = 0;
     *fabric = (struct fabric)FABRIC(operations);
     worker = (struct worker){ .ucp = (ucp_worker_h)(uintptr_t)64 };
-    fabric->card_bytes = 64;
+    fabric->address_bytes = 64;
     rank_init(&rank, fabric);
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
     land_all(UCS_OK);
@@ -212,7 +212,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     pthread_mutex_lock(&fabric->lock);
     operations->part(fabric);
     land_all(UCS_ERR_CANCELED);
-    for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
+    for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
     operations->finish(fabric);
     fabric_ops_free(fabric);
     pthread_mutex_unlock(&fabric->lock);

@@ -264,7 +264,7 @@ static void begin(struct fabric *fabric)
     FUZZ_CHECK(greeter_init(fabric, &nic) == TUTTI_OK);
     in = later;
     fabric->own = &nic;
-    fabric->card_bytes = sizeof(struct verbs_address);
+    fabric->address_bytes = sizeof(struct verbs_address);
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -278,7 +278,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rank_finish(&rank);
     pthread_mutex_lock(&fabric->lock);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) endpoint_fail(fabric, verbs_of(e), "the end");
-    for (struct note *note; (note = early_pop(fabric)) != NULL;) note_free(fabric, note);
+    for (struct saved_msg *msg; (msg = early_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
     endpoints_destroy(fabric);
     greeter_finish(&nic);
     fabric_ops_free(fabric);

@@ -12,15 +12,15 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
-    "names of private words": 2516,
-    "tags with two meanings": 36,
-    "static functions of one word": 436,
-    "comments beside the code": 2173,
-    "sentences of comments": 802,
+    "names of private words": 1684,
+    "tags with two meanings": 34,
+    "static functions of one word": 435,
+    "comments beside the code": 2171,
+    "sentences of comments": 798,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }
-LEAST_WORDS_OF_A_NAME = 2.07
+LEAST_WORDS_OF_A_NAME = 2.08
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]

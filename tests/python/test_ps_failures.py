@@ -243,7 +243,8 @@ MISTAKES = {                            # what join is told, by the text; all ra
     "servers=2, and the model is 1 slices of slice_bytes=1048576: take fewer servers, or smaller": {"servers": 2},
     "the model has no parameters to train": {"model": nn.ReLU},
     "0.weight is torch.float32 on cpu, not contiguous": {"model": transposed},
-    "0.weight is torch.complex64 on cpu, contiguous; trained parameters must be contiguous floating": {"model": whole_numbers},
+    "0.weight is torch.complex64 on cpu, contiguous; trained parameters must be contiguous floating": {
+        "model": whole_numbers},
     "ZeroDivisionError: float division by zero (rank 0)": {"optimizer": lambda named: 1.0 / 0},
     "optimizer returned int; it must return one of torch.optim (rank 0)": {"optimizer": lambda named: 1},
 }

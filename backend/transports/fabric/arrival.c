@@ -1,6 +1,6 @@
-/* What comes. While its rank polls, a message goes from the fabric's memory into its receive, or into the matching;
-   while it does not, notes are taken, which the next poll hears in their order. So are they of what is ahead of others
-   that come by another network. */
+/* The receiving side. While its rank polls, a message goes from the fabric's memory into its receive, or into the
+   matching. Otherwise it becomes a saved message, which the next poll handles in order; so does a message that is ahead
+   of others which come by another network. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/port.h"
 #include "backend/transports/pieces.h"
@@ -217,23 +217,25 @@ static inline void hear_next(struct port *p, struct link *link, const struct hea
     if (h->id) hear_announced(p, link, h);
     else hear_eager(p, link, h, data);
 }
-static struct note *note_of(struct link *link, struct endpoint *from, const struct header *h, const void *data)
+static struct saved_msg *saved_msg_of(struct link *link, struct endpoint *from, const struct header *h,
+    const void *data)
 {
     bool announced = h->kind == MESSAGE && h->id;
-    struct note *note = note_new(h, announced ? NULL : data, h->kind == MESSAGE ? (size_t)h->bytes : 0, announced);
-    if (!note) return NULL;
-    note->from = from;
-    link->pending += !note->announced; /* that is pending, and counts */
-    return note;
+    struct saved_msg *msg =
+        saved_msg_new(h, announced ? NULL : data, h->kind == MESSAGE ? (size_t)h->bytes : 0, announced);
+    if (!msg) return NULL;
+    msg->from = from;
+    link->pending += !msg->announced; /* that is pending, and counts */
+    return msg;
 }
-static void note_end(struct port *p, struct note *note)
+static void saved_msg_end(struct port *p, struct saved_msg *msg)
 {
-    p->links[note->header.from].pending -= !note->announced;
-    note_free(p->fabric, note);
+    p->links[msg->header.from].pending -= !msg->announced;
+    saved_msg_free(p->fabric, msg);
 }
-static void put_ahead(struct port *p, struct note *note)
+static void put_ahead(struct port *p, struct saved_msg *msg)
 {
-    notes_push(&p->ahead, note);
+    saved_msgs_push(&p->ahead, msg);
     p->base.router->ahead++;
 }
 __attribute__((noinline)) static void hear_out_of_turn(struct port *p, struct link *link, struct endpoint *from,
@@ -241,11 +243,11 @@ __attribute__((noinline)) static void hear_out_of_turn(struct port *p, struct li
 {
     int before = messages_before(p, h);
     if (before < 0 || !p->base.router->network->beside) {
-        endpoint_note_faulty(p->fabric, from, before < 0 ? twice : missing);
+        endpoint_mark_faulty(p->fabric, from, before < 0 ? twice : missing);
         return;
     }
-    struct note *note = note_of(link, from, h, data);
-    if (note) put_ahead(p, note);
+    struct saved_msg *msg = saved_msg_of(link, from, h, data);
+    if (msg) put_ahead(p, msg);
     else fail_memory(p, link->rank);
 }
 static inline void hear_message(struct port *p, struct link *link, struct endpoint *from, const struct header *h,
@@ -258,21 +260,21 @@ static inline void hear_message(struct port *p, struct link *link, struct endpoi
 bool port_hear_ahead(struct port *p)
 {
     struct router *router = p->base.router;
-    struct notes all = p->ahead;
+    struct saved_msgs all = p->ahead;
     bool heard = false;
-    p->ahead = (struct notes){ NULL, NULL, 0 };
+    p->ahead = (struct saved_msgs){ NULL, NULL, 0 };
     router->ahead -= all.count;
-    for (struct note *note; (note = notes_pop(&all)) != NULL;) {
-        struct link *link = &p->links[note->header.from];
-        int before = link->lost ? 0 : messages_before(p, &note->header);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&all)) != NULL;) {
+        struct link *link = &p->links[msg->header.from];
+        int before = link->lost ? 0 : messages_before(p, &msg->header);
         if (before > 0) {
-            put_ahead(p, note);
+            put_ahead(p, msg);
             continue;
         }
         heard = true;
-        if (before < 0) endpoint_note_faulty(p->fabric, note->from, twice);
-        else if (!link->lost) hear_next(p, link, &note->header, note->data);
-        note_end(p, note);
+        if (before < 0) endpoint_mark_faulty(p->fabric, msg->from, twice);
+        else if (!link->lost) hear_next(p, link, &msg->header, msg->data);
+        saved_msg_end(p, msg);
     }
     return heard;
 }
@@ -286,11 +288,11 @@ static inline void hear(struct port *p, struct link *link, struct endpoint *from
     default: return; /* credit has been taken */
     }
 }
-void port_hear_notes(struct port *p)
+void port_handle_saved_msgs(struct port *p)
 {
-    for (struct note *note; (note = notes_pop(&p->notes)) != NULL; note_end(p, note)) {
-        struct link *link = &p->links[note->header.from];
-        if (!link->lost && !note->from->faulty) hear(p, link, note->from, &note->header, note->data);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL; saved_msg_end(p, msg)) {
+        struct link *link = &p->links[msg->header.from];
+        if (!link->lost && !msg->from->faulty) hear(p, link, msg->from, &msg->header, msg->data);
     }
 }
 
@@ -298,7 +300,7 @@ void port_hear_notes(struct port *p)
 static bool is_its_own(const struct port *p, struct link *link, const struct endpoint *from)
 {
     if (link->by == from) return true;
-    if (memcmp(p->ground.process(p->ground.context, link->rank), from->process, sizeof from->process) != 0)
+    if (memcmp(p->callbacks.process(p->callbacks.context, link->rank), from->process, sizeof from->process) != 0)
         return false;
     link->by = from;
     return true;
@@ -337,7 +339,7 @@ static bool arrival_take(struct port *p, struct link *link, const struct header 
 bool port_hear(struct port *p, struct endpoint *from, const struct header *h, void *data, size_t bytes, bool announced)
 {
     const char *fault = fault_of(p, from, h, announced);
-    if (fault) endpoint_note_faulty(p->fabric, from, fault);
+    if (fault) endpoint_mark_faulty(p->fabric, from, fault);
     struct link *link = fault ? NULL : &p->links[h->from];
     if (!link || link->lost) return false;
     if (!arrival_take(p, link, h, data, bytes, announced)) {
@@ -346,8 +348,8 @@ bool port_hear(struct port *p, struct endpoint *from, const struct header *h, vo
     }
     if (p == p->fabric->polling) hear(p, link, from, h, data);
     else if (h->kind != CREDIT) {
-        struct note *note = note_of(link, from, h, data);
-        if (note) port_note(p, note);
+        struct saved_msg *msg = saved_msg_of(link, from, h, data);
+        if (msg) port_save_msg(p, msg);
         else port_starve(p);
     }
     return announced;

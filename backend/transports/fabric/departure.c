@@ -22,7 +22,7 @@ static struct fabric_op *fabric_op_for(struct port *p, struct link *link, size_t
     link->told = link->owed;
     return f;
 }
-void link_note_broken(struct port *p, struct link *link, const char *why)
+void link_mark_broken(struct port *p, struct link *link, const char *why)
 {
     if (link->broken_ms || link->lost) return;
     link->broken_ms = clock_ms();
@@ -30,16 +30,16 @@ void link_note_broken(struct port *p, struct link *link, const char *why)
     p->broken++;
 }
 /* It had a number: what is sent later could not be heard, as the other waits for this one. */
-static void note_lost_message(struct port *p, const struct fabric_op *f)
+static void lost_message_record(struct port *p, const struct fabric_op *f)
 {
     bool expected = f->header.kind == MESSAGE && f->endpoint && !f->endpoint->left;
-    if (f->why && expected) link_note_broken(p, f->link, f->why);
+    if (f->why && expected) link_mark_broken(p, f->link, f->why);
 }
 /* An op that is not under way has completed: with success, or not. */
 static void dispatch(struct port *p, struct fabric_op *f, const void *data, bool announced)
 {
     bool flies = p->fabric->operations->send(p->fabric, f, data, announced);
-    if (!flies) note_lost_message(p, f);
+    if (!flies) lost_message_record(p, f);
     if (!flies && !f->why && !f->transfer) fabric_op_free(p->fabric, f); /* nobody waits for it */
     else fabric_op_add(f, flies ? &p->ops : &p->completed);
 }
@@ -95,7 +95,7 @@ static void announce(struct port *p, struct link *link, struct transfer *x)
 static void hold(struct port *p, struct link *link, struct transfer *x, const char *why)
 {
     queue_push(&link->held, x);
-    link_note_broken(p, link, why);
+    link_mark_broken(p, link, why);
 }
 static void take_off(struct port *p, struct link *link, struct transfer *x)
 {
@@ -106,14 +106,14 @@ static void take_off(struct port *p, struct link *link, struct transfer *x)
 }
 static tutti_status find_endpoint(struct port *p, struct link *link)
 {
-    unsigned char card[FABRIC_CARD_BYTES];
-    const unsigned char *process = p->ground.process(p->ground.context, link->rank);
+    unsigned char address[FABRIC_ADDRESS_BYTES];
+    const unsigned char *process = p->callbacks.process(p->callbacks.context, link->rank);
     size_t bytes = 0;
     struct endpoint *e = endpoint_find(p->fabric, process);
     if (!e) {
-        tutti_status status = p->ground.card(p->ground.context, p->fabric, link->rank, card, &bytes);
+        tutti_status status = p->callbacks.address(p->callbacks.context, p->fabric, link->rank, address, &bytes);
         if (status != TUTTI_OK) return status;
-        TRY(p->fabric->operations->connect(p->fabric, process, &p->ground.key, card, bytes, &e));
+        TRY(p->fabric->operations->connect(p->fabric, process, &p->callbacks.key, address, bytes, &e));
     }
     if (!e->open) return TUTTI_IN_PROGRESS;
     link->endpoint = e;
@@ -126,15 +126,15 @@ bool link_connect(struct port *p, struct link *link)
     tutti_status status = find_endpoint(p, link);
     if (status == TUTTI_OK || status == TUTTI_IN_PROGRESS) return status == TUTTI_OK;
     if (status == TUTTI_PEER_LOST) { /* who told it tells why */
-        link_note_broken(p, link, reset);
+        link_mark_broken(p, link, reset);
         return false;
     }
     snprintf(why, sizeof why, "%.500s", status_detail());
-    p->ground.name(p->ground.context, link->rank, name, sizeof name);
+    p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
     status_fail(status, "rank %d cannot send to rank %d on %s: %s", p->rank, link->rank, name, why);
-    router_note_reason(p->base.router);
+    router_keep_reason(p->base.router);
     link->unreachable = status;
-    link_note_broken(p, link, "no connection is possible");
+    link_mark_broken(p, link, "no connection is possible");
     for (struct transfer *x; link->waiting.first;) {
         x = queue_take(&link->waiting, NULL);
         refuse(p, x, status);
@@ -146,11 +146,11 @@ bool link_connect(struct port *p, struct link *link)
 static void say_unconnected(const struct port *p, const struct link *link, const char *why)
 {
     char name[256];
-    p->ground.name(p->ground.context, link->rank, name, sizeof name);
+    p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
     LOG(WARN, "rank %d has no connection by %s with rank %d on %s (%s): messages go by another network", p->rank,
         p->base.network, link->rank, name, why);
 }
-void link_note_refused(struct port *p, struct link *link, const char *why)
+void link_mark_refused(struct port *p, struct link *link, const char *why)
 {
     if (!link->refused) say_unconnected(p, link, why);
     link->refused = true;
@@ -245,7 +245,7 @@ void port_end_completed(struct port *p)
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) {
         fabric_op_remove(f);
         if (!f->transfer) {
-            note_lost_message(p, f);
+            lost_message_record(p, f);
             continue;
         }
         if (f->transfer->is_send) end_send(p, f);
@@ -260,7 +260,7 @@ void port_refused(struct port *p, const struct header *header)
             f->refused = true;
             f->theirs = header->bytes;
             if (!port_tell(p, f->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
-                link_note_broken(p, f->link, "no memory to take a message back");
+                link_mark_broken(p, f->link, "no memory to take a message back");
             return;
         }
 }

@@ -16,7 +16,7 @@ struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char 
     while (e && (e->left || endpoint_is_broken(e) || memcmp(e->process, process, sizeof e->process) != 0)) e = e->next;
     return e;
 }
-void endpoint_note_broken(struct fabric *fabric, struct endpoint *e, const char *why)
+void endpoint_mark_broken(struct fabric *fabric, struct endpoint *e, const char *why)
 {
     if (endpoint_is_broken(e)) return;
     e->broken_ms = clock_ms();
@@ -29,8 +29,8 @@ static void name_process(const struct fabric *fabric, const struct endpoint *e, 
     char host[256];
     for (const struct port *p = fabric->ports; p; p = p->next)
         for (int r = 0; r < p->size; r++) {
-            if (memcmp(p->ground.process(p->ground.context, r), e->process, sizeof e->process) != 0) continue;
-            p->ground.name(p->ground.context, r, host, sizeof host);
+            if (memcmp(p->callbacks.process(p->callbacks.context, r), e->process, sizeof e->process) != 0) continue;
+            p->callbacks.name(p->callbacks.context, r, host, sizeof host);
             snprintf(out, bytes, "the process of rank %d on %s", r, host);
             return;
         }
@@ -38,14 +38,14 @@ static void name_process(const struct fabric *fabric, const struct endpoint *e, 
     else snprintf(host, sizeof host, "an address that is not known");
     snprintf(out, bytes, "a process at %s (they share no group)", host);
 }
-void endpoint_note_faulty(struct fabric *fabric, struct endpoint *e, const char *why)
+void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *e, const char *why)
 {
     char name[320];
     if (e->faulty) return;
     name_process(fabric, e, name, sizeof name);
     LOG(WARN, "%s ends its connection with %s: %s", fabric->operations->name, name, why);
     e->faulty = e->ends = fabric->faults = true;
-    endpoint_note_broken(fabric, e, why);
+    endpoint_mark_broken(fabric, e, why);
 }
 bool fabric_end_faulty(struct fabric *fabric)
 {
@@ -106,7 +106,7 @@ static void finish(struct fabric *fabric)
     fabric->stopping = true;
     thread_stop(fabric);
     fabric->operations->part(fabric);
-    for (struct note *note; (note = notes_pop(&fabric->early)) != NULL;) note_free(fabric, note);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&fabric->early)) != NULL;) saved_msg_free(fabric, msg);
     fabric->operations->finish(fabric);
     fabric_ops_free(fabric);
     fabric->stopping = false;
@@ -118,7 +118,7 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
     return thread_start(fabric);
 }
 tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
-    void *card, size_t *bytes)
+    void *address, size_t *bytes)
 {
     know(fabric);
     pthread_mutex_lock(&fabric->lock);
@@ -127,8 +127,8 @@ tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16],
     tutti_status status = fabric->users ? TUTTI_OK : start(fabric, place);
     if (status == TUTTI_OK) {
         fabric->users++;
-        memcpy(card, fabric->card, fabric->card_bytes);
-        *bytes = fabric->card_bytes;
+        memcpy(address, fabric->address, fabric->address_bytes);
+        *bytes = fabric->address_bytes;
     } else if (!fabric->users) finish(fabric);
     pthread_mutex_unlock(&fabric->lock);
     return status;

@@ -6,8 +6,8 @@
  *
  * Everything of a fabric is touched with its lock held, the functions below included; what they tell, they tell
  * within `progress`, on whichever thread that is. What has come or is over is told to the port whose it is: at once if
- * it is the one that polls (fabric->polling), else through its lists `notes` and `completed`, and its bell rings if it
- * sleeps.
+ * it is the one that polls (fabric->polling), else through its lists `saved_msgs` and `completed`, and its bell rings
+ * if it sleeps.
  *
  * A process speaks for its own ranks alone: a message is accepted from the process at the other end of the connection
  * by which it came, if it can be at all, and if what waits here of that process stays within its budget. Otherwise
@@ -18,7 +18,7 @@
 #include <pthread.h>
 
 enum {
-    FABRIC_CARD_BYTES = 2048,
+    FABRIC_ADDRESS_BYTES = 2048,
     FABRIC_OP_CLASSES = 14,   /* rooms of 256 bytes to 2 MiB are kept, others freed */
     EARLY_MOST = 16384,    /* messages of a process that wait here for groups that are not there yet */
     EARLY_BYTES = 4 << 20, /* of them */
@@ -46,7 +46,7 @@ struct endpoint { /* to a process; a fabric's own begins with this */
     struct key_id key; /* by which it is greeted, and the key of the two processes that follows */
     struct pair_key pair;
     uint64_t turn, least_turn; /* its own; greetings of the other end with a lower one than this are over */
-    uint64_t life;             /* of the other's fabric, as its card has it */
+    uint64_t life;             /* of the other's fabric, as its address has it */
     bool open;         /* messages may be sent */
     bool left;         /* it has said that it ends: the end of the connection is none of a process */
     bool faulty;       /* it has sent what cannot be: nothing that comes by it is heard any more */
@@ -82,8 +82,8 @@ struct fabric_op {
     unsigned char *room;
 };
 /* A message that has come while its port did not poll, or before there was one. */
-struct note {
-    struct note *next;
+struct saved_msg {
+    struct saved_msg *next;
     struct endpoint *from;
     struct header header;
     bool announced;
@@ -91,21 +91,22 @@ struct note {
     size_t bytes;
     unsigned char data[];
 };
-struct notes { struct note *first, *last; int count; };
+struct saved_msgs { struct saved_msg *first, *last; int count; };
 struct fabric_place { /* what a fabric is told of where it is */
     const char *device; /* the network interface that leads to the other hosts, or NULL */
     bool pretended;     /* the hosts are on one machine: nothing but what stands for a network is used */
 };
 struct fabric_operations {
     const char *name;
-    /* Sets card, card_bytes and event, a descriptor that becomes readable when it is armed. After an error, finish. */
+    /* Sets address, address_bytes and event, a descriptor that becomes readable when it is armed. After an error call
+       finish. */
     tutti_status (*start)(struct fabric *fabric, const struct fabric_place *place);
     /* Before the end: ends all endpoints, after what was sent has arrived, if that is soon. */
     void (*part)(struct fabric *fabric);
     void (*finish)(struct fabric *fabric); /* also what has begun only */
-    /* An endpoint to a process, by its card; it is open when both sides have proved that they know the key. */
+    /* An endpoint to a process, by its address; it is open when both sides have proved that they know the key. */
     tutti_status (*connect)(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-        const unsigned char *card, size_t bytes, struct endpoint **out);
+        const unsigned char *address, size_t bytes, struct endpoint **out);
     /* Sends the header and op->bytes of `data` (NULL: of the room), which stay until it completes: with its bytes, or
        announced, and then it completes when they have been fetched or let go of. false: it has completed already. */
     bool (*send)(struct fabric *fabric, struct fabric_op *op, const void *data, bool announced);
@@ -136,11 +137,11 @@ struct fabric {
     int users;
     bool stopping, known; /* known: fork tells it */
     unsigned char process[16];
-    uint64_t life; /* drawn when it starts; a fabric that is greeted puts it into its card */
+    uint64_t life; /* drawn when it starts; a fabric that is greeted puts it into its address */
     /* of the fabric's own */
     void *own;
-    unsigned char card[FABRIC_CARD_BYTES];
-    size_t card_bytes;
+    unsigned char address[FABRIC_ADDRESS_BYTES];
+    size_t address_bytes;
     int event;
     bool needs_poll; /* is to be looked at again soon, whatever the descriptor says */
     struct endpoint *endpoints;
@@ -149,7 +150,7 @@ struct fabric {
     /* of what is common */
     struct port *ports, *polling;
     struct past past;
-    struct notes early; /* for communicators that are not there yet */
+    struct saved_msgs early; /* for communicators that are not there yet */
     struct fabric_op *orphans; /* under way, and nobody is interested any more */
     struct fabric_op *spare[FABRIC_OP_CLASSES];
     struct fabric_thread thread;
@@ -160,21 +161,21 @@ struct fabric {
 #define FABRIC(table) { .operations = (table), .lock = PTHREAD_MUTEX_INITIALIZER }
 
 /* ---- for those who make groups ---- */
-struct fabric_ground { /* what it needs of the processes of its members */
+struct fabric_callbacks { /* what it needs of the processes of its members */
     void *context;
     const unsigned char *(*process)(void *context, int rank); /* a nonce of 16 bytes: equal, the same process */
     /* What fabric_open gave in that process, of this fabric. IN_PROGRESS: ask again. */
-    tutti_status (*card)(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes);
+    tutti_status (*address)(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes);
     void (*name)(void *context, int rank, char *out, size_t bytes); /* of its host and address, for messages */
     struct key_id key; /* by which the processes of the group know each other */
 };
-/* Starts the fabric for this process, whose nonce `process` is, if it does not run: *card is how others reach it. Pair
-   with fabric_close. UNSUPPORTED: it cannot be had, and the text says what to do. */
+/* Starts the fabric for this process, whose nonce is `process`, if it does not run; *address is how others reach it.
+   Pair it with fabric_close. UNSUPPORTED: it is not available, and the text says what to do. */
 tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16], const struct fabric_place *place,
-    void *card, size_t *bytes);
+    void *address, size_t *bytes);
 void fabric_close(struct fabric *fabric);
 /* Leads to those ranks that no transport of the router leads to yet. Between fabric_open and fabric_close. */
-tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_ground *ground);
+tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_callbacks *callbacks);
 
 /* ---- for fabrics ---- */
 /* A message has come by this endpoint. Its data is copied if it is needed later; of an announced one `data` is the
@@ -188,9 +189,9 @@ struct fabric_op *fabric_op_new(struct fabric *fabric, size_t room); /* NULL: ou
 void fabric_op_free(struct fabric *fabric, struct fabric_op *op);
 /* NULL: there is none, or it has broken or left. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
-void endpoint_note_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
+void endpoint_mark_broken(struct fabric *fabric, struct endpoint *endpoint, const char *why);
 /* Its process has sent what cannot be, for this reason: it is broken, and disconnected by fabric_end_faulty. */
-void endpoint_note_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why) __attribute__((cold));
+void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why) __attribute__((cold));
 bool fabric_end_faulty(struct fabric *fabric); /* not within progress; true: some were */
 static inline bool endpoint_is_broken(const struct endpoint *e) { return e->broken_ms != 0; }
 void fabric_pause(struct fabric *fabric); /* for some microseconds, without the lock */
@@ -212,13 +213,13 @@ bool greeting_is_proved(const struct fabric *fabric, const struct greeting *said
 /* It is of an earlier endpoint of that process than one which was heard since. */
 bool greeting_is_over(const struct fabric *fabric, const struct greeting *said);
 
-/* ---- notes ---- */
+/* ---- saved messages ---- */
 /* Takes a copy of the data, or keeps the descriptor of what is announced. NULL: out of memory. */
-struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced);
-void notes_push(struct notes *notes, struct note *note);
-struct note *notes_pop(struct notes *notes);
-void note_free(struct fabric *fabric, struct note *note); /* and lets go of what is pending */
+struct saved_msg *saved_msg_new(const struct header *header, const void *data, size_t bytes, bool announced);
+void saved_msgs_push(struct saved_msgs *saved_msgs, struct saved_msg *msg);
+struct saved_msg *saved_msgs_pop(struct saved_msgs *saved_msgs);
+void saved_msg_free(struct fabric *fabric, struct saved_msg *msg); /* and lets go of what is pending */
 /* Of fabric->early; what waits there counts for the endpoint by which it came. */
-struct note *early_pop(struct fabric *fabric); /* NULL: there is none */
-void early_push(struct fabric *fabric, struct note *note);
+struct saved_msg *early_pop(struct fabric *fabric); /* NULL: there is none */
+void early_push(struct fabric *fabric, struct saved_msg *msg);
 void early_forget(struct fabric *fabric, const struct endpoint *from); /* all that came by it */

@@ -57,7 +57,7 @@ void fabric_ops_free(struct fabric *fabric)
 void fabric_op_complete(struct fabric *fabric, struct fabric_op *f, const char *why)
 {
     f->why = why;
-    if (why && f->endpoint) endpoint_note_broken(fabric, f->endpoint, why);
+    if (why && f->endpoint) endpoint_mark_broken(fabric, f->endpoint, why);
     fabric_op_remove(f);
     if (f->owner) port_complete(f->owner, f);
     else fabric_op_free(fabric, f);

@@ -39,9 +39,9 @@ static void wake(struct port *p)
     if (p->armed && bell->ring) bell->ring(bell->context);
     disarm(p);
 }
-void port_note(struct port *p, struct note *note)
+void port_save_msg(struct port *p, struct saved_msg *msg)
 {
-    notes_push(&p->notes, note);
+    saved_msgs_push(&p->saved_msgs, msg);
     wake(p);
 }
 void port_starve(struct port *p)
@@ -86,7 +86,7 @@ static void fabric_release(struct transport *t, int member, uint64_t bytes)
     link_owe(p, &p->links[member], bytes);
     leave(p);
 }
-/* What notes and callbacks have left to be done. */
+/* What saved messages and callbacks have left to be done. */
 static bool settle(struct port *p)
 {
     bool moved = p->met.first || p->completed;
@@ -100,7 +100,7 @@ static bool settle(struct port *p)
 }
 /* Endpoints that broke since, in whichever communicator it was noticed. What a rank announces to one that has no
    endpoint of its own any more UCX drops without a word, so that link is broken, too. */
-static void note_breaks(struct port *p)
+static void breaks_record(struct port *p)
 {
     bool beside = p->base.router->network->beside;
     unsigned known = p->breaks;
@@ -110,25 +110,25 @@ static void note_breaks(struct port *p)
         for (int r = 0; r < p->size; r++) {
             struct link *link = &p->links[r];
             bool its = link->endpoint ? link->endpoint == e
-                                      : memcmp(p->ground.process(p->ground.context, r), e->process, 16) == 0;
-            if (its && beside && !e->open && !link->waiting.first) link_note_refused(p, link, e->why);
-            else if (its) link_note_broken(p, link, e->why);
+                                      : memcmp(p->callbacks.process(p->callbacks.context, r), e->process, 16) == 0;
+            if (its && beside && !e->open && !link->waiting.first) link_mark_refused(p, link, e->why);
+            else if (its) link_mark_broken(p, link, e->why);
         }
     }
 }
 static bool progress(struct port *p)
 {
     struct fabric *fabric = p->fabric;
-    bool moved = p->notes.first;
+    bool moved = p->saved_msgs.first;
     disarm(p);
     fabric->touched++;
-    if (moved) port_hear_notes(p);
+    if (moved) port_handle_saved_msgs(p);
     fabric->polling = p;
     moved |= fabric->operations->progress(fabric);
     moved |= settle(p);
     fabric->polling = NULL;
     if (fabric->faults) moved |= fabric_end_faulty(fabric);
-    if (p->breaks != fabric->breaks) note_breaks(p);
+    if (p->breaks != fabric->breaks) breaks_record(p);
     return moved;
 }
 /* A connection that broke and has been held in vain. */
@@ -144,7 +144,7 @@ static struct link *find_broken(const struct port *p)
 static void lose(struct port *p, const struct link *link)
 {
     char name[256];
-    p->ground.name(p->ground.context, link->rank, name, sizeof name);
+    p->callbacks.name(p->callbacks.context, link->rank, name, sizeof name);
     router_lose(p->base.router, link->rank,
         status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
             "the connection of rank %d to rank %d on %s broke: %s", p->rank, link->rank, name, link->why));
@@ -164,7 +164,7 @@ static bool fabric_poll(struct transport *t)
 static bool fabric_arm(struct transport *t)
 {
     struct port *p = enter(t);
-    bool ready = !p->notes.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
+    bool ready = !p->saved_msgs.first && !p->completed && !p->met.first && !p->waiting && !p->owes && !p->broken
         && !p->refusing.first && !p->out_of_memory;
     if (ready && !p->armed) {
         p->armed = true;
@@ -231,7 +231,7 @@ static bool is_at(const struct port *p, const struct link *link) /* memory of a 
 static void break_endpoint(struct fabric *fabric, struct endpoint *e)
 {
     struct port *polling = fabric->polling;
-    endpoint_note_broken(fabric, e, "this process closed it");
+    endpoint_mark_broken(fabric, e, "this process closed it");
     fabric->polling = NULL;
     fabric->operations->disconnect(fabric, e);
     fabric->polling = polling;
@@ -278,7 +278,7 @@ static void fabric_ops_orphan(struct port *p)
     }
     for (struct fabric_op *f; (f = p->completed) != NULL; fabric_op_free(p->fabric, f)) fabric_op_remove(f);
 }
-static void note_closed(const struct port *p)
+static void closed_record(const struct port *p)
 {
     struct past *past = &p->fabric->past;
     past->closed[past->count % PAST_PORTS].comm = p->comm;
@@ -290,13 +290,13 @@ static void fabric_destroy(struct transport *t)
     struct port **at = &p->fabric->ports;
     while (*at && *at != p) at = &(*at)->next;
     if (*at) *at = p->next;
-    note_closed(p);
+    closed_record(p);
     disarm(p);
     for (int r = 0; r < p->size; r++) let_go(p, &p->links[r]);
     port_forget_arrivals(p, NULL);
     fabric_ops_orphan(p);
-    for (struct note *note; (note = notes_pop(&p->notes)) != NULL;) note_free(p->fabric, note);
-    for (struct note *note; (note = notes_pop(&p->ahead)) != NULL;) note_free(p->fabric, note);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->saved_msgs)) != NULL;) saved_msg_free(p->fabric, msg);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&p->ahead)) != NULL;) saved_msg_free(p->fabric, msg);
     leave(p);
     free(p->links);
     free(p);
@@ -317,18 +317,18 @@ static void take_early(struct port *p)
 {
     struct fabric *fabric = p->fabric;
     for (int left = fabric->early.count; left > 0; left--) {
-        struct note *note = early_pop(fabric);
-        if (note->header.comm != p->comm || note->header.to != p->rank) {
-            early_push(fabric, note);
+        struct saved_msg *msg = early_pop(fabric);
+        if (msg->header.comm != p->comm || msg->header.to != p->rank) {
+            early_push(fabric, msg);
             continue;
         }
-        void *data = note->announced ? note->pending : note->data;
-        bool heard = !note->from->faulty && port_hear(p, note->from, &note->header, data, note->bytes, note->announced);
-        if (heard) note->pending = NULL;
-        note_free(fabric, note);
+        void *data = msg->announced ? msg->pending : msg->data;
+        bool heard = !msg->from->faulty && port_hear(p, msg->from, &msg->header, data, msg->bytes, msg->announced);
+        if (heard) msg->pending = NULL;
+        saved_msg_free(fabric, msg);
     }
 }
-tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_ground *ground)
+tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_callbacks *callbacks)
 {
     struct port *p = memory_zeroed(1, sizeof *p);
     struct link *links = memory_zeroed((size_t)router->size, sizeof *links);
@@ -343,7 +343,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
         .comm = router->comm,
         .rank = router->rank,
         .size = router->size,
-        .ground = *ground,
+        .callbacks = *callbacks,
         .links = links };
     for (int r = 0; r < p->size; r++) links[r].rank = r;
     pthread_mutex_lock(&fabric->lock);

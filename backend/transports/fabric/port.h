@@ -7,7 +7,7 @@
 enum {
     CREDIT_BYTES = 262144, /* of eager messages that a peer has been sent and that have not met their receive yet */
     LEAST_CHARGE = 64,     /* of each */
-    PENDING_RNDV_MOST = 65536,   /* announced messages of a rank that nobody has asked for, and notes of others */
+    PENDING_RNDV_MOST = 65536, /* announced and saved messages of a rank that no receive has taken */
     PENDING_RNDV_BUCKETS = 256,
     HOLD_MS = 1000,        /* how long a connection that broke is held, for the reason to come by another way */
     UNCONNECTED_MS = 3000  /* after which it is said that messages go by another network */
@@ -50,10 +50,10 @@ struct port {
     struct fabric *fabric;
     uint64_t comm;
     int rank, size;
-    struct fabric_ground ground;
+    struct fabric_callbacks callbacks;
     struct link *links;        /* [size] */
     struct fabric_op *ops, *completed;
-    struct notes notes, ahead; /* ahead: that wait for others, which come by another network */
+    struct saved_msgs saved_msgs, ahead; /* ahead: that wait for others, which come by another network */
     struct pending_rndv *pending[PENDING_RNDV_BUCKETS];
     struct due met, refusing; /* receives to begin; senders to be told that their message is refused */
     int waiting;               /* links whose sends wait for an endpoint */
@@ -82,14 +82,14 @@ bool port_tell(struct port *p, struct link *link, const struct header *said);
 void port_return_credit(struct port *p);
 void port_end_completed(struct port *p);               /* transfers that the fabric is done with */
 void port_refused(struct port *p, const struct header *header);
-void link_note_broken(struct port *p, struct link *link, const char *why);
+void link_mark_broken(struct port *p, struct link *link, const char *why);
 bool link_connect(struct port *p, struct link *link);  /* true: it has an endpoint; false: not yet, or never */
-void link_note_refused(struct port *p, struct link *link, const char *why); /* beside another network; says so */
+void link_mark_refused(struct port *p, struct link *link, const char *why); /* beside another network; says so */
 /* ---- arrival.c ---- */
 /* A message for it has come, or has waited for it: `data` of an announced one is the descriptor. true: it is kept. */
 bool port_hear(struct port *p, struct endpoint *from, const struct header *header, void *data, size_t bytes,
     bool announced);
-void port_hear_notes(struct port *p);
+void port_handle_saved_msgs(struct port *p);
 void port_accept(struct port *p, struct link *link, struct transfer *x, uint64_t id, uint64_t bytes);
 void port_refuse(struct port *p);
 void port_begin_met(struct port *p);                /* receives that met an announced message in a callback */
@@ -100,9 +100,9 @@ bool link_forget_receive(struct port *p, struct link *link, const struct transfe
 /* ---- port.c, for what a fabric tells ---- */
 struct port *port_find(const struct fabric *fabric, uint64_t comm, int rank);
 bool port_was_closed(const struct fabric *fabric, uint64_t comm, int rank);
-void port_note(struct port *p, struct note *note); /* is heard in its next poll */
+void port_save_msg(struct port *p, struct saved_msg *msg); /* is heard in its next poll */
 void port_complete(struct port *p, struct fabric_op *op);
-void port_starve(struct port *p); /* there was no memory to note a message: it fails in its next poll */
+void port_starve(struct port *p); /* there was no memory to msg a message: it fails in its next poll */
 void ports_wake(const struct fabric *fabric); /* all that sleep */
 
 /* ---- ops.c, thread.c ---- */

@@ -4,64 +4,64 @@
 #include <stdlib.h>
 #include <string.h>
 
-void notes_push(struct notes *notes, struct note *note)
+void saved_msgs_push(struct saved_msgs *saved_msgs, struct saved_msg *msg)
 {
-    note->next = NULL;
-    if (notes->last) notes->last->next = note;
-    else notes->first = note;
-    notes->last = note;
-    notes->count++;
+    msg->next = NULL;
+    if (saved_msgs->last) saved_msgs->last->next = msg;
+    else saved_msgs->first = msg;
+    saved_msgs->last = msg;
+    saved_msgs->count++;
 }
-struct note *notes_pop(struct notes *notes)
+struct saved_msg *saved_msgs_pop(struct saved_msgs *saved_msgs)
 {
-    struct note *note = notes->first;
-    if (!note) return NULL;
-    notes->first = note->next;
-    if (!notes->first) notes->last = NULL;
-    notes->count--;
-    return note;
+    struct saved_msg *msg = saved_msgs->first;
+    if (!msg) return NULL;
+    saved_msgs->first = msg->next;
+    if (!saved_msgs->first) saved_msgs->last = NULL;
+    saved_msgs->count--;
+    return msg;
 }
-void note_free(struct fabric *fabric, struct note *note)
+void saved_msg_free(struct fabric *fabric, struct saved_msg *msg)
 {
-    if (note->pending) fabric->operations->release(fabric, note->pending);
-    free(note);
+    if (msg->pending) fabric->operations->release(fabric, msg->pending);
+    free(msg);
 }
-struct note *note_new(const struct header *header, const void *data, size_t bytes, bool announced)
+struct saved_msg *saved_msg_new(const struct header *header, const void *data, size_t bytes, bool announced)
 {
-    struct note *note = memory_zeroed(1, sizeof *note + (announced ? 0 : bytes));
-    if (!note) return NULL;
-    note->header = *header;
-    note->announced = announced;
-    note->bytes = bytes;
-    if (announced) note->pending = (void *)(uintptr_t)data;
-    else if (bytes) memcpy(note->data, data, bytes);
-    return note;
+    struct saved_msg *msg = memory_zeroed(1, sizeof *msg + (announced ? 0 : bytes));
+    if (!msg) return NULL;
+    msg->header = *header;
+    msg->announced = announced;
+    msg->bytes = bytes;
+    if (announced) msg->pending = (void *)(uintptr_t)data;
+    else if (bytes) memcpy(msg->data, data, bytes);
+    return msg;
 }
 
 /* ---- of communicators that this rank is about to join ---- */
-static void early_count(struct endpoint *from, const struct note *note, int sign)
+static void early_count(struct endpoint *from, const struct saved_msg *msg, int sign)
 {
-    size_t bytes = sizeof *note + (note->announced ? 0 : note->bytes);
+    size_t bytes = sizeof *msg + (msg->announced ? 0 : msg->bytes);
     from->early += sign;
     from->early_bytes = sign > 0 ? from->early_bytes + bytes : from->early_bytes - bytes;
 }
-struct note *early_pop(struct fabric *fabric)
+struct saved_msg *early_pop(struct fabric *fabric)
 {
-    struct note *note = notes_pop(&fabric->early);
-    if (note) early_count(note->from, note, -1);
-    return note;
+    struct saved_msg *msg = saved_msgs_pop(&fabric->early);
+    if (msg) early_count(msg->from, msg, -1);
+    return msg;
 }
-void early_push(struct fabric *fabric, struct note *note)
+void early_push(struct fabric *fabric, struct saved_msg *msg)
 {
-    early_count(note->from, note, 1);
-    notes_push(&fabric->early, note);
+    early_count(msg->from, msg, 1);
+    saved_msgs_push(&fabric->early, msg);
 }
 void early_forget(struct fabric *fabric, const struct endpoint *from)
 {
     for (int left = fabric->early.count; left > 0; left--) {
-        struct note *note = early_pop(fabric);
-        if (note->from == from) note_free(fabric, note);
-        else early_push(fabric, note);
+        struct saved_msg *msg = early_pop(fabric);
+        if (msg->from == from) saved_msg_free(fabric, msg);
+        else early_push(fabric, msg);
     }
 }
 static bool keep_early(struct fabric *fabric, struct endpoint *from, const struct header *header, void *data,
@@ -71,13 +71,13 @@ static bool keep_early(struct fabric *fabric, struct endpoint *from, const struc
                                    "joined";
     if (port_was_closed(fabric, header->comm, header->to)) return false;
     bool room = from->early < EARLY_MOST && from->early_bytes < EARLY_BYTES;
-    struct note *note = room ? note_new(header, data, bytes, announced) : NULL;
-    if (!note) {
-        endpoint_note_faulty(fabric, from, room ? "no memory for the messages of its process" : too_much);
+    struct saved_msg *msg = room ? saved_msg_new(header, data, bytes, announced) : NULL;
+    if (!msg) {
+        endpoint_mark_faulty(fabric, from, room ? "no memory for the messages of its process" : too_much);
         return false;
     }
-    note->from = from;
-    early_push(fabric, note);
+    msg->from = from;
+    early_push(fabric, msg);
     return announced;
 }
 
@@ -96,7 +96,7 @@ bool fabric_hear(struct fabric *fabric, struct endpoint *from, const struct head
     bool announced)
 {
     const char *fault = from->faulty ? NULL : fault_of(header, bytes, announced);
-    if (fault) endpoint_note_faulty(fabric, from, fault);
+    if (fault) endpoint_mark_faulty(fabric, from, fault);
     if (from->faulty) return false;
     struct port *port = port_find(fabric, header->comm, header->to);
     return port ? port_hear(port, from, header, data, bytes, announced)

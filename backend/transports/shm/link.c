@@ -31,11 +31,11 @@ static void activate(struct shm *shm, struct link *l)
 }
 static tutti_status reserve(struct shm *shm, void *at, size_t bytes)
 {
-    return shm->ground.reserve(shm->ground.context, at, bytes);
+    return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
 }
 static struct pair *pair_of(struct shm *shm, int from, int to)
 {
-    return (struct pair *)(void *)shm->ground.pair(shm->ground.context, from, to);
+    return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
 }
 static tutti_status open_outgoing(struct shm *shm, struct link *l)
 {
@@ -71,40 +71,40 @@ void link_meet(struct shm *shm, struct link *l)
 }
 void link_settle(struct shm *shm, struct link *l)
 {
-    if (l->spoke) shm->ground.ring(shm->ground.context, l->peer);
+    if (l->spoke) shm->callbacks.ring(shm->callbacks.context, l->peer);
     l->spoke = false;
-    l->busy = l->notes || l->outbox.first || l->streams.first || l->expecting || l->shares.first || l->helped
+    l->busy = l->queued || l->outbox.first || l->streams.first || l->expecting || l->shares.first || l->helped
         || l->dropping || !l->in.pair;
 }
 
 /* ---- telling ---- */
-static struct note *note_new(struct shm *shm)
+static struct queued_envelope *queued_envelope_new(struct shm *shm)
 {
-    struct note *note = shm->spare_notes;
-    if (!note) return memory_zeroed(1, sizeof *note);
-    shm->spare_notes = note->next;
-    return note;
+    struct queued_envelope *queued = shm->spare_envelopes;
+    if (!queued) return memory_zeroed(1, sizeof *queued);
+    shm->spare_envelopes = queued->next;
+    return queued;
 }
-static void note_keep(struct shm *shm, struct link *l, const struct envelope *e)
+static void envelope_queue(struct shm *shm, struct link *l, const struct envelope *e)
 {
-    struct note *note = note_new(shm);
-    if (!note) {
+    struct queued_envelope *queued = queued_envelope_new(shm);
+    if (!queued) {
         router_fail(shm->base.router,
             status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for an answer to rank %d", shm->base.router->rank,
                 l->rank));
         return;
     }
-    *note = (struct note){ .envelope = *e };
-    if (l->notes) l->last_note->next = note;
-    else l->notes = note;
-    l->last_note = note;
+    *queued = (struct queued_envelope){ .envelope = *e };
+    if (l->queued) l->last_queued->next = queued;
+    else l->queued = queued;
+    l->last_queued = queued;
 }
-bool link_can_tell(struct link *l) { return !l->out.pair || (!l->notes && writer_has_room(&l->out)); }
+bool link_can_tell(struct link *l) { return !l->out.pair || (!l->queued && writer_has_room(&l->out)); }
 void link_tell(struct shm *shm, struct link *l, const struct envelope *e)
 {
     tutti_status status = open_outgoing(shm, l);
     if (status < 0) router_fail(shm->base.router, status);
-    else if (!link_can_tell(l)) note_keep(shm, l, e);
+    else if (!link_can_tell(l)) envelope_queue(shm, l, e);
     else {
         writer_tell(&l->out, e);
         l->spoke = true;
@@ -124,7 +124,7 @@ static tutti_status announce(struct shm *shm, struct link *l, struct transfer *x
     open_add(shm, x);
     return TUTTI_OK;
 }
-static struct pen pen_of(const struct shm *shm) { return (struct pen){ shm->ground.stream, shm->ground.paced }; }
+static struct pen pen_of(const struct shm *shm) { return (struct pen){ shm->callbacks.stream, shm->callbacks.paced }; }
 static tutti_status send_eagerly(struct shm *shm, struct link *l, struct transfer *x)
 {
     if (x->wire > INLINE_BYTES) TRY(prepare_eager(shm, l));
@@ -141,11 +141,11 @@ static void clear(struct shm *shm, struct link *l, struct transfer *x)
 static bool flush(struct shm *shm, struct link *l) /* what waits for room in the ring */
 {
     bool moved = false;
-    for (struct note *note; (note = l->notes) != NULL && writer_has_room(&l->out); moved = true) {
-        writer_tell(&l->out, &note->envelope);
-        l->notes = note->next;
-        note->next = shm->spare_notes;
-        shm->spare_notes = note;
+    for (struct queued_envelope *queued; (queued = l->queued) != NULL && writer_has_room(&l->out); moved = true) {
+        writer_tell(&l->out, &queued->envelope);
+        l->queued = queued->next;
+        queued->next = shm->spare_envelopes;
+        shm->spare_envelopes = queued;
     }
     for (; l->outbox.first && writer_has_room(&l->out); moved = true) {
         struct transfer *x = queue_take(&l->outbox, NULL);
@@ -163,7 +163,8 @@ static bool stream(struct shm *shm, struct link *l)
     bool moved = false;
     for (struct transfer *x; (x = l->streams.first) != NULL && writer_has_slot(&l->out); moved = true) {
         writer_stream(&l->out, x, pen_of(shm));
-        shm->ground.ring(shm->ground.context, l->peer); /* so that the peer empties a slot while the next is filled */
+        /* So the peer empties a slot while the next one is filled. */
+        shm->callbacks.ring(shm->callbacks.context, l->peer);
         if (x->moved < x->wire) continue;
         queue_take(&l->streams, NULL);
         transfer_done(x);
@@ -174,11 +175,11 @@ static bool stream(struct shm *shm, struct link *l)
 static bool send_at_once(struct shm *shm, struct link *l, struct transfer *x)
 {
     bool small = x->wire <= INLINE_BYTES && x->piece_count == 1 && x->pieces->length == x->wire;
-    if (!small || !l->out.pair || l->notes || l->outbox.first) return false;
+    if (!small || !l->out.pair || l->queued || l->outbox.first) return false;
     if (!writer_has_room(&l->out) || !writer_has_credit(&l->out, x->wire)) return false;
     writer_send_small(&l->out, x);
     transfer_done(x);
-    shm->ground.ring(shm->ground.context, l->peer);
+    shm->callbacks.ring(shm->callbacks.context, l->peer);
     return true;
 }
 /* Not inlined: the few bytes before would have to make room for it. */
@@ -315,7 +316,7 @@ static void fill(struct shm *shm, struct link *l, struct transfer *x, const stru
         l->in.corrupt = true;
         return;
     }
-    copy_function *copy = x->wire >= BEYOND_CACHE ? shm->ground.stream_far : NULL;
+    copy_function *copy = x->wire >= BEYOND_CACHE ? shm->callbacks.stream_far : NULL;
     reader_scatter_slot(&l->in, slot, x, copy);
     if (x->moved < x->wire) return;
     open_remove(shm, x);
@@ -331,7 +332,7 @@ static bool drain_pipe(struct shm *shm, struct link *l)
         if (x) fill(shm, l, x, &slot);
         if (l->in.corrupt) break;
         reader_take_slot(&l->in);
-        shm->ground.ring(shm->ground.context, l->peer);
+        shm->callbacks.ring(shm->callbacks.context, l->peer);
     }
     return n > 0;
 }
@@ -351,7 +352,7 @@ bool link_poll(struct shm *shm, struct link *l)
     if (!l->busy && !l->spoke && !l->in.corrupt && !l->out.corrupt) return moved; /* small messages and nothing else */
     if (l->expecting || l->dropping) moved |= drain_pipe(shm, l);
     if (shm_has_failed(shm)) return true;
-    if (l->notes || l->outbox.first) moved |= flush(shm, l);
+    if (l->queued || l->outbox.first) moved |= flush(shm, l);
     if (l->streams.first) moved |= stream(shm, l);
     if (l->shares.first || l->helped) moved |= share_poll(shm, l);
     link_settle(shm, l);

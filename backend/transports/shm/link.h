@@ -6,8 +6,8 @@
 #include "backend/transports/shm/shm.h"
 
 enum { OPEN_BUCKETS = 256 };
-struct note { /* an envelope that waits for room in the ring */
-    struct note *next;
+struct queued_envelope { /* an envelope that waits for room in the ring */
+    struct queued_envelope *next;
     struct envelope envelope;
 };
 struct link {                       /* this rank and one peer, which may be itself */
@@ -17,7 +17,7 @@ struct link {                       /* this rank and one peer, which may be itse
     struct queue streams;           /* sends that are cleared, in the order of the clearances */
     struct queue shares;            /* receives copied from tensor to tensor, one after the other */
     struct transfer *helped;        /* a send whose receiver has asked for help with that, or NULL */
-    struct note *notes, *last_note; /* these go before the outbox */
+    struct queued_envelope *queued, *last_queued; /* these go before the outbox */
     int expecting;                  /* receives that are cleared and not yet complete */
     int peer; /* its index on the host, and what it is to the router: */
     int rank;
@@ -33,7 +33,7 @@ struct link {                       /* this rank and one peer, which may be itse
 };
 struct shm {
     struct transport base;
-    struct shm_ground ground;
+    struct shm_callbacks callbacks;
     struct doorbell *doorbell;
     uint32_t rings_seen; /* doorbell->opened as last seen */
     int me, count;   /* members */
@@ -41,7 +41,7 @@ struct shm {
     struct link **active; /* [count]: those with a pair open */
     uint64_t last_id;
     struct queue open[OPEN_BUCKETS]; /* announced sends and cleared receives, by id */
-    struct note *spare_notes;
+    struct queued_envelope *spare_envelopes;
     struct matching *matching; /* the router's */
     struct link *links;        /* [count] */
 };

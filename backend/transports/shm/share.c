@@ -15,15 +15,16 @@ enum { BEYOND_CACHES = 24 << 20 };
 static bool may_share(const struct shm *shm, const struct transfer *x)
 {
     bool whole = x->piece_count == 1 && x->pieces->length == x->wire && x->wire > 0;
-    return whole && x->may_share && shm->ground.find;
+    return whole && x->may_share && shm->callbacks.find;
 }
 struct remote share_remote(const struct shm *shm, const struct transfer *x)
 {
     struct remote place;
     if (!may_share(shm, x)) return (struct remote){ REMOTE_NONE, 0 };
-    bool found = shm->ground.find(shm->ground.context, x->pieces->at, x->pieces->length, &place);
+    bool found = shm->callbacks.find(shm->callbacks.context, x->pieces->at, x->pieces->length, &place);
     if (found) return place;
-    bool open = x->is_send && shm->ground.opens && shm->ground.opens(shm->ground.context, x->pieces->at, x->wire);
+    bool open =
+        x->is_send && shm->callbacks.opens && shm->callbacks.opens(shm->callbacks.context, x->pieces->at, x->wire);
     return (struct remote){ open ? REMOTE_OPEN : REMOTE_PRIVATE, open ? (uintptr_t)x->pieces->at : 0 };
 }
 static bool is_reachable(struct remote place)
@@ -51,23 +52,23 @@ static void copy_part(const struct shm *shm, const struct transfer *x, unsigned 
 {
     size_t from = (size_t)part * part_bytes(x->wire), bytes = bytes_of_part(x, part);
     unsigned char *mine = x->pieces->at + from;
-    copy_function *copy = x->wire >= BEYOND_CACHES ? shm->ground.stream_far : NULL;
+    copy_function *copy = x->wire >= BEYOND_CACHES ? shm->callbacks.stream_far : NULL;
     piece_copy(copy, x->is_send ? theirs + from : mine, x->is_send ? mine : theirs + from, bytes);
 }
 /* IN_PROGRESS: not now. OK: a part has been copied, or, *none, there is none left. Then the peer may have copied all,
    be over and have freed its tensor before it could be reached from here: that it cannot be is no error. */
 static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
 {
-    const struct shm_ground *ground = &shm->ground;
+    const struct shm_callbacks *callbacks = &shm->callbacks;
     unsigned char *theirs;
     uint64_t part;
-    tutti_status status = ground->reach(ground->context, l->peer, x->is_send, x->place, (size_t)x->wire, &theirs);
+    tutti_status status = callbacks->reach(callbacks->context, l->peer, x->is_send, x->place, (size_t)x->wire, &theirs);
     *none = status != TUTTI_OK && !claims_left(pair_of(l, x), x->key, part_count(x->wire));
     if (status != TUTTI_OK) return *none ? TUTTI_OK : status;
-    if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;
+    if (!callbacks->enter(callbacks->context)) return TUTTI_IN_PROGRESS;
     *none = !claims_take(pair_of(l, x), x->key, part_count(x->wire), &part);
     if (!*none) copy_part(shm, x, theirs, part);
-    ground->leave(ground->context);
+    callbacks->leave(callbacks->context);
     x->moved += !*none;
     return TUTTI_OK;
 }
@@ -75,14 +76,14 @@ static tutti_status copy_next(struct shm *shm, struct link *l, struct transfer *
 /* The same, of what is read; nobody helps, so the parts come in turn. */
 static tutti_status read_next(struct shm *shm, struct link *l, struct transfer *x, bool *none)
 {
-    const struct shm_ground *ground = &shm->ground;
+    const struct shm_callbacks *callbacks = &shm->callbacks;
     uint64_t from = x->moved * part_bytes(x->wire);
     *none = x->moved == part_count(x->wire);
     if (*none) return TUTTI_OK;
-    if (!ground->enter(ground->context)) return TUTTI_IN_PROGRESS;
-    tutti_status status = ground->read(ground->context, l->peer, x->place.offset + from, x->pieces->at + from,
+    if (!callbacks->enter(callbacks->context)) return TUTTI_IN_PROGRESS;
+    tutti_status status = callbacks->read(callbacks->context, l->peer, x->place.offset + from, x->pieces->at + from,
         bytes_of_part(x, x->moved));
-    ground->leave(ground->context);
+    callbacks->leave(callbacks->context);
     x->moved += status == TUTTI_OK;
     return status;
 }
@@ -101,7 +102,7 @@ bool share_accept(struct shm *shm, struct link *l, struct transfer *x)
 {
     struct remote mine = share_remote(shm, x);
     bool plain = mine.block != REMOTE_NONE && x->place.block != REMOTE_NONE;
-    bool reads = x->place.block == REMOTE_OPEN && shm->ground.reads && shm->ground.reads(shm->ground.context);
+    bool reads = x->place.block == REMOTE_OPEN && shm->callbacks.reads && shm->callbacks.reads(shm->callbacks.context);
     if (!plain || (!is_reachable(mine) && !is_reachable(x->place) && !reads)) return false;
     if (is_reachable(mine) && x->place.block == REMOTE_OPEN) x->place.block = REMOTE_PRIVATE;  /* the sender copies */
     x->others = 0;

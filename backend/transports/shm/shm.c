@@ -55,18 +55,18 @@ static void shm_lose(struct transport *t, int member, tutti_status status)
 }
 
 /* ---- lifetime ---- */
-static void free_notes(struct note *note)
+static void queued_envelopes_free(struct queued_envelope *queued)
 {
-    for (struct note *next; note; note = next) {
-        next = note->next;
-        free(note);
+    for (struct queued_envelope *next; queued; queued = next) {
+        next = queued->next;
+        free(queued);
     }
 }
 static void shm_destroy(struct transport *t)
 {
     struct shm *shm = (struct shm *)t;
-    for (int i = 0; shm->links && i < shm->count; i++) free_notes(shm->links[i].notes);
-    free_notes(shm->spare_notes);
+    for (int i = 0; shm->links && i < shm->count; i++) queued_envelopes_free(shm->links[i].queued);
+    queued_envelopes_free(shm->spare_envelopes);
     free(shm->active);
     free(shm->links);
     free(shm);
@@ -81,12 +81,12 @@ static const struct transport_operations operations = { .name = "shm",
     .destroy = shm_destroy };
 
 size_t shm_pair_bytes(void) { return sizeof(struct pair); }
-static struct shm *shm_new(const struct shm_ground *ground, int count)
+static struct shm *shm_new(const struct shm_callbacks *callbacks, int count)
 {
     struct shm *shm = memory_aligned(sizeof *shm);
     if (!shm) return NULL;
     shm->base = (struct transport){ .operations = &operations };
-    shm->ground = *ground;
+    shm->callbacks = *callbacks;
     shm->count = count;
     shm->links = memory_aligned((size_t)count * sizeof *shm->links);
     shm->active = memory_zeroed((size_t)count, sizeof *shm->active);
@@ -94,14 +94,15 @@ static struct shm *shm_new(const struct shm_ground *ground, int count)
     shm_destroy(&shm->base);
     return NULL;
 }
-tutti_status shm_connect(struct router *router, const struct shm_ground *ground, int me, const int *ranks, int count)
+tutti_status shm_connect(struct router *router, const struct shm_callbacks *callbacks, int me, const int *ranks,
+    int count)
 {
     if (count > DOORBELL_RANKS)
         return status_fail(TUTTI_UNSUPPORTED, "%d ranks on one host: the shm transport serves %d", count,
             DOORBELL_RANKS);
-    struct pair *mine = (struct pair *)(void *)ground->pair(ground->context, me, me);
-    TRY(ground->reserve(ground->context, mine, PAIR_PAGE));
-    struct shm *shm = shm_new(ground, count);
+    struct pair *mine = (struct pair *)(void *)callbacks->pair(callbacks->context, me, me);
+    TRY(callbacks->reserve(callbacks->context, mine, PAIR_PAGE));
+    struct shm *shm = shm_new(callbacks, count);
     if (!shm)
         return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for the transport between %d ranks", router->rank,
             count);

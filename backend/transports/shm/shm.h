@@ -3,7 +3,7 @@
 #pragma once
 #include "backend/transports/router.h"
 
-struct shm_ground { /* the parts of a segment it needs; `from`, `to` and `member` are indices on the host */
+struct shm_callbacks { /* the parts of a segment it needs; `from`, `to` and `member` are indices on the host */
     void *context;
     unsigned char *(*pair)(void *context, int from, int to);        /* pair_bytes of shared memory, zeroed at first */
     tutti_status (*reserve)(void *context, void *at, size_t bytes); /* makes memory real before it is touched */
@@ -30,4 +30,5 @@ struct shm_ground { /* the parts of a segment it needs; `from`, `to` and `member
 };
 size_t shm_pair_bytes(void); /* what it needs for each ordered pair */
 /* Leads to these ranks (NULL: 0 to count - 1), member i being ranks[i], and to this rank itself, who is `me`. */
-tutti_status shm_connect(struct router *router, const struct shm_ground *ground, int me, const int *ranks, int count);
+tutti_status shm_connect(struct router *router, const struct shm_callbacks *callbacks, int me, const int *ranks,
+    int count);

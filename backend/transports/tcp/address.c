@@ -61,14 +61,14 @@ static void set(int descriptor, int level, int option, int value)
 }
 static void keep_address(struct sockets *s, const union name *name)
 {
-    s->card.family = name->any.sa_family;
-    if (s->card.family == AF_INET) {
-        s->card.port = ntohs(name->four.sin_port);
-        memcpy(s->card.address, &name->four.sin_addr, sizeof name->four.sin_addr);
+    s->address.family = name->any.sa_family;
+    if (s->address.family == AF_INET) {
+        s->address.port = ntohs(name->four.sin_port);
+        memcpy(s->address.address, &name->four.sin_addr, sizeof name->four.sin_addr);
         return;
     }
-    s->card.port = ntohs(name->six.sin6_port);
-    memcpy(s->card.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
+    s->address.port = ntohs(name->six.sin6_port);
+    memcpy(s->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
     s->scope = name->six.sin6_scope_id;
 }
 tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
@@ -86,20 +86,20 @@ tutti_status address_listen(struct sockets *s, const struct fabric_place *place)
     keep_address(s, &name);
     return TUTTI_OK;
 }
-int address_call(const struct sockets *s, const struct card *card)
+int address_call(const struct sockets *s, const struct tcp_address *address)
 {
     union name name;
     memset(&name, 0, sizeof name);
-    name.any.sa_family = card->family;
-    if (card->family == AF_INET) {
-        name.four.sin_port = htons(card->port);
-        memcpy(&name.four.sin_addr, card->address, sizeof name.four.sin_addr);
+    name.any.sa_family = address->family;
+    if (address->family == AF_INET) {
+        name.four.sin_port = htons(address->port);
+        memcpy(&name.four.sin_addr, address->address, sizeof name.four.sin_addr);
     } else {
-        name.six.sin6_port = htons(card->port);
-        memcpy(&name.six.sin6_addr, card->address, sizeof name.six.sin6_addr);
+        name.six.sin6_port = htons(address->port);
+        memcpy(&name.six.sin6_addr, address->address, sizeof name.six.sin6_addr);
         if (IN6_IS_ADDR_LINKLOCAL(&name.six.sin6_addr)) name.six.sin6_scope_id = s->scope; /* each host's own number */
     }
-    int descriptor = open_socket(card->family);
+    int descriptor = open_socket(address->family);
     if (descriptor < 0) return descriptor;
     set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
     set(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_BYTES);

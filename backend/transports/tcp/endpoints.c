@@ -98,7 +98,7 @@ static void end_alone(struct fabric *fabric, struct tcp_endpoint *e, const char 
 {
     struct sockets *s = sockets_of(fabric);
     bool open = is_connected(e);
-    endpoint_note_broken(fabric, &e->base, why);
+    endpoint_mark_broken(fabric, &e->base, why);
     s->blocked -= (e->handle.events & EPOLLOUT) != 0 && open;
     handle_close(fabric, &e->handle);
     end_call(e);

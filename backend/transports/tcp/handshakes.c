@@ -152,7 +152,7 @@ void pending_drop_all(struct fabric *fabric)
 static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
 {
     struct sockets *s = sockets_of(fabric);
-    int descriptor = address_call(s, &e->card);
+    int descriptor = address_call(s, &e->address);
     s->calls++;
     e->again_ms = 0;
     e->connected = false;
@@ -170,16 +170,16 @@ static tutti_status call(struct fabric *fabric, struct tcp_endpoint *e)
     return handle_watch(fabric, &e->handle, EPOLLOUT);
 }
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    struct card theirs;
+    struct tcp_address theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address for TCP (TUTTI_TRANSPORT must name tcp on all hosts)");
-    memcpy(&theirs, card, sizeof theirs);
+    memcpy(&theirs, address, sizeof theirs);
     struct tcp_endpoint *e = endpoint_new(fabric, process);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    e->card = theirs;
+    e->address = theirs;
     e->base.key = *key;
     e->since_ms = clock_ms();
     bool oneself = memcmp(fabric->process, process, 16) == 0;

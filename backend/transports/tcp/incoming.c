@@ -111,7 +111,7 @@ static size_t begin_frame(struct fabric *fabric, struct tcp_endpoint *e, unsigne
     case GOODBYE: e->base.left = true; break;
     default: wrong = cannot_be; break;
     }
-    if (wrong == cannot_be) endpoint_note_faulty(fabric, &e->base, wrong);
+    if (wrong == cannot_be) endpoint_mark_faulty(fabric, &e->base, wrong);
     if (wrong) endpoint_end(fabric, e, wrong);
     return 0;
 }

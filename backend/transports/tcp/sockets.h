@@ -26,7 +26,7 @@ enum {
     UNASKED = 2,                  /* so many connections are read without asking which of them has something */
     ASK_EVERY = 32            /* looks, until the others are asked nevertheless */
 };
-struct card { /* how others reach a process */
+struct tcp_address { /* how others reach a process */
     uint16_t family, port;
     uint8_t address[16];
 };
@@ -73,7 +73,7 @@ struct incoming { /* the frame that is being received */
 struct tcp_endpoint {
     struct endpoint base;
     struct handle handle;
-    struct card card;
+    struct tcp_address address;
     bool connected;              /* our call has reached it */
     bool parted;                 /* nothing is sent any more */
     int64_t since_ms;            /* when it was called */
@@ -96,7 +96,7 @@ struct tcp_endpoint {
 struct sockets {
     struct handle listener;
     uint32_t scope; /* of addresses that need one */
-    struct card card;
+    struct tcp_address address;
     struct pending_connection pending[PENDING_MOST];
     int pending_count;
     int64_t deaf_ms; /* since when no more callers can be heard for want of descriptors; 0: they can */
@@ -114,13 +114,13 @@ static inline bool is_connected(const struct tcp_endpoint *e) { return e->base.o
 
 /* ---- address.c: descriptors; or the negative of why there is none ---- */
 tutti_status address_listen(struct sockets *sockets, const struct fabric_place *place);
-int address_call(const struct sockets *sockets, const struct card *card);
+int address_call(const struct sockets *sockets, const struct tcp_address *address);
 int address_accept(int listener);
 int address_error(int descriptor); /* of a call: 0, or why it failed */
 void address_print(int descriptor, char *out, size_t bytes); /* of its other end */
 /* ---- handshakes.c ---- */
 tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out);
+    const unsigned char *address, size_t bytes, struct endpoint **out);
 void pending_accept(struct fabric *fabric);
 void pending_read(struct fabric *fabric, struct pending_connection *pending);
 void pending_drop_all(struct fabric *fabric);

@@ -111,8 +111,8 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wait on: %s", strerror(errno));
     TRY(address_listen(s, place));
     TRY(handle_watch(fabric, &s->listener, EPOLLIN));
-    memcpy(fabric->card, &s->card, sizeof s->card);
-    fabric->card_bytes = sizeof s->card;
+    memcpy(fabric->address, &s->address, sizeof s->address);
+    fabric->address_bytes = sizeof s->address;
     return TUTTI_OK;
 }
 const struct fabric_operations tcp_operations = { .name = "tcp",

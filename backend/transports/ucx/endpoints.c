@@ -30,7 +30,7 @@ struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number)
 static void on_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
 {
     (void)ep;
-    endpoint_note_broken(&ucx_fabric, endpoint, ucx_status_text(status));
+    endpoint_mark_broken(&ucx_fabric, endpoint, ucx_status_text(status));
 }
 static tutti_status endpoint_new(const struct fabric *fabric, const unsigned char process[16], uint64_t life,
     const struct key_id *key, struct ucx_endpoint **out)
@@ -42,11 +42,11 @@ static tutti_status endpoint_new(const struct fabric *fabric, const unsigned cha
     e->number |= 1; /* 0 is none */
     return TUTTI_OK;
 }
-static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *card)
+static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *address)
 {
     const ucp_ep_params_t parameters = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
             | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = (const ucp_address_t *)(const void *)card,
+        .address = (const ucp_address_t *)(const void *)address,
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = { .cb = on_broken, .arg = e } };
     ucs_status_t status = ucx.ucp_ep_create(worker.ucp, &parameters, &e->ep);
@@ -56,14 +56,14 @@ static tutti_status endpoint_open(struct ucx_endpoint *e, const unsigned char *c
         ucx_status_text(status));
 }
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     struct ucx_endpoint *e = NULL;
     uint64_t life;
     if (bytes <= sizeof life) return status_fail(TUTTI_SYSTEM, "its process has published no address of UCX");
-    memcpy(&life, card + bytes - sizeof life, sizeof life);
+    memcpy(&life, address + bytes - sizeof life, sizeof life);
     tutti_status status = endpoint_new(fabric, process, life, key, &e);
-    if (status == TUTTI_OK) status = endpoint_open(e, card);
+    if (status == TUTTI_OK) status = endpoint_open(e, address);
     if (status != TUTTI_OK) {
         free(e);
         return status;
@@ -111,7 +111,7 @@ static bool send_at_once(struct fabric *fabric, struct ucx_endpoint *e, const st
         notice ? sizeof notice->header : 0, notice ? notice->data : NULL, bytes, &parameters);
     if (!sent) return true;
     if (UCS_PTR_STATUS(sent) != UCS_ERR_NO_RESOURCE)
-        endpoint_note_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
+        endpoint_mark_broken(fabric, &e->base, ucx_status_text(UCS_PTR_STATUS(sent)));
     return false;
 }
 /* UCX 1.22 sends nothing at once that has bytes. It is built without those assertions, so there HELLO may go like any
@@ -138,7 +138,7 @@ static struct ucx_endpoint *sender_of(const struct notice *said)
     struct ucx_endpoint *e = ucx_endpoint_numbered(said->header.bytes);
     return e && memcmp(e->base.process, said->greeting.from, sizeof e->base.process) == 0 ? e : NULL;
 }
-static void hear_hello(struct fabric *fabric, const struct notice *said, size_t card_bytes)
+static void hear_hello(struct fabric *fabric, const struct notice *said, size_t address_bytes)
 {
     const struct greeting *g = &said->greeting;
     uint64_t here = said->header.bytes, there = said->header.id;
@@ -146,10 +146,10 @@ static void hear_hello(struct fabric *fabric, const struct notice *said, size_t 
     if (greeting_is_over(fabric, g)) return;
     if (here && (!found || here != mine(found)->number)) return; /* it answers one that is broken */
     if (found && !here && mine(found)->theirs && mine(found)->theirs != there) { /* what we knew is no more */
-        endpoint_note_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
+        endpoint_mark_broken(fabric, found, ucx_status_text(UCS_ERR_CONNECTION_RESET));
         found = NULL;
     }
-    if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->card, card_bytes, &found) != TUTTI_OK)
+    if (!found && ucx_endpoint_create(fabric, g->from, &g->key, said->address, address_bytes, &found) != TUTTI_OK)
         return; /* its sends say why */
     mine(found)->theirs = there;
     found->least_turn = g->turn + 1; /* each says it once */
@@ -159,18 +159,18 @@ static void hear_opened(const struct notice *said)
     struct ucx_endpoint *e = sender_of(said);
     if (e && e->theirs == said->header.id) e->base.open = true;
 }
-static void hear_greeting(struct fabric *fabric, const struct note *note)
+static void hear_greeting(struct fabric *fabric, const struct saved_msg *msg)
 {
-    struct notice said = { .header = note->header };
-    memcpy(said.data, note->data, note->bytes);
-    if (note->header.kind == HELLO) hear_hello(fabric, &said, note->bytes - sizeof said.greeting);
+    struct notice said = { .header = msg->header };
+    memcpy(said.data, msg->data, msg->bytes);
+    if (msg->header.kind == HELLO) hear_hello(fabric, &said, msg->bytes - sizeof said.greeting);
     else hear_opened(&said);
 }
 void ucx_greet(struct fabric *fabric)
 {
     fabric->needs_poll = false;
-    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL; note_free(fabric, note))
-        hear_greeting(fabric, note);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL; saved_msg_free(fabric, msg))
+        hear_greeting(fabric, msg);
     for (struct endpoint *e = fabric->endpoints; e; e = e->next) {
         if (!e->open && !endpoint_is_broken(e)) greet(fabric, mine(e));
         fabric->needs_poll |= !e->open && !endpoint_is_broken(e);
@@ -195,9 +195,9 @@ static void hear_answer(const struct notice *said)
 /* For ucx_greet: nothing is opened within a callback. */
 static void keep_greeting(struct fabric *fabric, const struct notice *said, size_t bytes)
 {
-    struct note *note = note_new(&said->header, said->data, bytes, false);
-    if (!note) return;
-    notes_push(&worker.greetings, note);
+    struct saved_msg *msg = saved_msg_new(&said->header, said->data, bytes, false);
+    if (!msg) return;
+    saved_msgs_push(&worker.greetings, msg);
     fabric->needs_poll = true;
 }
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes)

@@ -68,7 +68,7 @@ static void redirect_log(void)
 }
 
 /* ---- opening it ---- */
-static void note_problem(const char *path, const char *why)
+static void problem_record(const char *path, const char *why)
 {
     size_t used = strlen(library.problem);
     snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
@@ -81,7 +81,7 @@ static bool find_calls(void *opened, const char *path)
     if (!ucx.name) missing = #name;
     UCX_CALLS(X)
 #undef X
-    if (missing) note_problem(path, missing);
+    if (missing) problem_record(path, missing);
     return !missing;
 }
 static bool open_one(const char *path)
@@ -91,14 +91,14 @@ static bool open_one(const char *path)
     void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
         const char *why = dlerror();
-        note_problem(path, why ? why : "it cannot be opened");
+        problem_record(path, why ? why : "it cannot be opened");
         return false;
     }
     if (!find_calls(opened, path)) return false;
     ucx.ucp_get_version(&major, &minor, &release);
     if (major != 1 || minor < LEAST_MINOR) {
         snprintf(text, sizeof text, "it is version %u.%u.%u", major, minor, release);
-        note_problem(path, text);
+        problem_record(path, text);
         return false;
     }
     snprintf(library.name, sizeof library.name, "%u.%u.%u (%.200s)", major, minor, release, path);

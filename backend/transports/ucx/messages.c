@@ -25,7 +25,7 @@ static bool is_under_way(struct fabric_op *f, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
     f->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
-    if (f->why && f->endpoint) endpoint_note_broken(&ucx_fabric, f->endpoint, f->why);
+    if (f->why && f->endpoint) endpoint_mark_broken(&ucx_fabric, f->endpoint, f->why);
     return false;
 }
 bool ucx_send_flags(struct fabric_op *f, const void *data, unsigned flags)

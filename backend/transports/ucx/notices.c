@@ -1,18 +1,18 @@
 /* Messages of two processes about their connection. The header travels as that of UCX; its data is a greeting, in HELLO
- * also a card, and a proof of all of them. */
+ * also an address, and a proof of all of them. */
 #include "backend/transports/ucx/worker.h"
 #include <stddef.h>
 #include <string.h>
 
-/* The text that is proved: header, greeting, card, in one piece. */
+/* The text that is proved: header, greeting, address, in one piece. */
 static size_t text_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
 
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *e, enum kind_of_ucx kind, struct notice *out)
 {
-    size_t card_bytes = kind == HELLO ? fabric->card_bytes : 0, bytes = sizeof out->greeting + card_bytes;
+    size_t address_bytes = kind == HELLO ? fabric->address_bytes : 0, bytes = sizeof out->greeting + address_bytes;
     out->header = (struct header){ .kind = kind, .id = e->number, .bytes = e->theirs };
     greeting_begin(fabric, &e->base, &out->greeting);
-    memcpy(out->card, fabric->card, card_bytes);
+    memcpy(out->address, fabric->address, address_bytes);
     proof_make(&e->base.pair, out, text_bytes(bytes), out->data + bytes);
     return bytes + PROOF_BYTES;
 }

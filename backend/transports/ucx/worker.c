@@ -14,7 +14,7 @@ static void part(struct fabric *fabric)
 }
 static void finish(struct fabric *fabric)
 {
-    for (struct note *note; (note = notes_pop(&worker.greetings)) != NULL;) note_free(fabric, note);
+    for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.greetings)) != NULL;) saved_msg_free(fabric, msg);
     if (worker.ucp) ucx.ucp_worker_destroy(worker.ucp);
     ucx_endpoints_free(fabric);
     if (worker.context) ucx.ucp_cleanup(worker.context);
@@ -47,22 +47,22 @@ static tutti_status start_context(const char *device, bool pretended)
     ucx.ucp_config_release(config);
     return status == UCS_OK ? TUTTI_OK : refused("context", status);
 }
-static tutti_status keep_card(struct fabric *fabric)
+static tutti_status address_keep(struct fabric *fabric)
 {
     ucp_address_t *address;
-    ucs_status_t status = ucx.ucp_worker_get_address(worker.ucp, &address, &fabric->card_bytes);
+    ucs_status_t status = ucx.ucp_worker_get_address(worker.ucp, &address, &fabric->address_bytes);
     if (status != UCS_OK) return refused("address", status);
-    bool fits = fabric->card_bytes + sizeof fabric->life <= sizeof fabric->card;
+    bool fits = fabric->address_bytes + sizeof fabric->life <= sizeof fabric->address;
     if (fits) {
-        memcpy(fabric->card, address, fabric->card_bytes);
-        memcpy(fabric->card + fabric->card_bytes, &fabric->life, sizeof fabric->life);
-        fabric->card_bytes += sizeof fabric->life;
+        memcpy(fabric->address, address, fabric->address_bytes);
+        memcpy(fabric->address + fabric->address_bytes, &fabric->life, sizeof fabric->life);
+        fabric->address_bytes += sizeof fabric->life;
     }
     ucx.ucp_worker_release_address(worker.ucp, address);
     return fits ? TUTTI_OK
                 : status_fail(TUTTI_UNSUPPORTED,
                       "UCX has an address of %zu bytes, which is too long: name fewer devices in UCX_NET_DEVICES",
-                      fabric->card_bytes);
+                      fabric->address_bytes);
 }
 static tutti_status start_worker(struct fabric *fabric)
 {
@@ -77,7 +77,7 @@ static tutti_status start_worker(struct fabric *fabric)
     status = ucx.ucp_worker_get_efd(worker.ucp, &fabric->event);
     if (status != UCS_OK) return refused("event", status);
     status = ucx.ucp_worker_set_am_recv_handler(worker.ucp, &handler);
-    return status == UCS_OK ? keep_card(fabric) : refused("handler", status);
+    return status == UCS_OK ? address_keep(fabric) : refused("handler", status);
 }
 /* A child of fork has nothing of what its parent has. */
 static tutti_status start(struct fabric *fabric, const struct fabric_place *place)

@@ -6,7 +6,7 @@
 
 enum { UCX_MESSAGE_ID = 1, ENDPOINT_BUCKETS = 1024 };
 enum kind_of_ucx { /* of one process to the other: `id` is my endpoint's number, `bytes` that of yours, if I know it */
-    HELLO = KIND_OF_FABRIC, /* my card */
+    HELLO = KIND_OF_FABRIC, /* my address */
     OPENED,                 /* we have heard each other's */
     BYE,                    /* I am about to close */
     BYE_HEARD
@@ -16,9 +16,9 @@ struct notice { /* such a message */
     union {
         struct {
             struct greeting greeting;
-            unsigned char card[FABRIC_CARD_BYTES]; /* of HELLO */
+            unsigned char address[FABRIC_ADDRESS_BYTES]; /* of HELLO */
         };
-        unsigned char data[sizeof(struct greeting) + FABRIC_CARD_BYTES + PROOF_BYTES]; /* with the proof behind it */
+        unsigned char data[sizeof(struct greeting) + FABRIC_ADDRESS_BYTES + PROOF_BYTES]; /* with the proof behind it */
     };
 };
 /* UCX does not say by which connection a message came. So each end has a number, drawn at random, which only the
@@ -34,7 +34,7 @@ struct ucx_endpoint {
 struct worker {
     ucp_context_h context;
     ucp_worker_h ucp;
-    struct notes greetings; /* HELLO and OPENED that are proved, not acted upon yet */
+    struct saved_msgs greetings; /* HELLO and OPENED that are proved, not acted upon yet */
     struct ucx_endpoint *bucket[ENDPOINT_BUCKETS]; /* by their number */
     int byes_open;          /* not heard yet */
 };
@@ -59,7 +59,7 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
 /* ---- endpoints.c ---- */
 /* It is to be greeted before it is open. SYSTEM, NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out);
+    const unsigned char *address, size_t bytes, struct endpoint **out);
 struct ucx_endpoint *ucx_endpoint_numbered(uint64_t number); /* NULL: there is none */
 void ucx_greet(struct fabric *fabric); /* while needs_poll, after every progress; never in a callback */
 void ucx_hear(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);

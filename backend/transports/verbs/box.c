@@ -89,7 +89,7 @@ static void hear_done(struct fabric *fabric, struct verbs_endpoint *e, const uns
 {
     uint64_t id;
     memcpy(&id, at, sizeof id);
-    if (!endpoint_offer_done(fabric, e, id)) endpoint_note_faulty(fabric, &e->base, cannot_be);
+    if (!endpoint_offer_done(fabric, e, id)) endpoint_mark_faulty(fabric, &e->base, cannot_be);
 }
 static bool is_whole(const struct prefix *prefix)
 {
@@ -120,7 +120,7 @@ void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_
     else memcpy(&prefix, box->in + offset, sizeof prefix);
     if (e->base.faulty) return;
     if (!bytes || !is_sane(box, &prefix, offset, bytes)) {
-        endpoint_note_faulty(fabric, &e->base, cannot_be);
+        endpoint_mark_faulty(fabric, &e->base, cannot_be);
         return;
     }
     unsigned char *at = box->in + offset + sizeof prefix;

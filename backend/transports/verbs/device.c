@@ -1,4 +1,4 @@
-/* Every port is examined, and what becomes of it is a note; so an error and tutti info say the same. */
+/* Every port is examined, and what becomes of it is a msg; so an error and tutti info say the same. */
 #include "backend/transports/verbs/device.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -9,39 +9,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NOTES_BYTES = 700 };
+enum { REPORT_BYTES = 700 };
 struct search {
-    const struct device_ground *ground;
+    const struct device_environment *environment;
     const char *sysfs, *named;                          /* named: what TUTTI_VERBS_DEVICE says, empty if nothing */
     struct devices *devices;
-    char notes[NOTES_BYTES], names[NOTES_BYTES];        /* what became of each port; all ports there are */
+    char report[REPORT_BYTES], names[REPORT_BYTES];        /* what became of each port; all ports there are */
     struct gid_interface interface;                     /* its name is NULL: any */
     int refused;                                        /* of those that are wanted */
     bool elsewhere;                                     /* one is active, but not on the interface */
 };
 
-/* ---- notes ---- */
-__attribute__((format(printf, 3, 0))) static void add(char text[NOTES_BYTES], const char *between, const char *format,
+/* ---- report ---- */
+__attribute__((format(printf, 3, 0))) static void add(char text[REPORT_BYTES], const char *between, const char *format,
     va_list arguments)
 {
     size_t used = strlen(text);
-    if (used) used += (size_t)snprintf(text + used, NOTES_BYTES - used, "%s", between);
-    if (used < NOTES_BYTES) vsnprintf(text + used, NOTES_BYTES - used, format, arguments);
+    if (used) used += (size_t)snprintf(text + used, REPORT_BYTES - used, "%s", between);
+    if (used < REPORT_BYTES) vsnprintf(text + used, REPORT_BYTES - used, format, arguments);
 }
-static void note_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void note_name(struct search *s, const char *format, ...)
+static void report_name(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void report_name(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     add(s->names, ", ", format, arguments);
     va_end(arguments);
 }
-static void note(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void note(struct search *s, const char *format, ...)
+static void msg(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void msg(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    add(s->notes, "; ", format, arguments);
+    add(s->report, "; ", format, arguments);
     va_end(arguments);
 }
 static void refuse(struct search *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -49,7 +49,7 @@ static void refuse(struct search *s, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    add(s->notes, "; ", format, arguments);
+    add(s->report, "; ", format, arguments);
     va_end(arguments);
     s->refused++;
 }
@@ -108,12 +108,12 @@ static bool take_gid(struct search *s, struct device_port *p, const struct gid_t
 {
     char all[GIDS_TEXT_BYTES];
     int64_t index = settings_get()->verbs_gid_index;
-    const char *interface = *s->named ? NULL : s->ground->interface;
+    const char *interface = *s->named ? NULL : s->environment->interface;
     const struct gid *found = NULL;
     if (index >= 0) found = gid_at(table, (int)index);
     else if (!p->ethernet) found = gid_at(table, 0);
-    else found = gid_choose(table, s->interface.name ? &s->interface : NULL, s->ground->family);
-    if (!found && index < 0 && p->ethernet && !interface) found = gid_choose(table, NULL, s->ground->family);
+    else found = gid_choose(table, s->interface.name ? &s->interface : NULL, s->environment->family);
+    if (!found && index < 0 && p->ethernet && !interface) found = gid_choose(table, NULL, s->environment->family);
     if (found) {
         p->gid = *found;
         return true;
@@ -142,9 +142,9 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     char text[GID_TEXT_BYTES];
     struct gid_table table;
     snprintf(p.name, sizeof p.name, "%.63s:%d", device, number);
-    note_name(s, "%s", p.name);
+    report_name(s, "%s", p.name);
     if (!is_wanted(s->named, device, number)) {
-        note(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
+        msg(s, "%s is not named in TUTTI_VERBS_DEVICE", p.name);
         return TUTTI_OK;
     }
     int error = verbs.ibv_query_port(context, p.number, (struct _compat_ibv_port_attr *)&port);
@@ -162,7 +162,7 @@ static tutti_status examine_port(struct search *s, struct ibv_context *context, 
     gid_table_finish(&table);
     if (!served) return TUTTI_OK;
     s->devices->ports[s->devices->count++] = p;
-    note(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
+    msg(s, "%s is used with %s (GID %d, MTU %d)", p.name, gid_print(&p.gid, text), p.gid.index, 128 << p.mtu);
     return TUTTI_OK;
 }
 
@@ -176,7 +176,7 @@ static tutti_status examine_device(struct search *s, struct ibv_device *device)
     struct ibv_context *context = d->opened_count < DEVICES_MOST ? verbs.ibv_open_device(device) : NULL;
     int error = context ? verbs.ibv_query_device(context, &about) : errno;
     if (!context || error) {
-        note_name(s, "%s", name);
+        report_name(s, "%s", name);
         if (is_wanted(s->named, name, 0))
             refuse(s, "%s cannot be opened: %s%s", name, strerror(error),
                 error == EACCES || error == EPERM ? " (/dev/infiniband must be readable and writable)" : "");
@@ -212,10 +212,10 @@ static tutti_status examine_all(struct search *s)
     if (list) verbs.ibv_free_device_list(list);
     return status;
 }
-static struct search search_of(const struct device_ground *ground, struct devices *devices)
+static struct search search_of(const struct device_environment *environment, struct devices *devices)
 {
-    return (struct search){ .ground = ground,
-        .sysfs = ground->sysfs ? ground->sysfs : "/sys",
+    return (struct search){ .environment = environment,
+        .sysfs = environment->sysfs ? environment->sysfs : "/sys",
         .named = settings_get()->verbs_device,
         .devices = devices };
 }
@@ -228,37 +228,38 @@ static tutti_status judge(const struct search *s)
     return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
         "no RDMA port of this host is usable%s: "
         "%s%s",
-        *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->notes,
+        *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->report,
         s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
-static tutti_status create(const struct device_ground *ground, struct devices **out, char notes[NOTES_BYTES])
+static tutti_status create(const struct device_environment *environment, struct devices **out,
+    char report[REPORT_BYTES])
 {
     struct devices *devices = memory_zeroed(1, sizeof *devices);
     if (!devices) return status_fail(TUTTI_NO_MEMORY, "no memory for the list of RDMA devices");
-    struct search search = search_of(ground, devices);
-    if (ground->interface) search.interface = gid_interface_of(ground->interface);
+    struct search search = search_of(environment, devices);
+    if (environment->interface) search.interface = gid_interface_of(environment->interface);
     tutti_status status = examine_all(&search);
     if (status == TUTTI_OK) status = judge(&search);
-    if (notes) memcpy(notes, search.notes, NOTES_BYTES);
+    if (report) memcpy(report, search.report, REPORT_BYTES);
     if (status == TUTTI_OK) *out = devices;
     else devices_destroy(devices);
     return status;
 }
-tutti_status devices_create(const struct device_ground *ground, struct devices **out)
+tutti_status devices_create(const struct device_environment *environment, struct devices **out)
 {
-    return create(ground, out, NULL);
+    return create(environment, out, NULL);
 }
 void devices_destroy(struct devices *d)
 {
     for (int i = 0; d && i < d->opened_count; i++) verbs.ibv_close_device(d->opened[i]);
     free(d);
 }
-tutti_status devices_describe(const struct device_ground *ground, char *out, size_t bytes)
+tutti_status devices_describe(const struct device_environment *environment, char *out, size_t bytes)
 {
-    char notes[NOTES_BYTES];
+    char report[REPORT_BYTES];
     struct devices *devices;
-    TRY(create(ground, &devices, notes));
+    TRY(create(environment, &devices, report));
     devices_destroy(devices);
-    snprintf(out, bytes, "%s", notes);
+    snprintf(out, bytes, "%s", report);
     return TUTTI_OK;
 }

@@ -12,7 +12,7 @@ enum { GOODBYE_MS = 300 };
 static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
 {
     lanes_destroy(nic, e);
-    if (e->address) verbs.ibv_destroy_ah(e->address);
+    if (e->address_handle) verbs.ibv_destroy_ah(e->address_handle);
     if (e->box.in_region) verbs.ibv_dereg_mr(e->box.in_region);
     if (e->box.out_region) verbs.ibv_dereg_mr(e->box.out_region);
     free(e->box.in);
@@ -20,13 +20,13 @@ static void endpoint_destroy(struct nic *nic, struct verbs_endpoint *e)
     free(e);
 }
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const struct verbs_address *card, struct verbs_endpoint **out)
+    const struct verbs_address *address, struct verbs_endpoint **out)
 {
     struct nic *nic = nic_of(fabric);
     struct verbs_endpoint *e = memory_zeroed(1, sizeof *e);
     if (!e) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    e->card = *card;
-    tutti_status status = endpoint_introduce(fabric, &e->base, process, card->life, key);
+    e->address = *address;
+    tutti_status status = endpoint_introduce(fabric, &e->base, process, address->life, key);
     if (status == TUTTI_OK) status = lanes_create(nic, e);
     if (status == TUTTI_OK) status = lane_address(nic, e);
     if (status != TUTTI_OK) {
@@ -45,14 +45,14 @@ tutti_status refuse_link_layers(const struct nic *nic)
         nic_port(nic)->name);
 }
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     struct verbs_endpoint *e = NULL;
     struct verbs_address theirs;
     if (bytes != sizeof theirs)
         return status_fail(TUTTI_SYSTEM,
             "its process has published no address of an RDMA device (TUTTI_TRANSPORT must name verbs on all hosts)");
-    memcpy(&theirs, card, sizeof theirs);
+    memcpy(&theirs, address, sizeof theirs);
     if (theirs.ethernet != nic_port(nic_of(fabric))->ethernet) return refuse_link_layers(nic_of(fabric));
     TRY(endpoint_create(fabric, process, key, &theirs, &e));
     *out = &e->base;
@@ -63,7 +63,7 @@ tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16
 /* When its queues are no more the device does not touch memory for it, in either direction. */
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why)
 {
-    endpoint_note_broken(fabric, &e->base, why);
+    endpoint_mark_broken(fabric, &e->base, why);
     lanes_destroy(nic_of(fabric), e);
     endpoint_complete_all(fabric, e, why);
 }

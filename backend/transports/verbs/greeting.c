@@ -90,7 +90,7 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
         .box_key = e->box.in_region->rkey,
         .psn = nic->psn & 0xffffff,
         .stage = stage,
-        .card = nic_address(fabric),
+        .address = nic_address(fabric),
         .lane_count = (uint32_t)nic->rail_count };
     for (int i = 0; i < nic->rail_count && stage != GIVEN_UP; i++)
         hello.lanes[i] = verbs_address_of(&nic->rails[i], e->lanes[i].pair);
@@ -105,8 +105,9 @@ static void say_hello(struct fabric *fabric, struct verbs_endpoint *e, enum stag
             .num_sge = 1,
             .opcode = IBV_WR_SEND,
             .send_flags = IBV_SEND_SIGNALED,
-            .wr.ud = {
-                .ah = e->address, .remote_qpn = e->card.pair, .remote_qkey = key_of_datagrams(e->base.process) } };
+            .wr.ud = { .ah = e->address_handle,
+                .remote_qpn = e->address.pair,
+                .remote_qkey = key_of_datagrams(e->base.process) } };
     if (ibv_post_send(g->pair, &request, &bad) != 0) g->free_slots[g->free_count++] = slot;
 }
 static void greet(struct fabric *fabric, struct verbs_endpoint *e, int64_t now_ms)
@@ -157,7 +158,8 @@ static struct verbs_endpoint *endpoint_of(struct fabric *fabric, const struct he
         endpoint_fail(fabric, e, "the other process has connected again");
         e = NULL;
     }
-    if (!e && endpoint_create(fabric, g->from, &g->key, &h->card, &e) != TUTTI_OK) return NULL; /* its sends say why */
+    /* After a failure the sends to it report the reason. */
+    if (!e && endpoint_create(fabric, g->from, &g->key, &h->address, &e) != TUTTI_OK) return NULL;
     e->base.least_turn = g->turn;
     return e;
 }

@@ -8,7 +8,7 @@ enum stage { GREETS, OPEN, GIVEN_UP }; /* OPEN: it has heard all it must, so thi
 struct hello {
     char magic[8];
     struct greeting greeting;
-    struct verbs_address card;
+    struct verbs_address address;
     uint64_t theirs; /* the turn of the endpoint there, as far as it is known */
     uint64_t box;
     uint32_t box_key, psn;

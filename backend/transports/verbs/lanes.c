@@ -77,38 +77,39 @@ void lanes_destroy(struct nic *nic, struct verbs_endpoint *e)
 }
 
 /* ---- connected ---- */
-static struct ibv_ah_attr way_to(const struct device_port *port, const struct verbs_address *card)
+static struct ibv_ah_attr way_to(const struct device_port *port, const struct verbs_address *address)
 {
-    struct ibv_ah_attr way = { .dlid = card->lid,
+    struct ibv_ah_attr way = { .dlid = address->lid,
         .sl = (uint8_t)settings_get()->verbs_service_level,
         .port_num = port->number,
-        .is_global = card->ethernet };
-    if (!card->ethernet) return way;
+        .is_global = address->ethernet };
+    if (!address->ethernet) return way;
     way.grh.sgid_index = (uint8_t)port->gid.index;
     way.grh.hop_limit = 64;
     way.grh.traffic_class = (uint8_t)settings_get()->verbs_traffic_class;
-    memcpy(&way.grh.dgid, card->gid, sizeof way.grh.dgid);
+    memcpy(&way.grh.dgid, address->gid, sizeof way.grh.dgid);
     return way;
 }
 tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e)
 {
     const struct rail *rail = &nic->rails[0];
-    struct ibv_ah_attr way = way_to(rail->port, &e->card);
-    e->address = verbs.ibv_create_ah(rail->adapter->domain, &way);
-    return e->address ? TUTTI_OK : device_refused(rail->port, "path to the other host (no route from this port?)");
+    struct ibv_ah_attr way = way_to(rail->port, &e->address);
+    e->address_handle = verbs.ibv_create_ah(rail->adapter->domain, &way);
+    return e->address_handle ? TUTTI_OK
+                             : device_refused(rail->port, "path to the other host (no route from this port?)");
 }
-tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *card, uint32_t psn)
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn)
 {
     const struct device_port *port = lane->rail->port;
     const struct ibv_device_attr *about = &lane->rail->adapter->about;
     uint8_t reads = reads_at_once(about->max_qp_init_rd_atom);
     struct ibv_qp_attr hears = { .qp_state = IBV_QPS_RTR,
-        .path_mtu = (enum ibv_mtu)(card->mtu < port->mtu ? card->mtu : (uint8_t)port->mtu),
-        .dest_qp_num = card->pair,
+        .path_mtu = (enum ibv_mtu)(address->mtu < port->mtu ? address->mtu : (uint8_t)port->mtu),
+        .dest_qp_num = address->pair,
         .rq_psn = psn,
         .max_dest_rd_atomic = reads_at_once(about->max_qp_rd_atom),
         .min_rnr_timer = 1, /* 10 us */
-        .ah_attr = way_to(port, card) };
+        .ah_attr = way_to(port, address) };
     errno = verbs.ibv_modify_qp(lane->pair, &hears,
         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER);
@@ -118,7 +119,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
         .retry_cnt = (uint8_t)settings_get()->verbs_retries,
         .rnr_retry = 7, /* for ever: who is slow is not gone, and who is gone the link tells of */
         .sq_psn = nic->psn & 0xffffff,
-        .max_rd_atomic = reads < card->reads ? reads : card->reads };
+        .max_rd_atomic = reads < address->reads ? reads : address->reads };
     errno = verbs.ibv_modify_qp(lane->pair, &speaks,
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     return errno ? device_refused(port, "queue pair in state RTS") : TUTTI_OK;

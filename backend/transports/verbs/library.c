@@ -19,7 +19,7 @@ static struct {
     char name[256], problem[600];
 } library = { .once = PTHREAD_ONCE_INIT };
 
-static void note_problem(const char *path, const char *why)
+static void problem_record(const char *path, const char *why)
 {
     size_t used = strlen(library.problem);
     snprintf(library.problem + used, sizeof library.problem - used, "%s%.120s: %.200s", used ? "; " : "", path, why);
@@ -38,7 +38,7 @@ static bool find_calls(void *opened, const char *path)
 #undef X
     if (!missing) return true;
     snprintf(why, sizeof why, "it has no %s", missing);
-    note_problem(path, why);
+    problem_record(path, why);
     return false;
 }
 static bool open_one(const char *path)
@@ -46,7 +46,7 @@ static bool open_one(const char *path)
     void *opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!opened) {
         const char *why = dlerror();
-        note_problem(path, why ? why : "it cannot be opened");
+        problem_record(path, why ? why : "it cannot be opened");
         return false;
     }
     if (!find_calls(opened, path)) return false;

@@ -12,9 +12,9 @@
 /* ---- made ---- */
 static tutti_status find_ports(struct nic *nic, const struct fabric_place *place)
 {
-    const struct device_ground ground = { .interface = place->pretended ? NULL : place->device };
+    const struct device_environment environment = { .interface = place->pretended ? NULL : place->device };
     TRY(verbs_library_load());
-    return devices_create(&ground, &nic->devices);
+    return devices_create(&environment, &nic->devices);
 }
 static tutti_status adapter_of(struct nic *nic, const struct device_port *port, struct adapter **out)
 {
@@ -71,21 +71,21 @@ void nic_destroy(struct nic *nic)
 struct verbs_address verbs_address_of(const struct rail *rail, const struct ibv_qp *pair)
 {
     const struct device_port *port = rail->port;
-    struct verbs_address card = { .pair = pair->qp_num,
+    struct verbs_address address = { .pair = pair->qp_num,
         .lid = port->lid,
         .ethernet = port->ethernet,
         .mtu = port->mtu & 0x7fu,
         .reads = reads_at_once(rail->adapter->about.max_qp_rd_atom) };
-    memcpy(card.gid, &port->gid.raw, sizeof card.gid);
-    return card;
+    memcpy(address.gid, &port->gid.raw, sizeof address.gid);
+    return address;
 }
 
 struct verbs_address nic_address(const struct fabric *fabric)
 {
     const struct nic *nic = nic_of(fabric);
-    struct verbs_address card = verbs_address_of(&nic->rails[0], nic->greeter.pair);
-    card.life = fabric->life;
-    return card;
+    struct verbs_address address = verbs_address_of(&nic->rails[0], nic->greeter.pair);
+    address.life = fabric->life;
+    return address;
 }
 
 /* ---- found and fed ---- */

@@ -88,8 +88,8 @@ struct box { /* both of a pair: `in` is written by the other; `out` is laid out 
 };
 struct verbs_endpoint {
     struct endpoint base;
-    struct verbs_address card;
-    struct ibv_ah *address;
+    struct verbs_address address;
+    struct ibv_ah *address_handle;
     uint64_t theirs; /* the turn of its endpoint to us; 0: not known yet */
     bool owes_answer, hopeless; /* hopeless: the device does not connect it */
     int64_t said_ms, patience_ms; /* when it was greeted last, and how long until it is greeted again */
@@ -162,9 +162,9 @@ tutti_status device_refused(const struct device_port *port, const char *what); /
 /* ---- lanes.c: an endpoint's queues ---- */
 tutti_status lanes_create(struct nic *nic, struct verbs_endpoint *e);
 void lanes_destroy(struct nic *nic, struct verbs_endpoint *e); /* from here on no device touches memory for it */
-tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams, by its card */
-/* With that of the other process which has this card. */
-tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *card, uint32_t psn);
+tutti_status lane_address(const struct nic *nic, struct verbs_endpoint *e); /* for datagrams, by its address */
+/* With that of the other process which has this address. */
+tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct verbs_address *address, uint32_t psn);
 
 /* ---- requests.c: what is posted to them ---- */
 bool lane_has_room(const struct lane *lane);
@@ -200,12 +200,12 @@ bool box_tell(struct fabric *fabric, struct verbs_endpoint *e, enum what what, b
 bool box_owes(const struct box *box); /* much was heard that the other does not know of */
 void box_hear(struct fabric *fabric, struct verbs_endpoint *e, const struct ibv_wc *wc);
 /* ---- endpoints.c ---- */
-/* By the card and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
+/* By the address and the nonce of its process; it is to be greeted before it is open. SYSTEM, NO_MEMORY. */
 tutti_status endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const struct verbs_address *card, struct verbs_endpoint **out);
+    const struct verbs_address *address, struct verbs_endpoint **out);
 tutti_status refuse_link_layers(const struct nic *nic);
 tutti_status verbs_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out);
+    const unsigned char *address, size_t bytes, struct endpoint **out);
 void verbs_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 void endpoint_fail(struct fabric *fabric, struct verbs_endpoint *e, const char *why);
 void verbs_part(struct fabric *fabric);

@@ -109,11 +109,11 @@ static bool arm(struct fabric *fabric)
 
 static void endpoint_address(const struct endpoint *e, char *out, size_t bytes)
 {
-    const struct verbs_address *card = &((const struct verbs_endpoint *)e)->card;
+    const struct verbs_address *address = &((const struct verbs_endpoint *)e)->address;
     char gid[INET6_ADDRSTRLEN];
-    inet_ntop(AF_INET6, card->gid, gid, sizeof gid);
-    if (card->ethernet) snprintf(out, bytes, "%s", gid);
-    else snprintf(out, bytes, "LID %d", card->lid);
+    inet_ntop(AF_INET6, address->gid, gid, sizeof gid);
+    if (address->ethernet) snprintf(out, bytes, "%s", gid);
+    else snprintf(out, bytes, "LID %d", address->lid);
 }
 
 /* ---- the beginning and the end ---- */
@@ -137,9 +137,9 @@ static tutti_status start(struct fabric *fabric, const struct fabric_place *plac
         TRY(watch(fabric, nic->adapters[i].channel->fd));
         TRY(watch(fabric, nic->adapters[i].port->context->async_fd));
     }
-    const struct verbs_address card = nic_address(fabric);
-    memcpy(fabric->card, &card, sizeof card);
-    fabric->card_bytes = sizeof card;
+    const struct verbs_address address = nic_address(fabric);
+    memcpy(fabric->address, &address, sizeof address);
+    fabric->address_bytes = sizeof address;
     return TUTTI_OK;
 }
 static void part(struct fabric *fabric)

@@ -154,12 +154,12 @@ static void give_up(struct rank *me)
     start_one(me, held->collective, &r);
     if (me->rank == 1) {
         stand_still(me, held);
-        if (held->lost) failure_note_lost(me->comm, 0); /* a link breaks for both ends */
+        if (held->lost) failure_record_lost(me->comm, 0); /* a link breaks for both ends */
         REQUIRE(tutti_wait(&r, 0) == expected);
         return;
     }
     await_step(held, MET);
-    if (held->lost) failure_note_lost(me->comm, 1);
+    if (held->lost) failure_record_lost(me->comm, 1);
     REQUIRE(tutti_wait(&r, held->lost ? 0 : 1) == expected);
     REQUIRE(strstr(me->comm->router->reason, held->lost ? "died" : "rank 1 has not released a message") != NULL);
     atomic_store(&held->step, ENDED);

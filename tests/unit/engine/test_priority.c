@@ -64,14 +64,14 @@ static void while_another_moves(struct rank *me)
     struct flight f;
     for (int priority = ANOTHER - 1; priority <= ANOTHER; priority++) {
         prepare(&f, me, LARGE, priority);
-        precedence_note(ANOTHER, false);
+        precedence_record(ANOTHER, false);
         if (me->rank == 0) {
             driver_acquire(f.comm);
             start(&f, me);
             drive_until_still(f.comm);
             REQUIRE((tiles_on_their_way(f.comm) == 1) == (priority < ANOTHER));
             REQUIRE(f.comm->executor.blocked.soon == (priority < ANOTHER));
-            precedence_note(ANOTHER, true);
+            precedence_record(ANOTHER, true);
             drive_until_still(f.comm);
             REQUIRE(tiles_on_their_way(f.comm) > 1);
             driver_release(f.comm);
@@ -138,11 +138,11 @@ static void test_priorities_change_no_results(void **state)
     (void)state;
     for (int64_t moment_ms = 0; moment_ms <= 100000; moment_ms += 100000) {
         with_tiles("65536", moment_ms * MILLISECOND);
-        precedence_note(7, false);
+        precedence_record(7, false);
         world_threads_on("2", 2, NULL, small_ones, NULL);
         world_threads_on("2", 4, NULL, each_wants_another, NULL);
         world_threads_on("", 2, NULL, each_wants_another, NULL);
-        precedence_note(7, true);
+        precedence_record(7, true);
     }
 }
 
@@ -183,18 +183,18 @@ static void test_precedence(void **state)
     (void)state;
     atomic_store(&precedence_moment_ns, INT64_C(100000) * MILLISECOND);
     assert_false(precedence_rests(0));
-    precedence_note(2, false);
+    precedence_record(2, false);
     assert_true(precedence_rests(0) && precedence_rests(1));
     assert_false(precedence_rests(2) || precedence_rests(3));
-    precedence_note(5, false);
-    precedence_note(2, true);
+    precedence_record(5, false);
+    precedence_record(2, true);
     assert_true(precedence_rests(0) && precedence_rests(4));
-    precedence_note(5, true);
+    precedence_record(5, true);
     assert_false(precedence_rests(0));
-    precedence_note(1, false);
+    precedence_record(1, false);
     atomic_store(&precedence_moment_ns, 0);             /* it is over in no time */
     assert_false(precedence_rests(0));
-    precedence_note(1, true);
+    precedence_record(1, true);
 }
 int main(void)
 {

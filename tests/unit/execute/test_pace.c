@@ -10,7 +10,7 @@
 
 static void note(struct pace *p, int times, double line_ns)
 {
-    for (int i = 0; i < times; i++) pace_note(p, line_ns);
+    for (int i = 0; i < times; i++) pace_record(p, line_ns);
 }
 static void test_accidents_change_nothing(void **state)
 {

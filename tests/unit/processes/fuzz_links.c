@@ -25,12 +25,12 @@ static void fail(const char *text, int line)
 /* ---- a stream ---- */
 static size_t add_frame(unsigned char *stream)
 {
-    static const enum kind kinds[] = { PARCEL, PARCEL, BEAT, CARD, CARD_WANTED, GIVEN_UP, GOODBYE };
+    static const enum kind kinds[] = { PARCEL, PARCEL, BEAT, ADDRESS, ADDRESS_REQUEST, GIVEN_UP, GOODBYE };
     union message m;
     memset(&m, (int)draw(256), sizeof m);
     m.packet = registry_packet(registry.self.nonce, kinds[draw(7)]);
     size_t bytes = sizeof m.packet;
-    if (m.packet.kind == CARD) bytes += draw(CARD_BYTES + 1);
+    if (m.packet.kind == ADDRESS) bytes += draw(PROCESS_ADDRESS_BYTES + 1);
     if (m.packet.kind == PARCEL) {
         m.letter.parcel.word = (uint16_t)draw(CHANNEL_WORDS);
         m.letter.parcel.hops = (uint8_t)draw(256);
@@ -70,7 +70,7 @@ static int hear(struct wire *w)                         /* frames, or -EPROTO */
     int count = 0, bytes;
     while ((bytes = wire_next(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
-        REQUIRE(m->packet.kind != CARD || bytes - (int)sizeof m->packet <= CARD_BYTES);
+        REQUIRE(m->packet.kind != ADDRESS || bytes - (int)sizeof m->packet <= PROCESS_ADDRESS_BYTES);
         if (m->packet.kind == PARCEL)
             REQUIRE(m->letter.parcel.length <= CHANNEL_BYTES && m->letter.parcel.word < CHANNEL_WORDS
                 && m->letter.parcel.flags <= PARCEL_FLAGS);

@@ -231,36 +231,37 @@ static void test_who_gives_up_on_a_host_is_heard_of_elsewhere(void **state)
 }
 
 /* ---- cards ---- */
-static void expect_card(struct peer *peer, const char *text)
+static void expect_address(struct peer *peer, const char *text)
 {
-    char card[CARD_BYTES];
+    char process_address[PROCESS_ADDRESS_BYTES];
     size_t bytes = 0;
     int64_t until = clock_ms() + JOIN_MS;
     for (tutti_status status = TUTTI_IN_PROGRESS; clock_ms() < until; sleep_ms(1)) {
-        REQUIRE((status = link_card(peer, card, &bytes)) >= 0);
-        if (status == TUTTI_OK && bytes == strlen(text) && !memcmp(card, text, bytes)) return;
+        REQUIRE((status = link_process_address(peer, process_address, &bytes)) >= 0);
+        if (status == TUTTI_OK && bytes == strlen(text) && !memcmp(process_address, text, bytes)) return;
     }
-    REQUIRE(false);                                     /* the card has not come */
+    REQUIRE(false);                                     /* the process address has not come */
 }
-static void show_cards(void)
+static void show_addresses(void)
 {
-    char card[CARD_BYTES], large[CARD_BYTES + 1];
+    char process_address[PROCESS_ADDRESS_BYTES], large[PROCESS_ADDRESS_BYTES + 1];
     size_t bytes;
     world_listen(address);
     struct peer *peer = world_hold(1 - rank);
-    REQUIRE(link_card(NULL, card, &bytes) == TUTTI_IN_PROGRESS);
+    REQUIRE(link_process_address(NULL, process_address, &bytes) == TUTTI_IN_PROGRESS);
     memset(large, 'x', sizeof large);
     REQUIRE(links_publish(large, sizeof large) == TUTTI_INTERNAL);
     if (rank == 0) REQUIRE(links_publish("first", 5) == TUTTI_OK);
     world_barrier(2);
-    if (rank == 1) expect_card(peer, "first");          /* makes the link, too */
-    else REQUIRE(link_card(peer, card, &bytes) == TUTTI_IN_PROGRESS);          /* asked before it is there */
+    if (rank == 1) expect_address(peer, "first");          /* makes the link, too */
+    /* The other rank asks before the address is there. */
+    else REQUIRE(link_process_address(peer, process_address, &bytes) == TUTTI_IN_PROGRESS);
     world_barrier(2);
-    if (rank == 1) REQUIRE(links_publish(large, CARD_BYTES) == TUTTI_OK);
-    large[CARD_BYTES] = 0;
-    if (rank == 0) expect_card(peer, large);
+    if (rank == 1) REQUIRE(links_publish(large, PROCESS_ADDRESS_BYTES) == TUTTI_OK);
+    large[PROCESS_ADDRESS_BYTES] = 0;
+    if (rank == 0) expect_address(peer, large);
     if (rank == 0) REQUIRE(links_publish("last", 4) == TUTTI_OK);
-    expect_card(rank == 0 ? NULL : peer, "last");
+    expect_address(rank == 0 ? NULL : peer, "last");
     world_barrier(2);
     if (rank == 1) {
         struct loss loss = { 0 };
@@ -268,15 +269,15 @@ static void show_cards(void)
         peer_watch(&watch);
         loss_await(&loss);
         peer_unwatch(&watch);
-        expect_card(peer, "last");
+        expect_address(peer, "last");
     }
     peer_release(peer);
     peers_release();
 }
-static void test_cards_are_shown_to_who_asks(void **state)
+static void test_addresses_are_sent_on_request(void **state)
 {
     (void)state;
-    world_run(2, show_cards, 0);
+    world_run(2, show_addresses, 0);
 }
 
 /* ---- fork ---- */
@@ -335,7 +336,7 @@ int main(void)
         cmocka_unit_test(test_what_was_said_is_delivered_although_nobody_holds_the_link),
         cmocka_unit_test(test_who_gives_up_is_heard_of_from_a_third),
         cmocka_unit_test(test_who_gives_up_on_a_host_is_heard_of_elsewhere),
-        cmocka_unit_test(test_cards_are_shown_to_who_asks),
+        cmocka_unit_test(test_addresses_are_sent_on_request),
         cmocka_unit_test(test_child_of_fork_starts_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,7 +47,7 @@ static void names_are_independent(struct rank *me)
     enum { UNWANTED = 300, LARGE = 200000 };
     struct transfer a[UNWANTED + 1], in[UNWANTED + 1], b, wanted;
     struct piece pieces[2][UNWANTED + 1], of_b, of_wanted;
-    unsigned char *sent = buffer(LARGE), *got = buffer(LARGE), note[300] = { 0 };
+    unsigned char *sent = buffer(LARGE), *got = buffer(LARGE), msg[300] = { 0 };
     bytes_fill(sent, LARGE, 1);
     for (int i = 0; i < UNWANTED; i++) rank_send(me, &a[i], next_of(me), 0xa, &pieces[0][i], sent, 300);
     rank_send(me, &a[UNWANTED], next_of(me), 0xa, &pieces[0][UNWANTED], sent, LARGE);
@@ -58,9 +58,9 @@ static void names_are_independent(struct rank *me)
     REQUIRE(a[UNWANTED].state == TRANSFER_POSTED);
     rank_meet(me);
     for (int i = 0; i < UNWANTED; i++) {
-        rank_recv(me, &in[i], before(me), 0xa, &pieces[1][i], note, sizeof note);
+        rank_recv(me, &in[i], before(me), 0xa, &pieces[1][i], msg, sizeof msg);
         rank_await(me, &in[i], 1);
-        REQUIRE(in[i].state == TRANSFER_DONE && bytes_are(note, sizeof note, 1));
+        REQUIRE(in[i].state == TRANSFER_DONE && bytes_are(msg, sizeof msg, 1));
     }
     rank_recv(me, &in[UNWANTED], before(me), 0xa, &pieces[1][UNWANTED], got, LARGE);
     rank_await(me, in, UNWANTED + 1);
@@ -363,17 +363,17 @@ static void a_flood_is_bounded(struct rank *me)
     enum { FLOOD = 800, BYTES = 500, MOST = MOST_CREDIT / BYTES };
     struct transfer *out = calloc(2 * FLOOD, sizeof *out), *in = out + FLOOD, passing[2];
     struct piece *pieces = calloc(2 * FLOOD, sizeof *pieces), piece[2];
-    unsigned char *sent = buffer(FLOOD * BYTES), *got = buffer(FLOOD * BYTES), note[2] = { 1, 0 };
+    unsigned char *sent = buffer(FLOOD * BYTES), *got = buffer(FLOOD * BYTES), msg[2] = { 1, 0 };
     int over = 0;
     for (int k = 0; k < FLOOD; k++) {
         bytes_fill(sent + k * BYTES, BYTES, (uint64_t)(k + me->rank));
         rank_send(me, &out[k], next_of(me), 1, &pieces[k], sent + k * BYTES, BYTES);
         router_poll(me->router);
     }
-    rank_send(me, &passing[0], next_of(me), 2, &piece[0], &note[0], 1);
-    rank_recv(me, &passing[1], before(me), 2, &piece[1], &note[1], 1);
+    rank_send(me, &passing[0], next_of(me), 2, &piece[0], &msg[0], 1);
+    rank_recv(me, &passing[1], before(me), 2, &piece[1], &msg[1], 1);
     rank_await(me, passing, 2);
-    REQUIRE(note[1] == 1);
+    REQUIRE(msg[1] == 1);
     for (int k = 0; k < FLOOD; k++) over += out[k].state == TRANSFER_DONE;
     REQUIRE(over <= MOST);
     rank_meet(me);

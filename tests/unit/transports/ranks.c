@@ -30,7 +30,7 @@ void *shared_memory(size_t bytes, int protection)
     _exit(1);
 }
 
-/* ---- the ground ---- */
+/* ---- the callbacks ---- */
 static unsigned char *ground_pair(void *context, int from, int to)
 {
     struct table *t = context;
@@ -54,13 +54,13 @@ static tutti_status ground_is_open(void *context, void *at, size_t bytes)
 static void ground_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
 static void ground_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 /* Addresses serve as offsets: all are in this process. */
-struct seat_ground {
+struct seat_callbacks {
     struct table *table;
     int rank;
 };
 static bool ground_find(void *context, const void *at, size_t bytes, struct remote *out)
 {
-    struct seat_ground *g = context;
+    struct seat_callbacks *g = context;
     (void)bytes;
     *out = (struct remote){ 1, (uintptr_t)at };
     return g->table->reachable >> g->rank & 1;
@@ -68,7 +68,7 @@ static bool ground_find(void *context, const void *at, size_t bytes, struct remo
 static tutti_status ground_reach(void *context, int rank, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
 {
-    struct table *t = ((struct seat_ground *)context)->table;
+    struct table *t = ((struct seat_callbacks *)context)->table;
     (void)sends;
     (void)bytes;
     if (!(t->reachable >> rank & 1) || place.block != 1) return TUTTI_INVALID_ARGUMENT;
@@ -77,17 +77,17 @@ static tutti_status ground_reach(void *context, int rank, bool sends, struct rem
     *out = (unsigned char *)(uintptr_t)place.offset;
     return TUTTI_OK;
 }
-static bool ground_enter(void *context) { return !((struct seat_ground *)context)->table->forbidden; }
+static bool ground_enter(void *context) { return !((struct seat_callbacks *)context)->table->forbidden; }
 static void ground_leave(void *context) { (void)context; }
 static unsigned char *seat_pair(void *context, int from, int to)
 {
-    return ground_pair(((struct seat_ground *)context)->table, from, to);
+    return ground_pair(((struct seat_callbacks *)context)->table, from, to);
 }
 static tutti_status seat_open(void *context, void *at, size_t bytes)
 {
-    return ground_open(((struct seat_ground *)context)->table, at, bytes);
+    return ground_open(((struct seat_callbacks *)context)->table, at, bytes);
 }
-static void seat_ring(void *context, int rank) { ground_ring(((struct seat_ground *)context)->table, rank); }
+static void seat_ring(void *context, int rank) { ground_ring(((struct seat_callbacks *)context)->table, rank); }
 static void lay(struct table *t, int size, int protection)
 {
     *t = (struct table){ .size = size, .reserves = -1, .pair_bytes = (shm_pair_bytes() + 4095) / 4096 * 4096 };
@@ -99,12 +99,12 @@ static void clear_away(struct table *t)
 {
     munmap(t->memory, (size_t)t->size * (size_t)t->size * t->pair_bytes);
     munmap((void *)t->bells, BELL_BYTES);
-    free(t->grounds);
+    free(t->all_callbacks);
     free(t->routers);
 }
-struct shm_ground table_ground(struct table *t)
+struct shm_callbacks table_callbacks(struct table *t)
 {
-    return (struct shm_ground){ .context = t,
+    return (struct shm_callbacks){ .context = t,
         .pair = ground_pair,
         .reserve = ground_open,
         .ring = ground_ring,
@@ -124,30 +124,30 @@ struct router *new_router(int rank, int size, struct alarm_bell *bell)
         ranks_stop(rank, __FILE__, __LINE__, "router_create");
     return router;
 }
-static void seat_rank(struct table *t, int member, struct router *router, const struct shm_ground *ground,
+static void seat_rank(struct table *t, int member, struct router *router, const struct shm_callbacks *callbacks,
     const int *ranks)
 {
-    if (shm_connect(router, ground, member, ranks, t->size) != TUTTI_OK)
+    if (shm_connect(router, callbacks, member, ranks, t->size) != TUTTI_OK)
         ranks_stop(router->rank, __FILE__, __LINE__, "shm_connect");
     t->routers[member] = router;
 }
 void table_open(struct table *t, int size, int reserves)
 {
     lay(t, size, PROT_NONE);
-    struct shm_ground ground = table_ground(t);
-    for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
+    struct shm_callbacks callbacks = table_callbacks(t);
+    for (int r = 0; r < size; r++) seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     t->reserves = reserves;
 }
 void table_open_sharing(struct table *t, int size, unsigned reachable)
 {
     lay(t, size, PROT_NONE);
     t->reachable = reachable;
-    t->grounds = calloc((size_t)size, sizeof *t->grounds);
+    t->all_callbacks = calloc((size_t)size, sizeof *t->all_callbacks);
     for (int r = 0; r < size; r++) {
-        t->grounds[r] = (struct seat_ground){ t, r };
-        struct shm_ground ground = { &t->grounds[r], seat_pair, seat_open, seat_ring, ground_stream, ground_stream,
-            true, ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
-        seat_rank(t, r, new_router(r, size, NULL), &ground, NULL);
+        t->all_callbacks[r] = (struct seat_callbacks){ t, r };
+        struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_ring, ground_stream,
+            ground_stream, true, ground_find, ground_reach, ground_enter, ground_leave, NULL, NULL, NULL };
+        seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     }
 }
 void table_close(struct table *t)
@@ -163,10 +163,10 @@ static void open_host(struct mixed *m, int host, const int *host_of)
     if (!count) return;
     struct table *t = &m->hosts[host];
     lay(t, count, PROT_NONE);
-    struct shm_ground ground = table_ground(t);
+    struct shm_callbacks callbacks = table_callbacks(t);
     for (int member = 0; member < count; member++) {
         struct router *router = new_router(ranks[member], m->size, NULL);
-        seat_rank(t, member, router, &ground, ranks);
+        seat_rank(t, member, router, &callbacks, ranks);
         m->routers[router->rank] = router;
     }
 }
@@ -255,12 +255,12 @@ void ranks_sharing(int size, unsigned reachable, body *each)
 }
 static void be_process(struct table *table, int rank, struct hall *hall, body *each)
 {
-    struct shm_ground ground = table_ground(table);
+    struct shm_callbacks callbacks = table_callbacks(table);
     struct rank me = { rank, table->size, new_router(rank, table->size, NULL), hall, POLLS, NULL };
-    ground.reserve = ground_is_open;
-    ground.stream = ground.stream_far = NULL;
+    callbacks.reserve = ground_is_open;
+    callbacks.stream = callbacks.stream_far = NULL;
     alarm(RANKS_SECONDS);
-    seat_rank(table, rank, me.router, &ground, NULL);
+    seat_rank(table, rank, me.router, &callbacks, NULL);
     each(&me);
     rank_meet(&me);
     router_destroy(me.router);

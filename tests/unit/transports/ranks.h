@@ -49,12 +49,12 @@ struct table {
     int delay, asked;
     bool forbidden;
     tutti_status refusal;
-    struct seat_ground *grounds;
+    struct seat_callbacks *all_callbacks;
 };
 void table_open(struct table *table, int size, int reserves);
 void table_open_sharing(struct table *table, int size, unsigned reachable);
 void table_close(struct table *table);
-struct shm_ground table_ground(struct table *table);
+struct shm_callbacks table_callbacks(struct table *table);
 /* The same over both transports: ranks of one host by shm, the others by inproc. */
 enum { MOST_RANKS = 16 };
 struct mixed {

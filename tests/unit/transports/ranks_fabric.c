@@ -6,17 +6,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct table_of_cards {
+struct table_of_addresses {
     struct hall hall;
     struct alarm_bell bells[MOST_RANKS];
     struct {
         unsigned char process[16];
         struct {
             const struct fabric_operations *of;
-            unsigned char content[FABRIC_CARD_BYTES];
+            unsigned char content[FABRIC_ADDRESS_BYTES];
             size_t bytes;
             _Atomic bool ready;
-        } cards[NETWORKS_AT_MOST];
+        } addresses[NETWORKS_AT_MOST];
     } rank[MOST_RANKS];
 };
 /* What leads from rank to rank: several are beside each other. apart: each rank has its own, fabrics[k][rank]. */
@@ -24,15 +24,16 @@ struct ways { struct fabric *fabrics[NETWORKS_AT_MOST]; int count; bool apart; }
 static struct fabric *fabric_of(const struct ways *w, int k, int rank) { return w->fabrics[k] + (w->apart ? rank : 0); }
 static const unsigned char *process_of(void *context, int rank)
 {
-    return ((struct table_of_cards *)context)->rank[rank].process;
+    return ((struct table_of_addresses *)context)->rank[rank].process;
 }
-static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+static tutti_status address_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
-    struct table_of_cards *t = context;
+    struct table_of_addresses *t = context;
     for (int k = 0; k < NETWORKS_AT_MOST; k++) {
-        if (!atomic_load(&t->rank[rank].cards[k].ready) || t->rank[rank].cards[k].of != fabric->operations) continue;
-        *bytes = t->rank[rank].cards[k].bytes;
-        memcpy(out, t->rank[rank].cards[k].content, *bytes);
+        if (!atomic_load(&t->rank[rank].addresses[k].ready) || t->rank[rank].addresses[k].of != fabric->operations)
+            continue;
+        *bytes = t->rank[rank].addresses[k].bytes;
+        memcpy(out, t->rank[rank].addresses[k].content, *bytes);
         return TUTTI_OK;
     }
     return TUTTI_IN_PROGRESS;
@@ -49,7 +50,7 @@ struct key_id ranks_key(void)
     if (key_add(key, &id) != TUTTI_OK) ranks_stop(0, __FILE__, __LINE__, status_detail());
     return id;
 }
-static void open_rank(const struct ways *w, struct table_of_cards *t, int rank, int process)
+static void open_rank(const struct ways *w, struct table_of_addresses *t, int rank, int process)
 {
     ranks_key();
     const struct fabric_place place = { .device = "lo", .pretended = true };
@@ -58,20 +59,20 @@ static void open_rank(const struct ways *w, struct table_of_cards *t, int rank, 
     nonce[0] = (unsigned char)(1 + process);
     for (int k = 0; k < w->count; k++) {
         struct fabric *fabric = fabric_of(w, k, rank);
-        t->rank[rank].cards[k].of = fabric->operations;
-        if (fabric_open(fabric, nonce, &place, t->rank[rank].cards[k].content, &t->rank[rank].cards[k].bytes)
+        t->rank[rank].addresses[k].of = fabric->operations;
+        if (fabric_open(fabric, nonce, &place, t->rank[rank].addresses[k].content, &t->rank[rank].addresses[k].bytes)
             != TUTTI_OK)
             ranks_stop(rank, __FILE__, __LINE__, status_detail());
-        atomic_store(&t->rank[rank].cards[k].ready, true);
+        atomic_store(&t->rank[rank].addresses[k].ready, true);
     }
 }
 /* Beside each other the first is for what is short, the next for what is longer. */
-static void connect_rank(const struct ways *w, struct table_of_cards *t, struct router *router)
+static void connect_rank(const struct ways *w, struct table_of_addresses *t, struct router *router)
 {
     static const struct crossing crossings[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
-    struct fabric_ground ground = { t, process_of, card_of, name_of_host, ranks_key() };
+    struct fabric_callbacks callbacks = { t, process_of, address_of, name_of_host, ranks_key() };
     for (int k = 0; k < w->count; k++)
-        if (fabric_connect(fabric_of(w, k, router->rank), router, &ground) != TUTTI_OK)
+        if (fabric_connect(fabric_of(w, k, router->rank), router, &callbacks) != TUTTI_OK)
             ranks_stop(router->rank, __FILE__, __LINE__, status_detail());
     router_take_crossings(router, crossings);
 }
@@ -95,7 +96,7 @@ bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes)
 }
 static void run_as_threads(const struct ways *w, int size, enum waiting waiting, body *each)
 {
-    static struct table_of_cards table;
+    static struct table_of_addresses table;
     struct router *routers[MOST_RANKS];
     memset(&table, 0, sizeof table);
     for (int r = 0; r < size; r++) {
@@ -119,7 +120,7 @@ void ranks_fabric_apart_beside(struct fabric *first, struct fabric *next, int si
 {
     run_as_threads(&(struct ways){ { first, next }, 2, true }, size, waiting, each);
 }
-static void be_process(const struct ways *w, struct table_of_cards *t, int size, int rank, enum waiting waiting,
+static void be_process(const struct ways *w, struct table_of_addresses *t, int size, int rank, enum waiting waiting,
     body *each)
 {
     struct rank me = { rank, size, new_router(rank, size, &t->bells[rank]), &t->hall, waiting, &t->bells[rank] };
@@ -134,7 +135,7 @@ static void be_process(const struct ways *w, struct table_of_cards *t, int size,
 }
 static void run_as_processes(const struct ways *w, int size, enum waiting waiting, body *each)
 {
-    struct table_of_cards *t = shared_memory(sizeof *t, PROT_READ | PROT_WRITE);
+    struct table_of_addresses *t = shared_memory(sizeof *t, PROT_READ | PROT_WRITE);
     pid_t children[MOST_RANKS];
     int bad = 0, how;
     fflush(NULL);

@@ -117,9 +117,9 @@ static void run_with(const struct fabric_operations *verbs, enum waiting waiting
     for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = &verbs_operations;
 }
 static tutti_status connect_nowhere(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    (void)fabric, (void)process, (void)card, (void)bytes, (void)out;
+    (void)fabric, (void)process, (void)address, (void)bytes, (void)out;
     (void)key;
     return status_fail(TUTTI_NO_MEMORY, "there is no room for a connection");
 }
@@ -145,10 +145,10 @@ static void test_why_one_cannot_connect_is_told(void **state)
 }
 /* What breaks before it has ever connected, and nobody waits for, is missed by nobody. */
 static tutti_status connect_in_vain(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    TRY(verbs_operations.connect(fabric, process, key, card, bytes, out));
-    endpoint_note_broken(fabric, *out, "nobody answers there");
+    TRY(verbs_operations.connect(fabric, process, key, address, bytes, out));
+    endpoint_mark_broken(fabric, *out, "nobody answers there");
     return TUTTI_OK;
 }
 static void all_goes_by_sockets(struct rank *me)

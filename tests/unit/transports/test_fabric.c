@@ -31,7 +31,7 @@ static char descriptors[1]; /* what is announced: nothing is read of it */
 static tutti_status start(struct fabric *f, const struct fabric_place *place)
 {
     (void)place;
-    f->card_bytes = 1;
+    f->address_bytes = 1;
     f->event = descriptor_raised(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return TUTTI_OK;
 }
@@ -42,9 +42,9 @@ static void finish(struct fabric *f)
     close(f->event);
 }
 static tutti_status connect_to(struct fabric *f, const unsigned char process[16], const struct key_id *key,
-    const unsigned char *card, size_t bytes, struct endpoint **out)
+    const unsigned char *address, size_t bytes, struct endpoint **out)
 {
-    (void)key, (void)card, (void)bytes;
+    (void)key, (void)address, (void)bytes;
     struct endpoint *e = memory_zeroed(1, sizeof *e);
     memcpy(e->process, process, sizeof e->process);
     e->open = true;
@@ -114,7 +114,7 @@ static const unsigned char *process_of(void *context, int rank)
     (void)context;
     return processes[rank];
 }
-static tutti_status card_of(void *context, const struct fabric *of, int rank, void *out, size_t *bytes)
+static tutti_status address_of(void *context, const struct fabric *of, int rank, void *out, size_t *bytes)
 {
     (void)context, (void)of, (void)rank, (void)out, (void)bytes;
     return TUTTI_IN_PROGRESS;
@@ -126,18 +126,18 @@ static void name_of_host(void *context, int rank, char *out, size_t bytes)
 }
 static void join_group(void)
 {
-    const struct fabric_ground ground = { .process = process_of, .card = card_of, .name = name_of_host };
+    const struct fabric_callbacks callbacks = { .process = process_of, .address = address_of, .name = name_of_host };
     me = (struct rank){ .rank = 0, .size = RANKS, .router = new_router(0, RANKS, &bell) };
     me.router->comm = COMM;
-    assert_int_equal(fabric_connect(&fabric, me.router, &ground), TUTTI_OK);
+    assert_int_equal(fabric_connect(&fabric, me.router, &callbacks), TUTTI_OK);
 }
 static int open_all(void **state)
 {
     const struct fabric_place place = { .pretended = true };
-    unsigned char card[FABRIC_CARD_BYTES];
+    unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
     (void)state;
-    assert_int_equal(fabric_open(&fabric, processes[0], &place, card, &bytes), TUTTI_OK);
+    assert_int_equal(fabric_open(&fabric, processes[0], &place, address, &bytes), TUTTI_OK);
     pthread_mutex_lock(&fabric.lock);
     for (int i = 0; i < PROCESSES; i++) connect_to(&fabric, processes[i], NULL, NULL, 0, &ends[i]);
     pthread_mutex_unlock(&fabric.lock);
@@ -464,7 +464,7 @@ static void test_what_is_noted_is_bounded(void **state)
     polls = false;
     for (int i = 0; i < PENDING_RNDV_MOST; i++) withdraw(2, 1, 1);
     for (int i = 0; i < PENDING_RNDV_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
-    assert_int_equal(ends[2]->faulty, true); /* CREDIT is no note, but comes after as many as may be */
+    assert_int_equal(ends[2]->faulty, true); /* CREDIT is no msg, but comes after as many as may be */
     assert_string_equal(ends[2]->why, too_many);
     assert_heard(1, 3);
     (void)state;

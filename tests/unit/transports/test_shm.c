@@ -26,8 +26,8 @@ static void poll_all(struct table *t, int times)
 }
 static struct pair *pair_of(struct table *t, int from, int to)
 {
-    struct shm_ground ground = table_ground(t);
-    return (struct pair *)(void *)ground.pair(ground.context, from, to);
+    struct shm_callbacks callbacks = table_callbacks(t);
+    return (struct pair *)(void *)callbacks.pair(callbacks.context, from, to);
 }
 
 /* ---- hostile memory ---- */
@@ -174,7 +174,7 @@ static void test_connecting_without_memory_is_an_error(void **state)
     (void)state;
     struct table t;
     table_open(&t, 2, -1);
-    struct shm_ground ground = table_ground(&t);
+    struct shm_callbacks callbacks = table_callbacks(&t);
     struct router *router;
     struct bell none = { NULL, NULL };
     for (int n = 1; n <= 2; n++) {
@@ -185,11 +185,11 @@ static void test_connecting_without_memory_is_an_error(void **state)
     assert_int_equal(router_create(0, 2, 1, none, &router), TUTTI_OK);
     for (int n = 1; n <= 3; n++) {
         memory_fail_after(n);
-        assert_int_equal(shm_connect(router, &ground, 0, NULL, 2), TUTTI_NO_MEMORY);
+        assert_int_equal(shm_connect(router, &callbacks, 0, NULL, 2), TUTTI_NO_MEMORY);
         assert_null(router->transports);
     }
     memory_fail_after(0);
-    assert_int_equal(shm_connect(router, &ground, 0, NULL, DOORBELL_RANKS + 1), TUTTI_UNSUPPORTED);
+    assert_int_equal(shm_connect(router, &callbacks, 0, NULL, DOORBELL_RANKS + 1), TUTTI_UNSUPPORTED);
     router_destroy(router);
     table_close(&t);
 }

@@ -19,13 +19,13 @@
 
 enum { BYTES = 100000 };
 static struct fabric ours = FABRIC(&tcp_operations), other = FABRIC(&tcp_operations);
-static struct card card, card_of_other;
+static struct tcp_address address, address_of_other;
 static struct key_id key;
 
-static void start(struct fabric *fabric, unsigned char nonce, struct card *out)
+static void start(struct fabric *fabric, unsigned char nonce, struct tcp_address *out)
 {
     const struct fabric_place place = { .pretended = true };
-    unsigned char process[16] = { nonce }, bytes[FABRIC_CARD_BYTES];
+    unsigned char process[16] = { nonce }, bytes[FABRIC_ADDRESS_BYTES];
     size_t count;
     assert_int_equal(fabric_open(fabric, process, &place, bytes, &count), TUTTI_OK);
     assert_int_equal(count, sizeof *out);
@@ -36,8 +36,8 @@ static int set_up(void **state)
     static const unsigned char drawn[KEY_BYTES] = "the key of a group";
     (void)state;
     assert_int_equal(key_add(drawn, &key), TUTTI_OK);
-    start(&ours, 1, &card);
-    start(&other, 2, &card_of_other);
+    start(&ours, 1, &address);
+    start(&other, 2, &address_of_other);
     return 0;
 }
 static int tear_down(void **state)
@@ -51,10 +51,10 @@ static int tear_down(void **state)
 /* ---- callers by hand ---- */
 static int call(void)
 {
-    struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(card.port) };
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(address.port) };
     const struct timeval patience = { .tv_sec = RANKS_SECONDS };
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    memcpy(&name.sin_addr, card.address, 4);
+    memcpy(&name.sin_addr, address.address, 4);
     assert_int_equal(connect(s, (struct sockaddr *)&name, sizeof name), 0);
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     return s;
@@ -176,7 +176,7 @@ static void test_the_latest_call_of_a_process_counts(void **state)
 /* A stranger has taken the port of a process that is gone. */
 static void test_another_that_answers_is_not_believed(void **state)
 {
-    struct card theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+    struct tcp_address theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
     const unsigned char process[16] = { 14 };
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t bytes = sizeof name;
@@ -239,7 +239,7 @@ static const unsigned char *process_of(void *context, int rank)
     (void)context;
     return rank ? partner : ours.process;
 }
-static tutti_status card_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
+static tutti_status address_of(void *context, const struct fabric *fabric, int rank, void *out, size_t *bytes)
 {
     (void)context, (void)fabric, (void)rank, (void)out, (void)bytes;
     return TUTTI_IN_PROGRESS;
@@ -266,8 +266,8 @@ static void pair_open(struct pair *p, unsigned char nonce, unsigned char *at, si
     partner[1] = 7;
     *p = (struct pair){ .me = { .rank = 0, .size = 2, .router = new_router(0, 2, &p->bell) } };
     p->me.router->comm = ++comms;
-    const struct fabric_ground ground = { NULL, process_of, card_of, name_of_partner, key };
-    assert_int_equal(fabric_connect(&ours, p->me.router, &ground), TUTTI_OK);
+    const struct fabric_callbacks callbacks = { NULL, process_of, address_of, name_of_partner, key };
+    assert_int_equal(fabric_connect(&ours, p->me.router, &callbacks), TUTTI_OK);
     p->header = (struct header){
         .comm = comms, .name = name_of(3), .bytes = bytes, .id = 1, .from = 1, .to = 0, .kind = MESSAGE
     };
@@ -428,7 +428,7 @@ static void test_a_process_speaks_for_its_own_ranks(void **state)
 }
 
 /* ---- both at once ---- */
-static struct endpoint *connect_to(struct fabric *from, const struct fabric *to, const struct card *at)
+static struct endpoint *connect_to(struct fabric *from, const struct fabric *to, const struct tcp_address *at)
 {
     struct endpoint *e;
     assert_int_equal(from->operations->connect(from, to->process, &key, (const unsigned char *)at, sizeof *at, &e),
@@ -462,8 +462,8 @@ static void test_both_call_at_once(void **state)
     for (int turn = 0; turn < 60; turn++) {
         pthread_mutex_lock(&ours.lock);
         pthread_mutex_lock(&other.lock);
-        connect_to(&ours, &other, &card_of_other);
-        connect_to(&other, &ours, &card);
+        connect_to(&ours, &other, &address_of_other);
+        connect_to(&other, &ours, &address);
         pthread_mutex_unlock(turn % 2 ? &other.lock : &ours.lock);
         if (turn % 3) nanosleep(&(struct timespec){ 0, 200000 * (turn % 3) }, NULL);
         pthread_mutex_unlock(turn % 2 ? &ours.lock : &other.lock);
@@ -481,14 +481,14 @@ static void test_who_calls_anew_is_believed(void **state)
 {
     (void)state;
     pthread_mutex_lock(&ours.lock);
-    connect_to(&ours, &other, &card_of_other);
+    connect_to(&ours, &other, &address_of_other);
     pthread_mutex_unlock(&ours.lock);
     await_open(&other, &ours);
     for (int turn = 0; turn < 20; turn++) {
         await_open(&ours, &other);
         pthread_mutex_lock(&ours.lock);
         ours.operations->disconnect(&ours, endpoint_find(&ours, other.process));
-        struct endpoint *e = connect_to(&ours, &other, &card_of_other);
+        struct endpoint *e = connect_to(&ours, &other, &address_of_other);
         pthread_mutex_unlock(&ours.lock);
         for (bool open = false; !open;) {
             pthread_mutex_lock(&ours.lock);

@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-static unsigned char card[FABRIC_CARD_BYTES];
-static size_t card_bytes;
+static unsigned char address[FABRIC_ADDRESS_BYTES];
+static size_t address_bytes;
 static const unsigned char process[16] = { 1 };
 static const struct fabric_place place = { .device = "lo", .pretended = true };
 static void in_a_process(void (*each)(void))
@@ -39,7 +39,7 @@ static void need(bool so, const char *what)
 }
 static void open_it(void)
 {
-    need(fabric_open(&ucx_fabric, process, &place, card, &card_bytes) == TUTTI_OK, "UCX is opened");
+    need(fabric_open(&ucx_fabric, process, &place, address, &address_bytes) == TUTTI_OK, "UCX is opened");
 }
 
 static void signals_and_mmap(void)
@@ -75,7 +75,7 @@ static void finds_none(void)
 {
     setenv("TUTTI_UCX", "/nowhere/libucp.so.0:/elsewhere/libucp.so.0", 1);
     settings_reload();
-    need(fabric_open(&ucx_fabric, process, &place, card, &card_bytes) == TUTTI_UNSUPPORTED, "there is none");
+    need(fabric_open(&ucx_fabric, process, &place, address, &address_bytes) == TUTTI_UNSUPPORTED, "there is none");
     need(strstr(status_detail(), "/nowhere/libucp.so.0"), "the first is named");
     need(strstr(status_detail(), "/elsewhere/libucp.so.0"), "the second is named");
     need(strstr(status_detail(), "apt-get install libucx0"), "what to do is said");

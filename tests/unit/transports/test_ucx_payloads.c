@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 static const unsigned char mine[16] = { 1 }, others[16] = { 2 };
-static unsigned char card[FABRIC_CARD_BYTES];
-static size_t card_bytes;
+static unsigned char address[FABRIC_ADDRESS_BYTES];
+static size_t address_bytes;
 static struct key_id key;
 
 static int start(void **state)
@@ -23,7 +23,7 @@ static int start(void **state)
     key = ranks_key();
     const struct fabric_place place = { .device = "lo", .pretended = true };
     (void)state;
-    return fabric_open(&ucx_fabric, mine, &place, card, &card_bytes) != TUTTI_OK;
+    return fabric_open(&ucx_fabric, mine, &place, address, &address_bytes) != TUTTI_OK;
 }
 static int stop(void **state)
 {
@@ -35,7 +35,7 @@ static struct ucx_endpoint *connect_to(const unsigned char process[16])
 {
     struct endpoint *e;
     pthread_mutex_lock(&ucx_fabric.lock);
-    assert_int_equal(ucx_endpoint_create(&ucx_fabric, process, &key, card, card_bytes, &e), TUTTI_OK);
+    assert_int_equal(ucx_endpoint_create(&ucx_fabric, process, &key, address, address_bytes, &e), TUTTI_OK);
     pthread_mutex_unlock(&ucx_fabric.lock);
     return (struct ucx_endpoint *)e;
 }
@@ -90,8 +90,8 @@ static struct other other_new(const unsigned char process[16])
 {
     struct other o = { .end.number = 77 };
     memcpy(o.fabric.process, process, sizeof o.fabric.process);
-    memcpy(o.fabric.card, card, card_bytes);
-    o.fabric.card_bytes = card_bytes;
+    memcpy(o.fabric.address, address, address_bytes);
+    o.fabric.address_bytes = address_bytes;
     assert_int_equal(endpoint_introduce(&o.fabric, &o.end.base, mine, ucx_fabric.life, &key), TUTTI_OK);
     return o;
 }

@@ -112,7 +112,7 @@ static void test_after_a_message_that_is_refused_nothing_leaves(void **state)
 
 /* ---- another group, of the same processes ---- */
 static struct {
-    unsigned char process[16], card[FABRIC_CARD_BYTES];
+    unsigned char process[16], address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
 } known[VERBS_MOST];
 static const unsigned char *process_of(void *context, int rank)
@@ -120,11 +120,11 @@ static const unsigned char *process_of(void *context, int rank)
     (void)context;
     return known[rank].process;
 }
-static tutti_status known_card(void *context, const struct fabric *fabric, int rank, void *to, size_t *bytes)
+static tutti_status known_address(void *context, const struct fabric *fabric, int rank, void *to, size_t *bytes)
 {
     (void)context, (void)fabric;
     *bytes = known[rank].bytes;
-    memcpy(to, known[rank].card, *bytes);
+    memcpy(to, known[rank].address, *bytes);
     return TUTTI_OK;
 }
 static void name_of_host(void *context, int rank, char *to, size_t bytes)
@@ -136,8 +136,8 @@ static void become_known(struct rank *me)
 {
     const struct fabric *fabric = &verbs_fabrics[me->rank];
     memcpy(known[me->rank].process, fabric->process, 16);
-    memcpy(known[me->rank].card, fabric->card, fabric->card_bytes);
-    known[me->rank].bytes = fabric->card_bytes;
+    memcpy(known[me->rank].address, fabric->address, fabric->address_bytes);
+    known[me->rank].bytes = fabric->address_bytes;
     rank_meet(me);
     if (me->rank < 2) rank_swap(me, 0);
     rank_settle(me);
@@ -149,10 +149,10 @@ static void poll_for(struct router *router, int64_t ms)
 }
 static struct router *another_group(struct rank *me)
 {
-    const struct fabric_ground ground = { NULL, process_of, known_card, name_of_host, ranks_key() };
+    const struct fabric_callbacks callbacks = { NULL, process_of, known_address, name_of_host, ranks_key() };
     struct router *router;
     REQUIRE(router_create(me->rank, me->size, 77, (struct bell){ NULL, NULL }, &router) == TUTTI_OK);
-    REQUIRE(fabric_connect(&verbs_fabrics[me->rank], router, &ground) == TUTTI_OK);
+    REQUIRE(fabric_connect(&verbs_fabrics[me->rank], router, &callbacks) == TUTTI_OK);
     return router;
 }
 static void give_up(struct fabric *fabric, int rank)

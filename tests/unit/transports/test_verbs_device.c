@@ -177,17 +177,17 @@ static void write_file(const char *line, const char *path)      /* and the folde
 }
 static struct devices *found(const char *interface, int family)
 {
-    const struct device_ground ground = { interface, family, root };
+    const struct device_environment callbacks = { interface, family, root };
     struct devices *d = NULL;
-    assert_int_equal(devices_create(&ground, &d), TUTTI_OK);
+    assert_int_equal(devices_create(&callbacks, &d), TUTTI_OK);
     return d;
 }
 /* The error's text has all of these words, up to NULL. */
 static void refused(tutti_status status, const char *interface, const char *const *words)
 {
-    const struct device_ground ground = { interface, 0, root };
+    const struct device_environment callbacks = { interface, 0, root };
     struct devices *d = NULL;
-    assert_int_equal(devices_create(&ground, &d), status);
+    assert_int_equal(devices_create(&callbacks, &d), status);
     assert_null(d);
     for (; *words; words++)
         if (!strstr(status_detail(), *words)) fail_msg("\"%s\" is not in: %s", *words, status_detail());
@@ -427,8 +427,8 @@ static void test_description_has_every_port(void **state)
 {
     (void)state;
     char text[700];
-    const struct device_ground ground = { NULL, 0, root };
-    assert_int_equal(devices_describe(&ground, text, sizeof text), TUTTI_OK);
+    const struct device_environment callbacks = { NULL, 0, root };
+    assert_int_equal(devices_describe(&callbacks, text, sizeof text), TUTTI_OK);
     assert_string_equal(text,
         "rdma0:1 is used with 10.0.0.1 on lo (GID 3, MTU 1024); rdma1:1 is used with fe80::2:c903:1:2 "
         "(GID 0, MTU 4096); rdma1:2 is down");
@@ -437,7 +437,7 @@ static void test_long_notes_are_cut(void **state)
 {
     (void)state;
     char text[700];
-    const struct device_ground ground = { NULL, 0, root };
+    const struct device_environment callbacks = { NULL, 0, root };
     for (int i = 0; i < DEVICES; i++) {
         memset(made[i].device.name, 'a' + i, IBV_SYSFS_NAME_MAX - 1);
         made[i].port[0].layer = IBV_LINK_LAYER_ETHERNET;
@@ -446,9 +446,9 @@ static void test_long_notes_are_cut(void **state)
                 (struct made_gid){ "fd00:1111:2222:3333:4444:5555:6666:7777", IBV_GID_TYPE_ROCE_V1, LO };
     }
     devices = DEVICES;
-    assert_int_equal(devices_describe(&ground, text, sizeof text), TUTTI_UNSUPPORTED);
+    assert_int_equal(devices_describe(&callbacks, text, sizeof text), TUTTI_UNSUPPORTED);
     made[2].port[0] = port_of_ethernet();
-    assert_int_equal(devices_describe(&ground, text, sizeof text), TUTTI_OK);
+    assert_int_equal(devices_describe(&callbacks, text, sizeof text), TUTTI_OK);
     assert_true(strlen(text) < sizeof text);
 }
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, nothing_is_left)

@@ -145,7 +145,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
         FAKE_CREATE_SRQ, FAKE_CREATE_QP, FAKE_MODIFY_QP, FAKE_POST_RECV };
     const struct fabric_place place = { .device = "lo", .pretended = true };
     const unsigned char process[16] = { 1 };
-    unsigned char card[FABRIC_CARD_BYTES];
+    unsigned char address[FABRIC_ADDRESS_BYTES];
     size_t bytes;
     (void)state;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -153,7 +153,7 @@ static void test_a_call_that_fails_while_it_starts(void **state)
         one.devices = 1;
         fake.fake_set_limits(&one);
         fake.fake_fail_call(calls[i], 0, ENOMEM);
-        tutti_status told = fabric_open(&verbs_fabrics[0], process, &place, card, &bytes);
+        tutti_status told = fabric_open(&verbs_fabrics[0], process, &place, address, &bytes);
         assert_true(told == TUTTI_SYSTEM || told == TUTTI_UNSUPPORTED);
         assert_non_null(strstr(status_detail(), "fake_0"));
         assert_int_equal(fake.fake_left(), 0);
@@ -167,7 +167,7 @@ static void test_completions_have_room_whatever_fails(void **state)
     enum { MANY = 40 };
     const struct fabric_place place = { .device = "lo", .pretended = true };
     struct fabric *fabric = &verbs_fabrics[0];
-    unsigned char process[16] = { 1 }, card[FABRIC_CARD_BYTES];
+    unsigned char process[16] = { 1 }, address[FABRIC_ADDRESS_BYTES];
     const struct key_id key = ranks_key();
     struct endpoint *made;
     size_t bytes;
@@ -177,12 +177,12 @@ static void test_completions_have_room_whatever_fails(void **state)
         limits.devices = 1;
         if (most) limits.max_cqe = 10000;
         fake.fake_set_limits(&limits);
-        assert_int_equal(fabric_open(fabric, process, &place, card, &bytes), TUTTI_OK);
+        assert_int_equal(fabric_open(fabric, process, &place, address, &bytes), TUTTI_OK);
         int pairs = 0;
         pthread_mutex_lock(&fabric->lock); /* its thread makes progress */
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
-            if (fabric->operations->connect(fabric, process, &key, card, bytes, &made) != TUTTI_OK) break;
+            if (fabric->operations->connect(fabric, process, &key, address, bytes, &made) != TUTTI_OK) break;
             assert_true(nic_of(fabric)->adapters[0].completions->cqe >= RECEIVES + (pairs + 1) * SENDS);
         }
         pthread_mutex_unlock(&fabric->lock);

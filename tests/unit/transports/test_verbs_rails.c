@@ -191,12 +191,12 @@ static void test_a_device_that_refuses(void **state)
         { FAKE_CREATE_CHANNEL, 1, "fake_1:1 has no completion channel" },
         { FAKE_CREATE_CQ, 1, "fake_1:1 has no completion queue" } };
     const struct fabric_place place = { .device = "lo", .pretended = true };
-    unsigned char card[FABRIC_CARD_BYTES], process[16] = { 1 };
+    unsigned char address[FABRIC_ADDRESS_BYTES], process[16] = { 1 };
     size_t bytes;
     (void)state;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         fake.fake_fail_call(calls[i].call, calls[i].after, EIO);
-        assert_int_equal(fabric_open(&verbs_fabrics[0], process, &place, card, &bytes), TUTTI_SYSTEM);
+        assert_int_equal(fabric_open(&verbs_fabrics[0], process, &place, address, &bytes), TUTTI_SYSTEM);
         assert_non_null(strstr(status_detail(), calls[i].lacks));
         assert_int_equal(fake.fake_left(), 0);
     }

@@ -14,8 +14,8 @@ static struct endpoint *end_here, *end_there; /* of their connection */
 /* As the other process says it, in the name of that endpoint. */
 static struct hello hello_of(const struct endpoint *e, enum stage stage)
 {
-    struct hello h = { .magic = HELLO_MAGIC, .card = nic_address(there), .stage = stage, .lane_count = 1 };
-    h.lanes[0] = h.card;
+    struct hello h = { .magic = HELLO_MAGIC, .address = nic_address(there), .stage = stage, .lane_count = 1 };
+    h.lanes[0] = h.address;
     greeting_begin(there, e, &h.greeting);
     return h;
 }

@@ -219,11 +219,11 @@ static void test_forecast(void **state)
                 assert_int_equal(count, i < 5 ? 5 - i : 0);
                 for (int k = 0; k < count; k++) assert_int_equal(next[k], events[i + k]);
             }
-            forecast_note(&f, events[i]);
+            forecast_record(&f, events[i]);
         }
     }
     assert_int_equal(forecast_look(&f, 2, next), 2);
-    forecast_note(&f, 2);                               /* never after a step */
+    forecast_record(&f, 2);                               /* never after a step */
     assert_int_equal(forecast_look(&f, 2, next), 0);
     forecast_finish(&f);
 }
