@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import os
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -75,7 +74,6 @@ def work(world, seed, number):
     """One round on one rank: what was wrong, and what it holds then."""
     import torch
     import torch.distributed as dist
-    signal.alarm(600)                                   # each round begins the ten minutes of a rank anew
     chance, wrong = random.Random(f"{seed}/{number}"), []
     groups = [None, dist.new_group()]
     for step in range(STEPS):

@@ -49,7 +49,6 @@ def live(rank, options, pipe):
     import faulthandler
 
     from ranks import attempt, leave
-    signal.alarm(600)                                   # not even an orphan stays
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(options["environment"])
     joined = attempt(join, rank, options)

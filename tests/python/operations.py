@@ -8,7 +8,6 @@ beside it is seen. A failure ends with a line that runs the same program again:
 """
 import contextlib
 import random
-import signal
 import sys
 import tempfile
 import warnings
@@ -242,7 +241,6 @@ def start(step, number, group, rank, size):
 def carry_out(world, program):
     """What the rank has of each step: see model.complaints. An error that is not in the model ends all groups at once,
     so that no other rank waits for this one."""
-    signal.alarm(600)                                   # each program begins the ten minutes of a rank anew
     groups = groups_here(world)
     calls, pending = [], []
     order = random.Random(sum(step.seed for step in program) * 64 + world.rank)

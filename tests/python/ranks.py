@@ -76,10 +76,15 @@ def join(rank, size, path, options):
 
 
 def attempt(function, *arguments):
+    """What the function returns or raises. A function has ten minutes; a rank that waits for its next one ends when its
+    pipe does, so ranks that many tests share may live as long as the tests."""
+    signal.alarm(600)
     try:
         return Outcome(value=function(*arguments))
     except BaseException as error:
         return Outcome(error=type(error).__name__, text=str(error), trace=traceback.format_exc())
+    finally:
+        signal.alarm(0)
 
 
 class Ranks:
@@ -208,7 +213,6 @@ def live(rank, size, path, options, pipe):
     """The life of a rank: join, then run what comes through the pipe until None does."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(options.get("environment", {}), TUTTI_HOSTS=setting_of(options["hosts"]))
-    signal.alarm(600)                                   # not even an orphan stays
     faulthandler.register(signal.SIGUSR1)
     joined = attempt(join, rank, size, path, options)
     world, joined.value = joined.value, None
