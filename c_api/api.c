@@ -57,8 +57,7 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 {
     if (!out || !config)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_comm_init: the pointer to the communicator or to the "
-            "config is NULL");
+            "tutti_comm_init: the pointer to the communicator or to the config is NULL");
     tutti_config known;
     TRY(read_config(config, &known));
     if (known.size > 1 && (!known.store.put || !known.store.get))
@@ -69,9 +68,7 @@ tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *config)
 tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id, int rank)
 {
     if (!out)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_comm_init_rank: the pointer to the communicator "
-            "is NULL");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_init_rank: the pointer to the communicator is NULL");
     TRY(check_id(&id));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
@@ -81,10 +78,7 @@ tutti_status tutti_comm_init_rank(tutti_comm **out, int size, tutti_unique_id id
 tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
 {
     TRY(call_check_comm(comm));
-    if (!out)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_comm_split: the pointer to the communicator is "
-            "NULL");
+    if (!out) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_split: the pointer to the communicator is NULL");
     return comm_split(comm, color, key, out);
 }
 tutti_status tutti_comm_retain(tutti_comm *comm)
@@ -166,8 +160,7 @@ tutti_status tutti_queue_wait(tutti_queue *queue, int64_t timeout_ms, tutti_requ
     struct operation *op;
     if (!queue || !out)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_queue_wait: the queue or the pointer to the request is "
-            "NULL");
+            "tutti_queue_wait: the queue or the pointer to the request is NULL");
     *out = NULL;
     TRY(queue_check(queue));
     tutti_status status = queue_wait(queue, timeout_ms, &op);
@@ -189,9 +182,7 @@ tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
 {
     TRY(call_check_comm(comm));
     if (!out)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_mem_alloc_common: the pointer to the address is "
-            "NULL");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_mem_alloc_common: the pointer to the address is NULL");
     return comm_allocate_common(comm, bytes, out);
 }
 
@@ -207,8 +198,7 @@ tutti_status tutti_schedule_print(const char *collective, const char *algorithm,
     const struct algorithm *found;
     if (!collective || !algorithm)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "a schedule: the name of the collective or of the algorithm is "
-            "NULL");
+            "a schedule: the name of the collective or of the algorithm is NULL");
     TRY(status_as_refusal(algorithm_by_name(collective, algorithm, &found)));
     return status_as_refusal(info_schedule(found, ranks, root, buffer, capacity, bytes));
 }
@@ -228,8 +218,7 @@ tutti_status tutti_comm_predict(tutti_comm *comm, const char *collective, const 
     TRY(call_check_comm(comm));
     if (!collective || !out)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "a prediction: the name of the collective or the pointer to "
-            "the result is NULL");
+            "a prediction: the name of the collective or the pointer to the result is NULL");
     if (out->struct_size != sizeof made)
         return call_refuse_size("tutti_prediction", "TUTTI_PREDICTION_INIT", out->struct_size, sizeof made,
             sizeof made);

@@ -46,8 +46,7 @@ static tutti_status check_queue(const tutti_request *request, tutti_queue *queue
             "a request with a queue cannot also be blocking or have a `done` callback");
     if (op->comm && op->queued.queue && op->queued.inside)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "the request is still in its queue: take it with tutti_queue_wait "
-            "before you use it again");
+            "the request is still in its queue: take it with tutti_queue_wait before you use it again");
     return TUTTI_OK;
 }
 static tutti_status check_options(const tutti_request *request)

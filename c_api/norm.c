@@ -10,8 +10,7 @@ tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, siz
 {
     if (!first || !count || size < 1 || rank < 0 || rank >= size)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_norm_rows: the rank must be from 0 to size - 1, and "
-            "both pointers to results not NULL");
+            "tutti_norm_rows: the rank must be from 0 to size - 1, and both pointers to results not NULL");
     size_t each = rows_of_each(rows, size), begin;
     if (!size_multiply(each, (size_t)rank, &begin) || begin > rows) begin = rows;
     *first = begin;
@@ -22,9 +21,7 @@ static tutti_status check_norm(const tutti_norm *norm, size_t columns, const str
 {
     const struct group *g = &op->comm->group;
     if (!norm)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_all_reduce_norm: the pointer to the tutti_norm "
-            "is NULL");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_all_reduce_norm: the pointer to the tutti_norm is NULL");
     if (norm->struct_size != sizeof *norm)
         return call_refuse_size("tutti_norm", "TUTTI_NORM_INIT", norm->struct_size, sizeof *norm, sizeof *norm);
     if (norm->kind != TUTTI_NORM_RMS && norm->kind != TUTTI_NORM_LAYER)

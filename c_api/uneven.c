@@ -85,8 +85,7 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
     TRY(call_prepare(comm, ALL_TO_ALL, 0, 1, dtype, 0, request, &o));
     if (!send_counts || !send_offsets || !recv_counts || !recv_offsets)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "all_to_all_v: one of the four arrays of counts and offsets is "
-            "NULL");
+            "all_to_all_v: one of the four arrays of counts and offsets is NULL");
     int size = comm->group.size;
     size_t bytes = tutti_dtype_bytes(dtype), sent, received;
     TRY(make_counts(IN_PAIRS, (size_t)size, &u));

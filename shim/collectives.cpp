@@ -52,10 +52,7 @@ int ProcessGroupTutti::root_of(const Call &call, int64_t root) const
 {
     if (root >= 0 && root < getSize()) return static_cast<int>(root);
     fail(TUTTI_INVALID_ARGUMENT,
-        c10::str(call.name(), ": root ", root,
-            " is not a rank of this group, which has ranks "
-            "0 to ",
-            getSize() - 1));
+        c10::str(call.name(), ": root ", root, " is not a rank of this group, which has ranks 0 to ", getSize() - 1));
 }
 WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::BroadcastOptions &options)
 {

@@ -18,8 +18,7 @@ static Rows rows_of(Footprint &footprint, const at::Tensor &tensor, Take take)
     Buffer b = (footprint.*take)(tensor, { "input" });
     if (b.type != at::kFloat && b.type != at::kBFloat16 && b.type != at::kHalf)
         refuse_norm("the input is ", type_name(b.type),
-            "; only rows of float32, bfloat16 and float16 can be "
-            "normalised");
+            "; only rows of float32, bfloat16 and float16 can be normalised");
     if (tensor.dim() == 0) refuse_norm("the input has no rows: give a tensor of one dimension or more");
     auto columns = static_cast<size_t>(tensor.size(-1));
     return { b, columns ? b.count / columns : 0, columns };

@@ -51,8 +51,7 @@ WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::Al
     if (!tensor.is_sparse()) return allreduce(tensors, options);
     if (options.reduceOp.op_ != c10d::ReduceOp::SUM)
         fail(TUTTI_UNSUPPORTED,
-            "all_reduce: sparse tensors can only be summed; for another operation use "
-            "tensor.to_dense()");
+            "all_reduce: sparse tensors can only be summed; for another operation use tensor.to_dense()");
     if (is_coalescing())
         fail(TUTTI_UNSUPPORTED, "all_reduce: sparse tensors cannot be summed while calls are coalesced");
     at::NoGradGuard no_grad;

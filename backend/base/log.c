@@ -30,9 +30,7 @@ void log_write(enum log_level level, const char *format, ...)
     int used = snprintf(line, sizeof line, "tutti[%d] %s: ", (int)getpid(), names[level]);
     if (before)
         used += snprintf(line + used, sizeof line - (size_t)used,
-            "(%u earlier lines were lost: stderr did not "
-            "accept them) ",
-            before);
+            "(%u earlier lines were lost: stderr did not accept them) ", before);
     va_list arguments;
     va_start(arguments, format);
     int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);

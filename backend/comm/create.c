@@ -33,8 +33,7 @@ static tutti_status check_job(const tutti_config *config)
     bool none = config->job_size == 0 && config->job_rank == 0;
     if (none || (config->job_rank >= 0 && config->job_rank < config->job_size)) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "job_rank %d of a job_size of %d: the rank must be at least 0 and "
-        "less than the size, or both 0",
+        "job_rank %d of a job_size of %d: the rank must be at least 0 and less than the size, or both 0",
         config->job_rank, config->job_size);
 }
 static tutti_status check_members(const tutti_config *config)

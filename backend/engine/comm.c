@@ -54,8 +54,7 @@ tutti_status comm_allows(const tutti_comm *comm, const struct algorithm *a)
     const struct group *g = &comm->group;
     if (!a || !a->host_memory || !group_is_spread(g)) return TUTTI_OK;
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "%s by algorithm %s needs all ranks on one host, but those of %s are on %d; tutti algorithms lists the "
-        "others",
+        "%s by algorithm %s needs all ranks on one host, but those of %s are on %d; tutti algorithms lists the others",
         family_name(a->family), a->name, g->name, g->layout->hosts);
 }
 void comm_free(tutti_comm *comm)

@@ -414,9 +414,7 @@ static tutti_status mismatch_counts(tutti_comm *comm)
 {
     const struct executor *x = &comm->executor;
     if (!x->launch.uneven)
-        return comm_fail(comm, TUTTI_INTERNAL,
-            "a rank reported a disagreement, but the calls "
-            "are equal");
+        return comm_fail(comm, TUTTI_INTERNAL, "a rank reported a disagreement, but the calls are equal");
     if (uneven_is_alike(x->launch.uneven)) return mismatch_alike(comm);
     for (int i = 0; i < x->site.ranks; i++)
         for (int j = 0; j < x->site.ranks; j++) {

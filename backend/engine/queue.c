@@ -77,8 +77,7 @@ tutti_status queue_check(const tutti_queue *queue)
 {
     if (queue->generation == process_generation()) return TUTTI_OK;
     return status_fail(TUTTI_FORKED,
-        "this queue was made by the parent process before a fork; only the parent can "
-        "use it");
+        "this queue was made by the parent process before a fork; only the parent can use it");
 }
 tutti_status queue_create(tutti_queue **out)
 {

@@ -244,8 +244,7 @@ static tutti_status check_sizes(const struct schedule *s, const char *name, int 
 {
     if (!s)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "pipeline: unknown schedule \"%s\"; known are naive, gpipe, 1f1b, interleaved, zb-h1, zb-v and "
-            "dualpipe-v",
+            "pipeline: unknown schedule \"%s\"; known are naive, gpipe, 1f1b, interleaved, zb-h1, zb-v and dualpipe-v",
             name);
     if (ranks < 1 || ranks > MOST_RANKS || chunks < 1 || chunks > MOST_CHUNKS || microbatches < 1
         || microbatches > MOST_MICROBATCHES)

@@ -231,9 +231,7 @@ static tutti_status id_lead(const struct meeting_point *point, const struct memb
     tutti_status status;
     if (r.listener == -EADDRINUSE)
         status = status_fail(TUTTI_INVALID_ARGUMENT,
-            "another process is rank 0 of %s, or its unique id is used "
-            "twice at a time",
-            mine->group);
+            "another process is rank 0 of %s, or its unique id is used twice at a time", mine->group);
     else if (r.listener < 0)
         status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-r.listener));
     else status = receive_all(&r, deadline_ms);
@@ -261,8 +259,7 @@ static tutti_status explain(const struct member *mine, int error)
     unsigned size = mine->size;
     if (error == 0 || error == -EPIPE || error == -EMSGSIZE || error == -ECONNRESET || error == -EPROTO)
         return status_fail(TUTTI_PEER_LOST,
-            "rank 0 of %u closed its connection while %s was formed: it has died, or it runs another version of "
-            "tutti",
+            "rank 0 of %u closed its connection while %s was formed: it has died, or it runs another version of tutti",
             size, group);
     if (error == -ETIMEDOUT)
         return status_fail(TUTTI_TIMEOUT,

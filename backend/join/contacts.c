@@ -33,8 +33,7 @@ tutti_status transport_check(void)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", fabric_name(i));
     const char *nearest = settings_nearest(unknown, next_transport, NULL);
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_TRANSPORT=%.100s: unknown transport \"%s\"%s%s%s; known are %s, or several of them separated by "
-        "commas",
+        "TUTTI_TRANSPORT=%.100s: unknown transport \"%s\"%s%s%s; known are %s, or several of them separated by commas",
         settings_get()->transport, unknown, nearest ? ", did you mean " : "", nearest ? nearest : "",
         nearest ? "?" : "", names);
 }

@@ -160,9 +160,7 @@ static struct contact find_way(const char *host) /* family 0: none is known, or 
     struct contact found = { .family = 0 };
     int error = getaddrinfo(host, "1", &want, &all);
     if (error) {
-        LOG(WARN,
-            "the host of the store, %s, was not found (%s), so the network interface that leads to it is "
-            "unknown",
+        LOG(WARN, "the host of the store, %s, was not found (%s), so the network interface that leads to it is unknown",
             host, gai_strerror(error));
         return found;
     }

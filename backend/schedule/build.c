@@ -50,9 +50,7 @@ static void check_cuts(struct plan *p)
 {
     for (int m = 1; m < p->count; m++)
         if (p->ranks[m].cut != p->ranks[0].cut)
-            schedule_fail(&p->ranks[m],
-                "divides the message differently from "
-                "its peers");
+            schedule_fail(&p->ranks[m], "divides the message differently from its peers");
 }
 
 /* ---- building ---- */

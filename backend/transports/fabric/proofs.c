@@ -36,8 +36,7 @@ static bool greeting_refuse(const struct fabric *fabric, const char *why)
     static atomic_flag logged = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&logged))
         LOG(WARN,
-            "%s: a handshake was refused: %s (from another program, or from a host with another "
-            "TUTTI_SECRET_FILE)",
+            "%s: a handshake was refused: %s (from another program, or from a host with another TUTTI_SECRET_FILE)",
             fabric->operations->name, why);
     return false;
 }

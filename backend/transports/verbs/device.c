@@ -226,9 +226,7 @@ static tutti_status judge(const struct search *s)
     if (s->devices->count && !(*s->named && s->refused)) return TUTTI_OK;
     bool asked = *s->named || settings_get()->verbs_gid_index >= 0;
     return status_fail(asked ? TUTTI_INVALID_ARGUMENT : TUTTI_UNSUPPORTED,
-        "no RDMA port of this host is usable%s: "
-        "%s%s",
-        *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->report,
+        "no RDMA port of this host is usable%s: %s%s", *s->named ? " with this TUTTI_VERBS_DEVICE" : "", s->report,
         s->elsewhere ? "; name in TUTTI_VERBS_DEVICE those that lead to the other hosts" : "");
 }
 static tutti_status create(const struct device_environment *environment, struct devices **out,

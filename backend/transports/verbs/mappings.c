@@ -178,9 +178,7 @@ static tutti_status open_descriptor(int *out)
     int descriptor = descriptor_raised((int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY));
     if (descriptor < 0)
         return status_fail(TUTTI_UNSUPPORTED,
-            "memory cannot be watched: userfaultfd: %s (a container's seccomp profile "
-            "may forbid it)",
-            strerror(errno));
+            "memory cannot be watched: userfaultfd: %s (a container's seccomp profile may forbid it)", strerror(errno));
     if (ioctl(descriptor, UFFDIO_API, &api) != 0) {
         close(descriptor);
         return status_fail(TUTTI_UNSUPPORTED,
