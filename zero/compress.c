@@ -2,22 +2,22 @@
    more, and goes back to all. What that loses is kept where it was averaged, by the rank that sends it. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
-#include "zero/crossing.h"
+#include "zero/compressed_exchange.h"
 #include <stdlib.h>
 
 struct tutti_compressor {
-    struct crossing crossing;
-    struct parcel parcel;
+    struct compressed_exchange exchange;
+    struct packed_slices packed;
     size_t room;                                        /* numbers of a slice that there is memory for */
     float *rest;                                        /* [room] what is lost on the way back */
 };
-/* Ranks of one host have a part each, the sides of a crossing a slice of it each. */
+/* Ranks of one host have a part each, the sides of an exchange a slice of it each. */
 enum { LEAST_SLICE = 16 };
 struct cut { size_t part, slice, at, kept; };           /* at, kept: of this rank's part */
 
 static struct cut cut(const tutti_compressor *c, size_t count)
 {
-    const struct crossing *x = &c->crossing;
+    const struct compressed_exchange *x = &c->exchange;
     size_t parts = x->here ? (size_t)x->places.here : 1, index = x->here ? (size_t)x->places.index : 0;
     struct cut k = { .part = (count + parts - 1) / parts };
     k.slice = size_round_up((k.part + (size_t)x->sides - 1) / (size_t)x->sides, LEAST_SLICE);
@@ -36,7 +36,7 @@ static struct numbers slice_of(struct cut k, int side, void *data, tutti_dtype d
 /* ---- lifetime ---- */
 static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
 {
-    uint64_t digest = crossing_digest(how), range[2] = { digest, ~digest };
+    uint64_t digest = exchange_digest(how), range[2] = { digest, ~digest };
     TRY(tutti_all_reduce(range, range, 2, TUTTI_UINT64, TUTTI_MAX, comm, NULL));
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
@@ -47,7 +47,7 @@ static tutti_status compare(tutti_comm *comm, const tutti_compression *how)
 static tutti_status init(tutti_compressor *c, tutti_comm *comm, const tutti_compression *how)
 {
     TRY(compare(comm, how));
-    return crossing_init(&c->crossing, how, comm);
+    return exchange_init(&c->exchange, how, comm);
 }
 tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, const tutti_compression *how)
 {
@@ -55,7 +55,7 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_compressor_create: the pointer to the compressor, the communicator or the form is NULL");
     *out = NULL;
-    TRY(crossing_check(how));
+    TRY(exchange_check(how));
     if (how->form == TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "a tutti_compressor needs a form other than NONE");
     tutti_compressor *c = memory_zeroed(1, sizeof *c);
@@ -68,8 +68,8 @@ tutti_status tutti_compressor_create(tutti_compressor **out, tutti_comm *comm, c
 tutti_status tutti_compressor_destroy(tutti_compressor *c)
 {
     if (!c) return TUTTI_OK;
-    crossing_finish(&c->crossing);                      /* first: nothing runs any more on the memory below */
-    parcel_finish(&c->parcel);
+    exchange_finish(&c->exchange);                      /* first: nothing runs any more on the memory below */
+    packed_finish(&c->packed);
     free(c->rest);
     free(c);
     return TUTTI_OK;
@@ -81,14 +81,14 @@ tutti_status tutti_compressor_span(const tutti_compressor *c, size_t count, size
     struct cut k = cut(c, count);
     *at = k.at;
     *kept = k.kept;
-    *keepers = c->crossing.sides;
+    *keepers = c->exchange.sides;
     return TUTTI_OK;
 }
 
 /* ---- averaging ---- */
 static tutti_status make_room(tutti_compressor *c, size_t slice)
 {
-    TRY(parcel_fit(&c->parcel, &c->crossing, slice));
+    TRY(packed_fit(&c->packed, &c->exchange, slice));
     if (slice <= c->room) return TUTTI_OK;
     free(c->rest);
     c->room = 0;
@@ -97,7 +97,7 @@ static tutti_status make_room(tutti_compressor *c, size_t slice)
     c->room = slice;
     return TUTTI_OK;
 }
-static void find_parts(const struct crossing *x, struct cut k, size_t count)
+static void find_parts(const struct compressed_exchange *x, struct cut k, size_t count)
 {
     for (int i = 0; i < x->places.here; i++) {
         x->offsets[i] = size_smaller((size_t)i * k.part, count);
@@ -112,31 +112,31 @@ static uint64_t label_of(size_t count, tutti_dtype dtype, uint64_t turn)
 /* This rank's slice is averaged; what packing it again loses joins what this rank has lost, in the scale of a sum. */
 static tutti_status average_mine(tutti_compressor *c, struct numbers mine, float *lost)
 {
-    const struct crossing *x = &c->crossing;
-    TRY(parcel_average(&c->parcel, x, mine));
+    const struct compressed_exchange *x = &c->exchange;
+    TRY(packed_average(&c->packed, x, mine));
     for (size_t i = 0; i < mine.count; i++) c->rest[i] = 0;
-    parcel_pack_back(&c->parcel, x, mine, lost ? c->rest : NULL);
+    packed_write_back(&c->packed, x, mine, lost ? c->rest : NULL);
     for (size_t i = 0; lost && i < mine.count; i++) lost[i] += c->rest[i] * (float)x->ranks;
     return TUTTI_OK;
 }
 static tutti_status cross(tutti_compressor *c, struct cut k, void *data, tutti_dtype dtype, float *array, uint64_t turn,
     uint64_t label)
 {
-    const struct crossing *x = &c->crossing;
+    const struct compressed_exchange *x = &c->exchange;
     struct numbers mine = slice_of(k, x->side, data, dtype, turn);
     tutti_request request = { .struct_size = sizeof request, .blocking = true, .label = label };
-    struct kept kept = crossing_keep(x, array, k.kept);
+    struct kept kept = exchange_keep(x, array, k.kept);
     for (int side = 0; side < x->sides; side++) {
         struct numbers n = slice_of(k, side, data, dtype, turn);
-        parcel_pack(&c->parcel, x, side, n, kept_from(kept, n.first - k.at));
+        packed_write(&c->packed, x, side, n, kept_from(kept, n.first - k.at));
     }
-    if (crossing_tells(x)) TRY(parcel_tell(&c->parcel, x, &request));
+    if (exchange_sends_lengths(x)) TRY(packed_send_lengths(&c->packed, x, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true, .label = label };
-    TRY(parcel_send(&c->parcel, x, &request));
+    TRY(packed_send(&c->packed, x, &request));
     TRY(average_mine(c, mine, kept_from(kept, mine.first - k.at).lost));
-    TRY(parcel_share(&c->parcel, x));
+    TRY(packed_share(&c->packed, x));
     for (int side = 0; side < x->sides; side++)
-        TRY(parcel_unpack(&c->parcel, x, side, slice_of(k, side, data, dtype, turn)));
+        TRY(packed_read(&c->packed, x, side, slice_of(k, side, data, dtype, turn)));
     return TUTTI_OK;
 }
 tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t count, tutti_dtype dtype, float *lost,
@@ -144,22 +144,20 @@ tutti_status tutti_compressor_average(tutti_compressor *c, void *data, size_t co
 {
     if (c && sent && count == 0) return TUTTI_OK;
     if (!c || !data || !sent)
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_compressor_average: the array is "
-            "NULL");
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average: the array is NULL");
     if (!pack_find(dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "gradients of type %s cannot be compressed; use float32 or bfloat16",
             tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
-    const struct crossing *x = &c->crossing;
+    const struct compressed_exchange *x = &c->exchange;
     struct cut k = cut(c, count);
     char *mine = (char *)data + k.at * tutti_dtype_bytes(dtype);
     TRY(make_room(c, k.slice));
     find_parts(x, k, count);
     if (x->here) TRY(tutti_reduce_scatter_v(data, x->lengths, x->offsets, mine, dtype, TUTTI_SUM, x->here, NULL));
     tutti_status status = cross(c, k, data, dtype, lost, turn, label_of(count, dtype, turn));
-    if (status == TUTTI_INTERNAL) crossing_abandon(&c->crossing);
+    if (status == TUTTI_INTERNAL) exchange_abandon(&c->exchange);
     if (status != TUTTI_OK) return status;
-    *sent += c->parcel.sent;
+    *sent += c->packed.sent;
     return x->here ? tutti_all_gather_v(mine, data, x->lengths, x->offsets, dtype, x->here, NULL) : TUTTI_OK;
 }

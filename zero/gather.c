@@ -55,7 +55,7 @@ static tutti_status start(struct gatherer *g, int unit)
     w->request = (tutti_request)TUTTI_REQUEST_INIT;
     w->request.label = (uint64_t)unit + 1;
     size_t bytes = u->slice * u->element * (size_t)(g->partition->ranks - 1);
-    span_begin(&w->span, g->journal, TUTTI_ZERO_GATHERED, unit, bytes);
+    span_begin(&w->span, g->trace, TUTTI_ZERO_GATHERED, unit, bytes);
     span_follow(&w->span, &w->request);
     TRY(tutti_all_gather(w->slice, w->flat, u->slice, u->dtype, g->comm, &w->request));
     w->state = COMING;
@@ -92,7 +92,7 @@ static bool is_foreseen(const struct gatherer *g, int count, int unit)
 /* What is done goes, and what was foreseen and is not any more; what is foreseen now comes. */
 tutti_status gatherer_look(struct gatherer *g)
 {
-    int count = forecast_look(&g->forecast, g->prefetch, g->foreseen);
+    int count = prefetcher_predict(&g->prefetcher, g->prefetch, g->foreseen);
     for (int u = 0; u < g->partition->units && !g->keeps; u++) {
         struct whole *w = &g->unit[u];
         if ((w->done || w->early) && !is_foreseen(g, count, u)) leave(w);
@@ -116,7 +116,7 @@ tutti_status gatherer_use(struct gatherer *g, int unit, bool backward)
     w->early = w->done = false;
     w->waits = backward ? g->partition->unit[unit].parameters : 0;
     if (comes) {
-        forecast_record(&g->forecast, unit);
+        prefetcher_record(&g->prefetcher, unit);
         TRY(gatherer_look(g));
     }
     w->done = backward;
@@ -147,7 +147,7 @@ tutti_status gatherer_keep(struct gatherer *g, bool kept)
 tutti_status gatherer_rest(struct gatherer *g)
 {
     g->keeps = false;
-    forecast_record(&g->forecast, FORECAST_STEP);
+    prefetcher_record(&g->prefetcher, PREFETCH_STEP);
     return close_all(g);
 }
 tutti_status gatherer_begin(struct gatherer *g)
@@ -156,7 +156,7 @@ tutti_status gatherer_begin(struct gatherer *g)
         const struct unit_partition *p = &g->partition->unit[u];
         TRY(tutti_scatter(g->unit[u].flat, g->unit[u].slice, p->slice, p->dtype, 0, g->comm, NULL));
     }
-    if (!g->forecast.count) g->most_bytes = 0;          /* the first values take what they take */
+    if (!g->prefetcher.count) g->most_bytes = 0;          /* the first values take what they take */
     return gatherer_rest(g);
 }
 
@@ -172,15 +172,15 @@ static tutti_status make_unit(struct gatherer *g, int unit)
     return TUTTI_OK;
 }
 tutti_status gatherer_init(struct gatherer *g, const struct partition *partition, int prefetch, int64_t timeout_ms,
-    tutti_comm *all, struct journal *journal)
+    tutti_comm *all, struct trace *trace)
 {
     size_t largest = 0;
     *g = (struct gatherer){ .partition = partition, .prefetch = prefetch, .timeout_ms = timeout_ms, .keeps = true };
     g->pages.file = -1;
-    g->journal = journal;
+    g->trace = trace;
     g->unit = memory_zeroed((size_t)partition->units, sizeof *g->unit);
     g->foreseen = memory_zeroed((size_t)prefetch + 1, sizeof *g->foreseen);
-    if (!forecast_init(&g->forecast, partition->units) || !g->unit || !g->foreseen)
+    if (!prefetcher_init(&g->prefetcher, partition->units) || !g->unit || !g->foreseen)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to gather %d units", partition->units);
     for (int u = 0; u < partition->units; u++) largest = size_larger(largest, bytes_of(g, u));
     TRY(pages_init(&g->pages, largest));
@@ -204,7 +204,7 @@ void gatherer_finish(struct gatherer *g)
         tutti_mem_free(g->unit[u].slice);
     }
     pages_finish(&g->pages);
-    forecast_finish(&g->forecast);
+    prefetcher_finish(&g->prefetcher);
     free(g->foreseen);
     free(g->unit);
 }

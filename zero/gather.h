@@ -1,10 +1,10 @@
 /* Arrays that are whole only while they are used: slices are gathered before a use, ahead of it where it was foreseen,
  * and the pages given back after it. All ranks use units in the same order; that they do is compared. */
 #pragma once
-#include "zero/forecast.h"
-#include "zero/journal.h"
 #include "zero/pages.h"
 #include "zero/partition.h"
+#include "zero/prefetcher.h"
+#include "zero/trace.h"
 
 enum wholeness { CLOSED, COMING, WHOLE };
 struct whole {                                          /* of one unit */
@@ -22,10 +22,10 @@ struct whole {                                          /* of one unit */
 struct gatherer {
     const struct partition *partition;
     tutti_comm *comm;
-    struct journal *journal;
+    struct trace *trace;
     struct pages pages;
     struct whole *unit;                                 /* [units] */
-    struct forecast forecast;
+    struct prefetcher prefetcher;
     int prefetch, *foreseen;                               /* [prefetch] units at most */
     int64_t timeout_ms;
     bool keeps;                                         /* what is whole stays so */
@@ -33,7 +33,7 @@ struct gatherer {
 };
 /* Collective. All units are whole at first, and their values nothing. gatherer_finish is due in every case. */
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
-    int64_t timeout_ms, tutti_comm *all, struct journal *journal);
+    int64_t timeout_ms, tutti_comm *all, struct trace *trace);
 void gatherer_finish(struct gatherer *gatherer);
 tutti_status gatherer_begin(struct gatherer *gatherer); /* collective: slices of what rank 0 has; nothing is whole */
 /* Collective: returns when it is whole. In a backward pass it ends by itself. */

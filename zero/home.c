@@ -44,26 +44,26 @@ static tutti_status find_places(struct home *h)
 }
 static tutti_status make_flat(struct home *h, int unit)
 {
-    struct house *house = &h->house[unit];
+    struct placed_unit *placed = &h->placed[unit];
     size_t bytes = partition_bytes(h->partition, unit);
-    house->home = h;
+    placed->home = h;
     if (h->kind == TUTTI_ZERO_SHARED) {
-        house->said = h->versions + (size_t)unit * (size_t)h->places.here;
-        return tutti_mem_alloc_common(&house->flat, bytes, h->lanes->all[0]);
+        placed->said = h->versions + (size_t)unit * (size_t)h->places.here;
+        return tutti_mem_alloc_common(&placed->flat, bytes, h->lanes->all[0]);
     }
-    return tutti_mem_alloc(&house->flat, bytes);
+    return tutti_mem_alloc(&placed->flat, bytes);
 }
 tutti_status home_init(struct home *h, const struct partition *partition, const tutti_zero_config *c,
-    struct lanes *lanes, tutti_comm *word, struct journal *journal)
+    struct lanes *lanes, tutti_comm *word, struct trace *trace)
 {
     tutti_comm *all = lanes->all[0];
-    *h = (struct home){ .kind = c->home, .partition = partition, .lanes = lanes, .word = word, .journal = journal };
+    *h = (struct home){ .kind = c->home, .partition = partition, .lanes = lanes, .word = word, .trace = trace };
     h->timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : HALF_AN_HOUR_MS;
     if (h->kind == TUTTI_ZERO_SHARDED)
-        return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all, journal);
+        return gatherer_init(&h->gatherer, partition, c->prefetch, h->timeout_ms, all, trace);
     TRY(find_places(h));
-    h->house = memory_zeroed((size_t)partition->units, sizeof *h->house);
-    if (!h->house) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
+    h->placed = memory_zeroed((size_t)partition->units, sizeof *h->placed);
+    if (!h->placed) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
     if (h->kind == TUTTI_ZERO_SHARED) {
         size_t words = (size_t)partition->units * (size_t)h->places.here;
         TRY(tutti_mem_alloc_common((void **)&h->versions, words * sizeof *h->versions, all));
@@ -80,9 +80,9 @@ void home_abandon(struct home *h)
 void home_finish(struct home *h)
 {
     gatherer_finish(&h->gatherer);
-    for (int u = 0; h->house && u < h->partition->units; u++) tutti_mem_free(h->house[u].flat);
+    for (int u = 0; h->placed && u < h->partition->units; u++) tutti_mem_free(h->placed[u].flat);
     tutti_mem_free(h->versions);
-    free(h->house);
+    free(h->placed);
     places_finish(&h->places);
     free(h->lengths);
     free(h->offsets);
@@ -101,8 +101,9 @@ tutti_status home_claim(struct home *h, uint64_t steps)
 void home_complete(struct home *h, int64_t until_ms)
 {
     gatherer_complete(&h->gatherer, until_ms);
-    for (int u = 0; h->house && u < h->partition->units; u++)
-        while (h->house[u].gathers && tutti_test(&h->house[u].gathering) == TUTTI_IN_PROGRESS && clock_ms() < until_ms)
+    for (int u = 0; h->placed && u < h->partition->units; u++)
+        while (h->placed[u].gathers && tutti_test(&h->placed[u].gathering) == TUTTI_IN_PROGRESS
+            && clock_ms() < until_ms)
             pause_for(YIELDS);
 }
 tutti_status home_begin(struct home *h)
@@ -112,7 +113,7 @@ tutti_status home_begin(struct home *h)
     bool first = h->places.index == 0;                  /* as rank 0 is, of its host */
     bool joins = comm && (h->kind != TUTTI_ZERO_SHARED || first);
     for (int u = 0; joins && u < h->partition->units; u++)
-        TRY(tutti_broadcast(h->house[u].flat, h->house[u].flat, h->partition->unit[u].count,
+        TRY(tutti_broadcast(h->placed[u].flat, h->placed[u].flat, h->partition->unit[u].count,
             h->partition->unit[u].dtype, 0, comm, NULL));
     return tutti_barrier(h->word, NULL);
 }
@@ -120,7 +121,7 @@ void *home_slice(const struct home *h, int unit)
 {
     const struct unit_partition *u = &h->partition->unit[unit];
     if (h->kind == TUTTI_ZERO_SHARDED) return h->gatherer.unit[unit].slice;
-    return (char *)h->house[unit].flat
+    return (char *)h->placed[unit].flat
         + u->slice * u->element * (size_t)partition_slice(h->partition, h->partition->rank);
 }
 uint64_t home_sharers(const struct home *h)
@@ -130,71 +131,72 @@ uint64_t home_sharers(const struct home *h)
 }
 void *home_flat(const struct home *h, int unit)
 {
-    return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->house[unit].flat;
+    return h->kind == TUTTI_ZERO_SHARDED ? h->gatherer.unit[unit].flat : h->placed[unit].flat;
 }
 
 /* ---- telling ---- */
-static void say(struct house *house)
+static void say(struct placed_unit *placed)
 {
-    atomic_store_explicit(&house->said[house->home->places.index].steps, house->steps, memory_order_release);
+    atomic_store_explicit(&placed->said[placed->home->places.index].steps, placed->steps, memory_order_release);
 }
 static void say_gathered(tutti_request *request, void *context)        /* on the thread that has ended it */
 {
-    struct house *house = context;
+    struct placed_unit *placed = context;
     bool fine = tutti_test(request) == TUTTI_OK;
-    span_end(&house->span);                             /* first: who hears the other may use it again */
-    if (fine) say(house);
+    span_end(&placed->span);                             /* first: who hears the other may use it again */
+    if (fine) say(placed);
 }
-static tutti_status gather_across(struct home *h, struct house *house, const struct unit_partition *u, tutti_comm *comm)
+static tutti_status gather_across(struct home *h, struct placed_unit *placed, const struct unit_partition *u,
+    tutti_comm *comm)
 {
     for (int host = 0; host < h->places.hosts; host++) {
         h->lengths[host] = u->slice;
         h->offsets[host] = u->slice * (size_t)places_rank(&h->places, host, h->places.index);
     }
-    void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
-    house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
-    house->gathering.done = say_gathered;
-    house->gathering.context = house;
+    void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
+    placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
+    placed->gathering.done = say_gathered;
+    placed->gathering.context = placed;
     h->moved_bytes += u->slice * u->element * (size_t)(h->places.hosts - 1);
-    return tutti_all_gather_v(mine, house->flat, h->lengths, h->offsets, u->dtype, comm, &house->gathering);
+    return tutti_all_gather_v(mine, placed->flat, h->lengths, h->offsets, u->dtype, comm, &placed->gathering);
 }
-static tutti_status gather(struct home *h, struct house *house, const struct unit_partition *u, tutti_comm *comm)
+static tutti_status gather(struct home *h, struct placed_unit *placed, const struct unit_partition *u, tutti_comm *comm)
 {
-    void *mine = (char *)house->flat + u->slice * u->element * (size_t)h->partition->rank;
-    house->gathering = (tutti_request)TUTTI_REQUEST_INIT;
-    span_follow(&house->span, &house->gathering);
+    void *mine = (char *)placed->flat + u->slice * u->element * (size_t)h->partition->rank;
+    placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
+    span_follow(&placed->span, &placed->gathering);
     h->moved_bytes += u->slice * u->element * (size_t)(h->partition->ranks - 1);
-    return tutti_all_gather(mine, house->flat, u->slice, u->dtype, comm, &house->gathering);
+    return tutti_all_gather(mine, placed->flat, u->slice, u->dtype, comm, &placed->gathering);
 }
 tutti_status home_publish(struct home *h, int unit, uint64_t steps)
 {
     if (h->kind == TUTTI_ZERO_SHARDED || h->kind == TUTTI_ZERO_WHOLE) return TUTTI_OK;
-    struct house *house = &h->house[unit];
+    struct placed_unit *placed = &h->placed[unit];
     const struct unit_partition *u = &h->partition->unit[unit];
-    house->steps = steps;
+    placed->steps = steps;
     if (h->kind == TUTTI_ZERO_SHARED && h->places.hosts == 1) {
-        say(house);
+        say(placed);
         return TUTTI_OK;
     }
     size_t others = (size_t)(h->kind == TUTTI_ZERO_SHARED ? h->places.hosts : h->partition->ranks) - 1;
-    span_begin(&house->span, h->journal, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
-    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, house, u, lanes_across(h->lanes, unit))
-                                     : gather(h, house, u, lanes_all(h->lanes, unit)));
-    house->gathers = true;
+    span_begin(&placed->span, h->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
+    TRY(h->kind == TUTTI_ZERO_SHARED ? gather_across(h, placed, u, lanes_across(h->lanes, unit))
+                                     : gather(h, placed, u, lanes_all(h->lanes, unit)));
+    placed->gathers = true;
     return TUTTI_OK;
 }
 
 /* ---- waiting ---- */
-static int find_late(const struct home *h, const struct house *house, uint64_t steps)  /* an index, or -1 */
+static int find_late(const struct home *h, const struct placed_unit *placed, uint64_t steps)  /* an index, or -1 */
 {
     for (int i = 0; i < h->places.here; i++)
-        if (atomic_load_explicit(&house->said[i].steps, memory_order_acquire) < steps) return i;
+        if (atomic_load_explicit(&placed->said[i].steps, memory_order_acquire) < steps) return i;
     return -1;
 }
 static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
 {
     int64_t deadline_ms = clock_deadline(h->timeout_ms);
-    for (int n = 0, late; (late = find_late(h, &h->house[unit], steps)) >= 0; n++) {
+    for (int n = 0, late; (late = find_late(h, &h->placed[unit], steps)) >= 0; n++) {
         pause_for(n);
         if (n % LOOKS) continue;
         TRY(tutti_comm_get_async_error(h->word));
@@ -208,27 +210,26 @@ static tutti_status await_versions(struct home *h, int unit, uint64_t steps)
 }
 static tutti_status await_gathering(struct home *h, int unit)
 {
-    tutti_status status = tutti_wait(&h->house[unit].gathering, h->timeout_ms);
+    tutti_status status = tutti_wait(&h->placed[unit].gathering, h->timeout_ms);
     if (status != TUTTI_OK && h->lanes->across[0]) {
         char why[STATUS_DETAIL_BYTES / 2];
         snprintf(why, sizeof why, "%s", status_detail());
         return status_fail(status,
-            "zero: unit %d was not received from the other hosts, which are ranks of their "
-            "own here: %s",
-            unit, why);
+            "zero: unit %d was not received from the other hosts; a rank in the following text is a host: %s", unit,
+            why);
     }
-    h->house[unit].gathers = false;
-    span_await(&h->house[unit].span);
+    h->placed[unit].gathers = false;
+    span_await(&h->placed[unit].span);
     return status;
 }
 tutti_status home_await(struct home *h, int unit, uint64_t steps)
 {
     if (h->kind == TUTTI_ZERO_SHARDED) return TUTTI_OK; /* nobody else reads it */
-    struct house *house = &h->house[unit];
+    struct placed_unit *placed = &h->placed[unit];
     bool shared = h->kind == TUTTI_ZERO_SHARED;
-    if (!house->gathers && (!shared || find_late(h, house, steps) < 0)) return TUTTI_OK;
+    if (!placed->gathers && (!shared || find_late(h, placed, steps) < 0)) return TUTTI_OK;
     int64_t began_ns = clock_ns();
-    tutti_status status = house->gathers ? await_gathering(h, unit) : TUTTI_OK;
+    tutti_status status = placed->gathers ? await_gathering(h, unit) : TUTTI_OK;
     if (status == TUTTI_OK && shared) status = await_versions(h, unit, steps);
     h->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return status;

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 struct version { _Alignas(64) _Atomic uint64_t steps; };
-struct house {                                          /* of one unit, but SHARDED */
+struct placed_unit {                                          /* of one unit, but SHARDED */
     void *flat;                                         /* the whole array */
     struct version *said;                               /* [ranks of this host], of SHARED */
     struct home *home;
@@ -22,18 +22,18 @@ struct home {
     int64_t timeout_ms;
     struct lanes *lanes;                                /* for slices; `across`: SHARED, on several hosts */
     tutti_comm *word;                                   /* for small words, and this host's failures */
-    struct journal *journal;
+    struct trace *trace;
     struct places places;
     size_t *lengths, *offsets;                           /* [hosts]: what `across` gathers */
     struct version *versions;                           /* [units][here] */
-    struct house *house;                                /* [units] */
+    struct placed_unit *placed;                                /* [units] */
     struct gatherer gatherer;                           /* SHARDED: all it has */
-    _Atomic uint64_t waited_ns;                         /* of the caller, and of a step's tail */
+    _Atomic uint64_t waited_ns;                         /* of the caller, and of an asynchronous step */
     uint64_t moved_bytes;
 };
 /* Collective. `lanes` and `word` stay the caller's. home_finish is due in every case. */
 tutti_status home_init(struct home *home, const struct partition *partition, const tutti_zero_config *config,
-    struct lanes *lanes, tutti_comm *word, struct journal *journal);
+    struct lanes *lanes, tutti_comm *word, struct trace *trace);
 void home_finish(struct home *home);
 void home_abandon(struct home *home);                   /* others are not to wait for this rank */
 tutti_status home_keep(struct home *home, uint64_t steps, bool kept);  /* collective: all units may be read */

@@ -15,8 +15,7 @@ static tutti_status check_parameter(const tutti_zero_config *c, int i)
     if (!p->count) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d has no elements", i);
     if (p->unit < least || p->unit >= c->units)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: parameter %d is of unit %d; parameters must come in the order of their units, of which there are "
-            "%d",
+            "zero: parameter %d is of unit %d; parameters must come in the order of their units, of which there are %d",
             i, p->unit, c->units);
     if (p->group < 0 || p->group >= c->groups)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: parameter %d is of group %d, of which there are %d", i,

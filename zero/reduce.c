@@ -185,15 +185,13 @@ tutti_status reducer_ready(struct reducer *r, int parameter)
     struct gathering_sum *g = &r->unit[unit];
     if (!r->asked[parameter])
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "zero: parameter %d is ready, but the program did not ask "
-            "where to write its gradient",
-            parameter);
+            "zero: parameter %d is ready, but the program did not ask where to write its gradient", parameter);
     r->asked[parameter] = 0;
     r->used[parameter] = 1;
     r->presence[parameter] = r->held ? HELD : READY;
     if (r->held || ++g->ready < r->partition->unit[unit].parameters || g->started) return TUTTI_OK;
     g->complete = true;
-    journal_record(r->sums.journal, TUTTI_ZERO_READY, unit, journal_now(r->sums.journal), 0);
+    trace_record(r->sums.trace, TUTTI_ZERO_READY, unit, trace_now(r->sums.trace), 0);
     order_record(&r->order, unit);
     if (unit != whose_turn(r)) r->late_units++;
     return start_complete(r);
@@ -307,7 +305,7 @@ tutti_status reducer_drop(struct reducer *r)
 
 /* ---- lifetime ---- */
 tutti_status reducer_init(struct reducer *r, const struct partition *partition, const tutti_zero_config *c,
-    struct lanes *lanes, tutti_comm *word, struct journal *journal)
+    struct lanes *lanes, tutti_comm *word, struct trace *trace)
 {
     *r = (struct reducer){ .partition = partition, .lanes = lanes, .word = word };
     r->buffers = is_in_place(r) ? INT_MAX : c->buffers ? c->buffers : USUAL_BUFFERS;
@@ -320,7 +318,7 @@ tutti_status reducer_init(struct reducer *r, const struct partition *partition, 
     if (!fine)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum the gradients of %d units", partition->units);
     lanes_assign(lanes, partition, r->order.turn);
-    return sums_init(&r->sums, partition, &c->compression, lanes, journal);
+    return sums_init(&r->sums, partition, &c->compression, lanes, trace);
 }
 void reducer_finish(struct reducer *r)
 {

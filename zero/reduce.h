@@ -31,7 +31,7 @@ struct reducer {
     tutti_comm *word;
     struct gathering_sum *unit;                         /* [units] */
     uint8_t *presence, *asked;                          /* [parameters]; asked: for the place of its gradient */
-    uint8_t *used;                                      /* [parameters] in this step, here, then anywhere; and FLAGS */
+    uint8_t *used; /* [parameters] in this step, here, then anywhere; and FLAGS */
     struct order order;
     int begun;                                          /* sums started in this step */
     int *flying, flies;                                 /* [units] those on their way, oldest first */
@@ -42,7 +42,7 @@ struct reducer {
 };
 /* `lanes` and `word` stay the caller's. reducer_finish is due in every case, when they have been left. */
 tutti_status reducer_init(struct reducer *reducer, const struct partition *partition, const tutti_zero_config *config,
-    struct lanes *lanes, tutti_comm *word, struct journal *journal);
+    struct lanes *lanes, tutti_comm *word, struct trace *trace);
 void reducer_finish(struct reducer *reducer);
 tutti_status reducer_gradient(struct reducer *reducer, int parameter, void **out, bool *adds);
 tutti_status reducer_ready(struct reducer *reducer, int parameter);

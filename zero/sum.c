@@ -8,24 +8,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_packed(const struct sums *s) { return s->crossing.how.form != TUTTI_COMPRESS_NONE; }
+static bool is_packed(const struct sums *s) { return s->exchange.how.form != TUTTI_COMPRESS_NONE; }
 
 /* ---- lifetime ---- */
 static size_t lost_count(const struct sums *s, int unit)
 {
-    return s->partition->unit[unit].slice * (size_t)s->crossing.sides;
+    return s->partition->unit[unit].slice * (size_t)s->exchange.sides;
 }
 tutti_status sums_init(struct sums *s, const struct partition *partition, const tutti_compression *how,
-    const struct lanes *lanes, struct journal *journal)
+    const struct lanes *lanes, struct trace *trace)
 {
-    *s = (struct sums){ .partition = partition, .lanes = lanes, .journal = journal };
+    *s = (struct sums){ .partition = partition, .lanes = lanes, .trace = trace };
     if (how->form == TUTTI_COMPRESS_NONE) return TUTTI_OK;
-    TRY(crossing_init(&s->crossing, how, lanes->all[0]));
+    TRY(exchange_init(&s->exchange, how, lanes->all[0]));
     if (!how->feedback) return TUTTI_OK;
     s->lost = memory_zeroed((size_t)partition->units, sizeof *s->lost);
     bool fine = s->lost;
     for (int u = 0; fine && u < partition->units; u++) {
-        size_t kept = crossing_kept(&s->crossing, lost_count(s, u));
+        size_t kept = exchange_kept(&s->exchange, lost_count(s, u));
         s->lost[u] = memory_zeroed(kept, sizeof(float));
         s->lost_bytes += kept * sizeof(float);
         fine = s->lost[u];
@@ -36,14 +36,14 @@ void sums_finish(struct sums *s)
 {
     for (int u = 0; s->lost && u < s->partition->units; u++) free(s->lost[u]);
     free(s->lost);
-    if (is_packed(s)) crossing_finish(&s->crossing);
+    if (is_packed(s)) exchange_finish(&s->exchange);
 }
 void sum_finish(struct sums *s, struct sum *sum)
 {
     if (!is_packed(s)) return;
     tutti_mem_free(sum->part);
     free(sum->here);
-    parcel_finish(&sum->parcel);
+    packed_finish(&sum->packed);
     sum->part = NULL;
     sum->here = NULL;
 }
@@ -68,7 +68,7 @@ static tutti_status start_whole(struct sums *s, struct sum *sum)
 static struct numbers slice_of(const struct sums *s, const struct sum *sum, int side)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
-    size_t first = u->slice * (size_t)crossing_rank(&s->crossing, side);
+    size_t first = u->slice * (size_t)exchange_rank(&s->exchange, side);
     char *at =
         sum->part ? (char *)sum->part + u->slice * u->element * (size_t)side : (char *)sum->from + first * u->element;
     return (struct numbers){ at, u->slice, first, u->dtype, sum->turn };
@@ -90,21 +90,21 @@ static tutti_status send(struct sums *s, struct sum *sum)
     sum->stage = MOVING;
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
     sum->request.label = sum->turn;
-    TRY(parcel_send(&sum->parcel, &s->crossing, &sum->request));
-    s->packed_bytes += sum->parcel.sent;
+    TRY(packed_send(&sum->packed, &s->exchange, &sum->request));
+    s->packed_bytes += sum->packed.sent;
     return TUTTI_OK;
 }
 static tutti_status cross(struct sums *s, struct sum *sum)
 {
     size_t slice = s->partition->unit[sum->unit].slice;
-    struct kept kept = crossing_keep(&s->crossing, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
+    struct kept kept = exchange_keep(&s->exchange, s->lost ? s->lost[sum->unit] : NULL, lost_count(s, sum->unit));
     sum->stage = MOVING;
-    TRY(parcel_fit(&sum->parcel, &s->crossing, slice));
-    for (int side = 0; side < s->crossing.sides; side++)
-        parcel_pack(&sum->parcel, &s->crossing, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
-    if (!crossing_tells(&s->crossing)) return send(s, sum);
+    TRY(packed_fit(&sum->packed, &s->exchange, slice));
+    for (int side = 0; side < s->exchange.sides; side++)
+        packed_write(&sum->packed, &s->exchange, side, slice_of(s, sum, side), kept_from(kept, slice * (size_t)side));
+    if (!exchange_sends_lengths(&s->exchange)) return send(s, sum);
     sum->request.label = sum->turn;
-    TRY(parcel_tell(&sum->parcel, &s->crossing, &sum->request));
+    TRY(packed_send_lengths(&sum->packed, &s->exchange, &sum->request));
     sum->stage = TELLING;
     return TUTTI_OK;
 }
@@ -112,7 +112,7 @@ static tutti_status cross(struct sums *s, struct sum *sum)
 static tutti_status add_here(struct sums *s, struct sum *sum)
 {
     const struct unit_partition *u = &s->partition->unit[sum->unit];
-    const struct crossing *x = &s->crossing;
+    const struct compressed_exchange *x = &s->exchange;
     const struct places *p = &x->places;
     sum->here = memory_zeroed((size_t)x->sides, sizeof *sum->here);
     if (!sum->here) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to sum a unit");
@@ -131,13 +131,13 @@ static tutti_status add_here(struct sums *s, struct sum *sum)
 }
 static bool is_added(const struct sums *s, struct sum *sum)
 {
-    for (int side = 0; sum->here && side < s->crossing.sides; side++)
+    for (int side = 0; sum->here && side < s->exchange.sides; side++)
         if (tutti_test(&sum->here[side]) == TUTTI_IN_PROGRESS) return false;
     return true;
 }
 static tutti_status await_added(const struct sums *s, struct sum *sum)
 {
-    for (int side = 0; sum->stage == ADDING && sum->here && side < s->crossing.sides; side++)
+    for (int side = 0; sum->stage == ADDING && sum->here && side < s->exchange.sides; side++)
         TRY(tutti_wait(&sum->here[side], 0));
     return TUTTI_OK;
 }
@@ -163,11 +163,11 @@ tutti_status sum_start(struct sums *s, struct sum *sum, int unit, void *from, vo
 {
     *sum = (struct sum){ .unit = unit, .from = from, .into = into, .turn = s->begun++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
-    span_begin(&sum->span, s->journal, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
+    span_begin(&sum->span, s->trace, TUTTI_ZERO_SUMMED, unit, partition_bytes(s->partition, unit));
     if (!is_packed(s)) return start_whole(s, sum);
     clear_gaps(s, unit, from);
-    if (s->crossing.here) return add_here(s, sum);
-    if (!crossing_tells(&s->crossing)) return cross(s, sum);
+    if (s->exchange.here) return add_here(s, sum);
+    if (!exchange_sends_lengths(&s->exchange)) return cross(s, sum);
     sum->stage = ADDING;                                /* nothing; but one tells when those before it have sent */
     return TUTTI_OK;
 }
@@ -192,7 +192,7 @@ tutti_status sum_wait(struct sums *s, struct sum *sum)
     if (!is_packed(s)) return TUTTI_OK;
     size_t first = u->slice * (size_t)s->partition->rank;
     struct numbers mine = { sum->into, u->slice, first, u->dtype, sum->turn };
-    TRY(parcel_average(&sum->parcel, &s->crossing, mine));
+    TRY(packed_average(&sum->packed, &s->exchange, mine));
     span_end(&sum->span);
     sum_finish(s, sum);
     return TUTTI_OK;
@@ -203,7 +203,7 @@ tutti_status sum_wait(struct sums *s, struct sum *sum)
 static float *lost_of(const struct sums *s, int parameter, int side, struct piece *out)
 {
     int unit = s->partition->parameter[parameter].unit;
-    *out = partition_piece(s->partition, parameter, crossing_rank(&s->crossing, side));
+    *out = partition_piece(s->partition, parameter, exchange_rank(&s->exchange, side));
     return s->lost[unit] + s->partition->unit[unit].slice * (size_t)side + out->from;
 }
 tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti_comm *word)
@@ -211,7 +211,7 @@ tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti
     size_t count = s->partition->parameter[parameter].count;
     struct piece piece;
     memset(to, 0, count * sizeof *to);
-    for (int side = 0; s->lost && side < s->crossing.sides; side++) {
+    for (int side = 0; s->lost && side < s->exchange.sides; side++) {
         const float *lost = lost_of(s, parameter, side, &piece);
         for (size_t i = 0; i < piece.count; i++) to[piece.at + i] = lost[i] / (float)s->partition->ranks;
     }
@@ -219,12 +219,12 @@ tutti_status sums_get_lost(const struct sums *s, int parameter, float *to, tutti
 }
 void sums_set_lost(struct sums *s, int parameter, const float *from)
 {
-    float share = (float)s->partition->ranks / (float)s->crossing.sides;
+    float share = (float)s->partition->ranks / (float)s->exchange.sides;
     struct piece piece;
-    for (int side = 0; s->lost && side < s->crossing.sides; side++) {
+    for (int side = 0; s->lost && side < s->exchange.sides; side++) {
         float *lost = lost_of(s, parameter, side, &piece);
         float *momentum =
-            crossing_keep(&s->crossing, lost, lost_count(s, s->partition->parameter[parameter].unit)).momentum;
+            exchange_keep(&s->exchange, lost, lost_count(s, s->partition->parameter[parameter].unit)).momentum;
         for (size_t i = 0; i < piece.count; i++) lost[i] = from[piece.at + i] * share;
         for (size_t i = 0; momentum && i < piece.count; i++) momentum[i] = 0;
     }
@@ -233,7 +233,7 @@ void sums_give_back(struct sums *s, int parameter, const void *sum)
 {
     if (!s->lost) return;
     struct piece piece;
-    float *lost = lost_of(s, parameter, s->crossing.side, &piece);
+    float *lost = lost_of(s, parameter, s->exchange.side, &piece);
     const float *wide = (const float *)sum + piece.from;
     const uint16_t *narrow = (const uint16_t *)sum + piece.from;
     bool is_wide = s->partition->unit[s->partition->parameter[parameter].unit].dtype == TUTTI_FLOAT32;
@@ -245,5 +245,5 @@ void sums_give_back(struct sums *s, int parameter, const void *sum)
 void sums_forget(struct sums *s)
 {
     for (int u = 0; s->lost && u < s->partition->units; u++)
-        memset(s->lost[u], 0, crossing_kept(&s->crossing, lost_count(s, u)) * sizeof(float));
+        memset(s->lost[u], 0, exchange_kept(&s->exchange, lost_count(s, u)) * sizeof(float));
 }

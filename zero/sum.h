@@ -1,14 +1,14 @@
 /* One sum: from the gradients of a unit to the average of this rank's slice, as they are or packed. */
 #pragma once
-#include "zero/crossing.h"
-#include "zero/journal.h"
+#include "zero/compressed_exchange.h"
 #include "zero/lanes.h"
+#include "zero/trace.h"
 
 struct sums {                                           /* what all of them have in common */
     const struct partition *partition;
     const struct lanes *lanes;
-    struct journal *journal;
-    struct crossing crossing;                           /* how.form NONE: gradients travel as they are, in lanes */
+    struct trace *trace;
+    struct compressed_exchange exchange; /* how.form NONE: gradients travel as they are, in lanes */
     uint64_t begun, packed_bytes, lost_bytes;
     float **lost;                                       /* [units] what is kept of each side's slice; or NULL */
 };
@@ -16,7 +16,7 @@ enum stage { MOVING, ADDING, TELLING }; /* what is on its way: `request`, or `he
 struct sum {
     int unit;
     void *from, *into, *part;                           /* part: of each side's slice, the sum of this host */
-    struct parcel parcel;
+    struct packed_slices packed;
     tutti_request request, *here;                       /* here: [sides], of `part`; or NULL */
     enum stage stage;
     tutti_status status;                                /* of what followed it */
@@ -25,7 +25,7 @@ struct sum {
 };
 /* Collective, where gradients are packed. sums_finish is due in every case. */
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
-    const struct lanes *lanes, struct journal *journal);
+    const struct lanes *lanes, struct trace *trace);
 void sums_finish(struct sums *sums);
 /* Both stay until sum_wait has returned; what is in `from` may change. All ranks start the same ones in the same order,
    and each goes through sum_advance or sum_wait in that order. */

@@ -4,9 +4,9 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "include/tutti_zero.h"
+#include "zero/async_step.h"
 #include "zero/home.h"
 #include "zero/reduce.h"
-#include "zero/tail.h"
 #include "zero/update.h"
 #include <math.h>
 #include <stdio.h>
@@ -22,8 +22,8 @@ struct tutti_zero {
     struct optimizer optimizer;
     struct lanes lanes;                                 /* for what is large */
     tutti_comm *word;                                   /* for what is waited for at once */
-    struct tail *tail;                                  /* of a step; NULL: it has none */
-    struct journal journal;
+    struct async_step *async;                                  /* of a step; NULL: it has none */
+    struct trace trace;
     tutti_zero_rates *rates;                            /* [groups] of the step that is taken, and its scale */
     double scale;
     bool updates;                                       /* by a rule; else the caller has updated */
@@ -41,17 +41,17 @@ static void abandon(tutti_zero *z)
     lanes_abandon(&z->lanes);
     if (z->word) tutti_comm_abort(z->word);
     home_abandon(&z->home);
-    crossing_abandon(&z->reducer.sums.crossing);
+    exchange_abandon(&z->reducer.sums.exchange);
 }
 static tutti_status keep(tutti_zero *z, tutti_status status)
 {
     if (status == TUTTI_OK || status_is_refusal() || z->failure) return status;
     snprintf(z->why, sizeof z->why, "%s", status_detail());
     abandon(z);
-    /* A tail that has failed has aborted what this call was in, and knows why; abandoned, it ends. */
-    tutti_status of_tail = status == TUTTI_ABORTED && z->tail ? tail_await(z->tail) : TUTTI_OK;
-    if (of_tail != TUTTI_OK && of_tail != TUTTI_ABORTED) {
-        status = of_tail;
+    /* An asynchronous step that has failed has aborted what this call was in, and knows why; abandoned, it ends. */
+    tutti_status of_async_step = status == TUTTI_ABORTED && z->async ? async_step_await(z->async) : TUTTI_OK;
+    if (of_async_step != TUTTI_OK && of_async_step != TUTTI_ABORTED) {
+        status = of_async_step;
         snprintf(z->why, sizeof z->why, "%s", status_detail());
     }
     z->failure = status;
@@ -66,10 +66,10 @@ static tutti_status check_now(const tutti_zero *z)
     if (!z->begun) return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: call tutti_zero_begin first");
     return TUTTI_OK;
 }
-static tutti_status check(const tutti_zero *z)          /* and no tail is at it any more */
+static tutti_status check(const tutti_zero *z)          /* and no asynchronous step is at it any more */
 {
     TRY(check_now(z));
-    return tail_await(z->tail);
+    return async_step_await(z->async);
 }
 static tutti_status check_parameter(const tutti_zero *z, int parameter)
 {
@@ -106,7 +106,7 @@ static tutti_status check_choices(const tutti_zero_config *c)
         return status_refuse(TUTTI_UNSUPPORTED,
             "zero: gradients that are summed on all ranks are not packed here; use a tutti_compressor, or divide "
             "the optimizer state (REPLICATED)");
-    return crossing_check(&c->compression);
+    return exchange_check(&c->compression);
 }
 
 /* ---- a step ---- */
@@ -131,11 +131,11 @@ static tutti_status update(tutti_zero *z, int unit)
     struct reducer *r = &z->reducer;
     TRY(reducer_complete(r, unit));
     TRY(home_await(&z->home, unit, z->steps - 1));      /* of a unit that nobody has used since the last step */
-    int64_t began_ns = journal_now(&z->journal);
+    int64_t began_ns = trace_now(&z->trace);
     if (!z->updates) optimizer_copy(&z->optimizer, unit);
     else if (r->unit[unit].rounds)
         optimizer_update(&z->optimizer, unit, r->unit[unit].sum, r->used, z->rates, z->scale);
-    journal_record(&z->journal, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
+    trace_record(&z->trace, TUTTI_ZERO_UPDATED, unit, began_ns, 0);
     return home_publish(&z->home, unit, z->steps);
 }
 /* What sums are there first is updated first; ahead, what is needed first. Either order is the same on all ranks. */
@@ -143,14 +143,14 @@ static tutti_status update_all(tutti_zero *z)
 {
     int units = z->partition.units, *turn = z->reducer.order.turn;
     for (int i = 0; i < units; i++) {
-        int unit = turn[z->tail ? units - 1 - i : i];
+        int unit = turn[z->async ? units - 1 - i : i];
         TRY(update(z, unit));
-        if (z->tail) tail_say(z->tail, unit, z->steps);
+        if (z->async) async_step_complete_unit(z->async, unit, z->steps);
     }
     TRY(reducer_next(&z->reducer));
     return home_go_on(&z->home);
 }
-static tutti_status work_ahead(void *zero)              /* of the tail */
+static tutti_status work_ahead(void *zero)              /* of the asynchronous step */
 {
     tutti_status status = update_all(zero);
     if (status == TUTTI_OK) return status;
@@ -162,7 +162,7 @@ static tutti_status work_ahead(void *zero)              /* of the tail */
 /* rates NULL: the caller has updated the pieces. */
 static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
 {
-    int64_t began_ns = journal_now(&z->journal);
+    int64_t began_ns = trace_now(&z->trace);
     if (!z->claimed) TRY(arrive(z));
     TRY(home_rest(&z->home));
     z->updates = rates;
@@ -170,9 +170,9 @@ static tutti_status take_step(tutti_zero *z, const tutti_zero_rates *rates, doub
     for (int g = 0; rates && g < z->partition.groups; g++) z->rates[g] = rates[g];
     z->claimed = false;
     z->steps++;
-    if (z->tail && rates) tail_start(z->tail);
+    if (z->async && rates) async_step_start(z->async);
     else TRY(update_all(z));
-    journal_record(&z->journal, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
+    trace_record(&z->trace, TUTTI_ZERO_STEPPED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 
@@ -182,7 +182,7 @@ static tutti_status compare(const tutti_zero *z, const tutti_zero_config *c, tut
 {
     char why[STATUS_DETAIL_BYTES] = "";
     if (mine != TUTTI_OK) snprintf(why, sizeof why, "%s", status_detail());
-    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) ^ crossing_digest(&c->compression) : 0;
+    uint64_t digest = mine == TUTTI_OK ? partition_digest(&z->partition, c) ^ exchange_digest(&c->compression) : 0;
     uint64_t range[3] = { digest, ~digest, mine != TUTTI_OK };
     TRY(tutti_all_reduce(range, range, 3, TUTTI_UINT64, TUTTI_MAX, c->comm, NULL));
     if (mine != TUTTI_OK) return status_repeat_refusal(mine, why);
@@ -201,26 +201,25 @@ static tutti_status create(tutti_zero *z, const tutti_zero_config *c)
     TRY(compare(z, c, mine));
     TRY(lanes_init(&z->lanes, &z->partition, c));
     TRY(tutti_comm_split(c->comm, 0, z->partition.rank, &z->word));
-    TRY(home_init(&z->home, &z->partition, c, &z->lanes, z->word, &z->journal));
-    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->word, &z->journal));
+    TRY(home_init(&z->home, &z->partition, c, &z->lanes, z->word, &z->trace));
+    TRY(reducer_init(&z->reducer, &z->partition, c, &z->lanes, z->word, &z->trace));
     TRY(optimizer_init(&z->optimizer, &z->partition, c->rule));
     z->rates = memory_zeroed((size_t)z->partition.groups, sizeof *z->rates);
     if (!z->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", z->partition.groups);
     bool ahead = c->ahead && c->rule != TUTTI_ZERO_NONE && c->home != TUTTI_ZERO_SHARDED;
-    return ahead ? tail_create(z->partition.units, work_ahead, z, &z->tail) : TUTTI_OK;
+    return ahead ? async_step_create(z->partition.units, work_ahead, z, &z->async) : TUTTI_OK;
 }
 tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 {
     if (!out || !c)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "tutti_zero_create: the pointer to the result or "
-            "the config is NULL");
+            "tutti_zero_create: the pointer to the result or the config is NULL");
     *out = NULL;
     TRY(check_config(c));
     tutti_zero *z = memory_aligned(sizeof *z);
     if (!z) return status_fail(TUTTI_NO_MEMORY, "no memory for a tutti_zero");
     z->process = getpid();
-    journal_init(&z->journal);
+    trace_init(&z->trace);
     tutti_status status = create(z, c);
     if (status == TUTTI_OK) {
         *out = z;
@@ -236,11 +235,11 @@ tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *c)
 static void leave(tutti_zero *z)
 {
     int64_t until_ms = clock_ms() + LANDING_MS;
-    bool over = !z->tail || tail_is_over(z->tail, until_ms);
+    bool over = !z->async || async_step_is_over(z->async, until_ms);
     bool midway = !over || (z->reducer.partition && !reducer_is_at_rest(&z->reducer));
     if (midway && !z->failure) abandon(z);
     else if (!z->failure && z->home.partition) home_complete(&z->home, until_ms);
-    tail_destroy(z->tail);
+    async_step_destroy(z->async);
 }
 tutti_status tutti_zero_destroy(tutti_zero *z)
 {
@@ -252,7 +251,7 @@ tutti_status tutti_zero_destroy(tutti_zero *z)
     if (z->reducer.partition) reducer_finish(&z->reducer);
     if (z->optimizer.partition) optimizer_finish(&z->optimizer);
     partition_finish(&z->partition);
-    journal_finish(&z->journal);
+    trace_finish(&z->trace);
     free(z->rates);
     free(z);
     return TUTTI_OK;
@@ -273,7 +272,7 @@ tutti_status tutti_zero_begin(tutti_zero *z)
 {
     if (!z) return check(z);
     if (z->failure) return status_repeat(z->failure, z->why);
-    TRY(tail_await(z->tail));
+    TRY(async_step_await(z->async));
     z->begun = true;
     z->claimed = false;
     tutti_status status = home_claim(&z->home, z->steps);
@@ -284,10 +283,10 @@ tutti_status tutti_zero_begin(tutti_zero *z)
 static tutti_status use(tutti_zero *z, int unit, bool backward)
 {
     TRY(check_unit(z, unit));
-    int64_t began_ns = journal_now(&z->journal);
-    TRY(tail_await_unit(z->tail, unit, z->steps));
+    int64_t began_ns = trace_now(&z->trace);
+    TRY(async_step_await_unit(z->async, unit, z->steps));
     TRY(keep(z, home_use(&z->home, unit, z->steps, backward)));
-    journal_record(&z->journal, TUTTI_ZERO_USED, unit, began_ns, 0);
+    trace_record(&z->trace, TUTTI_ZERO_USED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_use(tutti_zero *z, int unit) { return use(z, unit, false); }
@@ -305,12 +304,12 @@ tutti_status tutti_zero_keep(tutti_zero *z, bool kept)
 }
 tutti_status tutti_zero_gradient(tutti_zero *z, int parameter, void **out, bool *adds)
 {
-    int64_t began_ns = z ? journal_now(&z->journal) : 0;
+    int64_t began_ns = z ? trace_now(&z->trace) : 0;
     TRY(check_parameter(z, parameter));
     int unit = z->partition.parameter[parameter].unit;
     if (is_sharded(z)) TRY(gatherer_check(&z->home.gatherer, unit));
     TRY(keep(z, reducer_gradient(&z->reducer, parameter, out, adds)));
-    if (journal_now(&z->journal) > began_ns + LOOK_NS) journal_record(&z->journal, TUTTI_ZERO_ASKED, unit, began_ns, 0);
+    if (trace_now(&z->trace) > began_ns + LOOK_NS) trace_record(&z->trace, TUTTI_ZERO_ASKED, unit, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_ready(tutti_zero *z, int parameter)
@@ -328,10 +327,10 @@ tutti_status tutti_zero_hold(tutti_zero *z, bool held)
 }
 tutti_status tutti_zero_settle(tutti_zero *z)
 {
-    int64_t began_ns = z ? journal_now(&z->journal) : 0;
+    int64_t began_ns = z ? trace_now(&z->trace) : 0;
     TRY(check(z));
     TRY(keep(z, reducer_settle(&z->reducer)));
-    journal_record(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
+    trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 static tutti_status norm(tutti_zero *z, double *out)
@@ -346,10 +345,10 @@ static tutti_status norm(tutti_zero *z, double *out)
 }
 tutti_status tutti_zero_norm(tutti_zero *z, double *out)
 {
-    int64_t began_ns = z ? journal_now(&z->journal) : 0;
+    int64_t began_ns = z ? trace_now(&z->trace) : 0;
     TRY(check(z));
     TRY(keep(z, norm(z, out)));
-    journal_record(&z->journal, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
+    trace_record(&z->trace, TUTTI_ZERO_SETTLED, ALL_UNITS, began_ns, 0);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_step(tutti_zero *z, const tutti_zero_rates *rates, double scale)
@@ -376,8 +375,8 @@ tutti_status tutti_zero_publish(tutti_zero *z)
 tutti_status tutti_zero_drop(tutti_zero *z)
 {
     TRY(check_now(z));
-    if (!tail_is_over(z->tail, 0)) return TUTTI_OK;     /* nothing has come since the step */
-    TRY(tail_await(z->tail));
+    if (!async_step_is_over(z->async, 0)) return TUTTI_OK;     /* nothing has come since the step */
+    TRY(async_step_await(z->async));
     return keep(z, reducer_drop(&z->reducer));
 }
 
@@ -443,8 +442,7 @@ static tutti_status check_lost(const tutti_zero *z, int parameter, const void *a
     TRY(check_parameter(z, parameter));
     if (array && reducer_is_at_rest(&z->reducer)) return TUTTI_OK;
     return status_refuse(TUTTI_INVALID_ARGUMENT,
-        "zero: the residual of compression can be read and written only between steps, and the array must not be "
-        "NULL");
+        "zero: the residual of compression can be read and written only between steps, and the array must not be NULL");
 }
 tutti_status tutti_zero_get_lost(const tutti_zero *z, int parameter, float *out)
 {
@@ -460,14 +458,14 @@ tutti_status tutti_zero_set_lost(tutti_zero *z, int parameter, const float *in)
 tutti_status tutti_zero_watch(tutti_zero *z, size_t events)
 {
     TRY(check(z));
-    return journal_open(&z->journal, events);
+    return trace_open(&z->trace, events);
 }
 tutti_status tutti_zero_get_events(tutti_zero *z, tutti_zero_event *out, size_t capacity, size_t *count, size_t *missed)
 {
     TRY(check(z));
     if (!count || !missed || (capacity && !out))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: the array of events or a pointer to a count is NULL");
-    *count = journal_read(&z->journal, out, capacity, missed);
+    *count = trace_read(&z->trace, out, capacity, missed);
     return TUTTI_OK;
 }
 tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
@@ -476,7 +474,7 @@ tutti_status tutti_zero_get_report(const tutti_zero *z, tutti_zero_report *out)
     if (!out || out->struct_size != sizeof *out)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_zero_report.struct_size is not %zu", sizeof *out);
     *out = (tutti_zero_report){ .struct_size = sizeof *out, .steps = z->steps - z->writes };
-    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns + (z->tail ? z->tail->waited_ns : 0);
+    out->waited_use_ns = z->home.waited_ns + z->home.gatherer.waited_ns + (z->async ? z->async->waited_ns : 0);
     out->unforeseen = z->home.gatherer.unforeseen;
     out->waited_sums_ns = z->reducer.waited_ns;
     out->late_units = z->reducer.late_units;

@@ -12,11 +12,11 @@ from test_layering import ROOT, is_c, read, tracked  # noqa: E402
 
 CODE = ("include/", "c_api/", "backend/", "kernels/", "zero/", "shim/", "examples/")
 CEILINGS = {
-    "names of private words": 1684,
-    "tags with two meanings": 34,
+    "names of private words": 1148,
+    "tags with two meanings": 32,
     "static functions of one word": 435,
-    "comments beside the code": 2171,
-    "sentences of comments": 798,
+    "comments beside the code": 2170,
+    "sentences of comments": 795,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }

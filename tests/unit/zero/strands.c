@@ -33,7 +33,7 @@ struct strand {
     bool over, woken;
     enum answers hears;
     const pthread_cond_t *sleeps;
-    const void *fruitless;                              /* what it was told "not yet" of, since it has done anything */
+    const void *fruitless; /* what it was told "not yet" of, since it has done anything */
     int rank, naps;
     uint64_t seen;                                      /* moves, when it looked at memory */
 };

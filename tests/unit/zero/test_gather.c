@@ -3,7 +3,7 @@
 #include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/world.h"
-#include "zero/forecast.h"
+#include "zero/prefetcher.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -175,7 +175,7 @@ static void uses_others(struct rank *me)
     tutti_zero *zero = make(me, 1);
     REQUIRE(tutti_zero_use(zero, 2) == TUTTI_OK);
     tutti_status status = tutti_zero_use(zero, me->rank == 1 ? 4 : 3);
-    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
+    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED); /* or is told by one that has found it before */
     SAYS("all ranks must use the same units in the same order");
     if (status == TUTTI_MISMATCH) SAYS("label");
     REQUIRE(tutti_zero_use(zero, 0) == status);
@@ -204,33 +204,33 @@ static void test_what_is_refused(void **state)
 }
 
 /* ---- pure data ---- */
-static void test_forecast(void **state)
+static void test_prefetcher(void **state)
 {
     (void)state;
-    struct forecast f;
+    struct prefetcher f;
     int next[8];
-    assert_true(forecast_init(&f, 3));
-    assert_int_equal(forecast_look(&f, 8, next), 0);
+    assert_true(prefetcher_init(&f, 3));
+    assert_int_equal(prefetcher_predict(&f, 8, next), 0);
     for (int step = 0; step < 100; step++) {            /* more than it keeps */
-        const int events[] = { 0, 1, 2, 1, 0, FORECAST_STEP };
+        const int events[] = { 0, 1, 2, 1, 0, PREFETCH_STEP };
         for (int i = 0; i < 6; i++) {
             if (step > 1) {
-                int count = forecast_look(&f, 8, next);
+                int count = prefetcher_predict(&f, 8, next);
                 assert_int_equal(count, i < 5 ? 5 - i : 0);
                 for (int k = 0; k < count; k++) assert_int_equal(next[k], events[i + k]);
             }
-            forecast_record(&f, events[i]);
+            prefetcher_record(&f, events[i]);
         }
     }
-    assert_int_equal(forecast_look(&f, 2, next), 2);
-    forecast_record(&f, 2);                               /* never after a step */
-    assert_int_equal(forecast_look(&f, 2, next), 0);
-    forecast_finish(&f);
+    assert_int_equal(prefetcher_predict(&f, 2, next), 2);
+    prefetcher_record(&f, 2);                               /* never after a step */
+    assert_int_equal(prefetcher_predict(&f, 2, next), 0);
+    prefetcher_finish(&f);
 }
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_prefetcher),
         cmocka_unit_test(test_gathers_what_it_must),
         cmocka_unit_test(test_any_order_of_uses),
         cmocka_unit_test(test_what_is_refused),

@@ -133,7 +133,7 @@ static void drops_what_others_use(struct rank *me)
     tutti_zero *zero = make_four(me, way_of(me), 0);
     brings_number(zero, 0, 1);
     tutti_status status = me->rank == 1 ? tutti_zero_drop(zero) : tutti_zero_step(zero, &descent, 1);
-    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);      /* or is told by one that has found it before */
+    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED); /* or is told by one that has found it before */
     world_meet(me);
     REQUIRE(is_all(zero, 0, 0) && tutti_zero_settle(zero) == status);
     world_meet(me);

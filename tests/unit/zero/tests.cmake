@@ -8,7 +8,7 @@ tutti_over_inproc(test_steps "*")
 tutti_world(zero/test_pieces)
 tutti_over_inproc(test_pieces "*")
 tutti_world(zero/test_compress)
-tutti_world(zero/test_crossing)
+tutti_world(zero/test_exchange)
 tutti_over_inproc(test_compress "*")
 # zero_orders(NAME REPLACED SOURCE ...): all orders, with SOURCE in place of that file of zero/; the rest are arguments.
 # What waits or tells the time is wrapped: test_orders has all ranks on one thread.

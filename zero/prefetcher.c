@@ -1,20 +1,20 @@
 /* Forward and backward passes meet the units in opposite orders: two events tell which pass it is, one would not. What
    is kept is enough for some steps of training; what a program does more seldom is not worth foreseeing. */
-#include "zero/forecast.h"
+#include "zero/prefetcher.h"
 #include "backend/base/memory.h"
 #include <stdlib.h>
 #include <string.h>
 
 enum { PASSES = 6 };                                    /* over all units, that are kept */
 
-bool forecast_init(struct forecast *f, int units)
+bool prefetcher_init(struct prefetcher *f, int units)
 {
-    *f = (struct forecast){ .room = PASSES * (units + 1) };
+    *f = (struct prefetcher){ .room = PASSES * (units + 1) };
     f->past = memory_zeroed(2 * (size_t)f->room, sizeof *f->past);
     return f->past != NULL;
 }
-void forecast_finish(struct forecast *f) { free(f->past); }
-void forecast_record(struct forecast *f, int event)
+void prefetcher_finish(struct prefetcher *f) { free(f->past); }
+void prefetcher_record(struct prefetcher *f, int event)
 {
     if (f->count == 2 * f->room) {
         memcpy(f->past, f->past + f->room, (size_t)f->room * sizeof *f->past);
@@ -22,13 +22,13 @@ void forecast_record(struct forecast *f, int event)
     }
     f->past[f->count++] = event;
 }
-static int find_next(const struct forecast *f, int before, int last)
+static int find_next(const struct prefetcher *f, int before, int last)
 {
     for (int i = f->count - 2; i > 0; i--)
         if (f->past[i] == last && f->past[i - 1] == before) return f->past[i + 1];
-    return FORECAST_NONE;
+    return PREFETCH_NONE;
 }
-int forecast_look(const struct forecast *f, int most, int *out)
+int prefetcher_predict(const struct prefetcher *f, int most, int *out)
 {
     int found = 0;
     if (f->count < 2) return 0;

@@ -1,4 +1,4 @@
-#include "zero/crossing.h"
+#include "zero/compressed_exchange.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "kernels/update.h"
@@ -9,7 +9,7 @@ enum { SLOT_BYTES = 64, MOST_TIMES = 4 };
 
 /* ---- what may be asked for ---- */
 static bool keeps_some(tutti_compression_form form) { return form >= TUTTI_COMPRESS_TOPK; }
-tutti_status crossing_check(const tutti_compression *how)
+tutti_status exchange_check(const tutti_compression *how)
 {
     if ((unsigned)how->form >= TUTTI_COMPRESS_FORMS)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "zero: unknown compression %d", (int)how->form);
@@ -27,7 +27,7 @@ tutti_status crossing_check(const tutti_compression *how)
             how->momentum);
     return TUTTI_OK;
 }
-uint64_t crossing_digest(const tutti_compression *how)
+uint64_t exchange_digest(const tutti_compression *how)
 {
     uint64_t kept = keeps_some(how->form) ? (uint64_t)how->kept : 0, flags = how->stochastic * 2u + how->feedback;
     uint64_t momentum, threshold;
@@ -38,10 +38,10 @@ uint64_t crossing_digest(const tutti_compression *how)
 }
 
 /* ---- who takes part ---- */
-tutti_status crossing_init(struct crossing *x, const tutti_compression *how, tutti_comm *all)
+tutti_status exchange_init(struct compressed_exchange *x, const tutti_compression *how, tutti_comm *all)
 {
     const struct places *p = &x->places;
-    *x = (struct crossing){ .how = *how, .ranks = tutti_comm_count(all) };
+    *x = (struct compressed_exchange){ .how = *how, .ranks = tutti_comm_count(all) };
     TRY(places_init(&x->places, all));
     x->lengths = memory_zeroed((size_t)p->here, sizeof *x->lengths);
     x->offsets = memory_zeroed((size_t)p->here, sizeof *x->offsets);
@@ -56,12 +56,12 @@ tutti_status crossing_init(struct crossing *x, const tutti_compression *how, tut
     x->side = tutti_comm_user_rank(all);
     return tutti_comm_split(all, 0, x->side, &x->across);
 }
-void crossing_abandon(struct crossing *x)
+void exchange_abandon(struct compressed_exchange *x)
 {
     if (x->here) tutti_comm_abort(x->here);
     if (x->across) tutti_comm_abort(x->across);
 }
-void crossing_finish(struct crossing *x)
+void exchange_finish(struct compressed_exchange *x)
 {
     tutti_comm_destroy(x->here);
     tutti_comm_destroy(x->across);
@@ -69,7 +69,7 @@ void crossing_finish(struct crossing *x)
     free(x->lengths);
     free(x->offsets);
 }
-int crossing_rank(const struct crossing *x, int side)
+int exchange_rank(const struct compressed_exchange *x, int side)
 {
     return x->here ? places_rank(&x->places, side, x->places.index) : side;
 }
@@ -82,7 +82,7 @@ static uint32_t mix(uint64_t seed, uint64_t number)
 }
 /* Ranks round by chances of their own, there and back. Which numbers are drawn they must agree on. The largest that
    several sides have sent are more than those of one: more of them go back. */
-static struct packing packing_of(const struct crossing *x, uint64_t turn, bool back)
+static struct packing packing_of(const struct compressed_exchange *x, uint64_t turn, bool back)
 {
     static const enum packing_form forms[TUTTI_COMPRESS_FORMS] = {
         [TUTTI_COMPRESS_FLOAT16] = PACKING_FLOAT16,
@@ -94,18 +94,18 @@ static struct packing packing_of(const struct crossing *x, uint64_t turn, bool b
         [TUTTI_COMPRESS_THRESHOLD] = PACKING_THRESHOLD,
     };
     uint32_t seed = mix(x->how.seed, turn);
-    if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)crossing_rank(x, x->side) + back);
+    if (!keeps_some(x->how.form)) seed = mix(seed, 2 * (uint64_t)exchange_rank(x, x->side) + back);
     bool chosen = x->how.form == TUTTI_COMPRESS_TOPK || x->how.form == TUTTI_COMPRESS_THRESHOLD;
     int times = back && chosen ? x->sides < MOST_TIMES ? x->sides : MOST_TIMES : 1;
     int kept = x->how.kept * times < PACKING_GROUP ? x->how.kept * times : PACKING_GROUP;
     float threshold = (float)(back ? x->how.threshold / x->ranks : x->how.threshold);
     return (struct packing){ forms[x->how.form], kept, x->how.stochastic, seed, threshold };
 }
-static tutti_status make_room(struct parcel *p, const struct crossing *x)
+static tutti_status make_room(struct packed_slices *p, const struct compressed_exchange *x)
 {
     size_t sides = (size_t)x->sides, slot = p->slot, back = p->back, room = size_larger(slot, back);
     if (room <= p->room) return TUTTI_OK;
-    parcel_finish(p);
+    packed_finish(p);
     p->sources = memory_zeroed(sides, sizeof *p->sources);
     p->given = memory_zeroed(3 * sides, sizeof *p->given);
     if (!p->sources || !p->given)
@@ -119,7 +119,7 @@ static tutti_status make_room(struct parcel *p, const struct crossing *x)
     p->room = room;
     return TUTTI_OK;
 }
-tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count)
+tutti_status packed_fit(struct packed_slices *p, const struct compressed_exchange *x, size_t count)
 {
     if (keeps_some(x->how.form) && x->how.form != TUTTI_COMPRESS_RANDOMK && count > UINT32_MAX)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
@@ -131,16 +131,19 @@ tutti_status parcel_fit(struct parcel *p, const struct crossing *x, size_t count
     for (int side = 0; side < x->sides; side++) p->sources[side] = p->in + p->slot * (size_t)side;
     return TUTTI_OK;
 }
-void parcel_finish(struct parcel *p)
+void packed_finish(struct packed_slices *p)
 {
     tutti_mem_free(p->out);
     tutti_mem_free(p->in);
     free(p->sources);
     free(p->given);
-    *p = (struct parcel){ 0 };
+    *p = (struct packed_slices){ 0 };
 }
-size_t crossing_kept(const struct crossing *x, size_t count) { return x->how.momentum > 0 ? 2 * count : count; }
-struct kept crossing_keep(const struct crossing *x, float *array, size_t count)
+size_t exchange_kept(const struct compressed_exchange *x, size_t count)
+{
+    return x->how.momentum > 0 ? 2 * count : count;
+}
+struct kept exchange_keep(const struct compressed_exchange *x, float *array, size_t count)
 {
     return (struct kept){ array, array && x->how.momentum > 0 ? array + count : NULL };
 }
@@ -154,7 +157,8 @@ static void gather_momentum(struct numbers n, float *momentum, float factor)
         else narrow[i] = update_narrow(momentum[i]);
     }
 }
-void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct numbers from, struct kept kept)
+void packed_write(struct packed_slices *p, const struct compressed_exchange *x, int side, struct numbers from,
+    struct kept kept)
 {
     struct packing how = packing_of(x, from.turn, false);
     if (kept.momentum) gather_momentum(from, kept.momentum, (float)x->how.momentum);
@@ -164,7 +168,7 @@ void parcel_pack(struct parcel *p, const struct crossing *x, int side, struct nu
     for (size_t i = 0; kept.momentum && i < from.count; i++)
         if (kept.lost[i] == 0) kept.momentum[i] = 0;    /* it was sent */
 }
-void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers from, float *lost)
+void packed_write_back(struct packed_slices *p, const struct compressed_exchange *x, struct numbers from, float *lost)
 {
     struct packing how = packing_of(x, from.turn, true);
     pack_find(from.dtype)(p->out, from.at, lost, from.count, &how, from.first);
@@ -172,33 +176,33 @@ void parcel_pack_back(struct parcel *p, const struct crossing *x, struct numbers
 }
 
 /* ---- on its way ---- */
-static tutti_status refuse_of(const struct crossing *x, int side, const char *what, size_t bytes)
+static tutti_status refuse_of(const struct compressed_exchange *x, int side, const char *what, size_t bytes)
 {
     return status_fail(TUTTI_INTERNAL,
         "zero: the packed gradients of rank %d are invalid (%s, %zu bytes): its memory or the network has changed "
         "them, or it runs another version of tutti",
-        crossing_rank(x, side), what, bytes);
+        exchange_rank(x, side), what, bytes);
 }
-static tutti_status check_lengths(const struct parcel *p, const struct crossing *x, size_t most)
+static tutti_status check_lengths(const struct packed_slices *p, const struct compressed_exchange *x, size_t most)
 {
     for (int side = 0; side < x->sides; side++)
         if (p->taken[side] > most) return refuse_of(x, side, "longer than they may be", p->taken[side]);
     return TUTTI_OK;
 }
-static tutti_status check_side(const struct parcel *p, const struct crossing *x, int side, const struct packing *how,
-    const void *from, size_t room, size_t count)
+static tutti_status check_side(const struct packed_slices *p, const struct compressed_exchange *x, int side,
+    const struct packing *how, const void *from, size_t room, size_t count)
 {
-    size_t bytes = crossing_tells(x) ? p->taken[side] : room;
+    size_t bytes = exchange_sends_lengths(x) ? p->taken[side] : room;
     return packing_is_sound(how, from, bytes, count) ? TUTTI_OK : refuse_of(x, side, "of wrong length or order", bytes);
 }
-bool crossing_tells(const struct crossing *x) { return x->how.form == TUTTI_COMPRESS_THRESHOLD; }
-tutti_status parcel_tell(struct parcel *p, const struct crossing *x, tutti_request *request)
+bool exchange_sends_lengths(const struct compressed_exchange *x) { return x->how.form == TUTTI_COMPRESS_THRESHOLD; }
+tutti_status packed_send_lengths(struct packed_slices *p, const struct compressed_exchange *x, tutti_request *request)
 {
     return tutti_all_to_all(p->given, p->taken, 1, TUTTI_UINT64, x->across, request);
 }
-tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_request *request)
+tutti_status packed_send(struct packed_slices *p, const struct compressed_exchange *x, tutti_request *request)
 {
-    bool tells = crossing_tells(x);
+    bool tells = exchange_sends_lengths(x);
     p->sent = 0;
     for (int side = 0; side < x->sides; side++) {
         p->offsets[side] = p->slot * (size_t)side;
@@ -209,9 +213,9 @@ tutti_status parcel_send(struct parcel *p, const struct crossing *x, tutti_reque
     return tutti_all_to_all_v(p->out, p->given, p->offsets, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across,
         request);
 }
-tutti_status parcel_share(struct parcel *p, const struct crossing *x)
+tutti_status packed_share(struct packed_slices *p, const struct compressed_exchange *x)
 {
-    bool tells = crossing_tells(x);
+    bool tells = exchange_sends_lengths(x);
     p->sent += (tells ? p->given[x->side] : p->back) * (size_t)(x->sides - 1);
     if (!tells) return tutti_all_gather(p->out, p->in, p->back, TUTTI_UINT8, x->across, NULL);
     TRY(tutti_all_gather(&p->given[x->side], p->taken, 1, TUTTI_UINT64, x->across, NULL));
@@ -219,14 +223,15 @@ tutti_status parcel_share(struct parcel *p, const struct crossing *x)
     for (int side = 0; side < x->sides; side++) p->offsets[side] = p->back * (size_t)side;
     return tutti_all_gather_v(p->out, p->in, p->taken, p->offsets, TUTTI_UINT8, x->across, NULL);
 }
-tutti_status parcel_average(const struct parcel *p, const struct crossing *x, struct numbers to)
+tutti_status packed_average(const struct packed_slices *p, const struct compressed_exchange *x, struct numbers to)
 {
     struct packing how = packing_of(x, to.turn, false);
     for (int side = 0; side < x->sides; side++) TRY(check_side(p, x, side, &how, p->sources[side], p->slot, to.count));
     unpack_find(to.dtype)(to.at, p->sources, x->sides, to.count, &how, to.first, 1.0f / (float)x->ranks);
     return TUTTI_OK;
 }
-tutti_status parcel_unpack(const struct parcel *p, const struct crossing *x, int side, struct numbers to)
+tutti_status packed_read(const struct packed_slices *p, const struct compressed_exchange *x, int side,
+    struct numbers to)
 {
     struct packing how = packing_of(x, to.turn, true);
     const void *from = p->in + p->back * (size_t)side;

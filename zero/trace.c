@@ -1,5 +1,5 @@
 /* An array that is filled once. */
-#include "zero/journal.h"
+#include "zero/trace.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -7,17 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-void journal_init(struct journal *j)
+void trace_init(struct trace *j)
 {
-    *j = (struct journal){ .room = 0 };
+    *j = (struct trace){ .room = 0 };
     pthread_mutex_init(&j->lock, NULL);
 }
-void journal_finish(struct journal *j)
+void trace_finish(struct trace *j)
 {
     pthread_mutex_destroy(&j->lock);
     free(j->event);
 }
-tutti_status journal_open(struct journal *j, size_t events)
+tutti_status trace_open(struct trace *j, size_t events)
 {
     tutti_zero_event *fresh = events ? memory_zeroed(events, sizeof *fresh) : NULL;
     if (events && !fresh) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu events", events);
@@ -32,7 +32,7 @@ tutti_status journal_open(struct journal *j, size_t events)
     pthread_mutex_unlock(&j->lock);
     return TUTTI_OK;
 }
-size_t journal_read(struct journal *j, tutti_zero_event *out, size_t capacity, size_t *missed)
+size_t trace_read(struct trace *j, tutti_zero_event *out, size_t capacity, size_t *missed)
 {
     pthread_mutex_lock(&j->lock);
     size_t count = j->count, copied = count < capacity ? count : capacity;
@@ -41,21 +41,21 @@ size_t journal_read(struct journal *j, tutti_zero_event *out, size_t capacity, s
     pthread_mutex_unlock(&j->lock);
     return count;
 }
-int64_t journal_now(struct journal *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
-static void keep(struct journal *j, const tutti_zero_event *event)
+int64_t trace_now(struct trace *j) { return atomic_load_explicit(&j->open, memory_order_relaxed) ? clock_ns() : 0; }
+static void keep(struct trace *j, const tutti_zero_event *event)
 {
     pthread_mutex_lock(&j->lock);
     if (j->open && j->count < j->room) j->event[j->count++] = *event;
     else j->missed += j->open;
     pthread_mutex_unlock(&j->lock);
 }
-void journal_record(struct journal *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
+void trace_record(struct trace *j, tutti_zero_event_kind kind, int unit, int64_t began_ns, uint64_t bytes)
 {
     if (began_ns) keep(j, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }
-void span_begin(struct span *s, struct journal *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+void span_begin(struct span *s, struct trace *j, tutti_zero_event_kind kind, int unit, uint64_t bytes)
 {
-    *s = (struct span){ j, { kind, unit, journal_now(j), 0, bytes }, false };
+    *s = (struct span){ j, { kind, unit, trace_now(j), 0, bytes }, false };
 }
 static void end_with(tutti_request *request, void *span)
 {
@@ -79,5 +79,5 @@ void span_end(struct span *s)
 {
     if (!s->event.began_ns) return;
     s->event.ended_ns = clock_ns();
-    keep(s->journal, &s->event);
+    keep(s->trace, &s->event);
 }

@@ -1,5 +1,5 @@
 /* A lock, and one thread that sleeps until there is work. */
-#include "zero/tail.h"
+#include "zero/async_step.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include <signal.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* ---- the thread ---- */
-static void work_once(struct tail *t)
+static void work_once(struct async_step *t)
 {
     pthread_mutex_unlock(&t->lock);
     tutti_status status = t->work(t->context);
@@ -19,9 +19,9 @@ static void work_once(struct tail *t)
     t->busy = false;
     pthread_cond_broadcast(&t->changed);
 }
-static void *tail_main(void *tail)
+static void *async_step_main(void *async)
 {
-    struct tail *t = tail;
+    struct async_step *t = async;
     pthread_mutex_lock(&t->lock);
     while (!t->stop) {
         if (t->busy) work_once(t);
@@ -30,33 +30,33 @@ static void *tail_main(void *tail)
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
-static int begin(struct tail *t)                        /* an error number */
+static int begin(struct async_step *t)                        /* an error number */
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are the program's, not ours */
-    int refused = pthread_create(&t->thread, NULL, tail_main, t);
+    int refused = pthread_create(&t->thread, NULL, async_step_main, t);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!refused) pthread_setname_np(t->thread, "tutti-zero");
     return refused;
 }
-static void give_back(struct tail *t)
+static void give_back(struct async_step *t)
 {
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->changed);
     free(t->steps);
     free(t);
 }
-tutti_status tail_create(int units, tutti_status (*work)(void *), void *context, struct tail **out)
+tutti_status async_step_create(int units, tutti_status (*work)(void *), void *context, struct async_step **out)
 {
-    struct tail *t = memory_zeroed(1, sizeof *t);
+    struct async_step *t = memory_zeroed(1, sizeof *t);
     uint64_t *steps = memory_zeroed((size_t)units, sizeof *steps);
     if (!t || !steps) {
         free(t);
         free(steps);
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", units);
     }
-    *t = (struct tail){ .work = work, .context = context, .steps = steps };
+    *t = (struct async_step){ .work = work, .context = context, .steps = steps };
     pthread_mutex_init(&t->lock, NULL);
     clock_condition_init(&t->changed);
     int refused = begin(t);
@@ -70,7 +70,7 @@ tutti_status tail_create(int units, tutti_status (*work)(void *), void *context,
     *out = t;
     return TUTTI_OK;
 }
-void tail_destroy(struct tail *t)
+void async_step_destroy(struct async_step *t)
 {
     if (!t) return;
     pthread_mutex_lock(&t->lock);
@@ -82,31 +82,31 @@ void tail_destroy(struct tail *t)
 }
 
 /* ---- the caller ---- */
-void tail_start(struct tail *t)
+void async_step_start(struct async_step *t)
 {
     pthread_mutex_lock(&t->lock);
     t->busy = true;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
 }
-void tail_say(struct tail *t, int unit, uint64_t steps)
+void async_step_complete_unit(struct async_step *t, int unit, uint64_t steps)
 {
     pthread_mutex_lock(&t->lock);
     t->steps[unit] = steps;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
 }
-static tutti_status result(const struct tail *t)
+static tutti_status result(const struct async_step *t)
 {
     return t->status == TUTTI_OK ? TUTTI_OK : status_repeat(t->status, t->why);
 }
-static void await_unit(struct tail *t, int unit, uint64_t steps)
+static void await_unit(struct async_step *t, int unit, uint64_t steps)
 {
     int64_t began_ns = clock_ns();
     while (t->busy && t->steps[unit] < steps) pthread_cond_wait(&t->changed, &t->lock);
     t->waited_ns += (uint64_t)(clock_ns() - began_ns);
 }
-tutti_status tail_await_unit(struct tail *t, int unit, uint64_t steps)
+tutti_status async_step_await_unit(struct async_step *t, int unit, uint64_t steps)
 {
     if (!t) return TUTTI_OK;
     pthread_mutex_lock(&t->lock);
@@ -115,7 +115,7 @@ tutti_status tail_await_unit(struct tail *t, int unit, uint64_t steps)
     pthread_mutex_unlock(&t->lock);
     return status;
 }
-tutti_status tail_await(struct tail *t)
+tutti_status async_step_await(struct async_step *t)
 {
     if (!t) return TUTTI_OK;
     pthread_mutex_lock(&t->lock);
@@ -124,7 +124,7 @@ tutti_status tail_await(struct tail *t)
     pthread_mutex_unlock(&t->lock);
     return status;
 }
-bool tail_is_over(struct tail *t, int64_t until_ms)
+bool async_step_is_over(struct async_step *t, int64_t until_ms)
 {
     struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
     if (!t) return true;

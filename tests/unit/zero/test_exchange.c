@@ -2,7 +2,7 @@
    the rank whose they are. */
 #include "backend/base/status.h"
 #include "tests/support/world.h"
-#include "zero/crossing.h"
+#include "zero/compressed_exchange.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -20,30 +20,32 @@ struct plan { tutti_compression how; enum change change; };
 
 /* The highest place is beyond all: the last of what is packed. */
 static void spoil(char *packed, size_t bytes) { memset(packed + bytes - 4, 0xff, 4); }
-static size_t length_of(const struct parcel *p, const struct crossing *x, int side, size_t room)
+static size_t length_of(const struct packed_slices *p, const struct compressed_exchange *x, int side, size_t room)
 {
-    return crossing_tells(x) ? p->given[side] : room;
+    return exchange_sends_lengths(x) ? p->given[side] : room;
 }
-static tutti_status go_there(struct parcel *p, const struct crossing *x, struct numbers n, enum change spoilt)
+static tutti_status go_there(struct packed_slices *p, const struct compressed_exchange *x, struct numbers n,
+    enum change spoilt)
 {
     tutti_request request = { .struct_size = sizeof request, .blocking = true };
     for (int side = 0; side < x->sides; side++) {
-        parcel_pack(p, x, side, n, (struct kept){ NULL, NULL });
+        packed_write(p, x, side, n, (struct kept){ NULL, NULL });
         if (spoilt == PLACES_THERE)
             spoil(p->out + p->slot * (size_t)side, length_of(p, x, side, 50 * COUNT / 1024 * 8));
         if (spoilt == LENGTH_THERE && side == 0) p->given[side] = p->slot + 1;
     }
-    if (crossing_tells(x)) TRY(parcel_tell(p, x, &request));
+    if (exchange_sends_lengths(x)) TRY(packed_send_lengths(p, x, &request));
     request = (tutti_request){ .struct_size = sizeof request, .blocking = true };
-    return parcel_send(p, x, &request);
+    return packed_send(p, x, &request);
 }
-static tutti_status go_back(struct parcel *p, const struct crossing *x, struct numbers n, enum change spoilt)
+static tutti_status go_back(struct packed_slices *p, const struct compressed_exchange *x, struct numbers n,
+    enum change spoilt)
 {
-    parcel_pack_back(p, x, n, NULL);
+    packed_write_back(p, x, n, NULL);
     if (spoilt == PLACES_BACK) spoil(p->out, length_of(p, x, x->side, 150 * COUNT / 1024 * 8));
     if (spoilt == LENGTH_BACK) p->given[x->side] = p->back + 1;
-    TRY(parcel_share(p, x));
-    for (int side = 0; side < x->sides; side++) TRY(parcel_unpack(p, x, side, n));
+    TRY(packed_share(p, x));
+    for (int side = 0; side < x->sides; side++) TRY(packed_read(p, x, side, n));
     return TUTTI_OK;
 }
 static void gets_what_cannot_be(struct rank *me)
@@ -52,22 +54,22 @@ static void gets_what_cannot_be(struct rank *me)
     static float data[RANKS][COUNT];
     enum change spoilt = me->rank == BAD ? plan->change : CHANGES;
     struct numbers n = { data[me->rank], COUNT, 0, TUTTI_FLOAT32, 1 };
-    struct parcel p = { 0 };
-    struct crossing x;
+    struct packed_slices p = { 0 };
+    struct compressed_exchange x;
     for (int i = 0; i < COUNT; i++) data[me->rank][i] = (float)((i * 7919 + me->rank) % 1000) / 500;
-    REQUIRE(crossing_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.here);
-    REQUIRE(parcel_fit(&p, &x, COUNT) == TUTTI_OK);
+    REQUIRE(exchange_init(&x, &plan->how, me->comm) == TUTTI_OK && !x.here);
+    REQUIRE(packed_fit(&p, &x, COUNT) == TUTTI_OK);
     tutti_status status = go_there(&p, &x, n, spoilt);
-    if (status == TUTTI_OK) status = parcel_average(&p, &x, n);
+    if (status == TUTTI_OK) status = packed_average(&p, &x, n);
     if (status == TUTTI_OK) status = go_back(&p, &x, n, spoilt);
     REQUIRE(status == TUTTI_INTERNAL || status == TUTTI_ABORTED);
     bool found = strstr(tutti_get_last_error(), "the packed gradients of rank 1 are invalid") != NULL;
     REQUIRE(found == (status == TUTTI_INTERNAL));
     REQUIRE(status == TUTTI_INTERNAL || plan->change == LENGTH_THERE || plan->change == PLACES_THERE);
     REQUIRE(me->rank != 0 || found);
-    crossing_abandon(&x);
-    crossing_finish(&x);
-    parcel_finish(&p);
+    exchange_abandon(&x);
+    exchange_finish(&x);
+    packed_finish(&p);
 }
 static void test_the_rank_is_named(void **state)
 {
